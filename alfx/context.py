@@ -1,0 +1,266 @@
+"""The only state of the process: run mode, counters, progress, summary writer, device, specs of the run.
+
+Everything else is an argument. A test that changes what lives here restores it with :func:`reset`.
+"""
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from alfx import nest
+from alfx.tensor_specs import NestedTensorSpec, TensorSpec
+
+_EXE_MODES = ('normal', 'rollout', 'replay', 'eval', 'pretrain')
+_PROGRESS_TYPES = ('percent', 'iterations', 'env_steps', 'global_counter')
+
+
+class _State:
+    """The state; one instance a process."""
+
+    __slots__ = ('exe_mode', 'global_counter', 'progress', 'writer', 'recording', 'scopes', 'device', 'specs')
+
+    def __init__(self) -> None:
+        self.exe_mode = 'normal'
+        self.global_counter = 0
+        self.progress = dict.fromkeys(_PROGRESS_TYPES, 0.0)
+        self.writer: Any = None
+        self.recording = False
+        self.scopes: list[str] = []
+        self.device = torch.device('cpu')
+        self.specs: dict[str, NestedTensorSpec] = {}
+
+
+_state = _State()
+
+
+def reset() -> None:
+    """Back to the state of a fresh process."""
+    _state.__init__()  # type: ignore[misc]
+
+
+# Run mode ------------------------------------------------------------------------------------------------------
+
+
+def set_exe_mode(mode: str) -> None:
+    """Set the run mode.
+
+    Raises:
+        ValueError: not one of 'normal', 'rollout', 'replay', 'eval', 'pretrain'.
+    """
+    if mode not in _EXE_MODES:
+        raise ValueError(f'unknown run mode {mode!r}; expected one of {_EXE_MODES}')
+    _state.exe_mode = mode
+
+
+def exe_mode_name() -> str:
+    """The run mode."""
+    return _state.exe_mode
+
+
+def is_rollout() -> bool:
+    """Whether steps are computed to collect experience."""
+    return _state.exe_mode == 'rollout'
+
+
+def is_replay() -> bool:
+    """Whether steps are computed to train on stored experience."""
+    return _state.exe_mode == 'replay'
+
+
+def is_eval() -> bool:
+    """Whether steps are computed to evaluate or play."""
+    return _state.exe_mode == 'eval'
+
+
+def is_pretrain() -> bool:
+    """Whether steps are computed to pre-train on offline data."""
+    return _state.exe_mode == 'pretrain'
+
+
+@contextmanager
+def _mode(mode: str) -> Iterator[None]:
+    before = _state.exe_mode
+    _state.exe_mode = mode
+    try:
+        yield
+    finally:
+        _state.exe_mode = before
+
+
+def rollout_context() -> Any:
+    """Context manager for the run mode 'rollout'."""
+    return _mode('rollout')
+
+
+def replay_context() -> Any:
+    """Context manager for the run mode 'replay'."""
+    return _mode('replay')
+
+
+def eval_context() -> Any:
+    """Context manager for the run mode 'eval'."""
+    return _mode('eval')
+
+
+def pretrain_context() -> Any:
+    """Context manager for the run mode 'pretrain'."""
+    return _mode('pretrain')
+
+
+# Counters and progress -----------------------------------------------------------------------------------------
+
+
+def get_global_counter() -> int:
+    """The counter that summaries are written at."""
+    return _state.global_counter
+
+
+def set_global_counter(counter: int) -> None:
+    """Set the global counter."""
+    _state.global_counter = int(counter)
+
+
+def increment_global_counter() -> None:
+    """Add 1 to the global counter."""
+    _state.global_counter += 1
+
+
+def update_progress(progress_type: str, value: float) -> None:
+    """Set the progress of one type, see :func:`get_progress`."""
+    _check_progress_type(progress_type)
+    _state.progress[progress_type] = float(value)
+
+
+def update_all_progresses(progresses: dict[str, float]) -> None:
+    """Set several progresses at once."""
+    for progress_type, value in progresses.items():
+        update_progress(progress_type, value)
+
+
+def get_progress(progress_type: str) -> float:
+    """How far the run has come.
+
+    Args:
+        progress_type: 'percent' (0 to 1), 'iterations', 'env_steps' or 'global_counter'.
+
+    Raises:
+        ValueError: an unknown type.
+    """
+    _check_progress_type(progress_type)
+    return _state.progress[progress_type]
+
+
+def get_all_progresses() -> dict[str, float]:
+    """All progresses by type."""
+    return dict(_state.progress)
+
+
+def _check_progress_type(progress_type: str) -> None:
+    if progress_type not in _PROGRESS_TYPES:
+        raise ValueError(f'unknown progress type {progress_type!r}; expected one of {_PROGRESS_TYPES}')
+
+
+# Device --------------------------------------------------------------------------------------------------------
+
+
+def get_default_device() -> torch.device:
+    """The device that networks and training data live on."""
+    return _state.device
+
+
+def set_default_device(device_name: str | torch.device) -> None:
+    """Set the device that networks and training data live on."""
+    _state.device = torch.device(device_name)
+
+
+@contextmanager
+def device(device_name: str | torch.device) -> Iterator[None]:
+    """Context manager for another default device."""
+    before = _state.device
+    _state.device = torch.device(device_name)
+    try:
+        yield
+    finally:
+        _state.device = before
+
+
+# Summaries -----------------------------------------------------------------------------------------------------
+
+
+def get_summary_writer() -> Any:
+    """The writer that summaries go to, or ``None``."""
+    return _state.writer
+
+
+def set_summary_writer(writer: Any) -> None:
+    """Set the writer that summaries go to; ``None`` for no summaries."""
+    _state.writer = writer
+
+
+def should_record_summaries() -> bool:
+    """Whether a summary written now would be recorded."""
+    return _state.recording and _state.writer is not None
+
+
+@contextmanager
+def record_if(condition: bool) -> Iterator[None]:
+    """Context manager within which summaries are recorded if ``condition``."""
+    before = _state.recording
+    _state.recording = bool(condition)
+    try:
+        yield
+    finally:
+        _state.recording = before
+
+
+@contextmanager
+def summary_scope(name: str) -> Iterator[str]:
+    """Context manager that puts ``name/`` before the names of summaries."""
+    _state.scopes.append(name)
+    try:
+        yield scope_name()
+    finally:
+        _state.scopes.pop()
+
+
+def scope_name() -> str:
+    """The scopes in force, each followed by a slash."""
+    return ''.join(f'{name}/' for name in _state.scopes)
+
+
+# Specs of the run ----------------------------------------------------------------------------------------------
+
+
+def set_run_specs(raw_observation_spec: NestedTensorSpec, observation_spec: NestedTensorSpec,
+                  action_spec: NestedTensorSpec, reward_spec: TensorSpec) -> None:
+    """Make the specs of the run's environment available to conf files."""
+    _state.specs = dict(raw_observation=raw_observation_spec, observation=observation_spec, action=action_spec,
+                        reward=reward_spec)
+
+
+def _spec(name: str) -> NestedTensorSpec:
+    if name not in _state.specs:
+        raise RuntimeError(f'the {name} spec is not known before the environment has been created; refer to it only '
+                           'in what is constructed by TrainerConfig.algorithm_ctor')
+    return _state.specs[name]
+
+
+def get_raw_observation_spec(field: str | None = None) -> NestedTensorSpec:
+    """The observation spec of the run's environment before any data transformer, or its part at ``field``."""
+    return nest.get_field(_spec('raw_observation'), field)
+
+
+def get_observation_spec(field: str | None = None) -> NestedTensorSpec:
+    """The observation spec of the run after the data transformers, or its part at ``field``."""
+    return nest.get_field(_spec('observation'), field)
+
+
+def get_action_spec() -> NestedTensorSpec:
+    """The action spec of the run's environment."""
+    return _spec('action')
+
+
+def get_reward_spec() -> TensorSpec:
+    """The reward spec of the run's environment."""
+    return _spec('reward')

@@ -1,0 +1,27 @@
+"""How a distribution becomes a node of a nest."""
+from collections.abc import Callable
+from typing import Any
+
+import optree
+from torch.distributions import Distribution
+
+
+def is_distribution(value: Any) -> bool:
+    """Whether ``value`` is a distribution; the predicate to pass as ``is_leaf``."""
+    return isinstance(value, Distribution)
+
+
+def register_distribution(cls: type[Distribution],
+                          get_params: Callable[[Any], tuple[tuple[Any, ...], Any]],
+                          rebuild: Callable[[tuple[Any, ...], Any], Any]) -> None:
+    """Make distributions of class ``cls`` nodes of a nest.
+
+    Args:
+        cls: the exact class; subclasses are registered by themselves.
+        get_params: ``get_params(dist)`` returns ``(parameters, static)``: a tuple of the parameters (tensors,
+            or nested distributions) and what else is needed to rebuild it, comparable by ``==`` and hashable.
+        rebuild: ``rebuild(parameters, static)`` returns the distribution without computing anything; the
+            parameters may be tensors, specs or placeholders of any type.
+    """
+    optree.register_pytree_node(cls, lambda dist: (*get_params(dist), None),
+                                lambda static, params: rebuild(tuple(params), static), namespace='alfx')

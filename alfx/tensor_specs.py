@@ -1,0 +1,296 @@
+"""Descriptions of tensors: shape, dtype and, where there are any, bounds.
+
+A spec has no batch dimension: a tensor of ``TensorSpec((3,))`` is ``[B, 3]`` in a batch and ``[T, B, 3]`` in a
+batch of sequences. Specs are immutable and hashable. Read next: :mod:`alfx.data_structures`.
+"""
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfx import nest
+
+Nested = Any
+"""``Nested[X]``: a nest whose leaves are ``X``; kept untyped as Python cannot express arbitrary depth."""
+NestedTensor = Any
+NestedTensorSpec = Any
+
+_DTYPE_NAMES = {dtype: str(dtype).removeprefix('torch.') for dtype in (
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32,
+    torch.int64, torch.bool)}
+
+
+class SpecError(ValueError):
+    """A value does not match its spec, or specs do not match each other."""
+
+
+def torch_dtype_to_str(dtype: torch.dtype) -> str:
+    """``torch.float32`` -> ``'float32'``, which numpy understands.
+
+    Raises:
+        SpecError: a dtype that numpy lacks.
+    """
+    if dtype not in _DTYPE_NAMES:
+        raise SpecError(f'unsupported dtype {dtype}; supported: {sorted(_DTYPE_NAMES.values())}')
+    return _DTYPE_NAMES[dtype]
+
+
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
+    return np.dtype(torch_dtype_to_str(dtype))
+
+
+class TensorSpec:
+    """The shape and dtype of a tensor, without its batch dimensions.
+
+    Args:
+        shape: sizes of the dimensions; ``()`` for a scalar.
+        dtype: element type.
+    """
+
+    __slots__ = ('_shape', '_dtype')
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype = torch.float32):
+        self._shape = torch.Size(shape)
+        self._dtype = dtype
+
+    @classmethod
+    def from_spec(cls, spec: 'TensorSpec') -> 'TensorSpec':
+        """A plain spec with the shape and dtype of ``spec``."""
+        return TensorSpec(spec.shape, spec.dtype)
+
+    @classmethod
+    def from_tensor(cls, tensor: torch.Tensor, from_dim: int = 0) -> 'TensorSpec':
+        """The spec of ``tensor`` without its first ``from_dim`` dimensions."""
+        return TensorSpec(tensor.shape[from_dim:], tensor.dtype)
+
+    @classmethod
+    def from_array(cls, array: np.ndarray, from_dim: int = 0) -> 'TensorSpec':
+        """The spec of a numpy array without its first ``from_dim`` dimensions."""
+        return TensorSpec(array.shape[from_dim:], torch.from_numpy(np.empty((0, ), array.dtype)).dtype)
+
+    def replace(self, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> 'TensorSpec':
+        """A spec with another shape or dtype."""
+        return TensorSpec(self._shape if shape is None else shape, self._dtype if dtype is None else dtype)
+
+    @classmethod
+    def is_bounded(cls) -> bool:
+        """Whether specs of this class carry bounds."""
+        return False
+
+    @property
+    def shape(self) -> torch.Size:
+        """Sizes of the dimensions."""
+        return self._shape
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self._shape.numel()
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self._shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type."""
+        return self._dtype
+
+    @property
+    def dtype_str(self) -> str:
+        """Element type as a name that numpy understands."""
+        return torch_dtype_to_str(self._dtype)
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether the elements are integers or booleans."""
+        return not self._dtype.is_floating_point
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether the elements are floating point numbers."""
+        return self._dtype.is_floating_point
+
+    def constant(self, value: float, outer_dims: Sequence[int] = ()) -> torch.Tensor:
+        """A tensor ``[*outer_dims, *shape]`` filled with ``value``."""
+        return torch.full((*outer_dims, *self._shape), value, dtype=self._dtype)
+
+    def zeros(self, outer_dims: Sequence[int] = ()) -> torch.Tensor:
+        """A tensor ``[*outer_dims, *shape]`` of zeros."""
+        return torch.zeros((*outer_dims, *self._shape), dtype=self._dtype)
+
+    def ones(self, outer_dims: Sequence[int] = ()) -> torch.Tensor:
+        """A tensor ``[*outer_dims, *shape]`` of ones."""
+        return torch.ones((*outer_dims, *self._shape), dtype=self._dtype)
+
+    def numpy_constant(self, value: float, outer_dims: Sequence[int] = ()) -> np.ndarray:
+        """An array ``[*outer_dims, *shape]`` filled with ``value``."""
+        return np.full((*outer_dims, *self._shape), value, dtype=_numpy_dtype(self._dtype))
+
+    def numpy_zeros(self, outer_dims: Sequence[int] = ()) -> np.ndarray:
+        """An array ``[*outer_dims, *shape]`` of zeros."""
+        return self.numpy_constant(0, outer_dims)
+
+    def randn(self, outer_dims: Sequence[int] = ()) -> torch.Tensor:
+        """Standard normal numbers ``[*outer_dims, *shape]``; only for a floating point spec."""
+        self._require_continuous('randn')
+        return torch.randn((*outer_dims, *self._shape), dtype=self._dtype)
+
+    def rand(self, outer_dims: Sequence[int] = ()) -> torch.Tensor:
+        """Uniform numbers in [0, 1) ``[*outer_dims, *shape]``; only for a floating point spec."""
+        self._require_continuous('rand')
+        return torch.rand((*outer_dims, *self._shape), dtype=self._dtype)
+
+    def _require_continuous(self, what: str) -> None:
+        if self.is_discrete:
+            raise SpecError(f'{what} needs a floating point spec, found {self}')
+
+    def _key(self) -> tuple:
+        return type(self), self._shape, self._dtype
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorSpec) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __reduce__(self) -> tuple:
+        return type(self), (tuple(self._shape), self._dtype)
+
+    def __repr__(self) -> str:
+        return f'TensorSpec({tuple(self._shape)}, {torch_dtype_to_str(self._dtype)})'
+
+
+class BoundedTensorSpec(TensorSpec):
+    """A ``TensorSpec`` with inclusive bounds.
+
+    Args:
+        shape: sizes of the dimensions.
+        dtype: element type; an integer one describes discrete values ``minimum .. maximum``.
+        minimum: lower bound, a number or an array that broadcasts to ``shape``.
+        maximum: upper bound, likewise.
+
+    Raises:
+        SpecError: the bounds do not broadcast to ``shape``, or a minimum exceeds its maximum.
+    """
+
+    __slots__ = ('_minimum', '_maximum')
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, minimum: Any = 0, maximum: Any = 1):
+        super().__init__(shape, dtype)
+        self._minimum = self._as_bound(minimum, 'minimum')
+        self._maximum = self._as_bound(maximum, 'maximum')
+        if self.numel and np.any(np.broadcast_to(self._minimum, self._shape) > np.broadcast_to(self._maximum,
+                                                                                              self._shape)):
+            raise SpecError(f'minimum exceeds maximum in {self}')
+
+    def _as_bound(self, value: Any, name: str) -> np.ndarray:
+        array = np.array(value, dtype=_numpy_dtype(self._dtype))
+        try:
+            np.broadcast_shapes(array.shape, tuple(self._shape))
+            if array.ndim:
+                array = np.broadcast_to(array, tuple(self._shape)).copy()
+        except ValueError:
+            raise SpecError(f'{name} of shape {array.shape} does not broadcast to {tuple(self._shape)}') from None
+        array.setflags(write=False)
+        return array
+
+    @classmethod
+    def is_bounded(cls) -> bool:
+        """Whether specs of this class carry bounds."""
+        return True
+
+    @classmethod
+    def from_spec(cls, spec: TensorSpec) -> 'BoundedTensorSpec':
+        """A bounded spec like ``spec``; one without bounds gets the whole range of its dtype."""
+        if isinstance(spec, BoundedTensorSpec):
+            return BoundedTensorSpec(spec.shape, spec.dtype, spec.minimum, spec.maximum)
+        if spec.dtype == torch.bool:
+            return BoundedTensorSpec(spec.shape, spec.dtype, False, True)
+        info = torch.iinfo(spec.dtype) if spec.is_discrete else torch.finfo(spec.dtype)
+        return BoundedTensorSpec(spec.shape, spec.dtype, info.min, info.max)
+
+    def replace(self, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None, minimum: Any = None,
+                maximum: Any = None) -> 'BoundedTensorSpec':
+        """A spec with another shape, dtype or other bounds."""
+        return BoundedTensorSpec(self._shape if shape is None else shape, self._dtype if dtype is None else dtype,
+                                 self._minimum if minimum is None else minimum,
+                                 self._maximum if maximum is None else maximum)
+
+    @property
+    def minimum(self) -> np.ndarray:
+        """Inclusive lower bound: a 0-d array, or one of the shape of the spec."""
+        return self._minimum
+
+    @property
+    def maximum(self) -> np.ndarray:
+        """Inclusive upper bound: a 0-d array, or one of the shape of the spec."""
+        return self._maximum
+
+    def sample(self, outer_dims: Sequence[int] = ()) -> torch.Tensor:
+        """Uniform samples within the bounds ``[*outer_dims, *shape]`` from torch's generator.
+
+        Raises:
+            SpecError: a bound is infinite.
+        """
+        shape = (*outer_dims, *self._shape)
+        low, high = torch.as_tensor(self._minimum.copy()), torch.as_tensor(self._maximum.copy())
+        uniform = torch.rand(shape, dtype=torch.float64)
+        if self.is_discrete:
+            low, high = low.to(torch.int64), high.to(torch.int64)
+            return (low + (uniform * (high - low + 1)).floor().to(torch.int64)).to(self._dtype)
+        if not (np.all(np.isfinite(self._minimum)) and np.all(np.isfinite(self._maximum))):
+            raise SpecError(f'cannot sample uniformly from {self}: it is unbounded')
+        return (low + uniform * (high - low)).to(self._dtype)
+
+    def numpy_sample(self, outer_dims: Sequence[int] = ()) -> np.ndarray:
+        """:meth:`sample` as a numpy array."""
+        return self.sample(outer_dims).numpy()
+
+    def _key(self) -> tuple:
+        return (*super()._key(), self._minimum.shape, self._minimum.tobytes(), self._maximum.shape,
+                self._maximum.tobytes())
+
+    def __reduce__(self) -> tuple:
+        return type(self), (tuple(self._shape), self._dtype, self._minimum, self._maximum)
+
+    def __repr__(self) -> str:
+        low, high = (x.item() if x.ndim == 0 else x.tolist() for x in (self._minimum, self._maximum))
+        return f'BoundedTensorSpec({tuple(self._shape)}, {torch_dtype_to_str(self._dtype)}, {low}, {high})'
+
+
+def extract_spec(nested: NestedTensor, from_dim: int = 1) -> NestedTensorSpec:
+    """The nest of specs of ``nested``, whose tensors have ``from_dim`` batch dimensions."""
+    return nest.map_structure(lambda t: TensorSpec(t.shape[from_dim:], t.dtype), nested)
+
+
+def zeros_from_spec(nested_spec: NestedTensorSpec, batch_size: int | Sequence[int]) -> NestedTensor:
+    """A nest of zeros ``[batch_size, *shape]``."""
+    outer = (batch_size, ) if isinstance(batch_size, int) else tuple(batch_size)
+    return nest.map_structure(lambda spec: spec.zeros(outer), nested_spec)
+
+
+def check_consistent(nested: NestedTensor, spec: NestedTensorSpec, from_dim: int = 1, where: str = 'the nest') -> None:
+    """Check the structure, shapes and dtypes of ``nested`` against ``spec``.
+
+    Args:
+        nested: nest of tensors with ``from_dim`` batch dimensions.
+        spec: nest of specs.
+        from_dim: number of leading dimensions to ignore.
+        where: what to call ``nested`` in an error.
+
+    Raises:
+        SpecError: says where, what was expected and what was found.
+    """
+    if nest.structure(nested) != nest.structure(spec):
+        try:
+            nest.assert_same_structure(spec, nested)
+        except ValueError as error:
+            raise SpecError(f'{where}: {error}') from None
+    for (path, wanted), tensor in zip(nest.flatten_with_path(spec), nest.flatten(nested)):
+        if tuple(tensor.shape[from_dim:]) != tuple(wanted.shape) or tensor.dtype != wanted.dtype:
+            name = f'{where}.{path}' if path else where
+            raise SpecError(f'{name}: expected {torch_dtype_to_str(wanted.dtype)} {tuple(wanted.shape)}, found '
+                            f'{torch_dtype_to_str(tensor.dtype)} {tuple(tensor.shape[from_dim:])}')
