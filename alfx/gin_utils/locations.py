@@ -1,0 +1,112 @@
+"""Where each binding of the loaded conf was written, to point at it when something goes wrong."""
+
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from .errors import ConfError, Problem
+
+__all__ = ['Binding', 'record', 'clear', 'bindings', 'bindings_in_effect', 'location_of', 'explain']
+
+_EXPLAINED = '_alfx_explained_'
+
+
+class Binding(NamedTuple):
+    """One binding of the loaded conf.
+
+    Attributes:
+        file: path of the conf file, or '' for ``--conf_param``.
+        line: line number in that file, or the position among the ``--conf_param``, from 1.
+        scope: scopes joined by '/', or ''.
+        selector: complete selector of the configurable, ``gin.macro`` for a macro.
+        name: the argument; for a macro ``value``.
+        text: the left side as the user wrote it, ``ac/Adam.lr``.
+        value: the value, with references and macros as objects that print as they are written.
+        source: what to show as location for ``--conf_param``.
+    """
+
+    file: str
+    line: int
+    scope: str
+    selector: str
+    name: str
+    text: str
+    value: Any
+    source: str = ''
+
+    @property
+    def location(self) -> str:
+        return f'{self.file}:{self.line}' if self.file else self.source
+
+    @property
+    def key(self) -> Tuple[str, str, str]:
+        return self.scope, self.selector, self.name
+
+    def __str__(self) -> str:
+        return f'{self.text} = {self.value!r}'
+
+
+_bindings: Dict[Tuple[str, str, str], Binding] = {}
+
+
+def record(binding: Binding) -> None:
+    """Remember a binding; a later one of the same argument takes its place."""
+    _bindings.pop(binding.key, None)
+    _bindings[binding.key] = binding
+
+
+def clear() -> None:
+    """Forget every binding."""
+    _bindings.clear()
+
+
+def bindings() -> List[Binding]:
+    """Every binding of the loaded conf that was not overridden, in the order written."""
+    return list(_bindings.values())
+
+
+def bindings_in_effect(selector: str, scope: Sequence[str] = ()) -> Dict[str, Binding]:
+    """What the conf sets of one configurable in one scope: argument name -> binding."""
+    found = {}
+    for depth in range(len(scope) + 1):
+        prefix = '/'.join(scope[:depth])
+        for binding in _bindings.values():
+            if binding.selector == selector and binding.scope == prefix:
+                found[binding.name] = binding
+    return found
+
+
+def location_of(owner: str, name: str, scope: Sequence[str] = ()) -> Optional[Binding]:
+    """The binding of argument ``name`` of the configurable whose selector ends in ``owner``, or None."""
+    for binding in reversed(_bindings.values()):
+        ends = binding.selector == owner or binding.selector.endswith('.' + owner)
+        if ends and binding.name == name and (not binding.scope or binding.scope.split('/') == list(scope)):
+            return binding
+    return None
+
+
+def explain(error: Exception, selector: str, scope: Sequence[str]) -> None:
+    """Say which lines of the conf an error of a constructor may come from.
+
+    Args:
+        error: a TypeError or ValueError that escaped the constructor.
+        selector: complete selector of the class or factory.
+        scope: the scopes that were active.
+
+    Raises:
+        ConfError: the text of ``error`` names an argument that the conf binds.
+    """
+    if isinstance(error, ConfError) or getattr(error, _EXPLAINED, False):
+        return
+    in_effect = bindings_in_effect(selector, scope)
+    if not in_effect:
+        return
+    text = str(error)
+    owner = selector.rsplit('.', 1)[-1]
+    for name, binding in in_effect.items():
+        if name != 'name' and re.search(rf'\b{re.escape(name)}\b', text):
+            problem = Problem(binding.location, f'{owner}.{name} = {binding.value!r}: {text}')
+            raise ConfError([problem]).with_traceback(error.__traceback__) from error
+    setattr(error, _EXPLAINED, True)
+    lines = '\n'.join(f'  {binding.location}: {binding}' for binding in in_effect.values())
+    if hasattr(error, 'add_note'):
+        error.add_note(f'{owner} was built with these bindings of the conf:\n{lines}')

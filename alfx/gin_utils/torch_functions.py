@@ -1,0 +1,39 @@
+"""torch functions that conf files may name: activations, losses and initialisers.
+
+``@torch.tanh``, ``@torch.nn.functional.elu`` and ``@torch.nn.init.orthogonal_`` work, and so does any
+unambiguous tail such as ``@elu``. Names that exist in both ``torch`` and ``torch.nn.functional``
+(``relu``, ``tanh``) mean the one in ``torch`` when written without a module.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from .registry import register_function
+
+__all__ = ['register_torch_functions']
+
+_TORCH = ('relu relu_ tanh tanh_ sigmoid sigmoid_ exp exp_ log log1p abs square sqrt sin cos sign '
+          'clamp selu selu_ celu celu_').split()
+_FUNCTIONAL = ('relu relu_ relu6 elu elu_ selu celu leaky_relu leaky_relu_ gelu silu mish softplus softsign hardtanh '
+               'hardswish hardsigmoid logsigmoid tanh sigmoid tanhshrink softshrink hardshrink softmax log_softmax '
+               'normalize mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits '
+               'cross_entropy').split()
+_INIT = ('uniform_ normal_ trunc_normal_ constant_ ones_ zeros_ eye_ xavier_uniform_ xavier_normal_ '
+         'kaiming_uniform_ kaiming_normal_ orthogonal_ sparse_').split()
+_PARAMETERS = {  # of functions written in C, which have no signature
+    'celu_': ('alpha',), 'clamp': ('min', 'max'), 'elu_': ('alpha', 'scale', 'input_scale'), 'gelu': ('approximate',),
+    'leaky_relu_': ('negative_slope',), 'softplus': ('beta', 'threshold'), 'softshrink': ('lambd',),
+    'hardshrink': ('lambd',), 'torch.celu': ('alpha',),
+}
+
+
+def register_torch_functions() -> None:
+    """Make the functions known to gin; calling it again changes nothing."""
+    for module, names in ((torch, _TORCH), (F, _FUNCTIONAL), (torch.nn.init, _INIT)):
+        for name in names:
+            parameters = _PARAMETERS.get(f'{module.__name__}.{name}', _PARAMETERS.get(name))
+            fn = getattr(module, name)
+            register_function(fn, name=name, module=module.__name__, parameters=parameters)
+    for name in sorted(set(_TORCH) & set(_FUNCTIONAL)):
+        parameters = _PARAMETERS.get(f'torch.{name}', _PARAMETERS.get(name))
+        register_function(getattr(torch, name), name=name, module='', parameters=parameters)
