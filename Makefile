@@ -1,0 +1,62 @@
+# make demo   train, evaluate and show a first agent          make test   the whole test suite
+# make lint   ruff and mypy                                    make check  test and lint
+# make clean  remove what the other targets made, but for runs/
+PYTHON ?= python3
+VENV ?= .venv
+# A new folder for each demo, so that nothing that was trained is ever overwritten.
+RUN ?= runs/ppo_cart_pole-$(shell date +%Y%m%d-%H%M%S)
+# Worker processes of the test suite; the tests themselves compute on one thread each.
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
+
+.PHONY: demo test test-fast lint check install install-test install-bench clean
+
+demo: install
+	$(BIN)/python -m alfx.bin.train --conf ppo_cart_pole --root_dir $(RUN)
+	$(BIN)/python -m alfx.bin.evaluate --root_dir $(RUN)
+	@echo
+	@echo "The agent is in $(RUN)."
+	@echo "  watch it play  $(BIN)/python -m alfx.bin.play --root_dir $(RUN)"
+	@echo "  train further  $(BIN)/python -m alfx.bin.train --root_dir $(RUN)"
+	@echo "  see the curves $(BIN)/tensorboard --logdir $(RUN)"
+
+test: install-test
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+
+test-fast: install-test
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
+
+lint: install-test
+	$(BIN)/ruff check alfx tests tools
+	$(BIN)/mypy
+
+check: test lint
+
+install: $(VENV)/.core
+install-test: $(VENV)/.test
+install-bench: $(VENV)/.bench
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch comes first, in the range that alfx asks for, so that no other package chooses its build.
+$(VENV)/.core: setup.cfg pyproject.toml | $(BIN)/python
+	@echo "installing alfx into $(VENV) (some minutes the first time)"
+	$(PIP_INSTALL) "$$(sed -n 's/^ *\(torch[>=<].*\)$$/\1/p' setup.cfg)"
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.core
+	@echo "installing the test tools and every environment suite into $(VENV)"
+	$(PIP_INSTALL) -e ".[test]"
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.core
+	$(PIP_INSTALL) -e ".[bench]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

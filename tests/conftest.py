@@ -1,0 +1,53 @@
+"""What every test starts from: one thread, fixed seeds, no display, process state as in a fresh process."""
+import os
+
+# Before torch, MuJoCo and pygame are imported, here and in the processes that tests start.
+for _name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS'):
+    os.environ[_name] = '1'
+os.environ.setdefault('SDL_VIDEODRIVER', 'dummy')
+os.environ.setdefault('MPLBACKEND', 'Agg')
+
+import random  # noqa: E402
+
+import gin  # noqa: E402
+import hypothesis  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from alfx import context  # noqa: E402
+
+hypothesis.settings.register_profile('alfx', deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile('alfx')
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One thread, so that a test computes the same numbers on any number of cores and in any worker."""
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the tests marked `gpu` out where there is no CUDA device."""
+    if torch.cuda.is_available():
+        return
+    without_device = [item for item in items if item.get_closest_marker('gpu')]
+    if without_device:
+        config.hook.pytest_deselected(items=without_device)
+        items[:] = [item for item in items if not item.get_closest_marker('gpu')]
+
+
+@pytest.fixture(autouse=True)
+def fresh_process_state():
+    """Seeds every generator; leaves no configuration, run mode, counter or writer to the next test."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - libraries under test draw from the global generator
+    torch.manual_seed(0)
+    yield
+    context.reset()
+    gin.clear_config(clear_constants=False)
+
+
+@pytest.fixture
+def repository() -> str:
+    """The folder that holds setup.cfg."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
