@@ -1,0 +1,65 @@
+"""Adam as TensorFlow 1 computes it, for results that were obtained with it."""
+from typing import Any, Optional
+
+from torch import Tensor
+
+from alfx import gin_utils
+from alfx.optimizers.clipping import LearningRate, Parameters
+from alfx.optimizers.fused import FusedAdamBase
+
+
+@gin_utils.configurable(module='alfx.optimizers')
+class AdamTF(FusedAdamBase):
+    """Adam with epsilon added before the bias correction ("epsilon hat", Kingma and Ba 2015, end of section 2).
+
+    With t the number of steps of the optimizer:
+
+        parameter -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)
+
+    As in TensorFlow there is one t for a group: a parameter that got no gradient in some steps is corrected by the
+    number of all steps. For the arguments see :class:`~alfx.optimizers.optimizers.Adam`.
+    """
+
+    def __init__(self,
+                 params: Parameters = (),
+                 lr: LearningRate = 1e-3,
+                 betas: tuple[float, float] = (0.9, 0.999),
+                 eps: float = 1e-7,
+                 weight_decay: float = 0.0,
+                 amsgrad: bool = False,
+                 gradient_clipping: Optional[float] = None,
+                 clip_by_global_norm: bool = False,
+                 name: str = 'AdamTF') -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+            gradient_clipping=gradient_clipping,
+            clip_by_global_norm=clip_by_global_norm,
+            name=name)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; see :meth:`alfx.optimizers.clipping.ClippingMixin.add_param_group`."""
+        super().add_param_group({'iterations': 0, **param_group})
+
+    def reset_state(self) -> None:
+        """Forget the moments and the number of steps."""
+        self.state.clear()
+        self._buckets = None
+        for group in self.param_groups:
+            group['iterations'] = 0
+
+    def _count_steps(self, batches: list[tuple[Any, list[Tensor]]]) -> None:
+        groups = {id(bucket.group): bucket.group for bucket, _ in batches}
+        for group in groups.values():
+            group['iterations'] += 1
+        for bucket, _ in batches:
+            for step in bucket.steps if bucket.step_block is None else [bucket.step_block]:
+                step.fill_(bucket.group['iterations'])
+
+    def _eps(self, group: dict[str, Any]) -> float:
+        # The kernel computes m_hat / (sqrt(v) / sqrt(1 - beta2^t) + eps).
+        return group['eps'] / (1.0 - group['betas'][1]**group['iterations'])**0.5

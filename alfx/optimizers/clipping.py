@@ -1,0 +1,227 @@
+"""Gradient clipping, learning-rate schedules and late parameters for any torch optimizer.
+
+:class:`ClippingMixin` goes in front of a class of ``torch.optim``; :mod:`alfx.optimizers.optimizers` does that for
+the ones that conf files name.
+"""
+import copy
+import numbers
+from collections.abc import Callable, Iterable
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor
+
+LearningRate = Union[float, Callable[[], float]]
+Parameters = Union[Iterable[Tensor], Iterable[dict[str, Any]]]
+
+
+def global_norm(tensors: list[Tensor]) -> Tensor:
+    """Euclidean norm of all elements of all tensors.
+
+    Args:
+        tensors: at least one, of any shapes; they may lie on several devices.
+
+    Returns:
+        scalar on the device of the first tensor.
+    """
+    norms = torch._foreach_norm(tensors)
+    device = norms[0].device
+    if any(n.device != device or n.dtype != norms[0].dtype for n in norms):
+        norms = [n.to(device, torch.float32) for n in norms]
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def clip_divisor(norm: Tensor, max_norm: float) -> Tensor:
+    """What to divide by so that nothing of the given norm exceeds ``max_norm``: ``max(1, norm / max_norm)``.
+
+    Exactly 1 where the norm is within the bound. NaN stays NaN.
+    """
+    return (norm / max_norm).clamp_(min=1.0)
+
+
+class ClippingMixin:
+    """What alfx adds to an optimizer of ``torch.optim``; put it in front of that class among the bases.
+
+    - It can be made without parameters; :meth:`add_param_group` brings them later.
+    - The learning rate may be a schedule: a callable without arguments, asked before every step.
+    - ``step()`` clips the gradients, then updates.
+    - Copying and pickling keep the clipping and the schedule.
+
+    Args:
+        params: parameters or parameter groups; may be empty. A group may have its own ``lr`` (number or schedule).
+        lr: learning rate, or a callable that returns it (e.g. a scheduler of :mod:`alfx.utils.schedulers`).
+        gradient_clipping: the largest norm a gradient may have; None for no clipping.
+        clip_by_global_norm: whether the norm is that of all gradients together (of all groups), or of each
+            parameter's gradient alone.
+        name: what logs and summaries call this optimizer.
+        kwargs: arguments of the torch optimizer.
+
+    Raises:
+        ValueError: a learning rate or a clipping norm out of range.
+        TypeError: an argument of the wrong type.
+    """
+
+    param_groups: list[dict[str, Any]]
+    defaults: dict[str, Any]
+    state: dict[Tensor, dict[str, Any]]
+
+    def __init__(self,
+                 params: Parameters = (),
+                 *,
+                 lr: LearningRate,
+                 gradient_clipping: Optional[float] = None,
+                 clip_by_global_norm: bool = False,
+                 name: str = 'Optimizer',
+                 **kwargs: Any) -> None:
+        if gradient_clipping is not None:
+            if isinstance(gradient_clipping, bool) or not isinstance(gradient_clipping, numbers.Real):
+                raise TypeError(f'{name}.gradient_clipping: expected a number or None, found {gradient_clipping!r}')
+            if not gradient_clipping > 0:
+                raise ValueError(f'{name}.gradient_clipping: expected a number above 0, found {gradient_clipping};'
+                                 ' leave it None for no clipping')
+        self.name = name
+        self._gradient_clipping = None if gradient_clipping is None else float(gradient_clipping)
+        self._clip_by_global_norm = bool(clip_by_global_norm)
+        self._schedule = lr if callable(lr) else None
+        self._group_schedules: list[Optional[Callable[[], float]]] = []
+        self._scheduled = False
+        self._grad_norm: Optional[Tensor] = None
+        # torch refuses an empty list of parameters, but takes a group of none; the group is dropped again.
+        super().__init__([{'params': []}], lr=_initial_lr(lr, name), **kwargs)  # type: ignore[call-arg]
+        self.param_groups.clear()
+        self._group_schedules.clear()
+        groups = list(params)
+        if groups and not isinstance(groups[0], dict):
+            groups = [{'params': groups}]
+        for group in groups:
+            self.add_param_group(group)  # type: ignore[arg-type]
+
+    @property
+    def gradient_clipping(self) -> Optional[float]:
+        """The largest norm of a gradient, or None."""
+        return self._gradient_clipping
+
+    @property
+    def clip_by_global_norm(self) -> bool:
+        """Whether the norm of all gradients together is clipped."""
+        return self._clip_by_global_norm
+
+    @property
+    def grad_norm(self) -> Optional[Tensor]:
+        """The global norm of the gradients before they were last clipped (scalar); None unless
+        ``clip_by_global_norm`` is on and there was a step."""
+        return self._grad_norm
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, as ``torch.optim.Optimizer.add_param_group`` does.
+
+        Args:
+            param_group: 'params' and whatever differs from the defaults; 'lr' may be a schedule.
+
+        Raises:
+            ValueError: a parameter is in another group already, or has optimizer arguments of its own
+                (``opt_args``), which this version does not support.
+        """
+        lr = param_group.get('lr')
+        schedule = lr if callable(lr) else self._schedule if lr is None else None
+        group = {**param_group}
+        if not isinstance(group['params'], Tensor):
+            group['params'] = list(group['params'])
+            for param in group['params']:
+                _refuse_opt_args(param, self.name)
+        if schedule is not None:
+            group['lr'] = _initial_lr(schedule, self.name)
+        super().add_param_group(group)  # type: ignore[misc]
+        self._group_schedules.append(schedule)
+        self._scheduled = any(s is not None for s in self._group_schedules)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of all parameters (``set_to_none=False`` fills them with 0)."""
+        if not set_to_none:
+            super().zero_grad(set_to_none=False)  # type: ignore[misc]
+            return
+        for group in self.param_groups:
+            for param in group['params']:
+                param.grad = None
+
+    @torch.no_grad()
+    def clip_gradients(self) -> Optional[Tensor]:
+        """Clip the gradients in place. ``step()`` does this by itself.
+
+        Returns:
+            the global norm before clipping (scalar) if ``clip_by_global_norm``, otherwise None.
+        """
+        if self._gradient_clipping is None:
+            return None
+        grads = [p.grad for group in self.param_groups for p in group['params'] if p.grad is not None]
+        if not grads:
+            return None
+        if self._clip_by_global_norm:
+            self._grad_norm = global_norm(grads)
+            divisor = clip_divisor(self._grad_norm, self._gradient_clipping)
+            for device in {g.device for g in grads}:
+                torch._foreach_div_([g for g in grads if g.device == device], divisor.to(device))
+            return self._grad_norm
+        norms = torch._foreach_norm(grads)
+        torch._foreach_div_(grads, [clip_divisor(n, self._gradient_clipping) for n in norms])
+        return None
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """Clip the gradients, then update every parameter that has one.
+
+        Args:
+            closure: computes the loss and its gradients; called first.
+
+        Returns:
+            what ``closure`` returned, or None.
+        """
+        loss = self._before_step(closure)
+        self.clip_gradients()
+        super().step()  # type: ignore[misc]
+        return loss
+
+    def _before_step(self, closure: Optional[Callable[[], Any]]) -> Any:
+        """Ask the schedules and call the closure."""
+        if self._scheduled:
+            for group, schedule in zip(self.param_groups, self._group_schedules):
+                if schedule is not None:
+                    group['lr'] = float(schedule())
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the state of an optimizer with the same groups, as torch does; the tensors are copied.
+
+        Raises:
+            ValueError: the groups do not match.
+        """
+        super().load_state_dict(copy.deepcopy(state_dict))  # type: ignore[misc]
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ('name', '_gradient_clipping', '_clip_by_global_norm', '_schedule', '_group_schedules', '_scheduled')
+        return {**super().__getstate__(), **{k: getattr(self, k) for k in own}}  # type: ignore[misc]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        self._grad_norm = None
+
+
+def _initial_lr(lr: LearningRate, name: str) -> float:
+    """The learning rate before the first step."""
+    value = lr() if callable(lr) else lr
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f'{name}.lr: expected a number or a scheduler, found {value!r}')
+    if not value >= 0:
+        raise ValueError(f'{name}.lr: expected a number of at least 0, found {value}')
+    return float(value)
+
+
+def _refuse_opt_args(param: Any, name: str) -> None:
+    """Raise if a layer attached optimizer arguments to its parameter."""
+    opt_args = getattr(param, 'opt_args', None)
+    if opt_args:
+        raise ValueError(f'{name}: a parameter of shape {tuple(param.shape)} comes with optimizer arguments of its own,'
+                         f' {opt_args!r} (weight_opt_args or bias_opt_args of a layer); this version does not support'
+                         ' them: remove them, or give the parameter its own optimizer')

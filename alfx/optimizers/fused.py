@@ -1,0 +1,182 @@
+"""The step shared by Adam, AdamW and AdamTF: torch's fused kernels with as little around them as possible."""
+from collections.abc import Callable
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from alfx.optimizers.clipping import ClippingMixin, LearningRate, Parameters, clip_divisor, global_norm
+
+
+class _Bucket(NamedTuple):
+    """The parameters of one group that one call of a kernel updates, and their state, in the same order."""
+    group: dict[str, Any]
+    params: list[Tensor]
+    exp_avgs: list[Tensor]
+    exp_avg_sqs: list[Tensor]
+    max_exp_avg_sqs: list[Tensor]
+    steps: list[Tensor]
+    step_block: Optional[Tensor]  # what ``steps`` are views of, if it holds nothing else
+
+    def subset(self, indices: list[int]) -> '_Bucket':
+        """Some of the parameters."""
+
+        def pick(tensors: list[Tensor]) -> list[Tensor]:
+            return [tensors[i] for i in indices] if tensors else []
+
+        return _Bucket(self.group, *(pick(tensors) for tensors in self[1:6]), step_block=None)
+
+
+class _AdamDefaults(torch.optim.Optimizer):
+    """The hyperparameters of a group."""
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float, weight_decay: float,
+                 amsgrad: bool) -> None:
+        # 'fused' tells torch's load_state_dict to keep the step counts on the device of the parameters.
+        super().__init__(
+            params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, fused=True))
+
+
+class FusedAdamBase(ClippingMixin, _AdamDefaults):
+    """Adam on the fused kernels of torch. Base class: use :class:`~alfx.optimizers.optimizers.Adam`.
+
+    The state of a parameter is that of ``torch.optim.Adam``: 'step', 'exp_avg', 'exp_avg_sq' and with ``amsgrad``
+    'max_exp_avg_sq'.
+    """
+
+    _decoupled_weight_decay = False
+
+    def __init__(self, params: Parameters, lr: LearningRate, betas: tuple[float, float], eps: float,
+                 weight_decay: float, amsgrad: bool, gradient_clipping: Optional[float], clip_by_global_norm: bool,
+                 name: str) -> None:
+        _check_adam_arguments(betas, eps, weight_decay, name)
+        self._buckets: Optional[list[_Bucket]] = None
+        super().__init__(
+            params,
+            lr=lr,
+            gradient_clipping=gradient_clipping,
+            clip_by_global_norm=clip_by_global_norm,
+            name=name,
+            betas=tuple(betas),
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; see :meth:`ClippingMixin.add_param_group`.
+
+        Raises:
+            TypeError: a parameter is not of a floating-point type.
+        """
+        super().add_param_group(param_group)
+        self._buckets = None
+        for param in self.param_groups[-1]['params']:
+            if not param.is_floating_point():
+                raise TypeError(f'{self.name}: expected floating-point parameters, found {param.dtype}'
+                                f' {tuple(param.shape)}')
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._buckets = None
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """Clip the gradients, then update every parameter that has one; see :meth:`ClippingMixin.step`."""
+        loss = self._before_step(closure)
+        with torch.no_grad():
+            if self._buckets is None:
+                self._buckets = self._make_buckets()
+            batches = []
+            for bucket in self._buckets:
+                grads = [p.grad for p in bucket.params]
+                if any(g is None for g in grads):
+                    indices = [i for i, g in enumerate(grads) if g is not None]
+                    if not indices:
+                        continue
+                    bucket, grads = bucket.subset(indices), [grads[i] for i in indices]
+                batches.append((bucket, grads))
+            if batches:
+                divisor = self._clip(batches)
+                self._count_steps(batches)
+                for bucket, grads in batches:
+                    self._update(bucket, grads, divisor)
+        return loss
+
+    def _clip(self, batches: list[tuple[_Bucket, list[Tensor]]]) -> Optional[Tensor]:
+        """Clip; a global clipping is left to the kernel: what it has to divide the gradients by is returned."""
+        if self._gradient_clipping is None:
+            return None
+        if not self._clip_by_global_norm:
+            self.clip_gradients()
+            return None
+        grads = batches[0][1] if len(batches) == 1 else [g for _, gs in batches for g in gs]
+        self._grad_norm = global_norm(grads)
+        return clip_divisor(self._grad_norm, self._gradient_clipping).float()
+
+    def _update(self, bucket: _Bucket, grads: list[Tensor], divisor: Optional[Tensor]) -> None:
+        """One call of the kernel. It divides the gradients by ``divisor`` in place."""
+        group = bucket.group
+        beta1, beta2 = group['betas']
+        if divisor is not None and divisor.device != grads[0].device:
+            divisor = divisor.to(grads[0].device)
+        kernel = torch._fused_adamw_ if self._decoupled_weight_decay else torch._fused_adam_
+        kernel(
+            bucket.params,
+            grads,
+            bucket.exp_avgs,
+            bucket.exp_avg_sqs,
+            bucket.max_exp_avg_sqs,
+            bucket.steps,
+            lr=group['lr'],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group['weight_decay'],
+            eps=self._eps(group),
+            amsgrad=group['amsgrad'],
+            maximize=False,
+            grad_scale=divisor)
+
+    def _count_steps(self, batches: list[tuple[_Bucket, list[Tensor]]]) -> None:
+        """Add 1 to the number of steps of each parameter."""
+        for bucket, _ in batches:
+            if bucket.step_block is not None:
+                bucket.step_block.add_(1)
+            else:
+                torch._foreach_add_(bucket.steps, 1.0)
+
+    def _eps(self, group: dict[str, Any]) -> float:
+        """What is added to the root of the bias-corrected second moment."""
+        return group['eps']
+
+    def _make_buckets(self) -> list[_Bucket]:
+        """Sort the parameters of each group by device and type, and give a state to those that have none."""
+        buckets = []
+        for group in self.param_groups:
+            kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+            for param in group['params']:
+                kinds.setdefault((param.device, param.dtype), []).append(param)
+            buckets.extend(self._make_bucket(group, params) for params in kinds.values())
+        return buckets
+
+    def _make_bucket(self, group: dict[str, Any], params: list[Tensor]) -> _Bucket:
+        moments = ['exp_avg', 'exp_avg_sq'] + (['max_exp_avg_sq'] if group['amsgrad'] else [])
+        states = [self.state[p] for p in params]
+        for param, state in zip(params, states):
+            for key in moments:
+                if key not in state:
+                    state[key] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        steps = [torch.as_tensor(s.get('step', 0.), dtype=torch.float32, device=params[0].device) for s in states]
+        block = torch.stack(steps)
+        for state, step in zip(states, block.unbind()):
+            state['step'] = step
+        max_exp_avg_sqs = [s['max_exp_avg_sq'] for s in states] if group['amsgrad'] else []
+        return _Bucket(group, params, [s['exp_avg'] for s in states], [s['exp_avg_sq'] for s in states],
+                       max_exp_avg_sqs, [s['step'] for s in states], block)
+
+
+def _check_adam_arguments(betas: tuple[float, float], eps: float, weight_decay: float, name: str) -> None:
+    if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
+        raise ValueError(f'{name}.betas: expected two numbers in [0, 1), found {betas}')
+    if not eps >= 0:
+        raise ValueError(f'{name}.eps: expected a number of at least 0, found {eps}')
+    if not weight_decay >= 0:
+        raise ValueError(f'{name}.weight_decay: expected a number of at least 0, found {weight_decay}')

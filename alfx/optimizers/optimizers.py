@@ -1,0 +1,192 @@
+"""The optimizers that conf files name: those of ``torch.optim`` with clipping and schedules.
+
+Adam and AdamW are written here on torch's fused kernels: in a run with small networks the bookkeeping of
+``torch.optim`` around those kernels costs several times the arithmetic. They keep the layout of its state, so that a
+``state_dict`` of ``torch.optim.Adam`` can be loaded.
+"""
+from typing import Any, Optional
+
+import torch
+
+from alfx import gin_utils
+from alfx.optimizers.clipping import ClippingMixin, LearningRate, Parameters
+from alfx.optimizers.fused import FusedAdamBase
+
+
+@gin_utils.configurable(module='alfx.optimizers')
+class Adam(FusedAdamBase):
+    """Adam (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1).
+
+    ``weight_decay`` is an L2 penalty: ``weight_decay * parameter`` is added to the gradient after clipping.
+
+    Args:
+        params: parameters or parameter groups; may be empty, see :meth:`add_param_group`.
+        lr: learning rate or scheduler.
+        betas: decay rates of the first and the second moment, in ``[0, 1)``.
+        eps: added to the square root of the bias-corrected second moment.
+        weight_decay: weight of the L2 penalty.
+        amsgrad: whether the second moment never decreases (Reddi et al. 2018).
+        gradient_clipping: the largest norm of a gradient; None for no clipping.
+        clip_by_global_norm: whether all gradients are clipped together.
+        name: what logs and summaries call this optimizer.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+
+    def __init__(self,
+                 params: Parameters = (),
+                 lr: LearningRate = 1e-3,
+                 betas: tuple[float, float] = (0.9, 0.999),
+                 eps: float = 1e-8,
+                 weight_decay: float = 0.0,
+                 amsgrad: bool = False,
+                 gradient_clipping: Optional[float] = None,
+                 clip_by_global_norm: bool = False,
+                 name: str = 'Adam') -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+            gradient_clipping=gradient_clipping,
+            clip_by_global_norm=clip_by_global_norm,
+            name=name)
+
+
+@gin_utils.configurable(module='alfx.optimizers')
+class AdamW(FusedAdamBase):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101).
+
+    A step first multiplies a parameter by ``1 - lr * weight_decay``. For the arguments see :class:`Adam`.
+    """
+
+    _decoupled_weight_decay = True
+
+    def __init__(self,
+                 params: Parameters = (),
+                 lr: LearningRate = 1e-3,
+                 betas: tuple[float, float] = (0.9, 0.999),
+                 eps: float = 1e-8,
+                 weight_decay: float = 1e-2,
+                 amsgrad: bool = False,
+                 gradient_clipping: Optional[float] = None,
+                 clip_by_global_norm: bool = False,
+                 name: str = 'AdamW') -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+            gradient_clipping=gradient_clipping,
+            clip_by_global_norm=clip_by_global_norm,
+            name=name)
+
+
+@gin_utils.configurable(module='alfx.optimizers')
+class SGD(ClippingMixin, torch.optim.SGD):
+    """Stochastic gradient descent, ``torch.optim.SGD`` with clipping and schedules.
+
+    Args:
+        params: parameters or parameter groups; may be empty.
+        lr: learning rate or scheduler.
+        momentum: decay rate of the velocity.
+        dampening: how much less than 1 a new gradient counts in the velocity.
+        weight_decay: weight of the L2 penalty.
+        nesterov: Nesterov's momentum.
+        gradient_clipping: the largest norm of a gradient; None for no clipping.
+        clip_by_global_norm: whether all gradients are clipped together.
+        name: what logs and summaries call this optimizer.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+
+    def __init__(self,
+                 params: Parameters = (),
+                 lr: LearningRate = 1e-3,
+                 momentum: float = 0.0,
+                 dampening: float = 0.0,
+                 weight_decay: float = 0.0,
+                 nesterov: bool = False,
+                 gradient_clipping: Optional[float] = None,
+                 clip_by_global_norm: bool = False,
+                 name: str = 'SGD') -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            momentum=momentum,
+            dampening=dampening,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+            gradient_clipping=gradient_clipping,
+            clip_by_global_norm=clip_by_global_norm,
+            name=name)
+
+
+@gin_utils.configurable(module='alfx.optimizers')
+class RMSprop(ClippingMixin, torch.optim.RMSprop):
+    """RMSprop, ``torch.optim.RMSprop`` with clipping and schedules.
+
+    Args:
+        params: parameters or parameter groups; may be empty.
+        lr: learning rate or scheduler.
+        alpha: decay rate of the mean square.
+        eps: added to the root of the mean square.
+        weight_decay: weight of the L2 penalty.
+        momentum: decay rate of the velocity.
+        centered: whether the square of the mean is subtracted from the mean square.
+        gradient_clipping: the largest norm of a gradient; None for no clipping.
+        clip_by_global_norm: whether all gradients are clipped together.
+        name: what logs and summaries call this optimizer.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+
+    def __init__(self,
+                 params: Parameters = (),
+                 lr: LearningRate = 1e-2,
+                 alpha: float = 0.99,
+                 eps: float = 1e-8,
+                 weight_decay: float = 0.0,
+                 momentum: float = 0.0,
+                 centered: bool = False,
+                 gradient_clipping: Optional[float] = None,
+                 clip_by_global_norm: bool = False,
+                 name: str = 'RMSprop') -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            alpha=alpha,
+            eps=eps,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            centered=centered,
+            gradient_clipping=gradient_clipping,
+            clip_by_global_norm=clip_by_global_norm,
+            name=name)
+
+
+def wrap_optimizer(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """A subclass of any torch optimizer with what :class:`ClippingMixin` adds, under the same name.
+
+    Its constructor takes ``params=()``, the arguments of ``cls`` by name (``lr`` is required), ``gradient_clipping``,
+    ``clip_by_global_norm`` and ``name``.
+
+    Raises:
+        TypeError: ``cls`` is not an optimizer class, or is wrapped already.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
+        raise TypeError(f'wrap_optimizer: expected a subclass of torch.optim.Optimizer, found {cls!r}')
+    if issubclass(cls, ClippingMixin):
+        raise TypeError(f'wrap_optimizer: {cls.__name__} has clipping and schedules already')
+
+    def __init__(self: Any, params: Parameters = (), *, name: str = cls.__name__, **kwargs: Any) -> None:
+        ClippingMixin.__init__(self, params, name=name, **kwargs)
+
+    return type(cls.__name__, (ClippingMixin, cls), {'__init__': __init__, '__doc__': cls.__doc__})
