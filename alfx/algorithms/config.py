@@ -1,0 +1,347 @@
+"""The configuration of one run: how long, how often, with how much data.
+
+:class:`TrainerConfig` is made once a run, from the conf file, and handed to the trainer and to every
+algorithm. It checks itself: a value of the wrong type, out of range or in conflict with another is a
+:class:`~alfx.gin_utils.ConfError` that lists every mistake with the line of the conf. What the cadences
+mean is read best in ``alfx/trainers/policy_trainer.py``.
+"""
+
+import dataclasses
+import os
+from typing import Any, Callable, Optional, Sequence, Union
+
+from alfx import gin_utils
+from alfx.gin_utils.checks import problem_at, problem_of
+
+_OWNER = 'TrainerConfig'
+_COUNT = dict(kind=int, minimum=0)
+_POSITIVE = dict(kind=int, minimum=1)
+_FLAG = dict(kind=bool)
+
+# field -> arguments of check_value; a field that is not here takes any value.
+_ALLOWED: dict[str, dict] = {
+    'root_dir': dict(kind=str),
+    'conf_file': dict(kind=str),
+    'ml_type': dict(kind=str, choices=('rl', 'sl')),
+    'algorithm_ctor': dict(kind=callable),
+    'random_seed': dict(kind=int, minimum=0, maximum=2**32 - 1, optional=True),
+    'num_iterations': _COUNT,
+    'num_env_steps': _COUNT,
+    'unroll_length': dict(kind=float, minimum=0),
+    'max_unroll_length': _COUNT,
+    'unroll_queue_size': _POSITIVE,
+    'unroll_step_interval': dict(kind=float, minimum=0),
+    'unroll_parameter_update_period': _POSITIVE,
+    'temporally_independent_train_step': dict(kind=bool, optional=True),
+    'num_checkpoints': _COUNT,
+    'num_evals': dict(kind=int, minimum=1, optional=True),
+    'eval_interval': _POSITIVE,
+    'epsilon_greedy': dict(kind=float, minimum=0, maximum=1),
+    'num_eval_episodes': _POSITIVE,
+    'num_eval_environments': _POSITIVE,
+    'ddp_paras_check_interval': _COUNT,
+    'num_summaries': dict(kind=int, minimum=1, optional=True),
+    'summary_interval': _POSITIVE,
+    'summaries_flush_secs': dict(kind=float, minimum=0),
+    'summary_max_queue': _POSITIVE,
+    'metric_min_buffer_size': _POSITIVE,
+    'code_snapshots': dict(kind=(list, tuple), optional=True),
+    'initial_collect_steps': _COUNT,
+    'num_updates_per_train_iter': _POSITIVE,
+    'mini_batch_length': dict(kind=int, minimum=1, optional=True),
+    'mini_batch_size': dict(kind=int, minimum=1, optional=True),
+    'replay_buffer_length': _POSITIVE,
+    'priority_replay_alpha': dict(kind=(float, callable), minimum=0),
+    'priority_replay_beta': dict(kind=(float, callable), minimum=0),
+    'priority_replay_eps': dict(kind=float, minimum=0),
+    'offline_buffer_length': dict(kind=int, minimum=1, optional=True),
+    'rl_train_after_update_steps': _COUNT,
+    'rl_train_every_update_steps': _POSITIVE,
+    'num_threads': dict(kind=int, minimum=1, optional=True),
+    'float32_matmul_precision': dict(kind=str, choices=('highest', 'high', 'medium'), optional=True),
+} | dict.fromkeys((
+    'unroll_with_grad', 'async_unroll', 'use_rollout_state', 'confirm_checkpoint_upon_crash',
+    'no_thread_env_for_conf', 'evaluate', 'eval_uncertainty', 'async_eval', 'summarize_first_interval',
+    'update_counter_every_mini_batch', 'debug_summaries', 'profiling', 'enable_amp', 'summarize_grads_and_vars',
+    'summarize_gradient_noise_scale', 'summarize_action_distributions', 'summarize_output',
+    'whole_replay_buffer_training', 'priority_replay', 'empty_cache', 'normalize_importance_weights_by_max',
+    'clear_replay_buffer', 'compile'), _FLAG)
+
+# field -> the only value that this version can do.
+_NOT_AVAILABLE: dict[str, Any] = {
+    'async_unroll': False,
+    'offline_buffer_dir': None,
+    'enable_amp': False,
+    'priority_replay': False,
+    'rl_train_after_update_steps': 0,
+    'rl_train_every_update_steps': 1,
+    'ddp_paras_check_interval': 0,
+    'eval_uncertainty': False,
+    'compile': False,
+}
+
+
+@gin_utils.configurable
+@dataclasses.dataclass(eq=False)
+class TrainerConfig:
+    """What the trainer and the algorithms need to know about a run.
+
+    An *iteration* unrolls the environments, trains, and counts as one for every interval below. A
+    *summary step* is an iteration, or a minibatch with ``update_counter_every_mini_batch``.
+
+    How long:
+        root_dir: the run folder. ``~`` is expanded.
+        conf_file: the conf file this configuration came from, for the record.
+        ml_type: 'rl' to act in environments, 'sl' for supervised learning from a dataset.
+        algorithm_ctor: makes the algorithm. Required.
+        data_transformer_ctor: one or several constructors ``(observation_spec)``, applied to observations in
+            the order given. Those that look into the replay buffer (frame stacks, hindsight goals) come
+            first, since the buffer stores observations as the environment gave them.
+        random_seed: seeds everything; None draws one and logs it.
+        num_iterations: stop after so many iterations ('sl': epochs); 0 for no such limit.
+        num_env_steps: stop acting after so many environment steps, summed over environments; 0 for no such
+            limit. A run with both limits goes on training from its replay buffer until num_iterations.
+
+    Acting:
+        unroll_length: steps of each environment in an iteration. A fraction alternates between the two
+            neighbouring integers so that the mean is right.
+        unroll_with_grad: keep gradients of the unroll for an on-policy part inside an off-policy algorithm.
+        async_unroll: act in parallel with training.
+        max_unroll_length: with async_unroll and unroll_length 0, at most so many steps an iteration.
+        unroll_queue_size: with async_unroll, how many steps may wait for training.
+        unroll_step_interval: with async_unroll, seconds between two steps (0: as fast as possible).
+        unroll_parameter_update_period: with async_unroll, refresh its weights every so many iterations.
+        use_rollout_state: start training sequences from the recurrent state stored while acting, instead of
+            from zeros.
+        temporally_independent_train_step: call train_step once on ``[T * B]`` instead of T times; None lets
+            the algorithm decide by whether it has state.
+
+    Checkpoints:
+        num_checkpoints: how many to write during the run.
+        confirm_checkpoint_upon_crash: ask before writing one after a crash (only at a terminal).
+        no_thread_env_for_conf: never make an extra environment for the sake of the written configuration.
+
+    Evaluation:
+        evaluate: evaluate during training.
+        num_evals: how many times; replaces eval_interval.
+        eval_interval: iterations between evaluations.
+        epsilon_greedy: chance of sampling instead of taking the best action while evaluating.
+        eval_uncertainty: evaluate uncertainty after training.
+        num_eval_episodes: episodes an evaluation.
+        num_eval_environments: environments they run in.
+        async_eval: evaluate in a process of its own while training goes on.
+        ddp_paras_check_interval: iterations between checks that all processes hold the same weights.
+
+    Summaries:
+        num_summaries: how many in the whole run; replaces summary_interval.
+        summary_interval: summary steps between summaries.
+        summarize_first_interval: also summarise each step of the first interval.
+        update_counter_every_mini_batch: count minibatches instead of iterations.
+        summaries_flush_secs: write event files at least so often (seconds).
+        summary_max_queue: or after so many summaries.
+        metric_min_buffer_size: episodes that average metrics are taken over, at least.
+        debug_summaries: also summarise what helps to find faults.
+        profiling: profile the run with cProfile and log the result.
+        enable_amp: automatic mixed precision.
+        code_snapshots: source files to record, relative to the alfx package.
+        summarize_grads_and_vars: histograms of weights and gradients.
+        summarize_gradient_noise_scale: the noise scale of the gradient.
+        summarize_action_distributions: statistics of the action distributions.
+        summarize_output: outputs of networks that can summarise them.
+
+    Training of off-policy algorithms:
+        initial_collect_steps: environment steps, summed over environments, before the first update.
+        num_updates_per_train_iter: updates an iteration, or passes over the buffer with
+            whole_replay_buffer_training.
+        mini_batch_length: steps of a training sequence; None is the unroll length, which needs
+            whole_replay_buffer_training.
+        mini_batch_size: sequences in a minibatch; None is the number of environments.
+        whole_replay_buffer_training: train on everything in the buffer instead of on samples of it.
+        replay_buffer_length: steps stored for each environment.
+        priority_replay: prioritised sampling.
+        priority_replay_alpha: exponent of the priorities, a number or a schedule.
+        priority_replay_beta: exponent of the importance weights, a number or a schedule.
+        priority_replay_eps: added to every priority.
+        offline_buffer_dir: one or several stored replay buffers to train from.
+        offline_buffer_length: steps to load of each of them; None for all.
+        rl_train_after_update_steps: with an offline buffer, updates before training on own experience.
+        rl_train_every_update_steps: with an offline buffer, train on own experience every so many updates.
+        empty_cache: return unused GPU memory before each iteration.
+        normalize_importance_weights_by_max: divide importance weights by their largest.
+        clear_replay_buffer: with whole_replay_buffer_training, forget everything after training on it.
+
+    Speed:
+        num_threads: threads of torch; None chooses by the size of the networks.
+        float32_matmul_precision: 'highest', 'high' or 'medium' as for
+            ``torch.set_float32_matmul_precision``; None measures at start.
+        compile: compile the update step.
+
+    Raises:
+        ConfError: a value has the wrong type, is out of range, conflicts with another, or asks for what this
+            version does not offer. All mistakes are listed, each with the line of the conf.
+    """
+
+    root_dir: str
+    conf_file: str = ''
+    ml_type: str = 'rl'
+    algorithm_ctor: Optional[Callable] = None
+    data_transformer_ctor: Union[None, Callable, Sequence[Callable]] = None
+    random_seed: Optional[int] = None
+    num_iterations: int = 1000
+    num_env_steps: int = 0
+    unroll_length: float = 8
+    unroll_with_grad: bool = False
+    async_unroll: bool = False
+    max_unroll_length: int = 0
+    unroll_queue_size: int = 200
+    unroll_step_interval: float = 0
+    unroll_parameter_update_period: int = 10
+    use_rollout_state: bool = False
+    temporally_independent_train_step: Optional[bool] = None
+    num_checkpoints: int = 10
+    confirm_checkpoint_upon_crash: bool = True
+    no_thread_env_for_conf: bool = False
+    evaluate: bool = False
+    num_evals: Optional[int] = None
+    eval_interval: int = 10
+    epsilon_greedy: float = 0.0
+    eval_uncertainty: bool = False
+    num_eval_episodes: int = 10
+    num_eval_environments: int = 1
+    async_eval: bool = True
+    ddp_paras_check_interval: int = 0
+    num_summaries: Optional[int] = None
+    summary_interval: int = 50
+    summarize_first_interval: bool = True
+    update_counter_every_mini_batch: bool = False
+    summaries_flush_secs: float = 1
+    summary_max_queue: int = 10
+    metric_min_buffer_size: int = 10
+    debug_summaries: bool = False
+    profiling: bool = False
+    enable_amp: bool = False
+    code_snapshots: Optional[Sequence[str]] = None
+    summarize_grads_and_vars: bool = False
+    summarize_gradient_noise_scale: bool = False
+    summarize_action_distributions: bool = False
+    summarize_output: bool = False
+    initial_collect_steps: int = 0
+    num_updates_per_train_iter: int = 4
+    mini_batch_length: Optional[int] = None
+    mini_batch_size: Optional[int] = None
+    whole_replay_buffer_training: bool = True
+    replay_buffer_length: int = 1024
+    priority_replay: bool = False
+    priority_replay_alpha: Union[float, Callable] = 0.7
+    priority_replay_beta: Union[float, Callable] = 0.4
+    priority_replay_eps: float = 1e-6
+    offline_buffer_dir: Union[None, str, Sequence[str]] = None
+    offline_buffer_length: Optional[int] = None
+    rl_train_after_update_steps: int = 0
+    rl_train_every_update_steps: int = 1
+    empty_cache: bool = False
+    normalize_importance_weights_by_max: bool = False
+    clear_replay_buffer: bool = True
+    num_threads: Optional[int] = None
+    float32_matmul_precision: Optional[str] = None
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.root_dir, os.PathLike):
+            self.root_dir = os.fspath(self.root_dir)
+        self._data_transformer: Any = None
+        problems = self._wrong_values() or self._conflicts() + self._missing_files()
+        problems += self._not_available()
+        if problems:
+            raise gin_utils.ConfError(problems)
+        self.root_dir = os.path.expanduser(self.root_dir)
+
+    @property
+    def data_transformer(self) -> Any:
+        """The data transformer of the run, made from ``data_transformer_ctor`` when the trainer starts.
+
+        Raises:
+            RuntimeError: no trainer has set it yet.
+        """
+        if self._data_transformer is None:
+            raise RuntimeError('TrainerConfig.data_transformer is set by the trainer once it knows the observation '
+                               'spec of the environment; no trainer has used this configuration yet')
+        return self._data_transformer
+
+    @data_transformer.setter
+    def data_transformer(self, transformer: Any) -> None:
+        self._data_transformer = transformer
+
+    def data_transformer_ctors(self) -> tuple[Callable, ...]:
+        """``data_transformer_ctor`` as a tuple, empty if there is none."""
+        if self.data_transformer_ctor is None:
+            return ()
+        if callable(self.data_transformer_ctor):
+            return (self.data_transformer_ctor,)
+        return tuple(self.data_transformer_ctor)
+
+    def _wrong_values(self) -> list[gin_utils.Problem]:
+        problems = []
+        if self.algorithm_ctor is None:
+            problems.append(problem_at(_OWNER, 'algorithm_ctor', 'is not set',
+                                       'name the algorithm in the conf: TrainerConfig.algorithm_ctor = @Agent'))
+        for name, allowed in _ALLOWED.items():
+            value = getattr(self, name)
+            if name == 'algorithm_ctor' and value is None:
+                continue
+            problems.append(problem_of(_OWNER, name, value, **allowed))
+        ctors = self.data_transformer_ctor
+        several = ctors if isinstance(ctors, (list, tuple)) else () if ctors is None else (ctors,)
+        for ctor in several:
+            if not callable(ctor):
+                hint = f'write @{type(ctor).__name__} without ()' if type(ctor).__module__ != 'builtins' else ''
+                problems.append(problem_at(_OWNER, 'data_transformer_ctor',
+                                           f'must hold constructors, found {type(ctor).__name__} {ctor!r}', hint))
+        return [problem for problem in problems if problem is not None]
+
+    def _conflicts(self) -> list[gin_utils.Problem]:
+        problems = []
+
+        def conflict(name, message, hint):
+            problems.append(problem_at(_OWNER, name, message, hint))
+
+        if self.ml_type == 'sl' and self.num_iterations == 0:
+            conflict('num_iterations', 'is 0: supervised learning needs a number of epochs', 'set it to 1 or more')
+        elif self.num_iterations == 0 and self.num_env_steps == 0:
+            conflict('num_iterations', 'and TrainerConfig.num_env_steps are both 0: the run would never end',
+                     'set one of them')
+        if self.async_unroll and self.unroll_length == 0 and self.max_unroll_length == 0:
+            conflict('max_unroll_length', 'and TrainerConfig.unroll_length are both 0: nothing would be collected',
+                     'set one of them')
+        if self.ml_type == 'rl':
+            self._add_rl_conflicts(conflict)
+        return problems
+
+    def _add_rl_conflicts(self, conflict: Callable[[str, str, str], None]) -> None:
+        if self.unroll_length == 0 and not self.async_unroll and self.offline_buffer_dir is None:
+            conflict('unroll_length', 'is 0: no environment would ever be stepped', 'set it to 1 or more')
+        length = self.mini_batch_length
+        if length is not None and length > self.replay_buffer_length:
+            conflict('mini_batch_length', f'is {length}, longer than TrainerConfig.replay_buffer_length = '
+                     f'{self.replay_buffer_length}', 'shorten the sequences or lengthen the buffer')
+        if length is None and not self.whole_replay_buffer_training:
+            conflict('mini_batch_length', 'is not set, but TrainerConfig.whole_replay_buffer_training = False samples '
+                     'sequences', 'set the length of the sequences: 2 for one-step temporal-difference learning')
+        if self.priority_replay and self.whole_replay_buffer_training:
+            conflict('priority_replay', '= True has no meaning with TrainerConfig.whole_replay_buffer_training = True, '
+                     'which trains on every step once', 'set whole_replay_buffer_training to False')
+        if self.offline_buffer_length is not None and self.offline_buffer_dir is None:
+            conflict('offline_buffer_length', 'is set, but TrainerConfig.offline_buffer_dir is not', 'set both or none')
+
+    def _missing_files(self) -> list[gin_utils.Problem]:
+        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        missing = [path for path in self.code_snapshots or ()
+                   if not os.path.isfile(os.path.join(package, path))]
+        return [problem_at(_OWNER, 'code_snapshots', f'names {path!r}, which is not in {package}',
+                           "give paths relative to the alfx package, such as 'algorithms/agent.py'")
+                for path in missing]
+
+    def _not_available(self) -> list[gin_utils.Problem]:
+        return [problem_at(_OWNER, name, f'= {getattr(self, name)!r} is not available yet in this version',
+                           f'leave it at {only!r}')
+                for name, only in _NOT_AVAILABLE.items() if getattr(self, name) != only]

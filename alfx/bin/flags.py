@@ -1,0 +1,110 @@
+"""The flags that every program shares, and how a program ends.
+
+``--conf FILE`` (alias ``--gin_file``) names the conf file, ``--conf_param 'X.y=z'`` (alias
+``--gin_param``, may be repeated) overrides a binding of it. A mistake of the user ends the program with one
+message on stderr and exit code 2, without a traceback; ``--debug`` shows the traceback as well.
+"""
+
+import sys
+import traceback
+from typing import Callable, Optional
+
+from absl import app, flags
+
+from alfx import gin_utils
+from alfx.tensor_specs import SpecError
+
+# absl attributes a flag to the module that defines it; these belong to the program that asks for them.
+flags.disclaim_key_flags()
+
+__all__ = ['define_conf_flags', 'conf_from_flags', 'root_dir_from_flags', 'run']
+
+FLAGS = flags.FLAGS
+_USER_ERRORS = (gin_utils.ConfError, SpecError, FileNotFoundError, PermissionError, NotADirectoryError)
+
+
+def define_conf_flags(root_dir: bool = True) -> None:
+    """Define ``--conf``, ``--conf_param``, their aliases, and ``--debug``; call it when a program is imported.
+
+    Args:
+        root_dir: also define ``--root_dir``.
+    """
+    _define('conf', flags.DEFINE_string, None, 'conf file: a path, or the name of a conf that comes with alfx')
+    _define('conf_param', flags.DEFINE_multi_string, [], "override a binding, --conf_param 'Adam.lr=1e-4'; repeatable")
+    _define('gin_file', flags.DEFINE_multi_string, [], 'same as --conf')
+    _define('gin_param', flags.DEFINE_multi_string, [], 'same as --conf_param')
+    _define('debug', flags.DEFINE_bool, False, 'show the traceback of every error')
+    if root_dir:
+        _define('root_dir', flags.DEFINE_string, None, 'the run folder')
+
+
+def conf_from_flags(root_dir: Optional[str] = None) -> gin_utils.Conf:
+    """Load and check the conf that the flags ask for.
+
+    Args:
+        root_dir: an existing run folder: used for the conf if ``--conf`` is not given, and checked to belong to
+            the same conf if it is.
+
+    Returns:
+        What was loaded.
+
+    Raises:
+        ConfError: the conf has mistakes, or no conf is given, or the run folder belongs to another one.
+    """
+    given = ([FLAGS.conf] if FLAGS.conf else []) + list(FLAGS.gin_file)
+    if len(given) > 1:
+        raise gin_utils.ConfError(f'expected one conf file, found {len(given)}: {", ".join(given)}',
+                                  "put include '...' statements into one file")
+    if not given and root_dir is None:
+        raise gin_utils.ConfError('no conf file is given', 'add --conf FILE')
+    return gin_utils.load(given[0] if given else None, [*FLAGS.conf_param, *FLAGS.gin_param], root_dir=root_dir)
+
+
+def root_dir_from_flags() -> str:
+    """The run folder of ``--root_dir``, with ``~`` expanded.
+
+    Raises:
+        ConfError: the flag is not given.
+    """
+    import os
+    if not FLAGS.root_dir:
+        raise gin_utils.ConfError('no run folder is given', 'add --root_dir DIR')
+    return os.path.expanduser(FLAGS.root_dir)
+
+
+def run(main: Callable[[list[str]], Optional[int]]) -> None:
+    """Parse the flags, call ``main(argv)``, end the process with the code it returns (None is 0).
+
+    Code 1 is what a program returns when the work was done and the answer is no, or when it broke down; 2 is a
+    mistake of the user; 130 an interrupt.
+    """
+    app.run(lambda argv: call(main, argv))
+
+
+def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
+    """What :func:`run` does once the flags are parsed; returns the exit code."""
+    if len(argv) > 1:
+        print(f"unexpected argument {argv[1]!r}; flags begin with --, and values with spaces need quotes",
+              file=sys.stderr)
+        return 2
+    try:
+        return main(argv) or 0
+    except _USER_ERRORS as error:
+        if FLAGS.debug:
+            traceback.print_exc()
+        print(f'{_kind(error)}: {error}', file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print('interrupted', file=sys.stderr)
+        return 130
+
+
+def _kind(error: BaseException) -> str:
+    return type(error).__name__
+
+
+def _define(name, define, default, text):
+    if name in FLAGS:
+        flags.declare_key_flag(name)
+    else:
+        define(name, default, text)
