@@ -79,7 +79,7 @@ class Collector:
             self.discount_array[t] = np.where(terminated | truncated, 0.0, self.gamma)
             if truncated.any():  # the episode goes on beyond its time limit: its value belongs to the return
                 for i in np.flatnonzero(truncated & ~terminated):
-                    final = torch.from_numpy(info["final_obs"][i])
+                    final = torch.from_numpy(info['final_obs'][i])
                     self.reward[t, i] += self.gamma * self.critic(final)[0]
             self.latest = torch.from_numpy(observation)
         return Rollout(self.observation, self.action, self.log_prob, self.value, self.reward, self.discount,
@@ -165,4 +165,4 @@ def a2c(env_name: str, steps: int, seed: int) -> tuple[int, float]:
     return _timed(iteration, 8 * 5, steps)
 
 
-LOOPS: dict[str, Callable[[str, int, int], tuple[int, float]]] = {"ppo_cart_pole": ppo, "a2c_cart_pole": a2c}
+LOOPS: dict[str, Callable[[str, int, int], tuple[int, float]]] = {'ppo_cart_pole': ppo, 'a2c_cart_pole': a2c}

@@ -1,0 +1,145 @@
+"""Environment steps per second and peak memory of alfx and its peers on identical work.
+
+    python tools/benchmark.py                                   # every workload, three rounds
+    python tools/benchmark.py ppo_cart_pole --rounds 5 --json docs/benchmark.json
+    python tools/benchmark.py a2c_cart_pole --peers alfx bare --steps 40000
+
+Each measurement is a process of its own on one thread, so that memory is counted for each peer alone; a round
+runs every peer once and the next round begins with the next peer, so that a machine that grows slower or faster
+meanwhile favours none. Ratios are taken within a round, then their median.
+"""
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+ONE_THREAD = {name: '1' for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS')}
+
+
+def _measure_here(peer: str, workload_name: str, steps: int, seed: int) -> None:
+    """Runs in the subprocess: prints one JSON line with what was measured."""
+    from benchmark_peers import PEERS, WORKLOADS
+
+    import torch
+    torch.set_num_threads(1)
+    taken, seconds = PEERS[peer](WORKLOADS[workload_name], steps, seed)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({'steps': taken, 'seconds': seconds, 'rate': taken / seconds, 'peak_mib': peak}))
+
+
+def measure(peer: str, workload_name: str, steps: int, seed: int) -> dict[str, float]:
+    """One measurement in a process of its own.
+
+    Raises:
+        SystemExit: the process failed; its own output is shown.
+    """
+    command = [sys.executable, str(Path(__file__).resolve()), workload_name, '--measure', peer,
+               '--steps', str(steps), '--seed', str(seed)]
+    done = subprocess.run(command, env={**os.environ, **ONE_THREAD}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f'{peer} on {workload_name} failed:\n{done.stdout}{done.stderr}')
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def summarise(rounds: list[dict[str, dict[str, float]]], reference: str) -> dict[str, dict[str, float]]:
+    """Median rate, its range, median peak memory and the median ratio reference / peer of each peer."""
+    rows = {}
+    for peer in rounds[0]:
+        rates = [r[peer]['rate'] for r in rounds]
+        rows[peer] = {'rate': statistics.median(rates), 'lowest': min(rates), 'highest': max(rates),
+                      'peak_mib': statistics.median(r[peer]['peak_mib'] for r in rounds)}
+        if reference in rounds[0]:
+            rows[peer]['ratio'] = statistics.median(r[reference]['rate'] / r[peer]['rate'] for r in rounds)
+    return rows
+
+
+def format_table(rows: dict[str, dict[str, float]], reference: str) -> str:
+    """The rows as a Markdown table."""
+    lines = [f'| peer | steps/s (median) | range | {reference} is faster by | peak memory |',
+             '| --- | ---: | ---: | ---: | ---: |']
+    for peer, row in rows.items():
+        ratio = f"{row['ratio']:.2f}" if 'ratio' in row and peer != reference else ''
+        lines.append(f"| {peer} | {row['rate']:,.0f} | {row['lowest']:,.0f} to {row['highest']:,.0f} | {ratio} "
+                     f"| {row['peak_mib']:.0f} MiB |")
+    return '\n'.join(lines)
+
+
+def _versions() -> dict[str, str]:
+    found = {'python': platform.python_version()}
+    for name in ('alfx', 'torch', 'gymnasium', 'numpy', 'stable-baselines3', 'sbx-rl'):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    try:
+        text = Path('/proc/cpuinfo').read_text()
+    except OSError:
+        return platform.processor()
+    return next((line.split(':', 1)[1].strip() for line in text.splitlines() if line.startswith('model name')), '')
+
+
+def run_workload(name: str, peers: list[str], rounds: int, steps: int | None, seed: int) -> dict:
+    """Every round of one workload; prints as it goes and returns what the JSON file keeps."""
+    from benchmark_peers import WORKLOADS, unavailable
+
+    workload = WORKLOADS[name]
+    print(f'\n{name}: {workload.description}')
+    here = []
+    for peer in peers:
+        reason = unavailable(peer, workload)
+        print(f'  {peer} is left out: {reason}' if reason else f'  {peer}', flush=True)
+        here += [] if reason else [peer]
+    if not here:
+        raise SystemExit(f'no peer can run {name}')
+    results = []
+    for i in range(rounds):
+        order = here[i % len(here):] + here[:i % len(here)]
+        measured = {peer: measure(peer, name, steps or workload.steps, seed + i) for peer in order}
+        results.append({peer: measured[peer] for peer in here})
+        rates = '   '.join(f"{peer} {results[-1][peer]['rate']:,.0f}" for peer in here)
+        print(f'  round {i + 1}/{rounds}: {rates} steps/s', flush=True)
+    rows = summarise(results, here[0])
+    print('\n' + format_table(rows, here[0]))
+    return {'description': workload.description, 'summary': rows, 'rounds': results,
+            'date': datetime.date.today().isoformat(), 'processor': _processor(), 'versions': _versions()}
+
+
+def main() -> None:
+    """Parses the command line and runs what it asks for."""
+    from benchmark_peers import PEERS, WORKLOADS
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('workloads', nargs='*', choices=list(WORKLOADS), help='default: all of them')
+    parser.add_argument('--peers', nargs='+', choices=list(PEERS), default=['alfx', 'sb3', 'bare', 'sbx'],
+                        help='the first is the one that the others are compared with')
+    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--steps', type=int, help='environment steps of one measurement')
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--json', type=Path, help='keeps the numbers here; other workloads in the file stay')
+    parser.add_argument('--measure', choices=list(PEERS), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    names = args.workloads or list(WORKLOADS)
+    if args.measure:
+        _measure_here(args.measure, names[0], args.steps, args.seed)
+        return
+    kept = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
+    for name in names:
+        kept[name] = run_workload(name, args.peers, args.rounds, args.steps, args.seed)
+        if args.json:
+            args.json.write_text(json.dumps(kept, indent=1) + '\n')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,109 @@
+"""What `tools/benchmark.py` runs in each of its processes: one peer doing one workload, timed.
+
+A workload fixes everything that decides how much work there is: task, number of environments, network, rollout
+length, minibatches, epochs, optimizer. A peer is a function (workload, steps, seed) -> (environment steps taken,
+seconds); building the environments and the networks is outside the seconds, training and the peer's own default
+logging are inside.
+"""
+import dataclasses
+import importlib.util
+import tempfile
+import time
+from collections.abc import Callable
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """One task with everything that decides the amount of work.
+
+    Attributes:
+        algorithm: 'ppo' or 'a2c'.
+        env_name: gymnasium id.
+        num_envs: environments stepped together.
+        unroll_length: steps of each environment in an iteration.
+        epochs: updates on the whole rollout, as one minibatch, in an iteration.
+        steps: environment steps of one measurement unless the command says otherwise.
+        description: one line for the table.
+    """
+
+    algorithm: str
+    env_name: str
+    num_envs: int
+    unroll_length: int
+    epochs: int
+    steps: int
+    description: str
+
+
+WORKLOADS = {
+    'ppo_cart_pole': Workload('ppo', 'CartPole-v1', 8, 32, 20, 60_000,
+                              'PPO, 8 x 32 steps, one minibatch of 256, 20 epochs, 2 x 64 tanh, Adam 3e-4'),
+    'a2c_cart_pole': Workload('a2c', 'CartPole-v1', 8, 5, 1, 100_000,
+                              'A2C, 8 x 5 steps, one update each, 2 x 64 tanh, RMSprop 7e-4'),
+}
+
+_ALFX_CONF = """
+create_environment.env_name = '{env_name}'
+create_environment.num_parallel_environments = {num_envs}
+"""
+
+
+def run_bare(workload: Workload, steps: int, seed: int) -> tuple[int, float]:
+    """The hand-written loop of `tools/bare_loops.py`; it logs nothing."""
+    import bare_loops
+
+    loop = {'ppo': bare_loops.ppo, 'a2c': bare_loops.a2c}[workload.algorithm]
+    return loop(workload.env_name, steps, seed)
+
+
+def _stable_baselines(package, workload: Workload, steps: int, seed: int, warm_up: int) -> tuple[int, float]:
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.logger import configure
+
+    environment = make_vec_env(workload.env_name, workload.num_envs, seed=seed)
+    if workload.algorithm == 'ppo':
+        agent = package.PPO('MlpPolicy', environment, n_steps=workload.unroll_length, n_epochs=workload.epochs,
+                            batch_size=workload.num_envs * workload.unroll_length, seed=seed, device='cpu')
+    else:
+        agent = package.A2C('MlpPolicy', environment, n_steps=workload.unroll_length, seed=seed, device='cpu')
+    with tempfile.TemporaryDirectory() as folder:
+        agent.set_logger(configure(folder, ['csv', 'tensorboard']))
+        if warm_up:
+            agent.learn(warm_up)
+        before = agent.num_timesteps if warm_up else 0
+        start = time.perf_counter()
+        agent.learn(steps, reset_num_timesteps=not warm_up)
+        return agent.num_timesteps - before, time.perf_counter() - start
+
+
+def run_sb3(workload: Workload, steps: int, seed: int) -> tuple[int, float]:
+    """stable-baselines3 with its own vector environment and its csv and TensorBoard logger."""
+    import stable_baselines3
+
+    return _stable_baselines(stable_baselines3, workload, steps, seed, warm_up=0)
+
+
+def run_sbx(workload: Workload, steps: int, seed: int) -> tuple[int, float]:
+    """sbx (stable-baselines on jax); two iterations beforehand let it compile outside the timing."""
+    import sbx
+
+    return _stable_baselines(sbx, workload, steps, seed, warm_up=2 * workload.num_envs * workload.unroll_length)
+
+
+def run_alfx(workload: Workload, steps: int, seed: int) -> tuple[int, float]:
+    """alfx from a conf file of the shipped kind, with its default summaries, progress file and checkpoints."""
+    raise NotImplementedError
+
+
+PEERS: dict[str, Callable[[Workload, int, int], tuple[int, float]]] = {
+    'alfx': run_alfx, 'sb3': run_sb3, 'bare': run_bare, 'sbx': run_sbx}
+
+
+def unavailable(peer: str, workload: Workload) -> str:
+    """Why the peer cannot do the workload, or ''."""
+    module = {'alfx': 'alfx', 'sb3': 'stable_baselines3', 'sbx': 'sbx', 'bare': 'torch'}[peer]
+    if importlib.util.find_spec(module) is None:
+        return f'{module} is not installed (make install-bench)'
+    if peer == 'sbx' and workload.algorithm == 'a2c':
+        return 'sbx has no A2C'
+    return ''
