@@ -15,20 +15,28 @@ LearningRate = Union[float, Callable[[], float]]
 Parameters = Union[Iterable[Tensor], Iterable[dict[str, Any]]]
 
 
-def global_norm(tensors: list[Tensor]) -> Tensor:
+def global_norm(*groups: list[Tensor]) -> Tensor:
     """Euclidean norm of all elements of all tensors.
 
     Args:
-        tensors: at least one, of any shapes; they may lie on several devices.
+        groups: at least one list of at least one tensor, of any shapes; the tensors of one list have the same device
+            and type.
 
     Returns:
         scalar on the device of the first tensor.
     """
-    norms = torch._foreach_norm(tensors)
-    device = norms[0].device
-    if any(n.device != device or n.dtype != norms[0].dtype for n in norms):
-        norms = [n.to(device, torch.float32) for n in norms]
-    return torch.linalg.vector_norm(torch.stack(norms))
+    norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(group))) for group in groups]
+    if len(norms) == 1:
+        return norms[0]
+    return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, torch.float32) for n in norms]))
+
+
+def group_by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Lists of tensors of the same device and type, each in the given order."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    return list(kinds.values())
 
 
 def clip_divisor(norm: Tensor, max_norm: float) -> Tensor:
@@ -62,8 +70,6 @@ class ClippingMixin:
     """
 
     param_groups: list[dict[str, Any]]
-    defaults: dict[str, Any]
-    state: dict[Tensor, dict[str, Any]]
 
     def __init__(self,
                  params: Parameters = (),
@@ -153,17 +159,18 @@ class ClippingMixin:
         """
         if self._gradient_clipping is None:
             return None
-        grads = [p.grad for group in self.param_groups for p in group['params'] if p.grad is not None]
-        if not grads:
+        groups = group_by_kind(p.grad for g in self.param_groups for p in g['params'] if p.grad is not None)
+        if not groups:
             return None
         if self._clip_by_global_norm:
-            self._grad_norm = global_norm(grads)
+            self._grad_norm = global_norm(*groups)
             divisor = clip_divisor(self._grad_norm, self._gradient_clipping)
-            for device in {g.device for g in grads}:
-                torch._foreach_div_([g for g in grads if g.device == device], divisor.to(device))
+            for grads in groups:
+                torch._foreach_div_(grads, divisor.to(grads[0].device))
             return self._grad_norm
-        norms = torch._foreach_norm(grads)
-        torch._foreach_div_(grads, [clip_divisor(n, self._gradient_clipping) for n in norms])
+        for grads in groups:
+            norms = torch.stack(torch._foreach_norm(grads))
+            torch._foreach_div_(grads, clip_divisor(norms, self._gradient_clipping).unbind())
         return None
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -200,8 +207,9 @@ class ClippingMixin:
         super().load_state_dict(copy.deepcopy(state_dict))  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
+        torch_state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
         own = ('name', '_gradient_clipping', '_clip_by_global_norm', '_schedule', '_group_schedules', '_scheduled')
-        return {**super().__getstate__(), **{k: getattr(self, k) for k in own}}  # type: ignore[misc]
+        return {**torch_state, **{key: getattr(self, key) for key in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[misc]

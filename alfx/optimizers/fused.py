@@ -1,11 +1,13 @@
 """The step shared by Adam, AdamW and AdamTF: torch's fused kernels with as little around them as possible."""
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from alfx.optimizers.clipping import ClippingMixin, LearningRate, Parameters, clip_divisor, global_norm
+from alfx.optimizers.clipping import (ClippingMixin, LearningRate, Parameters, clip_divisor, global_norm,
+                                      group_by_kind)
 
 
 class _Bucket(NamedTuple):
@@ -16,15 +18,33 @@ class _Bucket(NamedTuple):
     exp_avg_sqs: list[Tensor]
     max_exp_avg_sqs: list[Tensor]
     steps: list[Tensor]
+    strides: list[tuple[int, ...]]
     step_block: Optional[Tensor]  # what ``steps`` are views of, if it holds nothing else
 
-    def subset(self, indices: list[int]) -> '_Bucket':
-        """Some of the parameters."""
+    def with_gradients(self, grads: list[Any]) -> tuple['_Bucket', list[Tensor]]:
+        """The parameters that have a gradient, and the gradients, each laid out in memory as its parameter.
 
-        def pick(tensors: list[Tensor]) -> list[Tensor]:
-            return [tensors[i] for i in indices] if tensors else []
+        The kernels read memory in order and would silently take a transposed gradient for a straight one.
+        """
+        indices = [i for i, grad in enumerate(grads) if grad is not None]
+        present = []
+        for i in indices:
+            param, grad = self.params[i], grads[i]
+            if not _same_layout(param, grad):
+                param.grad = grad = torch.empty_like(param).copy_(grad)
+            present.append(grad)
+        if len(indices) == len(grads):
+            return self, present
 
-        return _Bucket(self.group, *(pick(tensors) for tensors in self[1:6]), step_block=None)
+        def pick(items: list[Any]) -> list[Any]:
+            return [items[i] for i in indices] if items else []
+
+        return _Bucket(self.group, *(pick(items) for items in self[1:-1]), None), present  # type: ignore[call-arg, arg-type]
+
+
+def _same_layout(a: Tensor, b: Tensor) -> bool:
+    """Whether the elements of two tensors of the same shape are in the same order in memory."""
+    return all(m == n for size, m, n in zip(a.shape, a.stride(), b.stride()) if size != 1) or a.numel() == 0
 
 
 class _AdamDefaults(torch.optim.Optimizer):
@@ -67,6 +87,7 @@ class FusedAdamBase(ClippingMixin, _AdamDefaults):
 
         Raises:
             TypeError: a parameter is not of a floating-point type.
+            ValueError: a parameter has gaps or overlaps in memory; see also the base class.
         """
         super().add_param_group(param_group)
         self._buckets = None
@@ -74,10 +95,28 @@ class FusedAdamBase(ClippingMixin, _AdamDefaults):
             if not param.is_floating_point():
                 raise TypeError(f'{self.name}: expected floating-point parameters, found {param.dtype}'
                                 f' {tuple(param.shape)}')
+            if not _same_layout(param, torch.empty_like(param)):
+                raise ValueError(f'{self.name}: expected parameters without gaps in memory, found one of shape'
+                                 f' {tuple(param.shape)} with strides {param.stride()}; make it of tensor.contiguous()')
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._buckets = None
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> Any:
+        """Have ``hook(optimizer, args, kwargs)`` called before every step, as in torch."""
+        self._enable_hooks()
+        return super().register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Callable[..., Any]) -> Any:
+        """Have ``hook(optimizer, args, kwargs)`` called after every step, as in torch."""
+        self._enable_hooks()
+        return super().register_step_post_hook(hook)
+
+    def _enable_hooks(self) -> None:
+        """From now on, step as every optimizer of torch does: with hooks and a mark for the profiler."""
+        wrapped = torch.optim.Optimizer.profile_hook_step(type(self).step)
+        self.step = types.MethodType(wrapped, self)  # type: ignore[method-assign]
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Clip the gradients, then update every parameter that has one; see :meth:`ClippingMixin.step`."""
@@ -87,12 +126,11 @@ class FusedAdamBase(ClippingMixin, _AdamDefaults):
                 self._buckets = self._make_buckets()
             batches = []
             for bucket in self._buckets:
-                grads = [p.grad for p in bucket.params]
-                if any(g is None for g in grads):
-                    indices = [i for i, g in enumerate(grads) if g is not None]
-                    if not indices:
-                        continue
-                    bucket, grads = bucket.subset(indices), [grads[i] for i in indices]
+                grads: list[Any] = [p.grad for p in bucket.params]
+                if [g.stride() for g in grads if g is not None] != bucket.strides:
+                    bucket, grads = bucket.with_gradients(grads)
+                if not grads:
+                    continue
                 batches.append((bucket, grads))
             if batches:
                 divisor = self._clip(batches)
@@ -108,8 +146,7 @@ class FusedAdamBase(ClippingMixin, _AdamDefaults):
         if not self._clip_by_global_norm:
             self.clip_gradients()
             return None
-        grads = batches[0][1] if len(batches) == 1 else [g for _, gs in batches for g in gs]
-        self._grad_norm = global_norm(grads)
+        self._grad_norm = global_norm(*(grads for _, grads in batches))
         return clip_divisor(self._grad_norm, self._gradient_clipping).float()
 
     def _update(self, bucket: _Bucket, grads: list[Tensor], divisor: Optional[Tensor]) -> None:
@@ -149,12 +186,9 @@ class FusedAdamBase(ClippingMixin, _AdamDefaults):
 
     def _make_buckets(self) -> list[_Bucket]:
         """Sort the parameters of each group by device and type, and give a state to those that have none."""
-        buckets = []
+        buckets: list[_Bucket] = []
         for group in self.param_groups:
-            kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-            for param in group['params']:
-                kinds.setdefault((param.device, param.dtype), []).append(param)
-            buckets.extend(self._make_bucket(group, params) for params in kinds.values())
+            buckets.extend(self._make_bucket(group, params) for params in group_by_kind(group['params']))
         return buckets
 
     def _make_bucket(self, group: dict[str, Any], params: list[Tensor]) -> _Bucket:
@@ -170,7 +204,12 @@ class FusedAdamBase(ClippingMixin, _AdamDefaults):
             state['step'] = step
         max_exp_avg_sqs = [s['max_exp_avg_sq'] for s in states] if group['amsgrad'] else []
         return _Bucket(group, params, [s['exp_avg'] for s in states], [s['exp_avg_sq'] for s in states],
-                       max_exp_avg_sqs, [s['step'] for s in states], block)
+                       max_exp_avg_sqs, [s['step'] for s in states], [p.stride() for p in params], block)
+
+
+# Every construction of a torch optimizer puts a wrapper around the class's step (profiler mark, hooks) unless it
+# bears this mark. The wrapper costs as much as the kernel, so it is added for those only who register a hook.
+FusedAdamBase.step.hooked = True  # type: ignore[attr-defined]
 
 
 def _check_adam_arguments(betas: tuple[float, float], eps: float, weight_decay: float, name: str) -> None:
