@@ -1,0 +1,36 @@
+"""Modules whose state are a few numbers on the host."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import nn
+
+
+class HostModule(nn.Module):
+    """A module whose state is a few numpy arrays, updated in place; saved and loaded like buffers.
+
+    Numpy, because a metric costs a handful of operations on a few numbers once an environment step, and moved
+    to no device, whatever happens to the module that holds it.
+    """
+
+    def _host_state(self) -> dict[str, np.ndarray]:
+        raise NotImplementedError
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> 'HostModule':
+        return self
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        for name, array in self._host_state().items():
+            destination[prefix + name] = torch.from_numpy(array.copy())
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, local_metadata: dict, strict: bool,
+                              missing_keys: list, unexpected_keys: list, error_msgs: list) -> None:
+        for name, array in self._host_state().items():
+            saved = state_dict.get(prefix + name)
+            if saved is None:
+                missing_keys.append(prefix + name)
+            elif tuple(saved.shape) != array.shape:
+                error_msgs.append(f'{prefix}{name}: expected shape {array.shape}, found {tuple(saved.shape)}')
+            else:
+                array[...] = saved.cpu().numpy()

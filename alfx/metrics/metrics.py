@@ -1,0 +1,519 @@
+"""Step metrics: counters and per-episode averages over the last few episodes.
+
+Every metric sees the time steps of a batched environment, one at a time (``metric(time_step)``) or a whole
+unroll at once (``metric.call_sequence(time_steps)``, ``update_metrics`` for several metrics); both give the
+same result. A quantity is always one of a single episode of a single environment, never a sum over
+environments, and only the environment's own reward counts: intrinsic rewards are added later and elsewhere.
+
+The state of a metric is in module buffers, so it is saved and restored with whatever module holds it. It
+stays on the host.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from alfx import gin_utils, nest, summary
+from alfx.data_structures import TimeStep
+from alfx.metrics.host_module import HostModule
+from alfx.metrics.segments import StepSequence, to_host
+
+_UFUNC = {'sum': np.add, 'mean': np.add, 'max': np.maximum, 'min': np.minimum}
+_INITIAL = {'sum': 0., 'mean': 0., 'max': -np.inf, 'min': np.inf}
+
+
+def update_metrics(metrics: Iterable[Any], time_steps: TimeStep, stacked: bool = True) -> None:
+    """Show the same steps to several metrics; what they have in common is computed once.
+
+    Args:
+        metrics: the metrics to update.
+        time_steps: ``[T, B, ...]``, or ``[B, ...]`` with ``stacked=False``.
+        stacked: whether ``time_steps`` has the time dimension.
+    """
+    steps = StepSequence(time_steps, stacked)
+    for metric in metrics:
+        metric.update(steps)
+
+
+class MetricBuffer(HostModule):
+    """A ring of the last ``max_len`` values.
+
+    Args:
+        max_len: how many values are kept.
+        dtype: of the values handed out.
+        shape: of one value.
+    """
+
+    def __init__(self, max_len: int, dtype: torch.dtype = torch.float32, shape: Sequence[int] = ()):
+        super().__init__()
+        if max_len < 1:
+            raise ValueError(f'MetricBuffer: max_len must be at least 1, got {max_len}')
+        self._max_len = max_len
+        self._dtype = dtype
+        self._values = np.zeros((max_len, *shape))
+        self._count = np.zeros((), dtype=np.int64)
+
+    def _host_state(self) -> dict[str, np.ndarray]:
+        return {'values': self._values, 'count': self._count}
+
+    def __len__(self) -> int:
+        return min(int(self._count), self._max_len)
+
+    def append(self, value: Any) -> None:
+        """Append one value of the buffer's shape."""
+        self.extend(to_host(torch.as_tensor(value))[None])
+
+    def extend(self, values: np.ndarray) -> None:
+        """Append ``[n, ...]`` values, the oldest first."""
+        total = int(self._count) + len(values)
+        kept = values[-self._max_len:]
+        self._values[np.arange(total - len(kept), total) % self._max_len] = kept
+        self._count[...] = total
+
+    def mean(self) -> torch.Tensor:
+        """Mean of the values kept, 0 if there is none."""
+        return self._tensor(self._values[:len(self)].mean(0) if len(self) else 0 * self._values[0])
+
+    def std(self) -> torch.Tensor:
+        """Standard deviation (of a sample: n - 1) of the values kept, 0 if there are fewer than two."""
+        return self._tensor(self._values[:len(self)].std(0, ddof=1) if len(self) > 1 else 0 * self._values[0])
+
+    def latest(self) -> torch.Tensor:
+        """The value appended last, 0 if there is none."""
+        return self._tensor(self._values[(int(self._count) - 1) % self._max_len])
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self._values.fill(0.0)
+        self._count.fill(0)
+
+    def _tensor(self, value: np.ndarray) -> torch.Tensor:
+        return torch.tensor(value, dtype=self._dtype, device='cpu')
+
+
+class StepMetric(HostModule):
+    """Base of all metrics.
+
+    Args:
+        name: name of the summary.
+        prefix: summaries are written below this name.
+        dtype: of the result.
+    """
+
+    def __init__(self, name: str, prefix: str = 'Metrics', dtype: torch.dtype = torch.float32):
+        super().__init__()
+        self.name = name
+        self._prefix = prefix
+        self._dtype = dtype
+
+    @property
+    def prefix(self) -> str:
+        """Summaries are written below this name."""
+        return self._prefix
+
+    def forward(self, time_step: TimeStep) -> None:
+        """Take account of one time step of ``[B, ...]``."""
+        self.update(StepSequence(time_step, stacked=False))
+
+    def call(self, time_step: TimeStep) -> None:
+        """Same as calling the metric."""
+        self.update(StepSequence(time_step, stacked=False))
+
+    def call_sequence(self, time_steps: TimeStep) -> None:
+        """Take account of consecutive time steps of ``[T, B, ...]``; same result as T calls."""
+        self.update(StepSequence(time_steps, stacked=True))
+
+    def update(self, steps: StepSequence) -> None:
+        """Take account of a prepared sequence; see ``update_metrics``."""
+        raise NotImplementedError
+
+    def result(self) -> Any:
+        """The current value: a tensor, or a nest of tensors."""
+        raise NotImplementedError
+
+    def has_result(self) -> bool:
+        """Whether ``result()`` rests on any data."""
+        return True
+
+    def reset(self) -> None:
+        """Forget everything."""
+        raise NotImplementedError
+
+    def gen_summaries(self, train_step: int | None = None, step_metrics: Iterable[Any] = ()) -> None:
+        """Write the result as scalars, against the global counter and against each of ``step_metrics``.
+
+        Args:
+            train_step: the step to write against; None is the global counter.
+            step_metrics: counters, e.g. ``EnvironmentSteps``: for each of them
+                ``<prefix>_vs_<its name>/<name>`` is written with its value as the step.
+        """
+        if not summary.should_record_summaries() or not self.has_result():
+            return
+        for path, value in _named_scalars(self.name, self.result()):
+            summary.scalar(f'{self.prefix}/{path}', value, step=train_step)
+            for metric in step_metrics:
+                if metric is not self:
+                    summary.scalar(f'{self.prefix}_vs_{metric.name}/{path}', value, step=int(metric.result()))
+
+
+def _named_scalars(name: str, result: Any) -> list[tuple[str, float]]:
+    named = []
+    for path, value in nest.flatten_with_path(result):
+        base = f'{name}/{path}' if path else name
+        values = value.reshape(-1).tolist()
+        named += [(base, values[0])] if value.ndim == 0 else [(f'{base}/{i}', v) for i, v in enumerate(values)]
+    return named
+
+
+class _Counter(StepMetric):
+    """Counts something of every sequence."""
+
+    def __init__(self, name: str, prefix: str, dtype: torch.dtype):
+        super().__init__(name, prefix, dtype)
+        self._count = np.zeros((), dtype=np.int64)
+
+    def _host_state(self) -> dict[str, np.ndarray]:
+        return {'count': self._count}
+
+    def result(self) -> torch.Tensor:
+        """``[]`` the count."""
+        return torch.tensor(self._count, dtype=self._dtype, device='cpu')
+
+    def reset(self) -> None:
+        """Count from 0 again."""
+        self._count.fill(0)
+
+
+class EnvironmentSteps(_Counter):
+    """Number of steps taken in all environments. FIRST steps are the result of a reset and not counted."""
+
+    def __init__(self, name: str = 'EnvironmentSteps', prefix: str = 'Metrics', dtype: torch.dtype = torch.int64):
+        super().__init__(name, prefix, dtype)
+
+    def update(self, steps: StepSequence) -> None:
+        """Add the steps that are not FIRST."""
+        self._count[...] += steps.num_transitions
+
+
+class NumberOfEpisodes(_Counter):
+    """Number of episodes that ended, in all environments."""
+
+    def __init__(self, name: str = 'NumberOfEpisodes', prefix: str = 'Metrics', dtype: torch.dtype = torch.int64):
+        super().__init__(name, prefix, dtype)
+
+    def update(self, steps: StepSequence) -> None:
+        """Add the LAST steps."""
+        if steps.num_ended:
+            self._count[...] += steps.num_ended
+
+    def std(self) -> torch.Tensor:
+        """A count has no spread: 0."""
+        return torch.zeros(())
+
+
+class AverageEpisodicAggregationMetric(StepMetric):
+    """The average over the last episodes of what each episode added up to.
+
+    A subclass says in ``_extract_values`` what is added up; this class sums it (or takes its mean, maximum or
+    minimum) over the steps of each episode, FIRST excluded, and keeps the last ``buffer_size`` episodes.
+
+    Args:
+        name: name of the summary.
+        prefix: summaries are written below this name.
+        dtype: of the result.
+        buffer_size: number of episodes averaged over.
+        example_time_step: a ``[B, ...]`` time step: gives the number of environments and the shapes.
+    """
+
+    def __init__(self,
+                 name: str = 'AverageEpisodicAggregationMetric',
+                 prefix: str = 'Metrics',
+                 dtype: torch.dtype = torch.float32,
+                 buffer_size: int = 10,
+                 example_time_step: TimeStep | None = None):
+        super().__init__(name, prefix, dtype)
+        if example_time_step is None:
+            raise ValueError(f'{name}: example_time_step is required, it gives the number of environments')
+        batch_size = example_time_step.step_type.shape[0]
+        example = self._example_values(example_time_step)
+        leaves = nest.flatten_with_path(example)
+        self._structure = nest.map_structure(lambda x: 0, example)
+        self._reductions = [_reduction_of(path) for path, _ in leaves]
+        self._length = np.zeros(batch_size, dtype=np.int64)
+        self._accumulated = [np.full((batch_size, *leaf.shape[1:]), _INITIAL[reduction])
+                             for (_, leaf), reduction in zip(leaves, self._reductions)]
+        self.buffers_of_episodes = nn.ModuleList(MetricBuffer(buffer_size, dtype, leaf.shape[1:]) for _, leaf in leaves)
+
+    def _host_state(self) -> dict[str, np.ndarray]:
+        return {'length': self._length, **{f'accumulated{i}': a for i, a in enumerate(self._accumulated)}}
+
+    def _example_values(self, time_step: TimeStep) -> Any:
+        """A nest of tensors ``[B, ...]`` shaped as what ``_extract_values`` returns, without T."""
+        return time_step.reward
+
+    def _extract_values(self, steps: StepSequence) -> list[np.ndarray]:
+        """``[B, T, ...]`` arrays to aggregate, with what changes nothing (0 for a sum) at FIRST."""
+        raise NotImplementedError
+
+    def update(self, steps: StepSequence) -> None:
+        """Continue the running episodes; store those that end."""
+        if steps.batch_size != len(self._length):
+            raise ValueError(f'{self.name}: made for {len(self._length)} environments, got {steps.batch_size}')
+        values = self._extract_values(steps)
+        if not steps.crosses_boundary:
+            for value, accumulated, reduction in zip(values, self._accumulated, self._reductions):
+                ufunc = _UFUNC[reduction]
+                ufunc(accumulated, ufunc.reduce(value, axis=1), out=accumulated)
+            self._length += steps.num_steps
+            return
+        positions, ended = steps.positions(self._length), steps.segments.ended
+        for value, accumulated, reduction, buffer in zip(values, self._accumulated, self._reductions,
+                                                         self.buffers_of_episodes):
+            total = _aggregate(steps, value, accumulated, reduction)
+            if steps.num_ended:
+                length = positions.length[ended]
+                done = self._mean(total[ended], length) if reduction == 'mean' else total[ended]
+                buffer.extend(self._finish(done, length))
+        self._length[...] = positions.final
+
+    def _finish(self, total: np.ndarray, length: np.ndarray) -> np.ndarray:
+        """From what n episodes added up to ``[n, ...]``, and their lengths ``[n]``, the values to store."""
+        return total
+
+    @staticmethod
+    def _mean(total: np.ndarray, length: np.ndarray) -> np.ndarray:
+        return total / np.maximum(length, 1).reshape(-1, *(1, ) * (total.ndim - 1))
+
+    def has_result(self) -> bool:
+        """Whether an episode has ended."""
+        return all(len(buffer) for buffer in self.buffers_of_episodes)
+
+    def result(self) -> Any:
+        """Mean over the last episodes; 0 before the first one ended."""
+        return self._pack([buffer.mean() for buffer in self.buffers_of_episodes])
+
+    def std(self) -> Any:
+        """Standard deviation over the last episodes."""
+        return self._pack([buffer.std() for buffer in self.buffers_of_episodes])
+
+    def latest(self) -> Any:
+        """Value of the episode that ended last."""
+        return self._pack([buffer.latest() for buffer in self.buffers_of_episodes])
+
+    def _pack(self, values: list[torch.Tensor]) -> Any:
+        return nest.pack_sequence_as(self._structure, values)
+
+    def _reset_running(self) -> None:
+        self._length.fill(0)
+        for accumulated, reduction in zip(self._accumulated, self._reductions):
+            accumulated.fill(_INITIAL[reduction])
+
+    def reset(self) -> None:
+        """Forget all episodes, the running ones included."""
+        self._reset_running()
+        for buffer in self.buffers_of_episodes:
+            buffer.clear()
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+        # The running episodes belong to the environments: with another number of environments (play,
+        # evaluation) they are not those of the checkpoint and start anew.
+        saved = state_dict.get(prefix + 'length')
+        if saved is not None and len(saved) != len(self._length):
+            self._reset_running()
+        else:
+            super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _aggregate(steps: StepSequence, value: np.ndarray, accumulated: np.ndarray, reduction: str) -> np.ndarray:
+    """``[S, ...]`` aggregate of each segment with what was carried into it; leaves that of the open episodes
+    in ``accumulated``."""
+    ufunc, segments = _UFUNC[reduction], steps.segments
+    total = ufunc.reduceat(value.reshape(-1, *value.shape[2:]), segments.starts, axis=0)
+    if ufunc is np.add:
+        total[segments.initial] += accumulated * segments.carried.reshape(-1, *(1, ) * (accumulated.ndim - 1))
+    else:
+        carried = segments.initial[segments.carried > 0]
+        total[carried] = ufunc(total[carried], accumulated[segments.carried > 0])
+    accumulated[...] = total[segments.final]
+    return total
+
+
+def _reduction_of(path: str) -> str:
+    """How a named quantity is aggregated over an episode: what follows ``@`` in its name, or the sum."""
+    _, at, suffix = path.rpartition('@')
+    if not at:
+        return 'sum'
+    reduction = {'step': 'mean'}.get(suffix, suffix)
+    if reduction not in _UFUNC:
+        raise ValueError(f"env_info field '{path}': unknown aggregation '@{suffix}', expected one of "
+                         '@sum, @step (mean over the steps), @max, @min')
+    return reduction
+
+
+class AverageReturnMetric(AverageEpisodicAggregationMetric):
+    """Average undiscounted return; ``[]``, or ``[K]`` for K-dimensional rewards."""
+
+    def __init__(self,
+                 example_time_step: TimeStep,
+                 name: str = 'AverageReturn',
+                 prefix: str = 'Metrics',
+                 dtype: torch.dtype = torch.float32,
+                 buffer_size: int = 10):
+        super().__init__(name, prefix, dtype, buffer_size, example_time_step)
+
+    def _extract_values(self, steps: StepSequence) -> list[np.ndarray]:
+        return [steps.reward]
+
+
+@gin_utils.configurable
+class AverageDiscountedReturnMetric(AverageEpisodicAggregationMetric):
+    r"""The discounted return, averaged over all states of an episode, then over episodes.
+
+    With rewards :math:`r_1, \ldots, r_L` the return from state t is
+    :math:`G_t = \sum_{i>t} \gamma^{i-t-1} r_i`, and the mean of the L returns is
+    :math:`\frac{1}{L}\sum_i r_i \frac{1-\gamma^i}{1-\gamma}`. What a truncated episode would still have
+    earned is not estimated.
+
+    Args:
+        example_time_step: a ``[B, ...]`` time step.
+        name: name of the summary.
+        prefix: summaries are written below this name.
+        dtype: of the result.
+        discount: :math:`\gamma`, in ``[0, 1]``.
+        reward_transformer: applied to the float64 ``[B, T]`` (or ``[B, T, K]``) reward tensor first.
+        buffer_size: number of episodes averaged over.
+    """
+
+    def __init__(self,
+                 example_time_step: TimeStep,
+                 name: str = 'AverageDiscountedReturn',
+                 prefix: str = 'Metrics',
+                 dtype: torch.dtype = torch.float32,
+                 discount: float = 0.99,
+                 reward_transformer: Callable | None = None,
+                 buffer_size: int = 10):
+        _check_discount(name, discount)
+        self._discount = discount
+        super().__init__(name, prefix, dtype, buffer_size, example_time_step)
+        self._reward_transformer = reward_transformer
+
+    def _extract_values(self, steps: StepSequence) -> list[np.ndarray]:
+        reward = steps.reward
+        if self._reward_transformer is not None:
+            reward = to_host(self._reward_transformer(torch.from_numpy(reward)))
+            reward = steps.without_first(reward, 0.0)
+        position = steps.positions(self._length).position
+        if self._discount == 1.0:
+            weight = position.astype(np.float64)
+        else:
+            weight = (1.0 - np.power(self._discount, position)) / (1.0 - self._discount)
+        return [reward * (weight if reward.ndim == 2 else weight[..., None])]
+
+    def _finish(self, total: np.ndarray, length: np.ndarray) -> np.ndarray:
+        return self._mean(total, length)
+
+
+@gin_utils.configurable
+class EpisodicStartAverageDiscountedReturnMetric(AverageEpisodicAggregationMetric):
+    r"""The discounted return from the first state of an episode, :math:`\sum_i \gamma^{i-1} r_i`.
+
+    Args:
+        example_time_step: a ``[B, ...]`` time step.
+        name: name of the summary.
+        prefix: summaries are written below this name.
+        buffer_size: number of episodes averaged over.
+        discount: :math:`\gamma`, in ``[0, 1]``.
+    """
+
+    def __init__(self,
+                 example_time_step: TimeStep,
+                 name: str = 'EpisodicStartAverageDiscountedReturn',
+                 prefix: str = 'Metrics',
+                 buffer_size: int = 10,
+                 discount: float = 0.99):
+        _check_discount(name, discount)
+        self._discount = discount
+        super().__init__(name, prefix, torch.float32, buffer_size, example_time_step)
+
+    def _extract_values(self, steps: StepSequence) -> list[np.ndarray]:
+        position = steps.positions(self._length).position
+        weight = np.power(float(self._discount), np.maximum(position - 1, 0))
+        return [steps.reward * (weight if steps.reward.ndim == 2 else weight[..., None])]
+
+
+@gin_utils.configurable
+class AverageRewardMetric(AverageReturnMetric):
+    """The mean reward of a step in an episode, averaged over episodes."""
+
+    def __init__(self,
+                 example_time_step: TimeStep,
+                 name: str = 'AverageReward',
+                 prefix: str = 'Metrics',
+                 buffer_size: int = 10):
+        super().__init__(example_time_step, name, prefix, torch.float32, buffer_size)
+
+    def _finish(self, total: np.ndarray, length: np.ndarray) -> np.ndarray:
+        return self._mean(total, length)
+
+
+class AverageEpisodeLengthMetric(AverageEpisodicAggregationMetric):
+    """Average number of steps of an episode (its transitions: FIRST is not counted)."""
+
+    def __init__(self,
+                 example_time_step: TimeStep,
+                 name: str = 'AverageEpisodeLength',
+                 prefix: str = 'Metrics',
+                 dtype: torch.dtype = torch.float32,
+                 buffer_size: int = 10):
+        super().__init__(name, prefix, dtype, buffer_size, example_time_step)
+
+    def _example_values(self, time_step: TimeStep) -> torch.Tensor:
+        return time_step.step_type
+
+    def _extract_values(self, steps: StepSequence) -> list[np.ndarray]:
+        return [steps.transitions]
+
+
+@gin_utils.configurable
+class AverageEnvInfoMetric(AverageEpisodicAggregationMetric):
+    """Averages of the quantities in ``time_step.env_info``, with the same structure.
+
+    A quantity is summed over the episode, unless its name ends with ``@step`` (mean over the steps), ``@max``
+    or ``@min``. What ``env_info`` holds at FIRST is ignored.
+
+    Args:
+        example_time_step: a ``[B, ...]`` time step; its ``env_info`` is a nest of tensors.
+        name: name of the summary.
+        prefix: summaries are written below this name.
+        dtype: of the result.
+        fields: paths (``'a.b'``) of the quantities to measure; None is all of them.
+        buffer_size: number of episodes averaged over.
+    """
+
+    def __init__(self,
+                 example_time_step: TimeStep,
+                 name: str = 'AverageEnvInfoMetric',
+                 prefix: str = 'Metrics',
+                 dtype: torch.dtype = torch.float32,
+                 fields: Sequence[str] | None = None,
+                 buffer_size: int = 10):
+        self._fields = None if fields is None else list(fields)
+        super().__init__(name, prefix, dtype, buffer_size, example_time_step)
+
+    def _example_values(self, time_step: TimeStep) -> Any:
+        if self._fields is None:
+            return time_step.env_info
+        return {field: nest.get_field(time_step.env_info, field) for field in self._fields}
+
+    def _extract_values(self, steps: StepSequence) -> list[np.ndarray]:
+        values = nest.flatten(self._example_values(steps.time_step))
+        return [steps.without_first(steps.host(value).astype(np.float64), _INITIAL[reduction])
+                for value, reduction in zip(values, self._reductions)]
+
+
+def _check_discount(name: str, discount: float) -> None:
+    if not 0.0 <= discount <= 1.0:
+        raise ValueError(f'{name}: discount must be in [0, 1], got {discount}')

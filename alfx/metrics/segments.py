@@ -1,0 +1,143 @@
+"""Episodes inside a stacked sequence of time steps, found once and shared by every metric.
+
+A sequence of T steps of B environments is laid out as ``[B, T]`` and cut, environment by environment, into
+*segments*: a segment starts at row 0 or at a FIRST step and ends before the next one. A per-episode sum is then
+one ``reduceat`` over the segments, plus what the environment had accumulated before row 0.
+"""
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from alfx.data_structures import StepType, TimeStep
+
+
+def to_host(x: torch.Tensor | np.ndarray) -> np.ndarray:
+    """The numbers of ``x`` as a numpy array; shares the memory of a CPU tensor."""
+    if isinstance(x, torch.Tensor):
+        return x.numpy() if x.device.type == 'cpu' and not x.requires_grad else x.detach().cpu().numpy()
+    return np.asarray(x)
+
+
+class Segments(NamedTuple):
+    """The S segments of a sequence, ordered by environment, then by time.
+
+    Attributes:
+        starts: ``[S]`` index of each segment's first row in the ``[B * T]`` layout.
+        ends: ``[S]`` index after its last row.
+        initial: ``[B]`` the segment that each environment begins with.
+        final: ``[B]`` the segment that each environment ends with.
+        carried: float64 ``[B]``: 1 where the episode of ``initial`` began before row 0, otherwise 0.
+        num_steps: ``[S]`` number of its steps that are not FIRST.
+        ended: indices of the segments that end with LAST, in the order in which the episodes ended.
+    """
+    starts: np.ndarray
+    ends: np.ndarray
+    initial: np.ndarray
+    final: np.ndarray
+    carried: np.ndarray
+    num_steps: np.ndarray
+    ended: np.ndarray
+
+
+class Positions(NamedTuple):
+    """Where the steps stand in their episodes, in numbers of transitions since FIRST.
+
+    Attributes:
+        position: ``[B, T]`` of each step; 0 at FIRST.
+        length: ``[S]`` of the last step of each segment; None if no segment begins or ends.
+        final: ``[B]`` of the last step of each environment.
+    """
+    position: np.ndarray
+    length: np.ndarray | None
+    final: np.ndarray
+
+
+class StepSequence:
+    """A time step on the host, in the layout ``[B, T, ...]``, with what the metrics need computed at most once.
+
+    Args:
+        time_step: a time step of ``[B, ...]``, or of ``[T, B, ...]`` with ``stacked=True``.
+        stacked: whether ``time_step`` has the time dimension.
+    """
+
+    def __init__(self, time_step: TimeStep, stacked: bool):
+        self.time_step = time_step
+        self.stacked = stacked
+        self.step_type = self.host(time_step.step_type)
+        self.batch_size, self.num_steps = self.step_type.shape
+        self.crosses_boundary = bool((self.step_type != StepType.MID).any())
+        self.num_transitions = self.step_type.size
+        self.num_ended = 0
+        if self.crosses_boundary:
+            self.first = self.step_type == StepType.FIRST
+            self.last = self.step_type == StepType.LAST
+            self.num_transitions -= int(np.count_nonzero(self.first))
+            self.num_ended = int(np.count_nonzero(self.last))
+        self._positions: dict[bytes, Positions] = {}
+
+    def host(self, x: torch.Tensor | np.ndarray) -> np.ndarray:
+        """``x`` as a contiguous ``[B, T, ...]`` array."""
+        x = to_host(x)
+        return np.ascontiguousarray(x.swapaxes(0, 1)) if self.stacked else x[:, None]
+
+    def without_first(self, x: np.ndarray, neutral: float) -> np.ndarray:
+        """``[B, T, ...]`` with ``neutral`` at FIRST."""
+        if not self.crosses_boundary:
+            return x
+        return np.where(self.first.reshape(self.first.shape + (1, ) * (x.ndim - 2)), neutral, x)
+
+    @cached_property
+    def reward(self) -> np.ndarray:
+        """float64 ``[B, T]`` or ``[B, T, K]``: the reward of arriving at each step, 0 at FIRST."""
+        return self.without_first(self.host(self.time_step.reward).astype(np.float64), 0.0)
+
+    @cached_property
+    def transitions(self) -> np.ndarray:
+        """float64 ``[B, T]``: 1 where the step is not FIRST, otherwise 0."""
+        return 1.0 - self.first if self.crosses_boundary else np.ones(self.step_type.shape)
+
+    @cached_property
+    def segments(self) -> Segments:
+        """The segments; only of a sequence that crosses an episode boundary."""
+        batch_size, num_steps = self.step_type.shape
+        is_start = self.first.copy()
+        is_start[:, 0] = True
+        starts = np.flatnonzero(is_start)
+        ends = np.empty_like(starts)
+        ends[:-1] = starts[1:]
+        ends[-1] = is_start.size
+        initial = np.searchsorted(starts, np.arange(0, is_start.size, num_steps))
+        final = np.empty_like(initial)
+        final[:-1] = initial[1:] - 1
+        final[-1] = len(starts) - 1
+        begins_anew = self.first.reshape(-1)[starts]
+        if self.num_ended:
+            ended = np.flatnonzero(self.last.reshape(-1)[ends - 1])
+            ended = ended[np.argsort((ends[ended] - 1) % num_steps, kind='stable')]
+        else:
+            ended = starts[:0]
+        carried = 1.0 - self.first[:, 0]
+        return Segments(starts, ends, initial, final, carried, ends - starts - begins_anew, ended)
+
+    def positions(self, length: np.ndarray) -> Positions:
+        """Where the steps stand in their episodes.
+
+        Args:
+            length: int64 ``[B]``, the position of the step before row 0.
+        """
+        key = length.tobytes()
+        if key not in self._positions:
+            self._positions[key] = self._compute_positions(length)
+        return self._positions[key]
+
+    def _compute_positions(self, length: np.ndarray) -> Positions:
+        index = np.arange(self.num_steps)
+        position = length[:, None] + (index + 1)
+        if not self.crosses_boundary:
+            return Positions(position, None, position[:, -1])
+        first_index = np.maximum.accumulate(np.where(self.first, index, -1), axis=1)
+        position = np.where(first_index >= 0, index - first_index, position)
+        return Positions(position, position.reshape(-1)[self.segments.ends - 1], position[:, -1])

@@ -1,0 +1,292 @@
+"""The summary operations.
+
+Each of them does nothing, and costs next to nothing, unless summaries are being recorded: a writer is set
+(``create_summary_writer``, ``set_default_writer``), and the code runs inside of ``record_if(True)``. Names are
+prefixed by the enclosing scopes. The step is the global counter unless given. The data is copied at the call,
+so it may change afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from typing import Any, Callable, Sequence
+
+import numpy as np
+import torch
+
+from alfx import context
+from alfx.context import record_if, scope_name, set_global_counter, should_record_summaries
+from alfx.summary.writer import DEFAULT_BUCKET_COUNT, SummaryWriter
+
+logger = logging.getLogger(__name__)
+
+scope = context.summary_scope
+get_global_counter = context.get_global_counter
+increment_global_counter = context.increment_global_counter
+set_default_writer = context.set_summary_writer
+
+__all__ = [
+    'EnsureSummary', 'create_summary_writer', 'disable_summary', 'embedding', 'enable_summary',
+    'enter_summary_scope', 'get_global_counter', 'histogram', 'images', 'increment_global_counter',
+    'is_summary_enabled', 'push_summary_writer', 'record_if', 'reset_global_counter', 'scalar', 'scope',
+    'scope_name', 'set_default_writer', 'set_global_counter', 'should_record_summaries',
+    'should_summarize_output', 'text', 'video'
+]
+
+_disabled_writer = threading.local()
+_warned: set[str] = set()
+
+
+def scalar(name: str, data: Any, step: int | None = None, walltime: float | None = None) -> None:
+    """Write a number (a tensor or array of one element, or a Python number).
+
+    Raises:
+        ValueError: the data has more than one element.
+    """
+    if not should_record_summaries():
+        return
+    if isinstance(data, (torch.Tensor, np.ndarray)):
+        if data.size != 1 if isinstance(data, np.ndarray) else data.numel() != 1:
+            raise ValueError(f'summary.scalar({name!r}): expected one element, found shape {tuple(data.shape)}; '
+                             'reduce it first, or use summary.histogram')
+        data = data.item()
+    context.get_summary_writer().add_scalar(scope_name() + name, float(data), _step(step), walltime)
+
+
+def histogram(name: str, data: Any, step: int | None = None, bins: int | Sequence[float] | None = None,
+              walltime: float | None = None, max_bins: int | None = None) -> None:
+    """Write a histogram of all elements; those that are not finite are left out, with a warning.
+
+    Args:
+        name: its name.
+        data: tensor or array of any shape.
+        step: the step; None is the global counter.
+        bins: number of equal bins (30 if None) or their edges.
+        walltime: seconds since the epoch; None is now.
+        max_bins: upper limit of the number of bins.
+    """
+    if not should_record_summaries():
+        return
+    data = _host(data).astype(np.float64).reshape(-1)
+    finite = np.isfinite(data)
+    if not finite.all():
+        _warn_once(f'summary.histogram({name!r}): {np.count_nonzero(~finite)} of {data.size} elements are not finite')
+        data = data[finite]
+    if data.size == 0:
+        return
+    bins = DEFAULT_BUCKET_COUNT if bins is None else bins
+    if max_bins is not None:
+        bins = min(bins, max_bins) if isinstance(bins, int) else bins[:max_bins + 1]
+    counts, edges = np.histogram(data, bins=bins)
+    stats = (float(data.min()), float(data.max()), float(data.size), float(data.sum()), float(data @ data))
+    context.get_summary_writer().add_histogram(scope_name() + name, counts, edges, stats, _step(step), walltime)
+
+
+def text(name: str, data: str, step: int | None = None, walltime: float | None = None) -> None:
+    """Write a text (Markdown)."""
+    if should_record_summaries():
+        context.get_summary_writer().add_text(scope_name() + name, str(data), _step(step), walltime)
+
+
+def images(name: str, data: Any, step: int | None = None, dataformat: str = 'NCHW',
+           walltime: float | None = None) -> None:
+    """Write images; several are tiled into a grid.
+
+    Args:
+        name: its name.
+        data: uint8, or floats in ``[0, 1]``; of the dimensions that ``dataformat`` says.
+        step: the step; None is the global counter.
+        dataformat: some order of ``N`` (optional), ``C`` (optional), ``H``, ``W``; 1 or 3 channels.
+        walltime: seconds since the epoch; None is now.
+
+    Raises:
+        ValueError: the data does not fit ``dataformat``.
+    """
+    if not should_record_summaries():
+        return
+    frames = _to_frames(name, _host(data), dataformat)
+    context.get_summary_writer().add_frames(scope_name() + name, _tile(frames)[None], _step(step), None, walltime)
+
+
+def video(name: str, data: Any, step: int | None = None, fps: float = 4, walltime: float | None = None) -> None:
+    """Write videos (as an animation); several are tiled into a grid.
+
+    Args:
+        name: its name.
+        data: ``[N, T, C, H, W]``, uint8 or floats in ``[0, 1]``.
+        step: the step; None is the global counter.
+        fps: frames a second.
+        walltime: seconds since the epoch; None is now.
+    """
+    if not should_record_summaries():
+        return
+    data = _host(data)
+    if data.ndim != 5:
+        raise ValueError(f'summary.video({name!r}): expected [N, T, C, H, W], found shape {data.shape}')
+    frames = np.stack([_tile(_to_frames(name, data[:, t], 'NCHW')) for t in range(data.shape[1])])
+    context.get_summary_writer().add_frames(scope_name() + name, frames, _step(step), fps, walltime)
+
+
+def embedding(name: str, data: Any, step: int | None = None, class_labels: Sequence[str] | None = None,
+              label_imgs: torch.Tensor | None = None) -> None:
+    """Write points for TensorBoard's projector.
+
+    Args:
+        name: its name.
+        data: ``[N, D]``.
+        step: the step; None is the global counter.
+        class_labels: N labels.
+        label_imgs: ``[N, C, H, W]`` images in ``[0, 1]``.
+    """
+    if not should_record_summaries():
+        return
+    labels = None if class_labels is None else [str(label) for label in class_labels]
+    context.get_summary_writer().add_embedding(scope_name() + name, _host(data), labels, label_imgs, _step(step))
+
+
+def reset_global_counter() -> None:
+    """Set the global counter to 0."""
+    context.set_global_counter(0)
+
+
+def create_summary_writer(summary_dir: str, flush_secs: float = 10, max_queue: int = 10) -> SummaryWriter:
+    """A writer of event files below ``summary_dir``; the file is created with the first summary.
+
+    Args:
+        summary_dir: folder of the event file.
+        flush_secs: the file is flushed this often, in seconds.
+        max_queue: number of summaries held before the file is written to.
+    """
+    return SummaryWriter(summary_dir, flush_secs, max_queue)
+
+
+class push_summary_writer:  # noqa: N801 (a context manager, named as the operations are)
+    """Context manager within which summaries go to ``writer``."""
+
+    def __init__(self, writer: SummaryWriter | None):
+        self._writer = writer
+
+    def __enter__(self) -> SummaryWriter | None:
+        self._before = context.get_summary_writer()
+        context.set_summary_writer(self._writer)
+        return self._writer
+
+    def __exit__(self, *error: object) -> None:
+        context.set_summary_writer(self._before)
+
+
+def is_summary_enabled() -> bool:
+    """Whether there is a writer that summaries would go to."""
+    return context.get_summary_writer() is not None
+
+
+def enable_summary(flag: bool = True) -> None:
+    """Take the writer out of use (``flag=False``) or put it back."""
+    if not flag:
+        disable_summary()
+    elif getattr(_disabled_writer, 'writer', None) is not None and not is_summary_enabled():
+        context.set_summary_writer(_disabled_writer.writer)
+        _disabled_writer.writer = None
+
+
+def disable_summary() -> None:
+    """Write nothing until ``enable_summary()``."""
+    if is_summary_enabled():
+        _disabled_writer.writer = context.get_summary_writer()
+        context.set_summary_writer(None)
+
+
+_summarize_output = threading.local()
+
+
+def should_summarize_output(flag: bool | None = None) -> bool:
+    """Whether networks summarize their outputs (``TrainerConfig.summarize_output``); sets it if given."""
+    if flag is not None:
+        _summarize_output.flag = flag
+    return getattr(_summarize_output, 'flag', False)
+
+
+def enter_summary_scope(method: Callable) -> Callable:
+    """Decorator of a method: its summaries are written in the scope of ``self.name`` (or ``self._name``)."""
+
+    @functools.wraps(method)
+    def _in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
+        name = getattr(self, '_name', None) or getattr(self, 'name', type(self).__name__)
+        with scope(name):
+            return method(self, *args, **kwargs)
+
+    return _in_scope
+
+
+class EnsureSummary:
+    """Context manager for a quantity that is there only now and then.
+
+    A quantity computed once in k iterations is missing from most summaries if k and the summary interval do
+    not fit. Inside of this context, summaries are recorded when at least one was due since the last time.
+    ``tick()`` is called once an iteration.
+    """
+
+    def __init__(self) -> None:
+        self._due = False
+        self._record: Any = None
+
+    def tick(self) -> None:
+        """Take note of whether this iteration records summaries."""
+        self._due = self._due or should_record_summaries()
+
+    def __enter__(self) -> 'EnsureSummary':
+        self._record = record_if(self._due or should_record_summaries())
+        self._record.__enter__()
+        self._due = False
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._record.__exit__(*error)
+
+
+def _step(step: int | None) -> int:
+    return context.get_global_counter() if step is None else int(step)
+
+
+def _host(data: Any) -> np.ndarray:
+    if isinstance(data, torch.Tensor):
+        data = data.detach().cpu()
+        return (data.float() if data.dtype == torch.bfloat16 else data).numpy()
+    return np.asarray(data)
+
+
+def _to_frames(name: str, data: np.ndarray, dataformat: str) -> np.ndarray:
+    """uint8 ``[N, H, W, C]`` from an array of the given format."""
+    if (data.ndim != len(dataformat) or not {'H', 'W'} <= set(dataformat) <= set('NCHW')
+            or len(set(dataformat)) != len(dataformat)):
+        raise ValueError(f'summary {name!r}: image of shape {data.shape} does not have the format {dataformat!r}')
+    missing = [d for d in 'NC' if d not in dataformat]
+    data = data.reshape((1, ) * len(missing) + data.shape)
+    order = ''.join(missing) + dataformat
+    data = data.transpose([order.index(d) for d in 'NHWC'])
+    if data.shape[-1] not in (1, 3, 4):
+        raise ValueError(f'summary {name!r}: expected 1, 3 or 4 channels, found {data.shape[-1]}')
+    if data.dtype == np.bool_:
+        data = data.astype(np.float32)
+    if np.issubdtype(data.dtype, np.floating):
+        data = np.nan_to_num(data).clip(0, 1) * 255 + 0.5
+    return np.ascontiguousarray(data.astype(np.uint8))
+
+
+def _tile(frames: np.ndarray) -> np.ndarray:
+    """uint8 ``[H', W', C]``: the N frames in a grid that is nearly square."""
+    num, height, width, channels = frames.shape
+    columns = int(np.ceil(np.sqrt(num)))
+    rows = -(-num // columns)
+    grid = np.zeros((rows * columns, height, width, channels), dtype=np.uint8)
+    grid[:num] = frames
+    grid = grid.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
+    return grid.reshape(rows * height, columns * width, channels)
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        logger.warning(message)

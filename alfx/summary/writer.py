@@ -1,0 +1,175 @@
+"""Event files, written from a thread of their own.
+
+The caller only takes a copy of the numbers; encoding, compressing and writing happen in the background, where
+tensorboard is imported as well, when the first summary arrives. So neither ``import alfx`` nor the first
+iterations of a run wait for it.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import queue
+import threading
+import time
+from typing import Any, Callable
+
+import numpy as np
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BUCKET_COUNT = 30
+
+
+class SummaryWriter:
+    """Writes summaries into one event file of a folder.
+
+    The event file is created with the first summary. An error of the background thread (a full disk, a
+    missing permission) does not stop the run: it is logged once and further summaries are dropped.
+
+    Args:
+        log_dir: folder of the event file.
+        flush_secs: the file is flushed this often, in seconds.
+        max_queue: number of summaries held before the file is written to.
+    """
+
+    def __init__(self, log_dir: str, flush_secs: float = 10, max_queue: int = 10):
+        self.log_dir = str(log_dir)
+        self._flush_secs = flush_secs
+        self._max_queue = max_queue
+        self._queue: queue.SimpleQueue = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._embedding_writer: Any = None
+        self._closed = False
+
+    def add_scalar(self, tag: str, value: float, step: int, walltime: float | None = None) -> None:
+        """Write a number."""
+        self._put(_encode_scalar, tag, value, step, walltime)
+
+    def add_histogram(self, tag: str, counts: np.ndarray, edges: np.ndarray, stats: tuple[float, ...], step: int,
+                      walltime: float | None = None) -> None:
+        """Write a histogram.
+
+        Args:
+            tag: its name.
+            counts: ``[n]``.
+            edges: ``[n + 1]``.
+            stats: minimum, maximum, number, sum and sum of squares of the data.
+            step: the step.
+            walltime: seconds since the epoch; None is now.
+        """
+        self._put(_encode_histogram, tag, (counts, edges, stats), step, walltime)
+
+    def add_text(self, tag: str, value: str, step: int, walltime: float | None = None) -> None:
+        """Write a text, rendered as Markdown by TensorBoard."""
+        self._put(_encode_text, tag, value, step, walltime)
+
+    def add_frames(self, tag: str, frames: np.ndarray, step: int, fps: float | None = None,
+                   walltime: float | None = None) -> None:
+        """Write an image or an animation.
+
+        Args:
+            tag: its name.
+            frames: uint8 ``[N, H, W, C]``; one frame, or with ``fps`` an animation.
+            step: the step.
+            fps: frames a second; None for a still image.
+            walltime: seconds since the epoch; None is now.
+        """
+        self._put(_encode_frames, tag, (frames, fps), step, walltime)
+
+    def add_embedding(self, tag: str, data: np.ndarray, labels: list[str] | None, images: Any, step: int) -> None:
+        """Write points for TensorBoard's projector; this one imports torch's writer and is not in the
+        background."""
+        if self._embedding_writer is None:
+            from torch.utils.tensorboard import SummaryWriter as TorchSummaryWriter
+            self._embedding_writer = TorchSummaryWriter(self.log_dir)
+        self._embedding_writer.add_embedding(data, metadata=labels, label_img=images, global_step=step, tag=tag)
+
+    def flush(self, timeout: float = 30.0) -> None:
+        """Wait until what was written so far is on disk, at most ``timeout`` seconds."""
+        if self._thread is not None and self._thread.is_alive():
+            done = threading.Event()
+            self._queue.put(done)
+            done.wait(timeout)
+
+    def close(self) -> None:
+        """Flush and close; what is written later is dropped."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(timeout=30.0)
+        if self._embedding_writer is not None:
+            self._embedding_writer.close()
+
+    def _put(self, encode: Callable, tag: str, data: Any, step: int, walltime: float | None) -> None:
+        if self._closed:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_all, name='summary-writer', daemon=True)
+            self._thread.start()
+        self._queue.put((encode, tag, data, int(step), time.time() if walltime is None else walltime))
+
+    def _write_all(self) -> None:
+        """Body of the thread."""
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+            writer = EventFileWriter(self.log_dir, self._max_queue, self._flush_secs)
+            while (item := self._queue.get()) is not None:
+                if isinstance(item, threading.Event):
+                    writer.flush()
+                    item.set()
+                    continue
+                encode, tag, data, step, walltime = item
+                writer.add_event(Event(wall_time=walltime, step=step, summary=encode(tag, data)))
+            writer.close()
+        except (OSError, ValueError, ImportError) as error:
+            logger.error('summaries can not be written to %s and are dropped from now on: %s', self.log_dir, error)
+            self._drain()
+
+    def _drain(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+
+
+def _encode_scalar(tag: str, value: float) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    return Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+
+
+def _encode_histogram(tag: str, data: tuple) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+    counts, edges, (minimum, maximum, num, total, sum_squares) = data
+    # The proto gives the upper limit of each bucket: an empty first bucket tells where the second one begins.
+    proto = HistogramProto(min=minimum, max=maximum, num=num, sum=total, sum_squares=sum_squares,
+                           bucket_limit=edges.tolist(), bucket=[0.0, *counts.tolist()])
+    return Summary(value=[Summary.Value(tag=tag, histo=proto)])
+
+
+def _encode_text(tag: str, value: str) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name='text'))
+    tensor = TensorProto(dtype='DT_STRING', string_val=[value.encode('utf-8')],
+                         tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]))
+    return Summary(value=[Summary.Value(tag=f'{tag}/text_summary', metadata=metadata, tensor=tensor)])
+
+
+def _encode_frames(tag: str, data: tuple) -> Any:
+    from PIL import Image
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    frames, fps = data
+    height, width, channels = frames.shape[1:]
+    pictures = [Image.fromarray(f[..., 0] if channels == 1 else f) for f in frames]
+    buffer = io.BytesIO()
+    if fps is None:
+        pictures[0].save(buffer, format='PNG')
+    else:
+        pictures[0].save(buffer, format='GIF', save_all=True, append_images=pictures[1:], loop=0,
+                         duration=max(int(round(1000 / fps)), 20))
+    image = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=buffer.getvalue())
+    return Summary(value=[Summary.Value(tag=tag, image=image)])
