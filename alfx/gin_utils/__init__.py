@@ -1,16 +1,26 @@
 """Conf files: everything between gin-config and the rest of alfx.
 
-- ``registry``: :func:`configurable` for constructors and factories, :func:`register_function` for
-  functions that run once a step;
-- ``errors``: :class:`ConfError`;
-- ``locations``: where each binding was written.
+- ``registry``: :func:`configurable` for constructors and factories, :func:`register_function` for functions that
+  run once a step, ``torch_functions`` for those of torch;
+- ``loading``: :func:`load`, which reads (``parsing``), checks (``static_check``, ``type_check``) and applies a conf;
+- ``locations``: where each binding was written; ``errors``: :class:`ConfError`, which says so;
+- ``checks``: :func:`check_value` for the arguments of constructors;
+- ``operative``: what was used of a conf; ``run_folder``: what a run folder records of it.
 """
 
 from .checks import check_value
 from .errors import ConfError, Problem
+from .loading import Conf, clear, import_configurables, load, loaded
+from .operative import config_str, operative_config_str, unused_bindings
 from .registry import configurable, raw_functions, register_function
+from .run_folder import check_same_conf, stored_conf, stored_info, write_conf, write_operative
+from .static_check import declare_scope
 from .torch_functions import register_torch_functions
 
-__all__ = ['ConfError', 'Problem', 'check_value', 'configurable', 'raw_functions', 'register_function']
+__all__ = [
+    'Conf', 'ConfError', 'Problem', 'check_same_conf', 'check_value', 'clear', 'config_str', 'configurable',
+    'declare_scope', 'import_configurables', 'load', 'loaded', 'operative_config_str', 'raw_functions',
+    'register_function', 'stored_conf', 'stored_info', 'unused_bindings', 'write_conf', 'write_operative'
+]
 
 register_torch_functions()

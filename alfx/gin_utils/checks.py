@@ -57,8 +57,9 @@ def problem_of(owner: str, name: str, value: Any, kind: Kinds = object, *, minim
     in_range = True
     if any(_is_a(value, k) for k in kinds):
         if isinstance(value, numbers.Real) and not isinstance(value, bool):
-            in_range = ((minimum is None or value >= minimum) and (maximum is None or value <= maximum)
-                        and (above is None or value > above))
+            number: Any = value
+            in_range = ((minimum is None or number >= minimum) and (maximum is None or number <= maximum)
+                        and (above is None or number > above))
         if in_range and (choices is None or value in choices):
             return None
     expected = _expected(kinds, minimum, maximum, above, choices, optional)

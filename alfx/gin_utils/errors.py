@@ -5,7 +5,9 @@ mistake of a conf file and not only the first. What is called a location here is
 binding as a person would point at it: ``file.gin:31`` or ``--conf_param 'X.y=z'``.
 """
 
-from typing import NamedTuple, Optional, Sequence, Union
+import difflib
+from collections.abc import Sequence
+from typing import NamedTuple, Optional, Union
 
 __all__ = ['Problem', 'ConfError', 'nearest_name', 'hint_nearest']
 
@@ -58,7 +60,6 @@ class ConfError(ValueError):
 
 def nearest_name(name: str, candidates: Sequence[str]) -> Optional[str]:
     """The candidate that ``name`` most likely was meant to be, or None if none is near."""
-    import difflib
     candidates = list(dict.fromkeys(candidates))
     same_but_case = [c for c in candidates if c.lower() == name.lower()]
     matches = same_but_case or difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)

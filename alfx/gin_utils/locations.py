@@ -1,11 +1,12 @@
 """Where each binding of the loaded conf was written, to point at it when something goes wrong."""
 
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Optional
 
 from .errors import ConfError, Problem
 
-__all__ = ['Binding', 'record', 'clear', 'bindings', 'bindings_in_effect', 'location_of', 'explain']
+__all__ = ['Binding', 'record', 'clear', 'bindings', 'bindings_in_effect', 'line', 'location_of', 'explain']
 
 _EXPLAINED = '_alfx_explained_'
 
@@ -38,14 +39,15 @@ class Binding(NamedTuple):
         return f'{self.file}:{self.line}' if self.file else self.source
 
     @property
-    def key(self) -> Tuple[str, str, str]:
+    def key(self) -> tuple[str, str, str]:
         return self.scope, self.selector, self.name
 
     def __str__(self) -> str:
         return f'{self.text} = {self.value!r}'
 
 
-_bindings: Dict[Tuple[str, str, str], Binding] = {}
+_bindings: dict[tuple[str, str, str], Binding] = {}
+_mentioned: set[str] = set()
 
 
 def record(binding: Binding) -> None:
@@ -54,17 +56,28 @@ def record(binding: Binding) -> None:
     _bindings[binding.key] = binding
 
 
+def mention_macros(names: Iterable[str]) -> None:
+    """Remember that statements of the conf use these macros, also statements that were overridden later."""
+    _mentioned.update(names)
+
+
+def is_mentioned(macro: str) -> bool:
+    """Whether any statement of the conf uses the macro."""
+    return macro in _mentioned
+
+
 def clear() -> None:
     """Forget every binding."""
     _bindings.clear()
+    _mentioned.clear()
 
 
-def bindings() -> List[Binding]:
+def bindings() -> list[Binding]:
     """Every binding of the loaded conf that was not overridden, in the order written."""
     return list(_bindings.values())
 
 
-def bindings_in_effect(selector: str, scope: Sequence[str] = ()) -> Dict[str, Binding]:
+def bindings_in_effect(selector: str, scope: Sequence[str] = ()) -> dict[str, Binding]:
     """What the conf sets of one configurable in one scope: argument name -> binding."""
     found = {}
     for depth in range(len(scope) + 1):
@@ -82,6 +95,14 @@ def location_of(owner: str, name: str, scope: Sequence[str] = ()) -> Optional[Bi
         if ends and binding.name == name and (not binding.scope or binding.scope.split('/') == list(scope)):
             return binding
     return None
+
+
+def line(binding: Binding) -> str:
+    """A binding as one line of gin text, with the complete selector."""
+    if binding.selector == 'gin.macro':
+        return f'{binding.scope} = {binding.value!r}'
+    scope = f'{binding.scope}/' if binding.scope else ''
+    return f'{scope}{binding.selector}.{binding.name} = {binding.value!r}'
 
 
 def explain(error: Exception, selector: str, scope: Sequence[str]) -> None:
@@ -108,5 +129,4 @@ def explain(error: Exception, selector: str, scope: Sequence[str]) -> None:
             raise ConfError([problem]).with_traceback(error.__traceback__) from error
     setattr(error, _EXPLAINED, True)
     lines = '\n'.join(f'  {binding.location}: {binding}' for binding in in_effect.values())
-    if hasattr(error, 'add_note'):
-        error.add_note(f'{owner} was built with these bindings of the conf:\n{lines}')
+    error.add_note(f'{owner} was built with these bindings of the conf:\n{lines}')

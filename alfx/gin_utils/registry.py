@@ -10,19 +10,22 @@ through gin.
 import functools
 import inspect
 import types
-from typing import Any, Callable, Optional, Sequence, Union
+import typing
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, Optional, Union
 
 import gin
 
 from . import locations
 
-__all__ = ['configurable', 'register_function', 'raw_functions', 'step_function_of']
+__all__ = ['configurable', 'register_function', 'raw_functions', 'registered_selectors', 'step_function_of']
 
 # A registered step function is called with this keyword to ask for the plain function.
 _RESOLVE = '_alfx_resolve_'
 _STEP_FUNCTION = '_alfx_step_function_'
-_step_functions: dict = {}
-_qualified_names: dict = {}
+_step_functions: dict[str, Callable] = {}
+_qualified_names: dict[str, tuple] = {}  # selector -> module and qualified name of what has it
 
 
 def configurable(name_or_fn: Union[None, str, Callable] = None, module: Optional[str] = None,
@@ -96,12 +99,16 @@ def register_function(fn: Optional[Callable] = None, name: Optional[str] = None,
             return functools.partial(fn, **kwargs) if kwargs else fn
         return fn(*args, **kwargs)
 
-    call_or_resolve.__name__ = fn.__name__
-    call_or_resolve.__qualname__ = getattr(fn, '__qualname__', fn.__name__)
-    call_or_resolve.__module__ = module or None
-    call_or_resolve.__doc__ = fn.__doc__
-    call_or_resolve.__signature__ = _signature_without_defaults(fn, parameters)
-    setattr(call_or_resolve, _STEP_FUNCTION, selector)
+    attributes = {
+        '__name__': fn.__name__,
+        '__qualname__': getattr(fn, '__qualname__', fn.__name__),
+        '__module__': module or None,
+        '__doc__': fn.__doc__,
+        '__signature__': _signature_without_defaults(fn, parameters),
+        _STEP_FUNCTION: selector,
+    }
+    for attribute, value in attributes.items():
+        setattr(call_or_resolve, attribute, value)
     with _replacing_own_name(selector, fn):
         gin.external_configurable(call_or_resolve, name=name, module=module or None)
     _step_functions[selector] = fn
@@ -123,14 +130,30 @@ def raw_functions(value: Any) -> Any:
             return value
         return value._make(items) if hasattr(value, '_make') else kind(items)
     if kind is dict:
-        items = {key: raw_functions(item) for key, item in value.items()}
-        return value if all(items[key] is value[key] for key in value) else items
+        by_key = {key: raw_functions(item) for key, item in value.items()}
+        return value if all(by_key[key] is value[key] for key in value) else by_key
     if kind is functools.partial:
         func, args, keywords = (raw_functions(part) for part in (value.func, value.args, value.keywords))
         if func is value.func and args is value.args and keywords is value.keywords:
             return value
         return functools.partial(func, *args, **keywords)
     return value
+
+
+def registered_selectors() -> list[str]:
+    """The complete selectors of everything that was registered here."""
+    return list(_qualified_names)
+
+
+def annotation_of(target: Callable, name: str) -> Any:
+    """The annotation of a constructor argument, ``inspect.Parameter.empty`` if it has none that can be read."""
+    selector = getattr(target, _STEP_FUNCTION, '')
+    fn = construction_function(target)[1] if inspect.isclass(target) else _step_functions.get(selector, target)
+    fn = inspect.unwrap(fn)
+    try:
+        return typing.get_type_hints(fn).get(name, inspect.Parameter.empty)
+    except (NameError, TypeError, AttributeError):  # names under TYPE_CHECKING, functions written in C
+        return inspect.Parameter.empty
 
 
 def step_function_of(selector: str) -> Optional[Callable]:
@@ -148,7 +171,7 @@ def _make_configurable(target, name, module, denylist, allowlist):
         module = target.__module__
     selector = _selector(name, module)
     if inspect.isclass(target):
-        attribute, constructor = _construction_function(target)
+        attribute, constructor = construction_function(target)
         guarded = _guard(constructor, selector)
         setattr(target, attribute, staticmethod(guarded) if attribute == '__new__' else guarded)
         to_register = target
@@ -158,7 +181,8 @@ def _make_configurable(target, name, module, denylist, allowlist):
         return gin.configurable(name, module=module, denylist=denylist, allowlist=allowlist)(to_register)
 
 
-def _construction_function(cls):
+def construction_function(cls: type) -> tuple[str, Callable]:
+    """The name and function that makes instances of a class: the first ``__init__`` or ``__new__`` of its bases."""
     for base in cls.__mro__:
         for attribute in ('__init__', '__new__'):
             if attribute in vars(base):
@@ -214,13 +238,4 @@ def _replacing_own_name(selector, target):
     qualified = (getattr(target, '__module__', None), getattr(target, '__qualname__', None))
     again = _qualified_names.get(selector) == qualified
     _qualified_names.setdefault(selector, qualified)
-    return gin.config.interactive_mode() if again else _Nothing()
-
-
-class _Nothing:
-
-    def __enter__(self):
-        return None
-
-    def __exit__(self, *_):
-        return None
+    return gin.config.interactive_mode() if again else nullcontext()

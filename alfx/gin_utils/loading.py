@@ -1,0 +1,180 @@
+"""Loading a conf: read, import what it needs, check every name, then hand it to gin.
+
+Nothing reaches gin before the whole conf has passed the checks, so a conf with mistakes leaves gin empty.
+"""
+
+import contextlib
+import importlib
+import logging
+import os
+import pkgutil
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Optional
+
+import gin
+
+from . import locations, run_folder, static_check
+from .errors import ConfError, Problem, hint_nearest
+from .parsing import Macro, Reader, Source, Statement, find_conf, iterate_nested
+
+__all__ = ['Conf', 'load', 'loaded', 'clear', 'import_configurables']
+
+_logger = logging.getLogger(__name__)
+_unavailable: dict[str, str] = {}
+_imported = False
+_NOT_WALKED = ('alfx.bin', 'alfx.examples', 'alfx.gin_utils')
+
+
+class Conf(NamedTuple):
+    """A conf that was loaded.
+
+    Attributes:
+        conf_file: path of the file.
+        sources: the file and those it includes, as they were when they were read.
+        conf_params: what the command line overrode.
+        bindings: every binding that is in effect, including macros, in the order written.
+        imports: the import statements.
+    """
+
+    conf_file: str
+    sources: tuple[Source, ...]
+    conf_params: tuple[str, ...]
+    bindings: tuple[locations.Binding, ...]
+    imports: tuple[str, ...]
+
+
+def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None) -> Conf:
+    """Load a conf file in place of whatever was loaded before, after checking all of it.
+
+    Args:
+        conf: a path, or the name of a conf that comes with alfx, with or without ``.gin``. None takes the conf
+            stored in ``root_dir``.
+        conf_params: bindings that override the file, ``'Adam.lr=1e-4'``.
+        root_dir: a run folder. If it holds a run already, the conf has to be the conf of that run, apart from
+            how long it runs and how often it evaluates, summarises and writes checkpoints.
+
+    Returns:
+        What was loaded.
+
+    Raises:
+        ConfError: there are mistakes; the message lists all of them, each with file and line (or
+            ``--conf_param``), what was expected, what was found and the nearest right name.
+    """
+    clear()
+    if conf is None and root_dir is None:
+        raise ConfError('no conf file is given', 'give its path, or the name of a conf that comes with alfx')
+    path = run_folder.stored_conf(root_dir) if conf is None else _existing(conf)
+    import_configurables()
+    reader = Reader()
+    reader.read_file(path)
+    for param in conf_params:
+        reader.read_param(param)
+    complete = not reader.problems
+    imports, problems = _do_imports(reader.statements)
+    rest = [s for s in reader.statements if s.kind != 'import']
+    resolved, more = static_check.check(rest, _unavailable, complete and not problems)
+    problems = reader.problems + problems + more
+    if problems:
+        raise ConfError(list(dict.fromkeys(problems)))
+    _apply(resolved, imports)
+    result = Conf(path, tuple(reader.sources), tuple(conf_params), tuple(locations.bindings()), tuple(imports))
+    if conf is not None and root_dir is not None:
+        try:
+            run_folder.check_same_conf(root_dir)
+        except ConfError:
+            clear()
+            raise
+    return result
+
+
+@contextlib.contextmanager
+def loaded(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None) -> Iterator[Conf]:
+    """:func:`load` for the length of a ``with`` block; gin is empty afterwards, whatever happens inside."""
+    try:
+        yield load(conf, conf_params, root_dir)
+    finally:
+        clear()
+
+
+def clear() -> None:
+    """Forget the loaded conf. What is registered stays registered."""
+    gin.clear_config()
+    locations.clear()
+
+
+def import_configurables() -> dict[str, str]:
+    """Import every module of alfx, so that conf files can name what they register.
+
+    Returns:
+        The modules that could not be imported, because of a package that is not installed, with the reason.
+    """
+    global _imported
+    if not _imported:
+        _imported = True
+        package = importlib.import_module('alfx')
+        for name in sorted(_module_names(package.__path__, 'alfx.')):
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                _unavailable[name] = str(error)
+                missing_here = (error.name or '').split('.')[0] == 'alfx'
+                _logger.log(logging.ERROR if missing_here else logging.INFO, '%s is not available: %s', name, error)
+    return dict(_unavailable)
+
+
+def _module_names(path: Sequence[str], prefix: str) -> Iterator[str]:
+    for module in pkgutil.iter_modules(path, prefix):
+        if module.name in _NOT_WALKED or module.name.endswith('.__main__'):
+            continue
+        yield module.name
+        if module.ispkg:
+            folder = os.path.join(list(path)[0], module.name.rsplit('.', 1)[-1])
+            yield from _module_names([folder], module.name + '.')
+
+
+def _existing(conf: str) -> str:
+    path, problem = find_conf(conf)
+    if problem is not None:
+        raise ConfError([problem])
+    assert path is not None
+    return path
+
+
+def _do_imports(statements: Sequence[Statement]) -> tuple[list[str], list[Problem]]:
+    texts: list[str] = []
+    problems = []
+    for statement in statements:
+        if statement.kind != 'import':
+            continue
+        module = statement.selector
+        if module.startswith('__gin__'):
+            problems.append(Problem(statement.location, f"'{statement.value}' is not supported: names in a conf are "
+                                    'those that were registered', 'remove the line'))
+            continue
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            hint = hint_nearest(module, list(_module_names(importlib.import_module('alfx').__path__, 'alfx.')))
+            if module.split('.')[0] == 'alf':
+                hint = f"this package is called alfx: did you mean '{module.replace('alf.', 'alfx.', 1)}'?"
+            problems.append(Problem(statement.location, f"cannot import '{module}': {error}", hint))
+        else:
+            if statement.value not in texts:
+                texts.append(statement.value)
+    return texts, problems
+
+
+def _apply(resolved: Sequence[static_check.Resolved], imports: Sequence[str]) -> None:
+    """Hand the checked statements to gin, and remember where each was written."""
+    for statement, selector, value in resolved:
+        locations.mention_macros(leaf.name for leaf in iterate_nested(statement.value) if isinstance(leaf, Macro))
+        scope, name = statement.scope, statement.name
+        if statement.kind == 'macro':  # gin keeps the name of a macro as a scope
+            scope, name = statement.text, 'value'
+        locations.record(locations.Binding(statement.file, statement.line, scope, selector, name, statement.text,
+                                           value, '' if statement.file else statement.location))
+    try:
+        gin.parse_config([*imports, *(locations.line(binding) for binding in locations.bindings())])
+    except (ValueError, KeyError, SyntaxError, RuntimeError) as error:
+        clear()
+        raise ConfError(f'gin refuses the conf: {error}') from error

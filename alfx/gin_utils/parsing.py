@@ -1,0 +1,249 @@
+"""Reading conf files into statements, each with its place, without looking up any name.
+
+The grammar is gin's own: ``gin.config_parser`` does the parsing. What it leaves open (what a
+reference or a macro is) becomes :class:`Reference` and :class:`Macro` here, which print as they are
+written, so that a value is turned back into gin text by ``repr``.
+"""
+
+import dataclasses
+import io
+import os
+import re
+import tokenize
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Optional
+
+from gin import config_parser
+
+from .errors import Problem, nearest_name
+
+__all__ = ['Reference', 'Macro', 'Statement', 'Source', 'Reader', 'find_conf', 'iterate_nested', 'substitute']
+
+CONFS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'confs')
+"""The folder of the confs that come with alfx."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Reference:
+    """``@scopes/selector`` or, if ``evaluate``, ``@scopes/selector()``."""
+
+    scopes: tuple[str, ...]
+    selector: str
+    evaluate: bool
+
+    def __repr__(self) -> str:
+        return f'@{"/".join((*self.scopes, self.selector))}{"()" if self.evaluate else ""}'
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Macro:
+    """``%name``."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f'%{self.name}'
+
+
+class Statement(NamedTuple):
+    """A binding, macro definition, block header or import, with where it is.
+
+    Attributes:
+        kind: 'binding', 'macro', 'block' or 'import'.
+        scope: scopes joined by '/'.
+        selector: as written; the name of a macro; the module of an import.
+        name: the argument, '' unless a binding.
+        value: the value of a binding or macro; the text of an import.
+        file: path, '' for ``--conf_param``.
+        line: from 1.
+        location: how to show the place.
+    """
+
+    kind: str
+    scope: str
+    selector: str
+    name: str
+    value: Any
+    file: str
+    line: int
+    location: str
+
+    @property
+    def text(self) -> str:
+        """The left side as written."""
+        scope = f'{self.scope}/' if self.scope else ''
+        return f'{scope}{self.selector}.{self.name}' if self.name else f'{scope}{self.selector}'
+
+
+class Source(NamedTuple):
+    """A file that was read, as it was when it was read."""
+
+    path: str
+    text: str
+
+
+class _Delegate(config_parser.ParserDelegate):
+
+    def configurable_reference(self, scoped_configurable_name, evaluate):
+        *scopes, selector = scoped_configurable_name.split('/')
+        return Reference(tuple(scopes), selector, evaluate)
+
+    def macro(self, macro_name):
+        return Macro(macro_name)
+
+
+class Reader:
+    """Reads a conf file with what it includes, and ``--conf_param``, collecting the mistakes.
+
+    Attributes:
+        statements: what was read, in the order in which it takes effect.
+        sources: the files.
+        problems: missing files and syntax errors.
+    """
+
+    def __init__(self) -> None:
+        self.statements: list[Statement] = []
+        self.sources: list[Source] = []
+        self.problems: list[Problem] = []
+
+    def read_file(self, path: str, including: tuple[str, ...] = ()) -> None:
+        """Read a file and, where it says so, the files it includes.
+
+        Args:
+            path: of an existing file.
+            including: the files that led here.
+        """
+        try:
+            with open(path, encoding='utf8') as file:
+                text = file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            self.problems.append(Problem(show_path(path), f'cannot be read: {error}'))
+            return
+        if all(source.path != path for source in self.sources):
+            self.sources.append(Source(path, text))
+        self._read(text, path, lambda line: f'{show_path(path)}:{line}', (*including, path))
+
+    def read_param(self, text: str) -> None:
+        """Read the statement of one ``--conf_param``."""
+        self._read(text, '', lambda line: f'--conf_param {_quote(text)}', ())
+
+    def read_text(self, text: str) -> None:
+        """Read text that is in no file."""
+        self._read(text, '', lambda line: f'line {line}', ())
+
+    def _read(self, text: str, path: str, locate: Callable[[int], str], including: tuple[str, ...]) -> None:
+        try:
+            for statement in config_parser.ConfigParser(io.StringIO(text), _Delegate()):
+                self._add(statement, path, locate, including)
+        except SyntaxError as error:
+            self.problems.append(_syntax_problem(error.msg, error.text or '', locate(error.lineno or 1), text))
+        except tokenize.TokenError as error:
+            message, (line, _) = error.args
+            self.problems.append(_syntax_problem(message, '', locate(line), text))
+
+    def _add(self, statement, path, locate, including) -> None:
+        line = statement.location.line_num
+        place = (path, line, locate(line))
+        if isinstance(statement, config_parser.BindingStatement):
+            kind = 'binding' if statement.arg_name else 'macro'
+            self.statements.append(Statement(kind, statement.scope, statement.selector, statement.arg_name,
+                                             statement.value, *place))
+        elif isinstance(statement, config_parser.BlockDeclaration):
+            self.statements.append(Statement('block', statement.scope, statement.selector, '', None, *place))
+        elif isinstance(statement, config_parser.ImportStatement):
+            self.statements.append(Statement('import', '', statement.module, '', statement.format(), *place))
+        else:
+            self._include(statement.filename, place[2], including)
+
+    def _include(self, name: str, location: str, including: tuple[str, ...]) -> None:
+        folder = os.path.dirname(including[-1]) if including else os.getcwd()
+        candidates = [os.path.join(folder, os.path.expanduser(name)), os.path.join(CONFS, name)]
+        found = next((os.path.abspath(c) for c in candidates if os.path.isfile(c)), None)
+        if found is None:
+            self.problems.append(Problem(location, f"include '{name}': there is no such file in {folder}",
+                                         _hint_file(name, folder)))
+        elif found in including:
+            chain = ' -> '.join(os.path.basename(p) for p in (*including[including.index(found):], found))
+            self.problems.append(Problem(location, f'include goes in circles: {chain}'))
+        else:
+            self.read_file(found, including)
+
+
+def find_conf(name: str) -> tuple[Optional[str], Optional[Problem]]:
+    """The path of a conf given as a path or as the name of one that comes with alfx, or what is wrong.
+
+    Args:
+        name: with or without ``.gin``.
+    """
+    name = os.path.expanduser(name)
+    for candidate in (name, f'{name}.gin', os.path.join(CONFS, name), os.path.join(CONFS, f'{name}.gin')):
+        if os.path.isfile(candidate):
+            return os.path.abspath(candidate), None
+    folder = os.path.dirname(name) or '.'
+    return None, Problem('', f"there is no conf file '{name}', neither in {os.path.abspath(folder)} nor among the "
+                         'confs that come with alfx', _hint_file(name, folder))
+
+
+def show_path(path: str) -> str:
+    """A path relative to the working directory if it is below it, else as it is."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith('..') else relative
+
+
+def iterate_nested(value: Any) -> Iterator[Any]:
+    """Every leaf of a value: what is inside lists, tuples and dicts (keys too); references are leaves."""
+    if isinstance(value, (Reference, Macro)) or not isinstance(value, (list, tuple, dict)):
+        yield value
+        return
+    for item in ([*value.keys(), *value.values()] if isinstance(value, dict) else value):
+        yield from iterate_nested(item)
+
+
+def substitute(value: Any, macros: dict[str, Any]) -> Any:
+    """``value`` with macros replaced by their values, as far as these are known."""
+    if isinstance(value, Macro):
+        if value.name not in macros:
+            return value
+        others = {name: v for name, v in macros.items() if name != value.name}  # a circle ends here
+        return substitute(macros[value.name], others)
+    if isinstance(value, Reference):
+        return value
+    if isinstance(value, (list, tuple)):
+        return type(value)(substitute(item, macros) for item in value)
+    if isinstance(value, dict):
+        return {substitute(k, macros): substitute(v, macros) for k, v in value.items()}
+    return value
+
+
+def _quote(text: str) -> str:
+    return f'"{text}"' if "'" in text and '"' not in text else f"'{text}'"
+
+
+def _hint_file(name: str, folder: str) -> str:
+    here = sorted(f for f in os.listdir(folder) if f.endswith('.gin')) if os.path.isdir(folder) else []
+    shipped = sorted(f for f in os.listdir(CONFS) if f.endswith('.gin')) if os.path.isdir(CONFS) else []
+    base = os.path.basename(name)
+    nearest = nearest_name(base if base.endswith('.gin') else f'{base}.gin', [*here, *shipped])
+    return f"did you mean '{nearest}'?" if nearest else ''
+
+
+def _syntax_problem(message: str, line_text: str, location: str, text: str) -> Problem:
+    hint = ''
+    token = re.search(r"Failed to parse token '(.*)'", message)
+    if token:
+        word = token.group(1)
+        written = line_text.split('=', 1)[-1].split('#')[0].strip() or word
+        if word.lower() in ('true', 'false', 'none'):
+            hint = f'write {word.capitalize()}'
+        else:
+            hint = f"text needs quotes: '{written}'; a reference begins with @, a macro with %"
+        message = f'cannot read the value {written}'
+    elif message.startswith('EOF in multi-line'):
+        message, hint = 'the file ends inside a bracket or a string', 'close it'
+    elif message.startswith('Unable to parse value'):
+        message = 'cannot read the value'
+        hint = 'values are Python literals, @references and %macros'
+    elif 'expected \':\' or \'=\'' in message:
+        message, hint = 'not a statement', "expected 'Name.parameter = value', 'macro = value', an import or an include"
+    shown = line_text.strip()
+    return Problem(location, f'syntax error: {message}' + (f'  [{shown}]' if shown and not token else ''), hint)

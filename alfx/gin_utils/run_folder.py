@@ -1,0 +1,233 @@
+"""The ``conf/`` part of a run folder: which conf, which versions, which command made this run.
+
+::
+
+    root_dir/conf/
+      <the conf file and what it includes, as given>
+      config.gin        every binding in one file, includes and --conf_param resolved
+      operative.gin     also every default that was used; alone enough to play or resume
+      command_line.txt  one line for each start of the run
+      versions.json     python, torch, numpy, gymnasium, alfx, and the platform
+      git.txt           commit and uncommitted changes, if the run was started in a git work tree
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+from . import locations, operative, static_check
+from .errors import ConfError, Problem
+from .parsing import Reader, show_path, substitute
+
+if TYPE_CHECKING:
+    from .loading import Conf
+
+__all__ = ['write_conf', 'write_operative', 'stored_conf', 'stored_info', 'check_same_conf']
+
+_MAY_CHANGE = frozenset('''
+    num_iterations num_env_steps num_checkpoints confirm_checkpoint_upon_crash no_thread_env_for_conf evaluate
+    num_evals eval_interval epsilon_greedy eval_uncertainty num_eval_episodes num_eval_environments async_eval
+    num_summaries summary_interval summarize_first_interval summaries_flush_secs summary_max_queue
+    debug_summaries profiling code_snapshots summarize_grads_and_vars summarize_gradient_noise_scale
+    summarize_action_distributions summarize_output empty_cache num_threads float32_matmul_precision conf_file
+    root_dir'''.split())
+_TRAINER_CONFIG = 'alfx.algorithms.config.TrainerConfig'
+_GIT_LIMIT = 1_000_000  # characters of uncommitted changes that are kept
+
+
+def write_conf(root_dir: str, conf: 'Conf', command_line: Optional[Sequence[str]] = None) -> str:
+    """Record the conf, the versions, the command line and the state of git; call it when a run starts.
+
+    Args:
+        root_dir: the run folder, made if it does not exist.
+        conf: what was loaded.
+        command_line: default ``sys.argv``.
+
+    Returns:
+        The path of the ``conf`` folder.
+    """
+    folder = os.path.join(root_dir, 'conf')
+    os.makedirs(folder, exist_ok=True)
+    taken = {'config.gin', 'operative.gin'}
+    for source in conf.sources:
+        name = _free_name(os.path.basename(source.path), taken)
+        taken.add(name)
+        _write(folder, name, source.text)
+    _write(folder, 'config.gin', _flat_text(conf))
+    _write(folder, 'versions.json', json.dumps(versions(), indent=2) + '\n')
+    arguments = sys.argv if command_line is None else command_line
+    with open(os.path.join(folder, 'command_line.txt'), 'a', encoding='utf8') as file:
+        file.write(f'{time.strftime("%Y-%m-%d %H:%M:%S")}  {shlex.join(arguments)}\n')
+    git = _git_state()
+    if git:
+        _write(folder, 'git.txt', git)
+    return folder
+
+
+def write_operative(root_dir: str) -> str:
+    """Write ``conf/operative.gin``; call it once the first iteration is done.
+
+    Returns:
+        Its path.
+    """
+    folder = os.path.join(root_dir, 'conf')
+    os.makedirs(folder, exist_ok=True)
+    return _write(folder, 'operative.gin', operative.operative_config_str())
+
+
+def stored_conf(root_dir: Optional[str]) -> str:
+    """The path of the conf of an existing run: ``operative.gin``, else ``config.gin``.
+
+    Raises:
+        ConfError: ``root_dir`` holds none.
+    """
+    for name in ('operative.gin', 'config.gin'):
+        path = os.path.join(root_dir or '.', 'conf', name)
+        if os.path.isfile(path):
+            return os.path.abspath(path)
+    raise ConfError(f'{root_dir} holds no conf of a run: there is no conf/operative.gin in it',
+                    'give --conf FILE, or the root_dir that a run was started with')
+
+
+def stored_info(root_dir: str) -> dict[str, Any]:
+    """What a run folder tells of its run: 'versions', 'command_lines', 'git', 'config', 'operative'.
+
+    Parts that were not written are None.
+    """
+    def read(name):
+        path = os.path.join(root_dir, 'conf', name)
+        if not os.path.isfile(path):
+            return None
+        with open(path, encoding='utf8') as file:
+            return file.read()
+
+    version_text, commands = read('versions.json'), read('command_line.txt')
+    return {
+        'versions': None if version_text is None else json.loads(version_text),
+        'command_lines': None if commands is None else commands.splitlines(),
+        'git': read('git.txt'),
+        'config': read('config.gin'),
+        'operative': read('operative.gin'),
+    }
+
+
+def check_same_conf(root_dir: str) -> None:
+    """Check that a run folder, if it holds a run, belongs to the loaded conf.
+
+    How long the run is and how often it evaluates, summarises and writes checkpoints may differ; what is learned,
+    in which environment and with which algorithm may not.
+
+    Raises:
+        ConfError: it belongs to another conf; the message says what differs.
+    """
+    path = os.path.join(root_dir, 'conf', 'config.gin')
+    if not os.path.isfile(path):
+        return
+    old = _read_bindings(path)
+    new = {b.key: b.value for b in locations.bindings() if b.selector != 'gin.macro'}
+    macros = {b.scope: b.value for b in locations.bindings() if b.selector == 'gin.macro'}
+    new = {key: substitute(value, macros) for key, value in new.items()}
+    places = {b.key: b.location for b in locations.bindings()}
+    problems = []
+    for key in dict.fromkeys([*old, *new]):
+        if key[1] == _TRAINER_CONFIG and key[2] in _MAY_CHANGE:
+            continue
+        was, now = old.get(key, _default(key)), new.get(key, _default(key))
+        if repr(was) != repr(now):
+            problems.append(Problem(places.get(key, ''), f'{_show(key)} is {now!r}, but the run in '
+                                    f'{show_path(root_dir)} has {was!r}'))
+    if problems:
+        hint = 'use another root_dir for this conf, or leave out --conf to go on with the stored one'
+        raise ConfError([*problems[:-1], problems[-1]._replace(hint=hint)])
+
+
+def versions() -> dict[str, Optional[str]]:
+    """The versions of what the result of a run depends on; None for what is not installed."""
+    found: dict[str, Optional[str]] = {'python': platform.python_version(), 'platform': platform.platform()}
+    for name in ('alfx', 'torch', 'numpy', 'gymnasium', 'gin-config', 'optree', 'mujoco', 'ale-py'):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            module = sys.modules.get(name)
+            found[name] = getattr(module, '__version__', None)
+    return found
+
+
+class _NotSet:
+
+    def __repr__(self) -> str:
+        return 'not set'
+
+
+def _default(key: tuple[str, str, str]) -> Any:
+    """The default of an argument, to compare a binding that only one of two confs has."""
+    _, selector, name = key
+    try:
+        parameter = static_check.parameters_of(static_check.resolve(selector))[0].get(name)
+    except (ValueError, KeyError):
+        return _NotSet()
+    return _NotSet() if parameter is None or parameter.default is parameter.empty else parameter.default
+
+
+def _show(key: tuple[str, str, str]) -> str:
+    scope, selector, name = key
+    return f'{scope}/{selector.split(".")[-1]}.{name}' if scope else f'{selector.split(".")[-1]}.{name}'
+
+
+def _read_bindings(path: str) -> dict[tuple[str, str, str], Any]:
+    reader = Reader()
+    reader.read_file(path)
+    if reader.problems:
+        raise ConfError(reader.problems)
+    macros = {s.text: s.value for s in reader.statements if s.kind == 'macro'}
+    return {(s.scope, s.selector, s.name): substitute(s.value, macros)
+            for s in reader.statements if s.kind == 'binding'}
+
+
+def _flat_text(conf: 'Conf') -> str:
+    header = [f'# From {show_path(conf.conf_file)}'] + [f'# --conf_param {param!r}' for param in conf.conf_params]
+    return '\n'.join([*header, *conf.imports, *(locations.line(b) for b in conf.bindings)]) + '\n'
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    stem, extension = os.path.splitext(name)
+    number = 2
+    while name in taken:
+        name, number = f'{stem}-{number}{extension}', number + 1
+    return name
+
+
+def _write(folder: str, name: str, text: str) -> str:
+    path = os.path.join(folder, name)
+    temporary = f'{path}.tmp'
+    with open(temporary, 'w', encoding='utf8') as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    return path
+
+
+def _git_state() -> str:
+    commit = _git('rev-parse', 'HEAD')
+    if commit is None:
+        return ''
+    status, changes = _git('status', '--porcelain') or '', _git('diff', 'HEAD') or ''
+    if len(changes) > _GIT_LIMIT:
+        changes = changes[:_GIT_LIMIT] + '\n... cut off\n'
+    return f'commit {commit.strip()}\n\n{status}\n{changes}'
+
+
+def _git(*arguments: str) -> Optional[str]:
+    try:
+        done = subprocess.run(['git', *arguments], capture_output=True, text=True, timeout=20, errors='replace')
+    except (OSError, subprocess.TimeoutExpired):  # no git here, or a very large work tree
+        return None
+    return done.stdout if done.returncode == 0 else None

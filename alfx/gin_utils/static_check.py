@@ -1,0 +1,206 @@
+"""Checking the statements of a conf against what is registered, before anything is built.
+
+Found here: misspelled configurables, parameters, scopes, macros and modules; literals of a type that the
+constructor's annotation does not admit; classes where instances are wanted. What depends on a range or on
+other values is checked by the constructors themselves, see :mod:`alfx.gin_utils.checks`.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import gin
+
+from . import registry, type_check
+from .errors import Problem, hint_nearest, nearest_name
+from .parsing import Macro, Reference, Statement, iterate_nested, substitute
+
+__all__ = ['Resolved', 'check', 'declare_scope', 'parameters_of', 'resolve']
+
+_declared_scopes: set[str] = set()
+
+
+class Resolved(NamedTuple):
+    """A binding whose configurable is known, with its value in the type that the parameter has."""
+
+    statement: Statement
+    selector: str
+    value: Any
+
+
+def declare_scope(name: str) -> None:
+    """Say that code enters a scope of this name, so that bindings in it are not taken for misspelled."""
+    _declared_scopes.add(name)
+
+
+def check(statements: Sequence[Statement], unavailable: dict[str, str],
+          complete: bool = True) -> tuple[list[Resolved], list[Problem]]:
+    """Look up every name of a conf.
+
+    Args:
+        statements: in the order in which they take effect, without imports.
+        unavailable: modules that could not be imported, with the reason, for hints.
+        complete: False if part of the conf could not be read; then nothing is said about undefined macros
+            and unused scopes.
+
+    Returns:
+        The bindings, resolved, and the problems.
+    """
+    macros = {s.text: s for s in statements if s.kind == 'macro'}
+    values = {name: s.value for name, s in macros.items()}
+    problems: list[Problem] = []
+    resolved = []
+    for statement in statements:
+        configurable = None
+        if statement.kind in ('binding', 'block'):
+            configurable = _find(statement.selector, statement.location, '', unavailable, problems)
+        if statement.kind == 'binding' and configurable is not None:
+            problem, value = _check_binding(statement, configurable, substitute(statement.value, values))
+            if problem is not None:
+                problems.append(problem)
+            else:
+                resolved.append(Resolved(statement, configurable.selector, value))
+        elif statement.kind == 'macro':
+            problems += _check_macro_definition(statement, values)
+            resolved.append(Resolved(statement, 'gin.macro', statement.value))
+        for leaf in iterate_nested(statement.value):
+            if isinstance(leaf, Reference):
+                problems += _check_reference(leaf, statement.location, unavailable)
+            elif isinstance(leaf, Macro) and complete:
+                problems += _check_macro_use(leaf, statement.location, macros)
+    if complete:
+        problems += _check_scopes(statements)
+        problems += _check_required(resolved)
+    return resolved, problems
+
+
+def resolve(selector: str) -> Any:
+    """gin's record (``wrapped``, ``selector``, ``allowlist``, ``denylist``) of what a conf calls ``selector``.
+
+    Raises:
+        ValueError: nothing has this name.
+        KeyError: more than one thing has it.
+    """
+    return gin.config.ConfigurableReference(selector, False).configurable
+
+
+def parameters_of(configurable: Any) -> tuple[dict[str, inspect.Parameter], bool]:
+    """The parameters that a conf can bind, and whether ``**kwargs`` admits others."""
+    target = configurable.wrapped
+    if inspect.isclass(target):
+        attribute, constructor = registry.construction_function(target)
+        parameters = list(inspect.signature(constructor).parameters.values())[1:]
+    else:
+        parameters = list(inspect.signature(target).parameters.values())
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = {p.name: p for p in parameters if p.kind in kinds}
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    if configurable.allowlist:
+        named = {name: p for name, p in named.items() if name in configurable.allowlist}
+    return {name: p for name, p in named.items() if name not in (configurable.denylist or ())}, open_ended
+
+
+def describe_missing(selector: str, unavailable: dict[str, str]) -> str:
+    """A hint for a name that nothing has: the nearest one, or the module that could not be imported."""
+    *modules, name = selector.split('.')
+    names = registry.registered_selectors()
+    tails = {'.'.join(full.split('.')[-(len(modules) + 1):]) for full in names}
+    nearest = nearest_name(selector, sorted(tails)) or nearest_name(name, sorted({n.split('.')[-1] for n in names}))
+    if nearest:
+        return f"did you mean '{nearest}'?"
+    reasons = [f'{module} could not be imported: {reason}' for module, reason in sorted(unavailable.items())]
+    return '\n  '.join(reasons) or 'import the module that defines it in the conf: import my_package.my_module'
+
+
+def _find(selector, location, prefix, unavailable, problems):
+    try:
+        return resolve(selector)
+    except KeyError:
+        full = [name for name in registry.registered_selectors() if name.endswith('.' + selector)]
+        problems.append(Problem(location, f"'{prefix}{selector}' is ambiguous",
+                                f'write one of {", ".join(sorted(full))}'))
+    except ValueError:
+        problems.append(Problem(location, f"there is no configurable '{prefix}{selector}'",
+                                describe_missing(selector, unavailable)))
+    return None
+
+
+def _check_binding(statement: Statement, configurable: Any, value: Any) -> tuple[Optional[Problem], Any]:
+    parameters, open_ended = parameters_of(configurable)
+    owner = configurable.name
+    if statement.name in (configurable.denylist or ()):
+        return Problem(statement.location, f"{owner}.{statement.name} cannot be set by a conf"), None
+    if statement.name not in parameters:
+        if open_ended and not configurable.allowlist:
+            return None, statement.value
+        names = ', '.join(parameters) or 'none'
+        hint = hint_nearest(statement.name, list(parameters)) or f'it has: {names}'
+        return Problem(statement.location, f"{owner} has no parameter '{statement.name}'", hint), None
+    hint_type = registry.annotation_of(configurable.wrapped, statement.name)
+    default = parameters[statement.name].default
+    if value is None and default is None:
+        return None, statement.value
+    mismatch, converted = type_check.check(value, hint_type)
+    if mismatch is not None:
+        return Problem(statement.location, f'{owner}.{statement.name} expects {mismatch.expected}, found '
+                       f'{mismatch.found}', mismatch.hint), None
+    return None, statement.value if repr(converted) == repr(value) else converted
+
+
+def _check_reference(reference: Reference, location: str, unavailable: dict[str, str]) -> list[Problem]:
+    problems: list[Problem] = []
+    configurable = _find(reference.selector, location, '@', unavailable, problems)
+    if configurable is not None and reference.evaluate and registry.step_function_of(configurable.selector):
+        problems.append(Problem(location, f'{reference!r} calls the function, which needs arguments',
+                                f'write {dataclasses.replace(reference, evaluate=False)!r}'))
+    return problems
+
+
+def _check_macro_definition(statement: Statement, values: dict[str, Any]) -> list[Problem]:
+    name = statement.text
+    leaves = iterate_nested(substitute(statement.value, {k: v for k, v in values.items() if k != name}))
+    if any(leaf == Macro(name) for leaf in leaves if isinstance(leaf, Macro)):
+        return [Problem(statement.location, f'macro %{name} is defined by itself')]
+    return []
+
+
+def _check_macro_use(macro: Macro, location: str, macros: dict[str, Statement]) -> list[Problem]:
+    if macro.name in macros or _is_constant(macro.name):
+        return []
+    hint = hint_nearest(macro.name, list(macros)) or f'define it: {macro.name} = ...'
+    return [Problem(location, f"macro '%{macro.name}' is not defined", hint)]
+
+
+def _is_constant(name: str) -> bool:
+    try:
+        gin.query_parameter(name)
+    except (ValueError, KeyError):
+        return False
+    return True
+
+
+def _check_scopes(statements: Sequence[Statement]) -> list[Problem]:
+    used = set(_declared_scopes)
+    for statement in statements:
+        for leaf in iterate_nested(statement.value):
+            if isinstance(leaf, Reference):
+                used.update(leaf.scopes)
+    problems = []
+    for statement in statements:
+        if statement.kind not in ('binding', 'block') or not statement.scope:
+            continue
+        for scope in statement.scope.split('/'):
+            nearest = None if scope in used else nearest_name(scope, sorted(used))
+            if nearest:
+                what = f'{statement.scope}/{statement.selector}'
+                problems.append(Problem(statement.location, f"no reference uses the scope '{scope}' of {what}",
+                                        f"did you mean '{nearest}'?"))
+    return problems
+
+
+def _check_required(resolved: Sequence[Resolved]) -> list[Problem]:
+    last = {(r.statement.scope, r.selector, r.statement.name): r for r in resolved}
+    return [Problem(r.statement.location, f'{r.statement.text} is required and has no value',
+                    f'set it: {r.statement.text} = ...')
+            for r in last.values() if r.value == Macro('gin.REQUIRED')]

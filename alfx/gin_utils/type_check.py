@@ -1,0 +1,145 @@
+"""Whether a literal of a conf fits the annotation of the parameter it is bound to.
+
+A reference that is evaluated (``@f()``) and a macro of unknown value fit everything; an annotation that is not
+understood admits everything.
+"""
+
+import collections.abc
+import inspect
+import types
+import typing
+from typing import Any, NamedTuple, Optional
+
+from .checks import describe
+from .parsing import Macro, Reference
+
+__all__ = ['Mismatch', 'check']
+
+_SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
+_MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+_LITERALS = (int, float, bool, str, list, tuple, dict, type(None))
+
+
+class Mismatch(NamedTuple):
+    """What was expected, what was found, what to do."""
+
+    expected: str
+    found: str
+    hint: str = ''
+
+
+class _Unfit(Exception):
+    """Raised by the value that does not fit."""
+
+    def __init__(self, hint: str = ''):
+        self.hint = hint
+
+
+def check(value: Any, annotation: Any) -> tuple[Optional[Mismatch], Any]:
+    """Compare a value with an annotation.
+
+    Args:
+        value: a literal, :class:`~alfx.gin_utils.parsing.Reference` or ``Macro``, or a nest of them.
+        annotation: of the parameter; ``inspect.Parameter.empty`` admits everything.
+
+    Returns:
+        The mismatch or None, and the value to bind: an int where the annotation wants an int and the conf
+        says ``1e6``.
+    """
+    try:
+        return None, _fit(value, annotation)
+    except _Unfit as unfit:
+        found = f'the reference {value!r}' if isinstance(value, Reference) else describe(value)
+        return Mismatch(show(annotation), found, unfit.hint), value
+
+
+def show(annotation: Any) -> str:
+    """An annotation as an error message shows it."""
+    if annotation is None or annotation is type(None):
+        return 'None'
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return ' or '.join(show(argument) for argument in arguments)
+    if origin is typing.Literal:
+        return ' or '.join(repr(argument) for argument in arguments)
+    if origin is collections.abc.Callable or annotation in (collections.abc.Callable, typing.Callable):
+        return 'a callable'
+    if origin is None and inspect.isclass(annotation):
+        return annotation.__name__
+    return str(annotation).replace('typing.', '').replace('collections.abc.', '')
+
+
+def _fit(value: Any, annotation: Any) -> Any:
+    if annotation in (inspect.Parameter.empty, Any, object) or isinstance(value, Macro):
+        return value
+    if isinstance(value, Reference) and value.evaluate:
+        return value
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return _fit_union(value, arguments)
+    if origin is typing.Annotated:
+        return _fit(value, arguments[0])
+    if isinstance(value, Reference):
+        return _fit_class_reference(value, annotation)
+    if origin is typing.Literal:
+        return _require(value in arguments, value)
+    if annotation is None or annotation is type(None):
+        return _require(value is None, value)
+    base = origin or annotation
+    if base in _SEQUENCES:
+        return _fit_sequence(value, base, arguments)
+    if base in _MAPPINGS:
+        return _require(isinstance(value, dict), value)
+    if base in (collections.abc.Callable, typing.Callable, type):
+        name = value if isinstance(value, str) else 'Name'
+        return _require(not isinstance(value, _LITERALS), value, f'a reference begins with @: @{name}')
+    return _fit_scalar(value, base)
+
+
+def _fit_union(value: Any, arguments: tuple) -> Any:
+    hint = ''
+    exact_first = sorted(arguments, key=lambda argument: argument is not type(value))
+    for argument in exact_first:
+        try:
+            return _fit(value, argument)
+        except _Unfit as unfit:
+            hint = hint or unfit.hint
+    raise _Unfit(hint)
+
+
+def _fit_scalar(value: Any, kind: Any) -> Any:
+    if kind is int and type(value) is float and value.is_integer():
+        return int(value)
+    if kind is int:
+        return _require(type(value) is int, value)
+    if kind is float:
+        return _require(type(value) in (int, float), value)
+    if kind is str:
+        return _require(isinstance(value, str), value, f"text needs quotes: '{value}'")
+    if not inspect.isclass(kind) or typing.is_typeddict(kind) or getattr(kind, '_is_protocol', False):
+        return value
+    return _require(isinstance(value, kind), value)
+
+
+def _fit_sequence(value: Any, base: Any, arguments: tuple) -> Any:
+    hint = f'write ({value!r},) for a tuple of one' if isinstance(value, (int, float, str)) else ''
+    _require(isinstance(value, (list, tuple)), value, hint)
+    if not arguments:
+        return value
+    if base is tuple and Ellipsis not in arguments:
+        _require(len(value) == len(arguments), value, f'it needs {len(arguments)} elements')
+        return type(value)(_fit(item, argument) for item, argument in zip(value, arguments))
+    return type(value)(_fit(item, arguments[0]) for item in value)
+
+
+def _fit_class_reference(value: Reference, annotation: Any) -> Any:
+    wants_value = annotation in (int, float, bool, str, type(None)) or typing.get_origin(annotation) is typing.Literal
+    base = typing.get_origin(annotation) or annotation
+    wants_value = wants_value or base in (list, tuple, dict)
+    return _require(not wants_value, value, f'write {value!r}() to pass what it returns')
+
+
+def _require(fits: bool, value: Any, hint: str = '') -> Any:
+    if not fits:
+        raise _Unfit(hint)
+    return value
