@@ -1,0 +1,1 @@
+"""Small named modules of maths and bookkeeping; each stands alone, see their first paragraphs."""

@@ -1,0 +1,462 @@
+"""Categorical distributions that cost little to make, sample and score.
+
+They behave as torch's (of which they are subclasses) and agree with them numerically, but construct in about a
+microsecond, compute ``log_softmax`` once when it is first needed, and treat a logit of ``-inf`` as what it is: a
+category of probability 0, which is never drawn, adds nothing to the entropy and has gradient 0.
+
+All names are importable from :mod:`alfx.utils.dist_utils`.
+"""
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributions as td
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributions import constraints
+
+from alfx.gin_utils import register_function
+from alfx.tensor_specs import BoundedTensorSpec, SpecError
+from alfx.utils import dist_nests
+
+_SMALLEST = {dtype: torch.finfo(dtype).min for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
+
+
+def sample_categories(logits: Tensor, sample_shape: Sequence[int] = ()) -> Tensor:
+    """Draw categories by inverting the cumulative distribution.
+
+    Args:
+        logits: ``[..., N]``, unnormalized log-probabilities.
+        sample_shape: shape of the samples to draw of each distribution.
+
+    Returns:
+        int64 ``[*sample_shape, ...]`` without a gradient. A category of probability 0 is never drawn.
+    """
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    cumulative = torch.softmax(logits.detach(), -1, dtype=dtype).cumsum(-1)
+    if sample_shape:
+        cumulative = cumulative.expand(*sample_shape, *cumulative.shape).contiguous()
+    total = cumulative.narrow(-1, cumulative.shape[-1] - 1, 1)
+    # u < 1 implies u * total < total in floating point too, so the index found is in range.
+    uniform = torch.rand(total.shape, dtype=dtype, device=logits.device).mul_(total)
+    return torch.searchsorted(cumulative, uniform, right=True).squeeze(-1)
+
+
+def _gather_log_prob(log_probs: Tensor, index: Tensor) -> Tensor:
+    """``log_probs[..., index]`` where ``index`` may have more (sample) dimensions in front."""
+    if index.dtype != torch.int64:
+        index = index.long()
+    if index.shape == log_probs.shape[:-1]:
+        return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+    shape = torch.broadcast_shapes(index.shape, log_probs.shape[:-1])
+    log_probs = log_probs.expand(*shape, log_probs.shape[-1])
+    return log_probs.gather(-1, index.expand(shape).unsqueeze(-1)).squeeze(-1)
+
+
+def _logits_of(probs: Tensor | None, logits: Tensor | None) -> Tensor:
+    if (probs is None) == (logits is None):
+        raise ValueError('give either probs or logits')
+    assert probs is not None
+    positive = probs > 0
+    log = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+    return torch.where(positive, log, -torch.inf)
+
+
+class Categorical(td.Categorical):
+    """A distribution over ``0 .. N - 1``.
+
+    Args:
+        probs: ``[..., N]`` non-negative weights; they need not sum to 1.
+        logits: ``[..., N]`` unnormalized log-probabilities; ``-inf`` excludes a category. One of the two is given.
+        validate_args: check the parameters, and values at :meth:`log_prob`.
+
+    Raises:
+        ValueError: not exactly one of ``probs`` and ``logits``, or (with ``validate_args``) a row of them defines
+            no distribution.
+    """
+
+    _validate_args = False
+    _log_probs: Tensor | None = None
+
+    def __init__(self, probs: Tensor | None = None, logits: Tensor | None = None, validate_args: bool | None = None):
+        self._param = logits if logits is not None and probs is None else _logits_of(probs, logits)
+        if validate_args:
+            self._validate_args = True
+            top = self._param.amax(-1)
+            if not bool(torch.isfinite(top).all()):
+                raise ValueError('expected each row of logits to have a finite maximum and no nan, found '
+                                 f'{self._param[~torch.isfinite(top)][:3]}')
+
+    @property
+    def logits(self) -> Tensor:  # type: ignore[override]
+        """Normalized log-probabilities ``[..., N]``."""
+        log_probs = self._log_probs
+        # What was computed without gradients (by an earlier caller under no_grad) is no use to one who needs them.
+        if log_probs is None or (not log_probs.requires_grad and self._param.requires_grad
+                                 and torch.is_grad_enabled()):
+            log_probs = self._log_probs = F.log_softmax(self._param, -1)
+        return log_probs
+
+    @property
+    def probs(self) -> Tensor:  # type: ignore[override]
+        """Probabilities ``[..., N]``."""
+        return torch.softmax(self._param, -1)
+
+    @property
+    def _num_events(self) -> int:  # type: ignore[override]
+        return self._param.shape[-1]
+
+    @property
+    def _batch_shape(self) -> torch.Size:  # type: ignore[override]
+        return dist_nests.shape_of(self._param)[:-1]
+
+    @property
+    def _event_shape(self) -> torch.Size:  # type: ignore[override]
+        return torch.Size()
+
+    @property
+    def mode(self) -> Tensor:  # type: ignore[override]
+        """The most probable category, the first of equals: int64 ``[...]``."""
+        return self._param.argmax(-1)
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> 'Categorical':
+        """The same distribution with its batch dimensions expanded to ``batch_shape``."""
+        return self._like(self._param.expand(*batch_shape, self._num_events))
+
+    def _like(self, logits: Any) -> 'Categorical':
+        new = object.__new__(type(self))
+        new._param = logits
+        return new
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """int64 samples ``[*sample_shape, ...]``."""
+        return sample_categories(self._param, sample_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of the categories ``value``."""
+        if self._validate_args:
+            self._validate_sample(value)
+        return _gather_log_prob(self.logits, value)
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats, ``[...]``."""
+        log_probs = self.logits
+        # 0 * log 0 = 0: the bound makes the product with a probability of 0 finite, and changes nothing else.
+        return -(log_probs.exp() * log_probs.clamp_min(_SMALLEST[log_probs.dtype])).sum(-1)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}(logits: {dist_nests.shape_of(self._param)})'
+
+
+class ShiftedCategorical(Categorical):
+    """A distribution over ``start .. start + N - 1``, for actions that do not count from 0.
+
+    Args:
+        logits: ``[..., N]`` unnormalized log-probabilities.
+        start: the value of the first category.
+    """
+
+    def __init__(self, logits: Tensor, start: int):
+        super().__init__(logits=logits)
+        self.start = int(start)
+
+    def _like(self, logits: Any) -> 'ShiftedCategorical':
+        new = super()._like(logits)
+        new.start = self.start  # type: ignore[attr-defined]
+        return new  # type: ignore[return-value]
+
+    @property
+    def support(self) -> constraints.Constraint:  # type: ignore[override]
+        """The values that can be drawn."""
+        return constraints.integer_interval(self.start, self.start + self._num_events - 1)
+
+    @property
+    def mode(self) -> Tensor:  # type: ignore[override]
+        """The most probable value."""
+        return super().mode + self.start
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """int64 samples ``[*sample_shape, ...]``."""
+        return super().sample(sample_shape).add_(self.start)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of ``value``."""
+        if self._validate_args:
+            self._validate_sample(value)
+        return _gather_log_prob(self.logits, value - self.start)
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """All values, ``[N, ...]``."""
+        return super().enumerate_support(expand) + self.start
+
+
+@lru_cache(maxsize=64)
+def _start_tensor(start: tuple[int, ...], shape: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(start, device=device).view(shape)
+
+
+@lru_cache(maxsize=64)
+def _excluded(counts: tuple[int, ...], shape: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.arange(shape[-1], device=device) >= torch.tensor(counts, device=device).view(shape[:-1]).unsqueeze(-1)
+
+
+class DiagMultivariateCategorical(td.Independent):
+    """Independent categoricals for the components of one action (MultiDiscrete), jointly one distribution.
+
+    Args:
+        logits: ``[..., *event_shape, N]`` unnormalized log-probabilities, N the largest number of categories.
+        num_categories: how many of the N each component has; the rest are excluded. ``None``: all N.
+        start: the value of the first category of each component.
+        reinterpreted_batch_ndims: the number of dimensions of ``event_shape``.
+
+    Raises:
+        ValueError: ``num_categories`` or ``start`` do not have one entry for each component.
+    """
+
+    _validate_args = False
+    has_rsample = False
+    has_enumerate_support = False
+
+    def __init__(self, logits: Tensor, num_categories: Sequence[int] | np.ndarray | None = None,
+                 start: int | Sequence[int] | np.ndarray = 0, reinterpreted_batch_ndims: int = 1):
+        self.reinterpreted_batch_ndims = reinterpreted_batch_ndims
+        shape = tuple(logits.shape[-1 - reinterpreted_batch_ndims:])
+        if num_categories is not None:
+            counts = tuple(int(n) for n in np.broadcast_to(num_categories, shape[:-1]).flat)
+            if any(n != shape[-1] for n in counts):
+                logits = logits.masked_fill(_excluded(counts, shape, logits.device), -torch.inf)
+        starts = tuple(int(n) for n in np.broadcast_to(start, shape[:-1]).flat)
+        self._start = starts if any(starts) else ()
+        self._base = Categorical(logits=logits)
+
+    @property
+    def base_dist(self) -> Categorical:  # type: ignore[override]
+        """The categoricals over ``0 .. N - 1`` of all components."""
+        return self._base
+
+    @property
+    def logits(self) -> Tensor:
+        """Normalized log-probabilities ``[..., *event_shape, N]``."""
+        return self._base.logits
+
+    @property
+    def _batch_shape(self) -> torch.Size:  # type: ignore[override]
+        shape = self._base._batch_shape
+        return shape[:len(shape) - self.reinterpreted_batch_ndims]
+
+    @property
+    def _event_shape(self) -> torch.Size:  # type: ignore[override]
+        shape = self._base._batch_shape
+        return shape[len(shape) - self.reinterpreted_batch_ndims:]
+
+    def _shift(self, device: torch.device) -> Tensor:
+        return _start_tensor(self._start, tuple(self._event_shape), device)
+
+    @property
+    def mode(self) -> Tensor:  # type: ignore[override]
+        """The most probable value of each component."""
+        mode = self._base.mode
+        return mode + self._shift(mode.device) if self._start else mode
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """int64 samples ``[*sample_shape, ..., *event_shape]``."""
+        sample = self._base.sample(sample_shape)
+        return sample + self._shift(sample.device) if self._start else sample
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of ``value``, summed over the components."""
+        if self._start:
+            value = value - self._shift(value.device)
+        return sum_event(self._base.log_prob(value), self.reinterpreted_batch_ndims)
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats, summed over the components."""
+        return sum_event(self._base.entropy(), self.reinterpreted_batch_ndims)
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> 'DiagMultivariateCategorical':
+        """The same distribution with its batch dimensions expanded to ``batch_shape``."""
+        logits = self._base._param.expand(*batch_shape, *self._event_shape, self._base._num_events)
+        return _rebuild_multivariate((logits, ), (self.reinterpreted_batch_ndims, self._start))
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}(logits: {dist_nests.shape_of(self._base._param)}, start: {self._start or 0})'
+
+
+def sum_event(value: Tensor, ndims: int) -> Tensor:
+    """Sum over the last ``ndims`` dimensions."""
+    if ndims == 1:
+        return value.sum(-1)
+    return value.sum(tuple(range(-ndims, 0))) if ndims else value
+
+
+def categorical_from_spec(logits: Tensor, spec: BoundedTensorSpec) -> Categorical | DiagMultivariateCategorical:
+    """The categorical distribution over the actions of a discrete spec.
+
+    Args:
+        logits: ``[..., *spec.shape, N]`` with ``N = num_categories(spec)``.
+        spec: integer spec whose values run from ``minimum`` to ``maximum``, which may differ between components.
+
+    Returns:
+        :class:`Categorical` for a scalar spec that starts at 0, :class:`ShiftedCategorical` for another start,
+        :class:`DiagMultivariateCategorical` for a spec with a shape.
+
+    Raises:
+        SpecError: the spec is not discrete and bounded, or ``logits`` has the wrong shape.
+    """
+    count = num_categories(spec)
+    if tuple(logits.shape[logits.dim() - spec.ndim - 1:]) != (*spec.shape, count):
+        raise SpecError(f'logits for {spec}: expected shape [..., {(*spec.shape, count)}], '
+                        f'found {tuple(logits.shape)}')
+    if spec.ndim == 0:
+        start = int(spec.minimum)
+        return ShiftedCategorical(logits, start) if start else Categorical(logits=logits)
+    counts = spec.maximum.astype(np.int64) - spec.minimum.astype(np.int64) + 1
+    return DiagMultivariateCategorical(logits, counts, spec.minimum, spec.ndim)
+
+
+def num_categories(spec: BoundedTensorSpec) -> int:
+    """The number of values of a component of a discrete spec; of components that differ, the largest.
+
+    Raises:
+        SpecError: the spec is not discrete and bounded.
+    """
+    if not spec.is_discrete or not isinstance(spec, BoundedTensorSpec):
+        raise SpecError(f'expected a bounded spec of integers, found {spec}')
+    return int(np.max(spec.maximum.astype(np.int64) - spec.minimum.astype(np.int64))) + 1
+
+
+class OneHotCategoricalStraightThrough(td.OneHotCategoricalStraightThrough):
+    """One-hot samples whose gradient is that of the probabilities (Bengio et al. 2013, arXiv:1308.3432).
+
+    Args:
+        probs: ``[..., N]`` non-negative weights.
+        logits: ``[..., N]`` unnormalized log-probabilities. One of the two is given.
+        validate_args: check the parameters.
+    """
+
+    _validate_args = False
+
+    def __init__(self, probs: Tensor | None = None, logits: Tensor | None = None, validate_args: bool | None = None):
+        self._categorical = Categorical(probs, logits, validate_args)
+
+    @property
+    def _batch_shape(self) -> torch.Size:  # type: ignore[override]
+        return dist_nests.shape_of(self._categorical._param)[:-1]
+
+    @property
+    def _event_shape(self) -> torch.Size:  # type: ignore[override]
+        return dist_nests.shape_of(self._categorical._param)[-1:]
+
+    @property
+    def mode(self) -> Tensor:  # type: ignore[override]
+        """One-hot vector of the most probable category, without gradient."""
+        return self._one_hot(self._categorical.mode)
+
+    @property
+    def rmode(self) -> Tensor:
+        """:attr:`mode` with the gradient of the probabilities."""
+        return self._straight_through(self.mode)
+
+    def _one_hot(self, index: Tensor) -> Tensor:
+        return F.one_hot(index, self._categorical._num_events).to(self._categorical._param.dtype)
+
+    def _straight_through(self, one_hot: Tensor) -> Tensor:
+        probs = self._categorical.probs
+        return one_hot + (probs - probs.detach())
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """One-hot samples ``[*sample_shape, ..., N]`` without gradient."""
+        return self._one_hot(self._categorical.sample(sample_shape))
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """One-hot samples ``[*sample_shape, ..., N]`` with the gradient of the probabilities."""
+        return self._straight_through(self.sample(sample_shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-probability of the category at which ``value [..., N]`` is largest."""
+        return self._categorical.log_prob(value.argmax(-1))
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
+        """The same distribution with its batch dimensions expanded to ``batch_shape``."""
+        return self._like(self._categorical.expand(batch_shape))
+
+    def _like(self, categorical: Any) -> Any:
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__, _categorical=categorical)
+        return new
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}(logits: {dist_nests.shape_of(self._categorical._param)})'
+
+
+@register_function(module='alfx.utils.dist_utils')
+class OneHotCategoricalGumbelSoftmax(OneHotCategoricalStraightThrough):
+    """One-hot samples with the gradient of a Gumbel softmax (Jang et al. 2017, arXiv:1611.01144).
+
+    Args:
+        hard_sample: whether :meth:`rsample` is one-hot (with the gradient of the relaxed sample) or relaxed.
+        tau: temperature of the softmax, positive.
+        kwargs: ``probs`` or ``logits``, see :class:`OneHotCategoricalStraightThrough`.
+
+    Raises:
+        ValueError: ``tau`` is not positive.
+    """
+
+    def __init__(self, hard_sample: bool = True, tau: float = 1.0, **kwargs: Any):
+        super().__init__(**kwargs)
+        if not tau > 0:
+            raise ValueError(f'tau must be positive, found {tau}')
+        self._hard_sample, self._tau = hard_sample, tau
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Samples ``[*sample_shape, ..., N]`` with gradient."""
+        logits = self._categorical.logits
+        logits = logits.expand(*sample_shape, *logits.shape)
+        gumbel = -torch.empty_like(logits).exponential_().log()
+        relaxed = torch.softmax((logits + gumbel) / self._tau, -1)
+        return self._one_hot(relaxed.argmax(-1)) + (relaxed - relaxed.detach()) if self._hard_sample else relaxed
+
+
+def _rebuild_categorical(params: tuple[Any, ...], static: None) -> Categorical:
+    dist = object.__new__(Categorical)
+    dist._param = params[0]
+    return dist
+
+
+def _rebuild_shifted(params: tuple[Any, ...], start: int) -> ShiftedCategorical:
+    dist = object.__new__(ShiftedCategorical)
+    dist._param, dist.start = params[0], start
+    return dist
+
+
+def _rebuild_multivariate(params: tuple[Any, ...], static: tuple[int, tuple[int, ...]]) -> DiagMultivariateCategorical:
+    dist = object.__new__(DiagMultivariateCategorical)
+    dist._base = _rebuild_categorical(params, None)
+    dist.reinterpreted_batch_ndims, dist._start = static
+    return dist
+
+
+def _rebuild_one_hot(params: tuple[Any, ...], static: None) -> OneHotCategoricalStraightThrough:
+    dist = object.__new__(OneHotCategoricalStraightThrough)
+    dist._categorical = _rebuild_categorical(params, None)
+    return dist
+
+
+def _rebuild_gumbel(params: tuple[Any, ...], static: tuple[bool, float]) -> OneHotCategoricalGumbelSoftmax:
+    dist = object.__new__(OneHotCategoricalGumbelSoftmax)
+    dist._categorical = _rebuild_categorical(params, None)
+    dist._hard_sample, dist._tau = static
+    return dist
+
+
+_LOGITS = ('logits', )
+dist_nests.register(Categorical, _LOGITS, lambda d: ((d._param, ), None), _rebuild_categorical)
+dist_nests.register(ShiftedCategorical, _LOGITS, lambda d: ((d._param, ), d.start), _rebuild_shifted)
+dist_nests.register(DiagMultivariateCategorical, _LOGITS,
+                    lambda d: ((d._base._param, ), (d.reinterpreted_batch_ndims, d._start)), _rebuild_multivariate)
+dist_nests.register(OneHotCategoricalStraightThrough, _LOGITS, lambda d: ((d._categorical._param, ), None),
+                    _rebuild_one_hot)
+dist_nests.register(OneHotCategoricalGumbelSoftmax, _LOGITS,
+                    lambda d: ((d._categorical._param, ), (d._hard_sample, d._tau)), _rebuild_gumbel)

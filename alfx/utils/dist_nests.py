@@ -1,0 +1,216 @@
+"""Distributions as nodes of a nest: how each class is taken apart and put together again.
+
+Every class is registered once with :func:`register`; the classes of this package register themselves where they
+are defined, those of torch at the end of this module. Read next: :mod:`alfx.utils.dist_utils`.
+"""
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributions as td
+
+from alfx import nest
+
+_SCRATCH = frozenset(('_cached_x_y', '_cache_size', '_inv'))
+
+
+class _Entry(NamedTuple):
+    names: Callable[[Any], tuple[str, ...]]
+    get_params: Callable[[Any], tuple[tuple[Any, ...], Any]]
+
+
+_registry: dict[type, _Entry] = {}
+
+
+def register(cls: type[td.Distribution], names: tuple[str, ...] | Callable[[Any], tuple[str, ...]],
+             get_params: Callable[[Any], tuple[tuple[Any, ...], Any]],
+             rebuild: Callable[[tuple[Any, ...], Any], Any]) -> None:
+    """Make distributions of the exact class ``cls`` nodes of a nest with named parameters.
+
+    Args:
+        cls: the class; its subclasses are registered by themselves.
+        names: the names of the parameters, or a function of the distribution that returns them.
+        get_params: see :func:`alfx.nest.register_distribution`.
+        rebuild: see :func:`alfx.nest.register_distribution`.
+    """
+    _registry[cls] = _Entry(names if callable(names) else lambda dist: names, get_params)
+    nest.register_distribution(cls, get_params, rebuild)
+
+
+def named_children(dist: td.Distribution) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """Names and values of the parameters of ``dist``; a value may be a distribution.
+
+    Raises:
+        TypeError: the class of ``dist`` is not registered.
+    """
+    entry = _registry.get(type(dist))
+    if entry is None:
+        known = ', '.join(sorted(cls.__name__ for cls in _registry))
+        raise TypeError(f'{type(dist).__name__} is not known as a nest; register it with '
+                        f'alfx.utils.dist_nests.register, or use one of {known}')
+    return entry.names(dist), entry.get_params(dist)[0]
+
+
+def shape_of(parameter: Any) -> torch.Size:
+    """The shape of a tensor or spec; of a placeholder without one, ``()``."""
+    return torch.Size(getattr(parameter, 'shape', ()))
+
+
+class TransformChain:
+    """A sequence of transforms which can be compared and hashed.
+
+    Two chains are equal if their transforms have pairwise the same class and settings; tensors among the settings
+    (bounds of an action, say) are compared by value. torch leaves transforms unhashable.
+    """
+
+    __slots__ = ('transforms', )
+
+    def __init__(self, transforms: list[td.Transform]):
+        self.transforms = transforms
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TransformChain):
+            return NotImplemented
+        mine, theirs = self.transforms, other.transforms
+        return mine is theirs or (len(mine) == len(theirs) and all(map(_same_transform, mine, theirs)))
+
+    def __hash__(self) -> int:
+        return hash(tuple(type(t) for t in self.transforms))
+
+    def __repr__(self) -> str:
+        return repr(self.transforms)
+
+
+def _same_transform(a: td.Transform, b: td.Transform) -> bool:
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, td.transforms._InverseTransform):
+        return _same_transform(a.inv, b.inv)
+    mine, theirs = ({k: v for k, v in vars(t).items() if k not in _SCRATCH} for t in (a, b))
+    return mine.keys() == theirs.keys() and all(same_setting(v, theirs[k]) for k, v in mine.items())
+
+
+def same_setting(a: Any, b: Any) -> bool:
+    """Whether two constants of a distribution are equal; tensors are compared by value."""
+    if a is b:
+        return True
+    if isinstance(a, td.Transform):
+        return isinstance(b, td.Transform) and _same_transform(a, b)
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype
+                and a.device == b.device and torch.equal(a, b))
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(same_setting, a, b))
+    return bool(a == b)
+
+
+# torch's own distributions ----------------------------------------------------------------------------------------
+
+
+def _bare(cls: type[td.Distribution], batch_shape: torch.Size, event_shape: torch.Size = torch.Size()) -> Any:
+    dist: Any = cls.__new__(cls)
+    dist._validate_args = False
+    dist._batch_shape = batch_shape
+    dist._event_shape = event_shape
+    return dist
+
+
+def _register_elementwise(cls: type[td.Distribution], names: tuple[str, ...]) -> None:
+    """For a distribution over numbers whose parameters are attributes of the shape of its samples."""
+
+    def rebuild(params: tuple[Any, ...], static: Any) -> Any:
+        dist = _bare(cls, shape_of(params[0]))
+        dist.__dict__.update(zip(names, params))
+        return dist
+
+    register(cls, names, lambda dist: (tuple(getattr(dist, name) for name in names), None), rebuild)
+
+
+def _form(dist: Any) -> tuple[str]:
+    return ('logits', ) if 'logits' in dist.__dict__ else ('probs', )
+
+
+def _rebuild_categorical(cls: type[td.Distribution], params: tuple[Any, ...], form: str) -> Any:
+    shape = shape_of(params[0])
+    dist = _bare(cls, shape[:-1])
+    dist.__dict__[form] = dist._param = params[0]
+    dist._num_events = shape[-1] if shape else 0
+    return dist
+
+
+def _rebuild_one_hot(cls: type[td.Distribution], params: tuple[Any, ...], form: str) -> Any:
+    shape = shape_of(params[0])
+    dist = _bare(cls, shape[:-1], shape[-1:])
+    dist._categorical = _rebuild_categorical(td.Categorical, params, form)
+    return dist
+
+
+def _rebuild_bernoulli(params: tuple[Any, ...], form: str) -> Any:
+    dist = _bare(td.Bernoulli, shape_of(params[0]))
+    dist.__dict__[form] = dist._param = params[0]
+    return dist
+
+
+def _rebuild_beta(params: tuple[Any, ...], static: Any) -> Any:
+    shape = shape_of(params[0])
+    dist = _bare(td.Beta, shape[:-1])
+    dist._dirichlet = _bare(td.Dirichlet, shape[:-1], shape[-1:])
+    dist._dirichlet.concentration = params[0]
+    return dist
+
+
+def _rebuild_independent(params: tuple[Any, ...], ndims: int) -> Any:
+    base = params[0]
+    batch_shape = getattr(base, 'batch_shape', torch.Size())
+    cut = len(batch_shape) - ndims
+    dist = _bare(td.Independent, batch_shape[:cut], batch_shape[cut:] + getattr(base, 'event_shape', torch.Size()))
+    dist.base_dist = base
+    dist.reinterpreted_batch_ndims = ndims
+    return dist
+
+
+def _rebuild_transformed(params: tuple[Any, ...], static: tuple[TransformChain, torch.Size]) -> Any:
+    base, (chain, event_shape) = params[0], static
+    shape = getattr(base, 'batch_shape', torch.Size()) + getattr(base, 'event_shape', torch.Size())
+    for transform in chain.transforms:
+        shape = transform.forward_shape(shape) if len(shape) >= transform.domain.event_dim else shape
+    dist = _bare(td.TransformedDistribution, shape[:len(shape) - len(event_shape)], event_shape)
+    dist.base_dist = base
+    dist.transforms = chain.transforms
+    return dist
+
+
+def _rebuild_mixture(params: tuple[Any, ...], static: tuple[int, int, torch.Size]) -> Any:
+    mixture, component = params
+    num_component, event_ndims, event_shape = static
+    dist = _bare(td.MixtureSameFamily, getattr(mixture, 'batch_shape', torch.Size()), event_shape)
+    dist._mixture_distribution, dist._component_distribution = mixture, component
+    dist._num_component, dist._event_ndims = num_component, event_ndims
+    return dist
+
+
+def _register_torch() -> None:
+    for cls in (td.Normal, td.Cauchy, td.Laplace, td.Gumbel):
+        _register_elementwise(cls, ('loc', 'scale'))
+    _register_elementwise(td.Uniform, ('low', 'high'))
+    _register_elementwise(td.Gamma, ('concentration', 'rate'))
+    _register_elementwise(td.Exponential, ('rate', ))
+    register(td.Categorical, _form, lambda d: ((d._param, ), _form(d)[0]),
+             lambda params, form: _rebuild_categorical(td.Categorical, params, form))
+    for cls in (td.OneHotCategorical, td.OneHotCategoricalStraightThrough):
+        register(cls, lambda d: _form(d._categorical), lambda d: ((d._categorical._param, ), _form(d._categorical)[0]),
+                 lambda params, form, cls=cls: _rebuild_one_hot(cls, params, form))
+    register(td.Bernoulli, _form, lambda d: ((d._param, ), _form(d)[0]), _rebuild_bernoulli)
+    register(td.Beta, ('concentration', ), lambda d: ((d._dirichlet.concentration, ), None), _rebuild_beta)
+    register(td.Independent, ('base', ), lambda d: ((d.base_dist, ), d.reinterpreted_batch_ndims),
+             _rebuild_independent)
+    register(td.TransformedDistribution, ('base', ),
+             lambda d: ((d.base_dist, ), (TransformChain(d.transforms), d.event_shape)), _rebuild_transformed)
+    register(td.MixtureSameFamily, ('mixture', 'components'),
+             lambda d: ((d._mixture_distribution, d._component_distribution),
+                        (d._num_component, d._event_ndims, d._event_shape)), _rebuild_mixture)
+
+
+_register_torch()

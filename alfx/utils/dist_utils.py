@@ -1,0 +1,393 @@
+"""What algorithms do with distributions: sample, score, take the mode or entropy, turn into parameters and back.
+
+Every function takes a nest of distributions (one distribution is a nest too), and of tensors with the same
+structure. ``B`` stands for the batch dimensions. The distributions and transforms themselves are defined in
+:mod:`alfx.utils.discrete_distributions`, :mod:`alfx.utils.continuous_distributions`,
+:mod:`alfx.utils.distributions` and :mod:`alfx.utils.dist_transforms`, and can be imported from here;
+:mod:`alfx.utils.dist_nests` makes them nodes of a nest; :mod:`alfx.utils.entropy_targets` holds target entropies.
+"""
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributions as td
+from torch import Tensor
+
+from alfx import nest, tensor_specs
+from alfx.gin_utils import register_function
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec
+from alfx.utils.continuous_distributions import (AffineTransformedDistribution, Beta, DiagMultivariateBeta,
+                                                 DiagMultivariateCauchy, DiagMultivariateNormal, StableCauchy,
+                                                 TransformedDistribution)
+from alfx.utils.discrete_distributions import (Categorical, DiagMultivariateCategorical,
+                                               OneHotCategoricalGumbelSoftmax, OneHotCategoricalStraightThrough,
+                                               ShiftedCategorical, categorical_from_spec, num_categories)
+from alfx.utils.dist_nests import named_children, register
+from alfx.utils.dist_transforms import (AbsTransform, AffineTransform, ExpTransform, PowerTransform,
+                                        SigmoidTransform, Softclip, SoftclipTF, Softlower, SoftmaxTransform,
+                                        Softplus, Softsign, Softupper, StableTanh, get_invertible)
+from alfx.utils.distributions import (TruncatedCauchy, TruncatedDistribution, TruncatedNormal, TruncatedT2)
+from alfx.utils.entropy_targets import (calc_default_max_entropy, calc_default_target_entropy,
+                                        calc_default_target_entropy_quantized, calc_uniform_log_prob)
+
+__all__ = [
+    'AbsTransform', 'AffineTransform', 'AffineTransformedDistribution', 'Beta', 'Categorical',
+    'DiagMultivariateBeta', 'DiagMultivariateCategorical', 'DiagMultivariateCauchy', 'DiagMultivariateNormal',
+    'DistributionSpec', 'ExpTransform', 'OneHotCategoricalGumbelSoftmax', 'OneHotCategoricalStraightThrough',
+    'PowerTransform', 'ShiftedCategorical', 'SigmoidTransform', 'Softclip', 'SoftclipTF', 'Softlower',
+    'SoftmaxTransform', 'Softplus', 'Softsign', 'Softupper', 'StableCauchy', 'StableTanh', 'TransformedDistribution',
+    'TruncatedCauchy', 'TruncatedDistribution', 'TruncatedNormal', 'TruncatedT2', 'calc_default_max_entropy',
+    'calc_default_target_entropy', 'calc_default_target_entropy_quantized', 'calc_uniform_log_prob',
+    'categorical_from_spec', 'compute_entropy', 'compute_log_probability', 'distributions_to_params',
+    'entropy_with_fallback', 'epsilon_greedy_sample', 'estimated_entropy', 'extract_distribution_parameters',
+    'extract_spec', 'get_base_dist', 'get_invertible', 'get_mode', 'get_rmode', 'num_categories',
+    'params_to_distributions', 'register', 'rsample_action_distribution', 'sample_action_distribution',
+    'to_distribution_param_spec',
+]
+
+NestedDistribution = Any
+"""A nest whose leaves are distributions."""
+
+
+# Parameters and specs ---------------------------------------------------------------------------------------------
+
+
+def extract_distribution_parameters(dist: td.Distribution) -> NestedTensor:
+    """The parameters of ``dist`` as a dict of tensors, e.g. ``{'loc': ..., 'scale': ...}``.
+
+    Wrappers (``Independent``, transformed distributions) contribute nothing of their own; a mixture gives
+    ``{'mixture': {...}, 'components': {...}}``.
+
+    Raises:
+        TypeError: the class of ``dist`` is not registered.
+    """
+    names, children = named_children(dist)
+    if len(children) == 1 and isinstance(children[0], td.Distribution):
+        return extract_distribution_parameters(children[0])
+    return {name: extract_distribution_parameters(child) if isinstance(child, td.Distribution) else child
+            for name, child in zip(names, children)}
+
+
+def _leaves_in_order(dist: td.Distribution, params: NestedTensor) -> list[Any]:
+    """The leaves of ``params`` in the order in which ``dist`` visits its parameters."""
+    names, children = named_children(dist)
+    if len(children) == 1 and isinstance(children[0], td.Distribution):
+        return _leaves_in_order(children[0], params)
+    if not isinstance(params, dict) or set(params) != set(names):
+        found = sorted(params) if isinstance(params, dict) else type(params).__name__
+        raise ValueError(f'parameters of {type(dist).__name__}: expected a dict with {sorted(names)}, found {found}')
+    leaves: list[Any] = []
+    for name, child in zip(names, children):
+        leaves += _leaves_in_order(child, params[name]) if isinstance(child, td.Distribution) else [params[name]]
+    return leaves
+
+
+class DistributionSpec:
+    """How to build a distribution from its parameters.
+
+    Args:
+        builder: ``builder(params)`` returns the distribution.
+        input_params_spec: nest of specs of ``params``.
+    """
+
+    def __init__(self, builder: Callable[[NestedTensor], td.Distribution], input_params_spec: NestedTensorSpec):
+        self.builder = builder
+        self.input_params_spec = input_params_spec
+
+    def build_distribution(self, input_params: NestedTensor) -> td.Distribution:
+        """The distribution with the parameters ``input_params``.
+
+        Raises:
+            ValueError: ``input_params`` does not have the structure of ``input_params_spec``.
+        """
+        nest.assert_same_structure(self.input_params_spec, input_params)
+        return self.builder(input_params)
+
+    @classmethod
+    def from_distribution(cls, dist: td.Distribution, from_dim: int = 0) -> 'DistributionSpec':
+        """The spec of ``dist``, whose parameters have ``from_dim`` batch dimensions."""
+        template = tensor_specs.extract_spec(dist, from_dim)
+        return cls(lambda params: params_to_distributions(params, template),
+                   extract_distribution_parameters(template))
+
+
+def extract_spec(nests: NestedTensor | NestedDistribution, from_dim: int = 1) -> NestedTensorSpec:
+    """The spec of a nest of tensors and distributions: the same nest with a spec in the place of each tensor.
+
+    A distribution becomes the same distribution holding specs. Such a spec is accepted wherever one is taken.
+    """
+    return tensor_specs.extract_spec(nests, from_dim)
+
+
+def distributions_to_params(nests: NestedDistribution) -> NestedTensor:
+    """Replace each distribution by its :func:`extract_distribution_parameters`; tensors stay."""
+    return nest.map_structure(
+        lambda x: extract_distribution_parameters(x) if isinstance(x, td.Distribution) else x, nests,
+        is_leaf=nest.is_distribution)
+
+
+def to_distribution_param_spec(nests: NestedTensorSpec) -> NestedTensorSpec:
+    """The spec of what :func:`distributions_to_params` returns, from a spec with distributions."""
+    return distributions_to_params(nests)
+
+
+def params_to_distributions(nests: NestedTensor, nest_spec: NestedTensorSpec) -> NestedDistribution:
+    """The inverse of :func:`distributions_to_params`.
+
+    Args:
+        nests: nest with a dict of parameters at each distribution of ``nest_spec``.
+        nest_spec: what :func:`extract_spec` returned for the distributions.
+
+    Raises:
+        ValueError: the structures disagree.
+    """
+    templates = nest.flatten(nest_spec, nest.is_distribution)
+    shallow = nest.structure(nest_spec, nest.is_distribution)
+    built = [nest.pack_sequence_as(template, _leaves_in_order(template, params))
+             if isinstance(template, td.Distribution) else params
+             for template, params in zip(templates, shallow.flatten_up_to(nests))]
+    return shallow.unflatten(built)
+
+
+# Sampling, log-probability, entropy ----------------------------------------------------------------------------------
+
+
+def _flatten(distributions: NestedDistribution) -> list[Any]:
+    return nest.flatten(distributions, nest.is_distribution)
+
+
+def _total(values: list[Tensor]) -> Tensor:
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+def compute_entropy(distributions: NestedDistribution) -> Tensor:
+    """Entropy in nats, summed over the nest: ``[B]``.
+
+    Raises:
+        NotImplementedError: a distribution has no entropy in closed form (a squashed normal, a mixture); see
+            :func:`entropy_with_fallback`.
+    """
+    if isinstance(distributions, td.Distribution):
+        return distributions.entropy()
+    return _total([dist.entropy() for dist in _flatten(distributions)])
+
+
+def compute_log_probability(distributions: NestedDistribution, actions: NestedTensor) -> Tensor:
+    """Log-probability of ``actions``, summed over the nest: ``[B]``.
+
+    Args:
+        distributions: nest of distributions of batch shape ``[B]``.
+        actions: nest of tensors of the same structure, ``[B, *event_shape]``. The very tensor that a squashed
+            distribution returned as its last sample is scored without inverting the squashing.
+
+    Raises:
+        ValueError: the structures differ.
+    """
+    if isinstance(distributions, td.Distribution):
+        return distributions.log_prob(actions)
+    tree = nest.structure(distributions, nest.is_distribution)
+    if tree != nest.structure(actions):
+        raise ValueError(f'distributions and actions differ in structure: {tree} against {nest.structure(actions)}')
+    return _total([dist.log_prob(action) for dist, action in zip(_flatten(distributions), nest.flatten(actions))])
+
+
+def _sample(distributions: NestedDistribution, draw: Callable[[Any], Tensor], return_log_prob: bool) -> Any:
+    if isinstance(distributions, td.Distribution):
+        actions = draw(distributions)
+    else:
+        actions = nest.map_structure(draw, distributions, is_leaf=nest.is_distribution)
+    return (actions, compute_log_probability(distributions, actions)) if return_log_prob else actions
+
+
+def rsample_action_distribution(nested_distributions: NestedDistribution, return_log_prob: bool = False) -> Any:
+    """Draw reparameterized samples, through which gradients flow to the parameters.
+
+    Args:
+        nested_distributions: nest of distributions of batch shape ``[B]``.
+        return_log_prob: whether to return the log-probability too.
+
+    Returns:
+        The samples, ``[B, *event_shape]`` each; with ``return_log_prob`` a tuple of them and their summed
+        log-probability ``[B]``, which for a squashed distribution is computed from the unsquashed sample.
+
+    Raises:
+        NotImplementedError: a distribution cannot be reparameterized.
+    """
+    return _sample(nested_distributions, _draw_reparameterized, return_log_prob)
+
+
+def _draw_reparameterized(dist: td.Distribution) -> Tensor:
+    if not dist.has_rsample:
+        raise NotImplementedError(f'{type(dist).__name__} cannot be sampled with reparameterization; use '
+                                  'sample_action_distribution')
+    return dist.rsample()
+
+
+def sample_action_distribution(nested_distributions: NestedDistribution, return_log_prob: bool = False) -> Any:
+    """Draw samples without gradient.
+
+    Args:
+        nested_distributions: nest of distributions of batch shape ``[B]``.
+        return_log_prob: whether to return the log-probability too.
+
+    Returns:
+        The samples, ``[B, *event_shape]`` each; with ``return_log_prob`` a tuple of them and their summed
+        log-probability ``[B]`` (with gradient), which for a squashed distribution is computed from the unsquashed
+        sample.
+    """
+    return _sample(nested_distributions, lambda dist: dist.sample(), return_log_prob)
+
+
+def epsilon_greedy_sample(nested_distributions: NestedDistribution,
+                          eps: float | Callable[[], float] = 0.1) -> NestedTensor:
+    """The mode, or with probability ``eps`` a sample.
+
+    The choice is made for each element of the batch and each distribution of the nest by itself.
+
+    Args:
+        nested_distributions: nest of distributions of batch shape ``[B]``.
+        eps: probability in [0, 1] of sampling, or a scheduler of it. 0: always the mode, 1: always a sample.
+
+    Returns:
+        nest of ``[B, *event_shape]``.
+    """
+    probability = eps() if callable(eps) else eps
+    if probability >= 1.0:
+        return sample_action_distribution(nested_distributions)
+
+    def draw(dist: td.Distribution) -> Tensor:
+        mode = get_mode(dist)
+        if probability <= 0.0:
+            return mode
+        sample = dist.sample()
+        batch_shape = dist.batch_shape
+        explore = torch.rand(batch_shape, device=sample.device) < probability
+        return torch.where(explore.view(*batch_shape, *[1] * (sample.dim() - len(batch_shape))), sample, mode)
+
+    return nest.map_structure(draw, nested_distributions, is_leaf=nest.is_distribution)
+
+
+def get_mode(dist: td.Distribution) -> Tensor:
+    """The greedy action ``[B, *event_shape]``.
+
+    That is the most probable value, except that a transformed distribution gives the transformed mode of its base
+    (for squashed normals its median) and a mixture the mode of its most probable component.
+
+    Raises:
+        NotImplementedError: a class without a known mode.
+    """
+    if isinstance(dist, td.TransformedDistribution):
+        mode = get_mode(dist.base_dist)
+        for transform in dist.transforms:
+            mode = transform(mode)
+        return mode
+    if isinstance(dist, td.MixtureSameFamily):
+        components = get_mode(dist.component_distribution)
+        return _pick_component(dist, components)
+    if isinstance(dist, td.Independent) and not isinstance(dist, DiagMultivariateCategorical):
+        return get_mode(dist.base_dist)
+    if isinstance(dist, td.Bernoulli):
+        return (dist.probs > 0.5).to(dist.probs.dtype)
+    if isinstance(dist, (td.Normal, td.Cauchy, td.Laplace)):
+        return dist.loc
+    if isinstance(dist, td.Uniform):
+        return 0.5 * (dist.low + dist.high)
+    return dist.mode
+
+
+def _pick_component(dist: td.MixtureSameFamily, values: Tensor) -> Tensor:
+    """``values [B, K, *event_shape]`` at the most probable of the K components."""
+    index = get_mode(dist.mixture_distribution)
+    event = dist.component_distribution.event_shape
+    index = index.view(*index.shape, 1, *[1] * len(event)).expand(*index.shape, 1, *event)
+    return values.gather(len(dist.batch_shape), index).squeeze(len(dist.batch_shape))
+
+
+def get_rmode(dist: td.Distribution) -> Tensor:
+    """The mode ``[B, *event_shape]`` with gradients to the parameters.
+
+    Raises:
+        NotImplementedError: the distribution cannot be reparameterized.
+    """
+    if isinstance(dist, OneHotCategoricalStraightThrough):
+        return dist.rmode
+    if isinstance(dist, td.OneHotCategoricalStraightThrough):
+        return dist.mode + (dist.probs - dist.probs.detach())
+    if not dist.has_rsample:
+        raise NotImplementedError(f'the mode of {type(dist).__name__} has no gradient')
+    return get_mode(dist)
+
+
+def get_base_dist(dist: td.Distribution) -> td.Distribution:
+    """What is left when ``Independent`` and transformations are taken off."""
+    while isinstance(dist, (td.Independent, td.TransformedDistribution)):
+        dist = dist.base_dist
+    return dist
+
+
+@register_function
+def estimated_entropy(dist: td.Distribution, num_samples: int = 1,
+                      check_numerics: bool = False) -> tuple[Tensor, Tensor]:
+    """Entropy estimated from samples.
+
+    Args:
+        dist: distribution of batch shape ``[B]``.
+        num_samples: number of samples.
+        check_numerics: whether to raise if the estimate is not finite.
+
+    Returns:
+        ``(entropy, entropy_for_gradient)``, ``[B]`` each: an unbiased estimate of the entropy, and a number whose
+        gradient is an unbiased estimate of its gradient. They are the same for a reparameterized distribution.
+        Otherwise the second is ``-log_prob^2 / 2``, as ``E[grad log p] = 0`` makes
+        ``grad H = -E[log p grad log p]``.
+
+    Raises:
+        FloatingPointError: ``check_numerics`` and the estimate is not finite.
+    """
+    shape = torch.Size((num_samples, ))
+    sample = dist.rsample(shape) if dist.has_rsample else dist.sample(shape)
+    log_prob = dist.log_prob(sample)
+    entropy = -log_prob.mean(0)
+    for_gradient = entropy if dist.has_rsample else -0.5 * log_prob.square().mean(0)
+    if check_numerics and not bool(torch.isfinite(entropy).all()):
+        raise FloatingPointError(f'the estimated entropy of {dist} is not finite: {entropy}')
+    return entropy, for_gradient
+
+
+def entropy_with_fallback(distributions: NestedDistribution, return_sum: bool = True) -> Any:
+    """Entropy in closed form where there is one, else :func:`estimated_entropy`.
+
+    Args:
+        distributions: nest of distributions of batch shape ``[B]``.
+        return_sum: whether to sum over the nest.
+
+    Returns:
+        ``(entropy, entropy_for_gradient)``, ``[B]`` each (nests of ``[B]`` if not ``return_sum``).
+    """
+
+    def compute(dist: td.Distribution) -> tuple[Tensor, Tensor]:
+        if has_closed_form_entropy(dist):
+            entropy = dist.entropy()
+            return entropy, entropy
+        return estimated_entropy(dist)
+
+    if isinstance(distributions, td.Distribution):
+        return compute(distributions)
+    pairs = [compute(dist) for dist in _flatten(distributions)]
+    if return_sum:
+        return _total([pair[0] for pair in pairs]), _total([pair[1] for pair in pairs])
+    tree = nest.structure(distributions, nest.is_distribution)
+    return tree.unflatten([pair[0] for pair in pairs]), tree.unflatten([pair[1] for pair in pairs])
+
+
+def has_closed_form_entropy(dist: td.Distribution) -> bool:
+    """Whether ``dist.entropy()`` is implemented."""
+    if isinstance(dist, AffineTransformedDistribution) or type(dist) is td.Independent:
+        return has_closed_form_entropy(dist.base_dist)
+    return type(dist).entropy not in _NO_ENTROPY
+
+
+_NO_ENTROPY = {td.Distribution.entropy, td.TransformedDistribution.entropy, td.MixtureSameFamily.entropy}

@@ -1,0 +1,254 @@
+"""Truncated distributions, sampled by inverting the cumulative distribution function.
+
+:class:`TruncatedDistribution` is put together from an :class:`InverseTransformSampling`, which knows one standard
+distribution (normal, Cauchy, Student's t of 2 degrees of freedom) symmetric about 0.
+"""
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributions as td
+from torch import Tensor
+from torch.distributions import constraints
+
+from alfx.gin_utils import register_function
+from alfx.utils import dist_nests
+
+
+class InverseTransformSampling:
+    """A standard distribution, symmetric about 0, with its cumulative distribution function and its inverse."""
+
+    def cdf(self, x: Tensor) -> Tensor:
+        """Probability of a value up to ``x``, elementwise; accurate in relative terms for ``x < 0``."""
+        raise NotImplementedError
+
+    def icdf(self, p: Tensor) -> Tensor:
+        """The value whose :meth:`cdf` is ``p``, elementwise; accurate in relative terms for ``p < 0.5``."""
+        raise NotImplementedError
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density at ``x``, elementwise."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+class NormalITS(InverseTransformSampling):
+    """The standard normal distribution."""
+
+    def cdf(self, x: Tensor) -> Tensor:
+        """See the base class."""
+        return torch.special.ndtr(x)
+
+    def icdf(self, p: Tensor) -> Tensor:
+        """See the base class."""
+        return torch.special.ndtri(p)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """See the base class."""
+        return -0.5 * x.square() - 0.5 * math.log(2.0 * math.pi)
+
+
+class CauchyITS(InverseTransformSampling):
+    """The standard Cauchy distribution."""
+
+    def cdf(self, x: Tensor) -> Tensor:
+        """See the base class."""
+        return torch.atan2(torch.ones_like(x), -x) / math.pi
+
+    def icdf(self, p: Tensor) -> Tensor:
+        """See the base class."""
+        return -1.0 / torch.tan(math.pi * p)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """See the base class."""
+        return -math.log(math.pi) - torch.log1p(x.square())
+
+
+class T2ITS(InverseTransformSampling):
+    """Student's t distribution of 2 degrees of freedom: density ``(2 + x^2)^(-3/2)``."""
+
+    def cdf(self, x: Tensor) -> Tensor:
+        """See the base class."""
+        root = torch.sqrt(2.0 + x.square())
+        tail = 1.0 / (root * (root + x.abs()))
+        return torch.where(x < 0, tail, 1.0 - tail)
+
+    def icdf(self, p: Tensor) -> Tensor:
+        """See the base class."""
+        return (2.0 * p - 1.0) / torch.sqrt(2.0 * p * (1.0 - p))
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """See the base class."""
+        return -1.5 * torch.log(2.0 + x.square())
+
+
+class TruncatedDistribution(td.Distribution):
+    """A distribution restricted to a box, with independent components.
+
+    Args:
+        loc: ``[..., D]`` centre of the untruncated distribution; may lie outside the box.
+        scale: ``[..., D]`` its scale; positive.
+        lower_bound: of the box, a number or ``[D]``; must be below ``upper_bound`` (not checked).
+        upper_bound: likewise.
+        its: the standard form of the untruncated distribution.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}
+    has_rsample = True
+    _validate_args = False
+
+    def __init__(self, loc: Tensor, scale: Tensor, lower_bound: Tensor | float, upper_bound: Tensor | float,
+                 its: InverseTransformSampling):
+        self._loc, self._scale = torch.broadcast_tensors(loc, scale)
+        self._lower, self._upper = (b.to(loc) if isinstance(b, Tensor) else float(b)
+                                    for b in (lower_bound, upper_bound))
+        self._its = its
+
+    @property
+    def _batch_shape(self) -> torch.Size:  # type: ignore[override]
+        return dist_nests.shape_of(self._loc)[:-1]
+
+    @property
+    def _event_shape(self) -> torch.Size:  # type: ignore[override]
+        return dist_nests.shape_of(self._loc)[-1:]
+
+    @property
+    def loc(self) -> Tensor:
+        """Centre of the untruncated distribution, ``[..., D]``."""
+        return self._loc
+
+    @property
+    def scale(self) -> Tensor:
+        """Scale of the untruncated distribution, ``[..., D]``."""
+        return self._scale
+
+    @property
+    def lower_bound(self) -> Tensor | float:
+        """Lower bound of the box."""
+        return self._lower
+
+    @property
+    def upper_bound(self) -> Tensor | float:
+        """Upper bound of the box."""
+        return self._upper
+
+    @property
+    def support(self) -> constraints.Constraint:  # type: ignore[override]
+        """The box."""
+        return constraints.independent(constraints.interval(self._lower, self._upper), 1)
+
+    @property
+    def mode(self) -> Tensor:  # type: ignore[override]
+        """The point of the box nearest to ``loc``."""
+        low, high = (torch.as_tensor(b, dtype=self._loc.dtype, device=self._loc.device)
+                     for b in (self._lower, self._upper))
+        return torch.minimum(torch.maximum(self._loc, low), high)
+
+    def _left_interval(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The standardized box, mirrored where it lies on the right: ``(a, b, mirrored)``.
+
+        A cumulative probability close to 0 is accurate, one close to 1 is not.
+        """
+        a, b = (self._lower - self._loc) / self._scale, (self._upper - self._loc) / self._scale
+        mirrored = a + b > 0
+        return torch.where(mirrored, -b, a), torch.where(mirrored, -a, b), mirrored
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:  # type: ignore[override]
+        """Samples ``[*sample_shape, ..., D]`` with gradient."""
+        a, b, mirrored = self._left_interval()
+        low, high = self._its.cdf(a), self._its.cdf(b)
+        uniform = torch.rand((*sample_shape, *self._loc.shape), dtype=a.dtype, device=a.device)
+        p = low + (high - low) * uniform
+        # Beyond the range of floating point all the mass is at the end nearest to loc, which is b.
+        usable = (p > 0) & (p < 1)
+        x = torch.where(usable, self._its.icdf(torch.where(usable, p, 0.25)), b)
+        x = torch.minimum(torch.maximum(x, a), b)
+        value = self._loc + self._scale * torch.where(mirrored, -x, x)
+        return value.clamp(self._lower, self._upper)
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:  # type: ignore[override]
+        """Samples ``[*sample_shape, ..., D]`` without gradient."""
+        with torch.no_grad():
+            return self.rsample(sample_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-density of ``value [..., D]``, summed over the components; ``value`` must be inside the box."""
+        a, b, _ = self._left_interval()
+        mass = (self._its.cdf(b) - self._its.cdf(a)).clamp_min(torch.finfo(a.dtype).tiny)
+        density = self._its.log_prob((value - self._loc) / self._scale)
+        return (density - torch.log(self._scale * mass)).sum(-1)
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
+        """The same distribution with its batch dimensions expanded to ``batch_shape``."""
+        shape = (*batch_shape, *self._event_shape)
+        return self._like(self._loc.expand(shape), self._scale.expand(shape))
+
+    def _like(self, loc: Any, scale: Any) -> Any:
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__, _loc=loc, _scale=scale)
+        return new
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}(loc: {dist_nests.shape_of(self._loc)}, [{self._lower}, {self._upper}])'
+
+
+@register_function(module='alfx.utils.dist_utils')
+class TruncatedNormal(TruncatedDistribution):
+    """A normal distribution restricted to a box; see :class:`TruncatedDistribution` for the arguments."""
+
+    def __init__(self, loc: Tensor, scale: Tensor, lower_bound: Tensor | float, upper_bound: Tensor | float):
+        super().__init__(loc, scale, lower_bound, upper_bound, NormalITS())
+
+
+@register_function(module='alfx.utils.dist_utils')
+class TruncatedCauchy(TruncatedDistribution):
+    """A Cauchy distribution restricted to a box; see :class:`TruncatedDistribution` for the arguments."""
+
+    def __init__(self, loc: Tensor, scale: Tensor, lower_bound: Tensor | float, upper_bound: Tensor | float):
+        super().__init__(loc, scale, lower_bound, upper_bound, CauchyITS())
+
+
+@register_function(module='alfx.utils.dist_utils')
+class TruncatedT2(TruncatedDistribution):
+    """A t distribution of 2 degrees of freedom restricted to a box; see :class:`TruncatedDistribution`."""
+
+    def __init__(self, loc: Tensor, scale: Tensor, lower_bound: Tensor | float, upper_bound: Tensor | float):
+        super().__init__(loc, scale, lower_bound, upper_bound, T2ITS())
+
+
+class _Box:
+    """What a truncated distribution keeps besides loc and scale, comparable and hashable."""
+
+    __slots__ = ('lower', 'upper', 'its')
+
+    def __init__(self, dist: TruncatedDistribution):
+        self.lower, self.upper, self.its = dist._lower, dist._upper, dist._its
+
+    def __eq__(self, other: object) -> bool:
+        return (isinstance(other, _Box) and self.its == other.its
+                and dist_nests.same_setting(self.lower, other.lower)
+                and dist_nests.same_setting(self.upper, other.upper))
+
+    def __hash__(self) -> int:
+        return hash(self.its)
+
+
+def _register() -> None:
+    for cls in (TruncatedDistribution, TruncatedNormal, TruncatedCauchy, TruncatedT2):
+
+        def rebuild(params: tuple[Any, ...], box: _Box, cls: type = cls) -> Any:
+            dist = object.__new__(cls)
+            dist._loc, dist._scale = params
+            dist._lower, dist._upper, dist._its = box.lower, box.upper, box.its
+            return dist
+
+        dist_nests.register(cls, ('loc', 'scale'), lambda d: ((d._loc, d._scale), _Box(d)), rebuild)
+
+
+_register()

@@ -1,0 +1,111 @@
+"""Target entropies for an action spec; importable from :mod:`alfx.utils.dist_utils`.
+
+Each is for one spec, and is summed over its components; a nest of actions adds up its specs.
+"""
+import math
+
+import numpy as np
+
+from alfx.gin_utils import configurable
+from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
+
+_MODULE = 'alfx.utils.dist_utils'
+_UNBOUNDED = 1e30
+
+
+def _ranges(spec: TensorSpec, purpose: str) -> np.ndarray:
+    """``maximum - minimum`` of each component."""
+    if not isinstance(spec, BoundedTensorSpec):
+        raise SpecError(f'{purpose} needs a bounded action spec, found {spec}; give the value explicitly')
+    ranges = np.broadcast_to(spec.maximum.astype(np.float64) - spec.minimum.astype(np.float64), tuple(spec.shape))
+    if not np.all(ranges < _UNBOUNDED):
+        raise SpecError(f'{purpose} needs finite bounds, found {spec}; rescale the actions or give the value '
+                        'explicitly')
+    if spec.is_continuous and not np.all(ranges > 0):
+        raise SpecError(f'{purpose}: a component of {spec} has an empty range')
+    return ranges.reshape(-1)
+
+
+@configurable(module=_MODULE)
+def calc_default_target_entropy(spec: TensorSpec, min_prob: float = 0.1) -> float:
+    """The entropy that a policy should keep, in nats, for entropy control by SAC and the like.
+
+    A continuous component is taken to be uniform over the fraction ``min_prob`` of its range: ``log(min_prob *
+    (max - min))``, which is negative for a narrow one. A discrete component with n values is taken to spread
+    ``min_prob`` evenly over all but one of them: ``min_prob * log((n - 1) / min_prob)`` (what the remaining one
+    adds is left out); one with a single value adds 0.
+
+    Args:
+        spec: bounded action spec.
+        min_prob: in (0, 1].
+
+    Returns:
+        The sum over all components.
+
+    Raises:
+        SpecError: the spec has no finite bounds.
+        ValueError: ``min_prob`` is out of range.
+    """
+    if not 0.0 < min_prob <= 1.0:
+        raise ValueError(f'calc_default_target_entropy: min_prob must be in (0, 1], found {min_prob}')
+    ranges = _ranges(spec, 'calc_default_target_entropy')
+    if spec.is_continuous:
+        return float(np.log(min_prob * ranges).sum())
+    others = ranges[ranges > 0]
+    return float((min_prob * (np.log(others) - math.log(min_prob))).sum())
+
+
+@configurable(module=_MODULE)
+def calc_default_target_entropy_quantized(spec: TensorSpec, num_bins: int,
+                                          ent_per_action_dim: float = -1.0) -> float:
+    """The target entropy of continuous actions that are quantized into bins.
+
+    A density of differential entropy h cut into bins of width ``w = (max - min) / num_bins`` has the discrete
+    entropy ``h - log w`` (Cover and Thomas, Elements of Information Theory, theorem 8.3.1).
+
+    Args:
+        spec: bounded continuous action spec.
+        num_bins: number of bins of each component.
+        ent_per_action_dim: differential entropy h wanted for each component; -1 is the usual choice of SAC.
+
+    Returns:
+        The sum over all components.
+
+    Raises:
+        SpecError: the spec is not continuous, or has no finite bounds.
+    """
+    if not spec.is_continuous:
+        raise SpecError(f'calc_default_target_entropy_quantized needs a continuous action spec, found {spec}')
+    ranges = _ranges(spec, 'calc_default_target_entropy_quantized')
+    return float((ent_per_action_dim + math.log(num_bins) - np.log(ranges)).sum())
+
+
+def calc_default_max_entropy(spec: TensorSpec, fraction: float = 0.8) -> float:
+    """An upper limit for the entropy of a policy, in nats.
+
+    Args:
+        spec: bounded action spec.
+        fraction: in (0, 1]; of the range of a continuous component (``log(fraction * (max - min))``), and of the
+            greatest entropy of a discrete one (``fraction * log n``).
+
+    Returns:
+        The sum over all components.
+
+    Raises:
+        SpecError: the spec has no finite bounds.
+        ValueError: ``fraction`` is out of range.
+    """
+    if not 0.0 < fraction <= 1.0:
+        raise ValueError(f'calc_default_max_entropy: fraction must be in (0, 1], found {fraction}')
+    ranges = _ranges(spec, 'calc_default_max_entropy')
+    return float((np.log(fraction * ranges) if spec.is_continuous else fraction * np.log(ranges + 1.0)).sum())
+
+
+def calc_uniform_log_prob(spec: TensorSpec) -> float:
+    """The log-probability (log-density) of any action under the uniform policy.
+
+    Raises:
+        SpecError: the spec has no finite bounds.
+    """
+    ranges = _ranges(spec, 'calc_uniform_log_prob')
+    return -float((np.log(ranges) if spec.is_continuous else np.log(ranges + 1.0)).sum())
