@@ -1,0 +1,159 @@
+"""Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783), synchronous.
+
+Differs from the paper in that all environments step together and one update follows each unroll (A2C).
+The loss is in :mod:`alfx.algorithms.actor_critic_loss`.
+"""
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from alfx import nest
+from alfx.algorithms.actor_critic_loss import ActorCriticLoss
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
+from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.gin_utils import configurable
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.value_networks import ValueNetwork
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils import dist_utils
+
+ActorCriticState = namedtuple('ActorCriticState', ['actor', 'value'], default_value=())
+
+ActorCriticInfo = namedtuple(
+    'ActorCriticInfo',
+    ['step_type', 'discount', 'reward', 'action', 'log_prob', 'action_distribution', 'value', 'reward_weights'],
+    default_value=())
+"""What the steps of actor-critic yield, ``[B, ...]`` each; what is not needed is ``()``."""
+
+
+@configurable
+class ActorCriticAlgorithm(OnPolicyAlgorithm):
+    """A policy and a value function, trained together on each unroll.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: nest of ``BoundedTensorSpec``.
+        reward_spec: of rank 0, or of rank 1 for K rewards; the value then has K dimensions.
+        reward_weights: K weights of the rewards in the policy's objective; ``None``: all are 1.
+        actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; makes the network of the policy.
+        value_network_ctor: called as ``(input_tensor_spec=, output_tensor_spec=)``; makes the value network.
+            ``None`` if the algorithm is only played or evaluated.
+        epsilon_greedy: in evaluation, the chance of sampling an action instead of taking the most likely one;
+            ``None``: ``config.epsilon_greedy``, or 0 without a config.
+        env: batched environment, for the root algorithm.
+        config: configuration, for the root algorithm.
+        loss: calculates the loss; ``None``: ``loss_class(debug_summaries=debug_summaries)``.
+        loss_class: see ``loss``.
+        optimizer: owns all parameters.
+        checkpoint: as in ``Algorithm``.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()), reward_weights: list[float] | None = None,
+                 actor_network_ctor: Callable[..., Any] = ActorDistributionNetwork,
+                 value_network_ctor: Callable[..., Any] | None = ValueNetwork, epsilon_greedy: float | None = None,
+                 env: Any = None, config: TrainerConfig | None = None, loss: Any = None,
+                 loss_class: Callable[..., Any] = ActorCriticLoss, optimizer: Any = None,
+                 checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'ActorCriticAlgorithm'):
+        actor_network = actor_network_ctor(input_tensor_spec=observation_spec, action_spec=action_spec)
+        value_network, value_state_spec = None, ()
+        if value_network_ctor is not None:
+            value_network = _make_value_network(value_network_ctor, observation_spec, reward_spec)
+            value_state_spec = value_network.state_spec
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                         predict_state_spec=actor_network.state_spec,
+                         train_state_spec=ActorCriticState(actor=actor_network.state_spec, value=value_state_spec),
+                         is_eval=value_network is None, reward_weights=reward_weights, env=env, config=config,
+                         optimizer=optimizer, checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
+        if epsilon_greedy is None:
+            epsilon_greedy = config.epsilon_greedy if config is not None else 0.0
+        self._epsilon_greedy = epsilon_greedy
+        self._actor_network = actor_network
+        self._value_network = value_network
+        self._loss = loss_class(debug_summaries=debug_summaries) if loss is None else loss
+        self._is_stateless = not nest.flatten(self.train_state_spec)
+        self._has_batch_dependence = any(
+            isinstance(m, (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)) for m in self.modules())
+
+    def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
+        """The state of the policy network."""
+        return state.actor
+
+    def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """The most likely action, or with probability ``epsilon_greedy`` a sampled one."""
+        distribution, state = self._actor_network(inputs.observation, state=state)
+        action = dist_utils.epsilon_greedy_sample(distribution, self._epsilon_greedy)
+        return AlgStep(action, state, ActorCriticInfo(action_distribution=distribution))
+
+    def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """Sample an action ``[B, ...]``; estimate the value ``[B]`` or ``[B, K]``."""
+        distribution, actor_state = self._actor_network(inputs.observation, state=state.actor if state else ())
+        value, value_state = self._value(inputs.observation, state.value if state else ())
+        if self.on_policy:
+            action = dist_utils.sample_action_distribution(distribution)
+            info = self._info(inputs, action, distribution, value)
+        else:
+            action, log_prob = dist_utils.sample_action_distribution(distribution, return_log_prob=True)
+            info = ActorCriticInfo(action=action, log_prob=log_prob, action_distribution=distribution, value=value)
+        return AlgStep(action, ActorCriticState(actor_state, value_state), info)
+
+    def collect_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """Only sample an action; :meth:`train_step` computes the rest for all steps at once."""
+        distribution, _ = self._actor_network(inputs.observation)
+        action = dist_utils.sample_action_distribution(distribution)
+        return AlgStep(action, self._no_state, ActorCriticInfo(action=action))
+
+    _no_state = ActorCriticState()
+
+    @property
+    def recomputes_rollout_info(self) -> bool:
+        """True without recurrent state and layers that mix samples, and unless a subclass changes the steps."""
+        return (self._is_stateless and not self._has_batch_dependence and self._value_network is not None
+                and self._has_own_steps(ActorCriticAlgorithm))
+
+    def _has_own_steps(self, cls: type) -> bool:
+        """Whether the steps that must agree with each other are all those of ``cls``."""
+        return all(getattr(type(self), name) is getattr(cls, name)
+                   for name in ('rollout_step', 'collect_step', 'train_step', '_value', '_info'))
+
+    def train_step(self, inputs: TimeStep, state: NestedTensor, rollout_info: Any) -> AlgStep:
+        """The infos of ``rollout_step`` for the action that was taken, with the networks as they are now."""
+        distribution, actor_state = self._actor_network(inputs.observation, state=state.actor if state else ())
+        value, value_state = self._value(inputs.observation, state.value if state else ())
+        info = self._info(inputs, rollout_info.action, distribution, value)
+        return AlgStep(rollout_info.action, ActorCriticState(actor_state, value_state), info)
+
+    def _value(self, observation: NestedTensor, state: NestedTensor) -> tuple[torch.Tensor, NestedTensor]:
+        if self._value_network is None:
+            raise RuntimeError(f'{self._name} has no value network: it can be played and evaluated, not trained')
+        return self._value_network(observation, state=state)
+
+    def _info(self, inputs: TimeStep, action: NestedTensor, distribution: NestedTensor,
+              value: torch.Tensor) -> Any:
+        return ActorCriticInfo(step_type=inputs.step_type, discount=inputs.discount, reward=inputs.reward,
+                               action=action, action_distribution=distribution, value=value,
+                               reward_weights=self._batched_reward_weights(inputs))
+
+    def _batched_reward_weights(self, inputs: TimeStep) -> NestedTensor:
+        """``[B, K]`` for a multi-dimensional reward, else ``()``."""
+        if not self.has_multidim_reward():
+            return ()
+        assert self._reward_weights is not None
+        return self._reward_weights.expand(inputs.reward.shape)
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The loss of policy, value and entropy, ``[T, B]``."""
+        return self._loss(info)
+
+
+def _make_value_network(ctor: Callable[..., Any], observation_spec: NestedTensorSpec,
+                        reward_spec: TensorSpec) -> Any:
+    """A value network with one output a reward."""
+    if reward_spec.ndim == 0:
+        return ctor(input_tensor_spec=observation_spec)
+    return ctor(input_tensor_spec=observation_spec, output_tensor_spec=TensorSpec(reward_spec.shape))

@@ -1,0 +1,170 @@
+"""The loss of advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, section 4).
+
+``policy gradient + td_loss_weight * value error - entropy_regularization * entropy``. The three terms are three
+functions; :meth:`ActorCriticLoss.forward` is the one place that adds them.
+"""
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from alfx import context, summary
+from alfx.algorithms.algorithm import Loss
+from alfx.data_structures import LossInfo, StepType, namedtuple
+from alfx.gin_utils import configurable
+from alfx.utils import dist_utils, value_ops
+from alfx.utils.losses import element_wise_squared_loss
+from alfx.utils.tensor_utils import explained_variance
+
+ActorCriticLossInfo = namedtuple('ActorCriticLossInfo', ['pg_loss', 'td_loss', 'neg_entropy'], default_value=())
+"""The terms of the loss before weighting, ``[T, B]`` each (``td_loss`` is ``[T, B, K]`` for K rewards)."""
+
+
+def normalize_advantages(advantages: torch.Tensor, is_valid: torch.Tensor) -> torch.Tensor:
+    """Advantages ``[T, B]`` with zero mean and unit variance over the steps where ``is_valid``.
+
+    The others are left out of the statistics: at a LAST step nothing was decided.
+    """
+    count = is_valid.sum().clamp(min=1.0)
+    mean = (advantages * is_valid).sum() / count
+    centred = (advantages - mean) * is_valid
+    return centred / ((centred * centred).sum() / count + 1e-16).sqrt().add(1e-8)
+
+
+@configurable
+class ActorCriticLoss(Loss):
+    """Policy gradient, value error and entropy bonus.
+
+    Args:
+        gamma: discount factor, or one for each of K rewards.
+        td_error_loss_fn: ``(target, value)`` to an error of the same shape.
+        use_gae: generalized advantage estimation; otherwise the discounted return minus the value.
+        td_lambda: lambda of the estimation, in [0, 1].
+        use_td_lambda_return: with ``use_gae``, train the value towards ``advantage + value`` rather than towards
+            the discounted return.
+        normalize_advantages: to zero mean and unit variance within a batch.
+        advantage_clip: clip advantages to [-x, x].
+        entropy_regularization: weight of the entropy; ``None``: no such term.
+        td_loss_weight: weight of the value error.
+        debug_summaries: write more summaries.
+        name: name of this loss.
+    """
+
+    def __init__(self, gamma: float | Sequence[float] = 0.99,
+                 td_error_loss_fn: Callable[..., torch.Tensor] = element_wise_squared_loss, use_gae: bool = False,
+                 td_lambda: float = 0.95, use_td_lambda_return: bool = True, normalize_advantages: bool = False,
+                 advantage_clip: float | None = None, entropy_regularization: float | None = None,
+                 td_loss_weight: float = 1.0, debug_summaries: bool = False, name: str = 'ActorCriticLoss'):
+        super().__init__(name=name)
+        if not 0.0 <= td_lambda <= 1.0:
+            raise ValueError(f'{name}.td_lambda has to be in [0, 1], found {td_lambda}')
+        self.register_buffer('_gamma', torch.as_tensor(gamma, dtype=torch.float32), persistent=False)
+        self._td_error_loss_fn = td_error_loss_fn
+        self._use_gae = use_gae
+        self._lambda = td_lambda
+        self._use_td_lambda_return = use_td_lambda_return
+        self._normalize_advantages = normalize_advantages
+        self._advantage_clip = advantage_clip
+        self._entropy_regularization = entropy_regularization
+        self._td_loss_weight = td_loss_weight
+        self._debug_summaries = debug_summaries
+
+    @property
+    def gamma(self) -> torch.Tensor:
+        """The discount factor, of rank 0 or ``[K]``."""
+        return self._gamma
+
+    @property
+    def td_lambda(self) -> float:
+        """Lambda of the advantage estimation."""
+        return self._lambda
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The same as :meth:`forward`."""
+        return self(info)
+
+    def forward(self, info: Any) -> LossInfo:
+        """The loss of each step.
+
+        Args:
+            info: ``ActorCriticInfo`` of ``[T, B, ...]``. The last step is only bootstrapped from, its own
+                advantage and value error are 0.
+
+        Returns:
+            ``loss`` ``[T, B]``, and its terms as ``extra``.
+        """
+        returns, advantages = self.calc_returns_and_advantages(info)
+        if self._debug_summaries and context.should_record_summaries():
+            self._summarize(info.value, returns, advantages)
+        advantages = self._processed_advantages(info, advantages)
+        terms = ActorCriticLossInfo(pg_loss=self._pg_loss(info, advantages.detach()),
+                                    td_loss=self._td_error_loss_fn(returns.detach(), info.value),
+                                    neg_entropy=self._neg_entropy(info))
+        td_loss = terms.td_loss
+        if td_loss.ndim == 3:
+            td_loss = td_loss.mean(dim=2)
+        loss = torch.add(terms.pg_loss, td_loss, alpha=self._td_loss_weight)
+        if self._entropy_regularization is not None:
+            loss = torch.add(loss, terms.neg_entropy, alpha=self._entropy_regularization)
+        return LossInfo(loss=loss, extra=terms)
+
+    def calc_returns_and_advantages(self, info: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Targets of the value and advantages, both of the shape of ``info.value`` and without gradient."""
+        with torch.no_grad():
+            value = info.value.detach()
+            discount = info.discount.unsqueeze(-1) if value.ndim == 3 else info.discount
+            discount = (discount * self._gamma).expand_as(value)
+            advantages = returns = None
+            if self._use_gae:
+                advantages = value_ops.generalized_advantage_estimation(info.reward, value, info.step_type, discount,
+                                                                        self._lambda)
+                if self._use_td_lambda_return:
+                    returns = advantages + value[:-1]
+            if returns is None:
+                returns = value_ops.discounted_return(info.reward, value, info.step_type, discount)
+            if advantages is None:
+                advantages = returns - value[:-1]
+            return torch.cat([returns, value[-1:]]), torch.cat([advantages, torch.zeros_like(value[-1:])])
+
+    def _processed_advantages(self, info: Any, advantages: torch.Tensor) -> torch.Tensor:
+        """Weighted over rewards, normalized, clipped: ``[T, B]``."""
+        if advantages.ndim == 3:
+            weights = info.reward_weights
+            advantages = (advantages * weights if isinstance(weights, torch.Tensor) else advantages).sum(-1)
+        if self._normalize_advantages:
+            is_valid = (info.step_type != StepType.LAST).to(advantages.dtype)
+            advantages = normalize_advantages(advantages, self._mask_bootstrap_step(is_valid))
+        if self._advantage_clip is not None:
+            advantages = advantages.clamp(-self._advantage_clip, self._advantage_clip)
+        return advantages
+
+    def _mask_bootstrap_step(self, is_valid: torch.Tensor) -> torch.Tensor:
+        """The last step of an unroll has no advantage of its own."""
+        is_valid[-1] = 0
+        return is_valid
+
+    def _pg_loss(self, info: Any, advantages: torch.Tensor) -> torch.Tensor:
+        """``-A log pi(a)``, ``[T, B]``."""
+        return -advantages * dist_utils.compute_log_probability(info.action_distribution, info.action)
+
+    def _neg_entropy(self, info: Any) -> torch.Tensor | tuple[()]:
+        """``-H(pi)``, ``[T, B]``; ``()`` where nobody asks for it."""
+        if self._entropy_regularization is None and not context.should_record_summaries():
+            return ()
+        return -dist_utils.entropy_with_fallback(info.action_distribution, return_sum=True)
+
+    def _summarize(self, value: torch.Tensor, returns: torch.Tensor, advantages: torch.Tensor) -> None:
+        with context.summary_scope(self._name):
+            for suffix, v, r, a in _by_reward(value.detach(), returns, advantages):
+                summary.scalar(f'values{suffix}', v.mean())
+                summary.scalar(f'returns{suffix}', r.mean())
+                summary.scalar(f'advantages/mean{suffix}', a.mean())
+                summary.scalar(f'advantages/std{suffix}', a.std(unbiased=False))
+                summary.scalar(f'explained_variance_of_return_by_value{suffix}', explained_variance(v, r))
+
+
+def _by_reward(*tensors: torch.Tensor) -> list[tuple[Any, ...]]:
+    """``(suffix, *tensors)`` for each reward of tensors ``[T, B]`` or ``[T, B, K]``."""
+    if tensors[0].ndim == 2:
+        return [('', *tensors)]
+    return [(f'/{k}', *(t[..., k] for t in tensors)) for k in range(tensors[0].shape[-1])]

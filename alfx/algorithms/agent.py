@@ -1,0 +1,302 @@
+"""The root algorithm of most runs: a policy algorithm and the parts around it, chosen in a conf file.
+
+A step goes through the parts in this order: representation learner (observation -> representation), goal
+generator (-> representation and goal), intrinsic reward module, policy algorithm, entropy target, reward weights.
+Each part has a field of its own in ``AgentState`` and ``AgentInfo``.
+"""
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
+from alfx.algorithms.agent_helpers import AgentHelper
+from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.entropy_target_algorithm import EntropyTargetAlgorithm, NestedEntropyTargetAlgorithm
+from alfx.algorithms.rl_algorithm import RLAlgorithm
+from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
+from alfx.gin_utils import configurable
+from alfx.summary import summary_utils
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+
+AgentState = namedtuple('AgentState', ['rl', 'irm', 'goal_generator', 'repr', 'rw'], default_value=())
+"""The state of each part."""
+
+AgentInfo = namedtuple('AgentInfo', ['rl', 'irm', 'goal_generator', 'entropy_target', 'repr', 'rw', 'rewards'],
+                       default_value=())
+"""The info of each part, and the rewards ``[B]`` by the name of the part that gives them."""
+
+
+@configurable
+class Agent(RLAlgorithm):
+    """A policy algorithm with the parts around it.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: nest of ``BoundedTensorSpec``.
+        reward_spec: of rank 0 or 1.
+        env: batched environment.
+        config: configuration.
+        rl_algorithm_cls: learns the policy; called as ``(observation_spec=, action_spec=, reward_spec=, config=,
+            debug_summaries=)``.
+        reward_weight_algorithm_cls: adjusts the weights of a multi-dimensional reward; called as
+            ``(reward_spec=, debug_summaries=)``.
+        representation_learner_cls: turns the observation into what the parts after it see; called like
+            ``rl_algorithm_cls``; has ``output_spec``.
+        representation_use_rl_state: give the representation learner the state of the policy algorithm in place of
+            its own in ``rollout_step`` and ``predict_step``.
+        goal_generator: outputs a goal and a reward (or ``()``); has ``action_spec``.
+        intrinsic_reward_module: outputs a reward ``[B]``.
+        intrinsic_reward_coef: factor of that reward.
+        extrinsic_reward_coef: factor of the environment's reward.
+        enforce_entropy_target: keep the entropy of the policy above a target; do not use
+            ``entropy_regularization`` of the loss at the same time.
+        entropy_target_cls: does that; ``None``: ``EntropyTargetAlgorithm``, nested for nested actions. Called as
+            ``(action_spec, debug_summaries=)``.
+        optimizer: owns what no part's own optimizer does.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()), env: Any = None, config: TrainerConfig | None = None,
+                 rl_algorithm_cls: Callable[..., Any] = ActorCriticAlgorithm,
+                 reward_weight_algorithm_cls: Callable[..., Any] | None = None,
+                 representation_learner_cls: Callable[..., Any] | None = None,
+                 representation_use_rl_state: bool = False, goal_generator: Algorithm | None = None,
+                 intrinsic_reward_module: Algorithm | None = None, intrinsic_reward_coef: float = 1.0,
+                 extrinsic_reward_coef: float = 1.0, enforce_entropy_target: bool = False,
+                 entropy_target_cls: Callable[..., Any] | None = None, optimizer: Any = None,
+                 debug_summaries: bool = False, name: str = 'AgentAlgorithm'):
+        helper = AgentHelper(AgentState)
+        common = dict(action_spec=action_spec, reward_spec=reward_spec, config=config,
+                      debug_summaries=debug_summaries)
+        inner_spec = observation_spec
+        representation_learner = None
+        if representation_learner_cls is not None:
+            representation_learner = representation_learner_cls(observation_spec=inner_spec, **common)
+            helper.register_algorithm(representation_learner, 'repr')
+            inner_spec = representation_learner.output_spec
+        if goal_generator is not None:
+            helper.register_algorithm(goal_generator, 'goal_generator')
+            inner_spec = [inner_spec, goal_generator.action_spec]  # type: ignore[attr-defined]
+        if intrinsic_reward_module is not None:
+            helper.register_algorithm(intrinsic_reward_module, 'irm')
+        rl_algorithm = rl_algorithm_cls(observation_spec=inner_spec, **common)
+        helper.register_algorithm(rl_algorithm, 'rl')
+        entropy_target = _make_entropy_target(enforce_entropy_target, entropy_target_cls, action_spec,
+                                              debug_summaries)
+        if entropy_target is not None:
+            helper.register_algorithm(entropy_target, 'entropy_target')
+        reward_weight_algorithm = None
+        if reward_weight_algorithm_cls is not None:
+            reward_weight_algorithm = reward_weight_algorithm_cls(reward_spec=reward_spec,
+                                                                  debug_summaries=debug_summaries)
+            helper.register_algorithm(reward_weight_algorithm, 'rw')
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                         optimizer=optimizer, is_on_policy=rl_algorithm.on_policy, env=env, config=config,
+                         debug_summaries=debug_summaries, name=name, **helper.state_specs())
+        self._helper = helper
+        self._representation_learner = representation_learner
+        self._representation_use_rl_state = representation_use_rl_state
+        self._goal_generator = goal_generator
+        self._irm = intrinsic_reward_module
+        self._rl_algorithm = rl_algorithm
+        self._entropy_target_algorithm = entropy_target
+        self._reward_weight_algorithm = reward_weight_algorithm
+        self._intrinsic_reward_coef = intrinsic_reward_coef
+        self._extrinsic_reward_coef = extrinsic_reward_coef
+        self._changes_reward = (intrinsic_reward_module is not None or goal_generator is not None
+                                or extrinsic_reward_coef != 1.0)
+        if reward_weight_algorithm is not None:
+            rl_algorithm.set_reward_weights(reward_weight_algorithm.reward_weights)
+
+    # Parts -----------------------------------------------------------------------------------------------------
+
+    def _parts(self) -> list[Algorithm]:
+        """All parts there are, in the order of a step."""
+        parts = (self._representation_learner, self._goal_generator, self._irm, self._rl_algorithm,
+                 self._entropy_target_algorithm, self._reward_weight_algorithm)
+        return [part for part in parts if part is not None]
+
+    def _parts_with_loss(self) -> list[Algorithm]:
+        """The parts whose loss is added up; reward weights are trained in ``after_train_iter``."""
+        return [part for part in self._parts() if part is not self._reward_weight_algorithm]
+
+    def set_path(self, path: str) -> None:
+        """Set the paths of all parts below ``path``."""
+        super().set_path(path)
+        prefix = f'{path}.' if path else ''
+        for part in self._parts():
+            part.set_path(prefix + self._helper.field(part))
+
+    def set_on_policy(self, is_on_policy: bool) -> None:
+        """Set it for all parts."""
+        super().set_on_policy(is_on_policy)
+        if hasattr(self, '_helper'):
+            for part in self._parts():
+                part.set_on_policy(is_on_policy)
+
+    def finalize(self) -> None:
+        """Tell the parts where they are and how they are trained, then as in ``RLAlgorithm``."""
+        for part in self._parts():
+            part.set_on_policy(bool(self.on_policy))
+        self.set_path(self.path)
+        super().finalize()
+
+    @property
+    def recomputes_rollout_info(self) -> bool:
+        """Whether all that a step does is the policy's own step, and that one can be recomputed."""
+        plain = all(part in (self._rl_algorithm, self._entropy_target_algorithm) for part in self._parts())
+        return plain and not self._changes_reward and self._rl_algorithm.recomputes_rollout_info
+
+    # Steps -----------------------------------------------------------------------------------------------------
+
+    def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
+        """One step of evaluation; intrinsic rewards and entropy targets have no part in it."""
+        new_state, info = {}, {}
+        if self._representation_learner is not None:
+            own = state.rl if self._representation_use_rl_state else state.repr
+            step = self._representation_learner.predict_step(time_step, own)
+            new_state['repr'], info['repr'] = self._kept_repr_state(step, state), step.info
+            time_step = time_step._replace(observation=step.output)
+        if self._goal_generator is not None:
+            step = self._goal_generator.predict_step(time_step, state.goal_generator)
+            new_state['goal_generator'], info['goal_generator'] = step.state, step.info
+            time_step = time_step._replace(observation=[time_step.observation, step.output[0]])
+        rl_step = self._rl_algorithm.predict_step(time_step, state.rl)
+        new_state['rl'], info['rl'] = rl_step.state, rl_step.info
+        if self._reward_weight_algorithm is not None:
+            info['rw'] = self._reward_weight_algorithm.predict_step(time_step, state.rw).info
+        return AlgStep(rl_step.output, AgentState(**new_state), AgentInfo(**info))
+
+    def rollout_step(self, time_step: TimeStep, state: Any) -> AlgStep:
+        """One step of collecting experience, with all parts."""
+        return self._step('rollout_step', time_step, state, None)
+
+    def collect_step(self, time_step: TimeStep, state: Any) -> AlgStep:
+        """``rollout_step`` without what :meth:`train_step` recomputes."""
+        if not self.recomputes_rollout_info:
+            return self.rollout_step(time_step, state)
+        step = self._rl_algorithm.collect_step(time_step, state.rl)
+        return AlgStep(step.output, AgentState(rl=step.state), AgentInfo(rl=step.info))
+
+    def train_step(self, time_step: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """One step of training on stored experience, with all parts."""
+        return self._step('train_step', time_step, state, rollout_info)
+
+    def train_step_offline(self, time_step: TimeStep, state: Any, rollout_info: Any,
+                           pre_train: bool = False) -> AlgStep:
+        """``train_step`` for experience from an offline buffer."""
+        return self._step('train_step_offline', time_step, state, rollout_info, pre_train)
+
+    def _step(self, method: str, time_step: TimeStep, state: Any, rollout_info: Any, *more: Any) -> AlgStep:
+        """``method`` of each part in order, each on what the ones before it made of the time step."""
+        new_state: dict[str, Any] = {}
+        info: dict[str, Any] = {}
+        rewards: dict[str, torch.Tensor] = {}
+        is_rollout = method == 'rollout_step'
+
+        def run(part: Algorithm, inputs: Any, part_state: Any) -> AlgStep:
+            field = self._helper.field(part)
+            stored = () if is_rollout else (getattr(rollout_info, field), *more)
+            step = getattr(part, method)(inputs, part_state, *stored)
+            new_state[field], info[field] = step.state, step.info
+            return step
+
+        if self._representation_learner is not None:
+            use_rl_state = self._representation_use_rl_state and is_rollout
+            step = run(self._representation_learner, time_step, state.rl if use_rl_state else state.repr)
+            if is_rollout:
+                new_state['repr'] = self._kept_repr_state(step, state)
+            time_step = time_step._replace(observation=step.output)
+        if self._goal_generator is not None:
+            goal, goal_reward = run(self._goal_generator, time_step, state.goal_generator).output
+            time_step = time_step._replace(observation=[time_step.observation, goal])
+            if isinstance(goal_reward, torch.Tensor):
+                rewards['goal_generator'] = goal_reward
+        if self._irm is not None:
+            rewards['irm'] = run(self._irm, time_step, state.irm).output
+        if is_rollout and self.on_policy and self._changes_reward:
+            time_step = time_step._replace(reward=self._training_reward(time_step.reward, rewards))
+        rl_step = run(self._rl_algorithm, time_step, state.rl)
+        if self._entropy_target_algorithm is not None and (self.on_policy or not is_rollout):
+            self._entropy_target_step(method, rl_step, time_step, info)
+        if self._reward_weight_algorithm is not None and is_rollout:
+            info['rw'] = self._reward_weight_algorithm.rollout_step(time_step, state.rw).info
+        return AlgStep(rl_step.output, AgentState(**new_state), AgentInfo(rewards=rewards or (), **info))
+
+    def _kept_repr_state(self, step: AlgStep, state: Any) -> NestedTensor:
+        """A representation learner that is given another's state has none of its own to keep."""
+        return state.repr if self._representation_use_rl_state else step.state
+
+    def _entropy_target_step(self, method: str, rl_step: AlgStep, time_step: TimeStep, info: dict[str, Any]) -> None:
+        """Add the info of the entropy target for the distribution that the policy algorithm reports."""
+        assert self._entropy_target_algorithm is not None
+        distribution = getattr(rl_step.info, 'action_distribution', ())
+        if isinstance(distribution, tuple) and distribution == ():
+            raise ValueError(f'enforce_entropy_target needs a policy algorithm whose {method} yields an '
+                             f"'action_distribution'; {type(self._rl_algorithm).__name__} does not")
+        on_policy_step = 'rollout_step' if self.on_policy else 'train_step'
+        step = getattr(self._entropy_target_algorithm, on_policy_step)((distribution, time_step.step_type))
+        info['entropy_target'] = step.info
+
+    # Rewards ---------------------------------------------------------------------------------------------------
+
+    def _training_reward(self, reward: torch.Tensor, rewards: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The reward that the policy is trained on: a new tensor, the environment's own is left as it is."""
+        coefs = {'irm': self._intrinsic_reward_coef, 'goal_generator': 1.0}
+        extra = [r.unsqueeze(-1) if r.ndim < reward.ndim else r for r in rewards.values()]
+        return AgentHelper.accumulate_algorithm_rewards(
+            [reward, *extra], [self._extrinsic_reward_coef, *(coefs[name] for name in rewards)],
+            ['extrinsic', *rewards], 'reward', summary_utils.add_mean_hist_summary)
+
+    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
+                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
+        """Add intrinsic rewards, then ``preprocess_experience`` of each part with its own infos."""
+        if self._changes_reward:
+            rewards = rollout_info.rewards if isinstance(rollout_info.rewards, dict) else {}
+            root_inputs = root_inputs._replace(reward=self._training_reward(root_inputs.reward, rewards))
+        for part in self._parts():
+            field = self._helper.field(part)
+            root_inputs, processed = part.preprocess_experience(root_inputs, getattr(rollout_info, field), batch_info)
+            rollout_info = rollout_info._replace(**{field: processed})
+        return root_inputs, rollout_info
+
+    # Losses and hooks ------------------------------------------------------------------------------------------
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The sum of the losses of all parts, ``[T, B]``."""
+        return self._helper.accumulate_loss_info(self._parts_with_loss(), info)
+
+    def calc_loss_offline(self, info: Any, pre_train: bool = False) -> LossInfo:
+        """The sum of the offline losses of all parts, ``[T, B]``."""
+        return self._helper.accumulate_loss_info(self._parts_with_loss(), info, offline=True, pre_train=pre_train)
+
+    def after_update(self, experience: TimeStep, train_info: Any) -> None:
+        """Call ``after_update`` of each part."""
+        self._helper.after_update(self._parts_with_loss(), experience, train_info)
+
+    def after_train_iter(self, experience: TimeStep | None, info: Any) -> None:
+        """Call ``after_train_iter`` of each part, then hand new reward weights to the policy algorithm."""
+        self._helper.after_train_iter(self._parts(), experience, info)
+        if self._reward_weight_algorithm is not None:
+            self._rl_algorithm.set_reward_weights(self._reward_weight_algorithm.reward_weights)
+
+    def summarize_rollout(self, experience: Experience) -> None:  # type: ignore[override]
+        """The summaries of ``RLAlgorithm``, then those of the policy algorithm if it has its own."""
+        super().summarize_rollout(experience)
+        if type(self._rl_algorithm).summarize_rollout is not RLAlgorithm.summarize_rollout:
+            self._rl_algorithm.summarize_rollout(
+                experience._replace(rollout_info=self._helper.part(self._rl_algorithm, experience.rollout_info)))
+
+
+def _make_entropy_target(enforce: bool, cls: Callable[..., Any] | None, action_spec: NestedTensorSpec,
+                         debug_summaries: bool) -> Algorithm | None:
+    """The entropy target algorithm, if one is asked for."""
+    if not enforce and cls is None:
+        return None
+    if cls is None:
+        cls = EntropyTargetAlgorithm if isinstance(action_spec, TensorSpec) else NestedEntropyTargetAlgorithm
+    return cls(action_spec, debug_summaries=debug_summaries)

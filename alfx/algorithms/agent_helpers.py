@@ -1,0 +1,129 @@
+"""What ``Agent`` does for each of its parts alike: collect state specs, add up losses, forward hooks."""
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from alfx import context
+from alfx.algorithms.algorithm import Algorithm
+from alfx.data_structures import LossInfo
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec
+
+
+class AgentHelper:
+    """Keeps the parts of an agent and the field of its state and info that belongs to each.
+
+    Args:
+        state_ctor: named tuple class of the agent's state, with one field a part.
+    """
+
+    def __init__(self, state_ctor: Callable[..., Any]):
+        self._state_ctor = state_ctor
+        self._fields: dict[int, str] = {}
+        self._specs: dict[str, tuple[NestedTensorSpec, NestedTensorSpec, NestedTensorSpec]] = {}
+
+    def register_algorithm(self, alg: Algorithm, alg_field: str) -> None:
+        """Register ``alg`` as the part whose state and info are in the field ``alg_field``.
+
+        Raises:
+            ValueError: the field is taken.
+        """
+        if alg_field in self._specs:
+            raise ValueError(f"an algorithm is registered for the field '{alg_field}' already")
+        self._fields[id(alg)] = alg_field
+        self._specs[alg_field] = (alg.train_state_spec, alg.rollout_state_spec, alg.predict_state_spec)
+
+    def state_specs(self) -> dict[str, NestedTensorSpec]:
+        """``train_state_spec``, ``rollout_state_spec`` and ``predict_state_spec`` of the whole agent."""
+        names = ('train_state_spec', 'rollout_state_spec', 'predict_state_spec')
+        return {name: self._state_ctor(**{field: specs[i] for field, specs in self._specs.items()
+                                          if field in self._state_ctor._fields})  # type: ignore[attr-defined]
+                for i, name in enumerate(names)}
+
+    def field(self, alg: Algorithm) -> str:
+        """The field that belongs to ``alg``."""
+        return self._fields[id(alg)]
+
+    def part(self, alg: Algorithm, nested: NestedTensor) -> NestedTensor:
+        """The part of the agent's info or state that belongs to ``alg``; ``()`` and ``None`` stay as they are."""
+        return getattr(nested, self.field(alg)) if nested else nested
+
+    @staticmethod
+    def accumulate_algorithm_rewards(rewards: list[torch.Tensor], weights: list[float], names: list[str],
+                                     summary_prefix: str,
+                                     summarize_fn: Callable[[str, torch.Tensor], None]) -> torch.Tensor:
+        """The weighted sum of ``rewards``, a new tensor.
+
+        Args:
+            rewards: of equal or broadcastable shape.
+            weights: one a reward.
+            names: one a reward, for summaries.
+            summary_prefix: put before the names.
+            summarize_fn: called with name and reward where summaries are written, also for the sum.
+        """
+        if not len(rewards) == len(weights) == len(names):
+            raise ValueError(f'{len(rewards)} rewards, {len(weights)} weights and {len(names)} names do not match')
+        total = sum(weight * reward for weight, reward in zip(weights, rewards))
+        assert isinstance(total, torch.Tensor), 'there is at least one reward'
+        if context.should_record_summaries():
+            for name, reward in zip([*names, 'overall'], [*rewards, total]):
+                summarize_fn(f'{summary_prefix}/{name}', reward)
+        return total
+
+    def accumulate_loss_info(self, algorithms: list[Algorithm], train_info: NestedTensor, offline: bool = False,
+                             pre_train: bool = False) -> LossInfo:
+        """The sum of the losses of ``algorithms``.
+
+        Args:
+            algorithms: the parts that have a loss.
+            train_info: the agent's info ``[T, B, ...]``.
+            offline: use ``calc_loss_offline``.
+            pre_train: handed to ``calc_loss_offline``.
+
+        Returns:
+            The sum; ``extra`` is a dict with one entry a part.
+
+        Raises:
+            ValueError: two parts set priorities.
+        """
+        infos = {}
+        for alg in algorithms:
+            info = self.part(alg, train_info)
+            infos[self.field(alg)] = alg.calc_loss_offline(info, pre_train) if offline else alg.calc_loss(info)
+        if len(infos) == 1:
+            field, only = next(iter(infos.items()))
+            return only._replace(extra={field: only.extra})
+        return LossInfo(loss=_sum(i.loss for i in infos.values()),
+                        scalar_loss=_sum(i.scalar_loss for i in infos.values()),
+                        extra={field: i.extra for field, i in infos.items()},
+                        priority=_only('priority', infos), gns=_only('gns', infos),
+                        batch_label=_only('batch_label', infos))
+
+    def after_update(self, algorithms: list[Algorithm], root_inputs: NestedTensor, train_info: NestedTensor) -> None:
+        """Call ``after_update`` of each part with its own info."""
+        for alg in algorithms:
+            alg.after_update(root_inputs, self.part(alg, train_info))
+
+    def after_train_iter(self, algorithms: list[Algorithm], root_inputs: NestedTensor,
+                         rollout_info: NestedTensor = None) -> None:
+        """Call ``after_train_iter`` of each part with its own info."""
+        for alg in algorithms:
+            alg.after_train_iter(root_inputs, self.part(alg, rollout_info))
+
+
+def _sum(losses: Any) -> Any:
+    """The sum of the tensors among ``losses``, ``()`` if there is none."""
+    total: Any = ()
+    for loss in losses:
+        if isinstance(loss, torch.Tensor):
+            total = loss if isinstance(total, tuple) else total + loss
+    return total
+
+
+def _only(field: str, infos: dict[str, LossInfo]) -> Any:
+    """The one value of ``field`` that is set, or ``()``."""
+    values = {name: getattr(info, field) for name, info in infos.items() if isinstance(getattr(info, field),
+                                                                                       torch.Tensor)}
+    if len(values) > 1:
+        raise ValueError(f"only one part of an agent can set '{field}' of its loss; found {sorted(values)}")
+    return next(iter(values.values()), ())

@@ -1,0 +1,566 @@
+"""The base of all algorithms: state specs, optimizers, checkpointing, one gradient update.
+
+Loops over time and minibatches are plain functions in :mod:`alfx.engine`. Read next:
+:mod:`alfx.algorithms.rl_algorithm`.
+"""
+import json
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from alfx import context, nest
+from alfx.algorithms.algorithm_interface import AlgorithmInterface
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.ownership import assign_optimizers, trainable_parts
+from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep
+from alfx.engine.replay import train_from_replay_buffer
+from alfx.engine.update import apply_gradients, train_from_unroll
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
+from alfx.gin_utils import configurable
+from alfx.summary import summary_utils
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec, zeros_from_spec
+from alfx.utils.checkpoint_utils import extract_sub_state_dict_from_checkpoint
+
+
+@configurable
+class Algorithm(AlgorithmInterface):
+    """Base of all algorithms.
+
+    Args:
+        train_state_spec: nest of specs: the state of ``train_step``.
+        rollout_state_spec: the state of ``rollout_step``; ``None``: that of ``train_step``.
+        predict_state_spec: the state of ``predict_step``; ``None``: that of ``rollout_step``.
+        is_on_policy: see :attr:`on_policy`.
+        optimizer: default optimizer: owns what no other one does, see :mod:`alfx.algorithms.ownership`.
+        checkpoint: ``'prefix@path'``: load the part ``prefix`` (``'alg._sub_algorithm'``; ``'alg'`` if left out)
+            of the checkpoint file ``path`` into this algorithm before training.
+        config: the ``TrainerConfig``; needed by an algorithm that performs a training iteration.
+        debug_summaries: write more summaries.
+        name: name of this algorithm in summaries.
+    """
+
+    def __init__(self, train_state_spec: NestedTensorSpec = (), rollout_state_spec: NestedTensorSpec | None = None,
+                 predict_state_spec: NestedTensorSpec | None = None, is_on_policy: bool | None = None,
+                 optimizer: Any = None, checkpoint: str | None = None, config: TrainerConfig | None = None,
+                 debug_summaries: bool = False, name: str = 'Algorithm'):
+        super().__init__()
+        self._name = name
+        self._config = config
+        self._debug_summaries = debug_summaries
+        self._train_state_spec = train_state_spec
+        self._rollout_state_spec = train_state_spec if rollout_state_spec is None else rollout_state_spec
+        self._predict_state_spec = self._rollout_state_spec if predict_state_spec is None else predict_state_spec
+        self._is_on_policy: bool | None = None
+        if is_on_policy is not None:
+            self.set_on_policy(is_on_policy)
+        self._path = ''
+        self._default_optimizer = optimizer
+        self._explicit_optimizers: list[tuple[Any, list[Any]]] = []
+        self._force_params_visible_to_parent = False
+        self._checkpoint = checkpoint
+        self._pre_loaded = False
+        self._replay_buffer: ReplayBuffer | None = None
+        self._replay_buffer_size: tuple[int, int] | None = None
+        self._experience_spec: NestedTensorSpec = None
+        self._processed_experience_spec: NestedTensorSpec = None
+        self._train_info_spec: NestedTensorSpec = None
+        self._last_gradient_owners: list[tuple[str, nn.Parameter]] | None = None
+
+    # What it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The name of this algorithm."""
+        return self._name
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def set_path(self, path: str) -> None:
+        self._path = path
+
+    @property
+    def on_policy(self) -> bool | None:
+        return self._is_on_policy
+
+    def set_on_policy(self, is_on_policy: bool) -> None:
+        """Set :attr:`on_policy`.
+
+        Raises:
+            ValueError: this algorithm supports only the other way.
+        """
+        if self.on_policy is not None and self.on_policy != is_on_policy:
+            kind = {True: 'on-policy', False: 'off-policy'}
+            raise ValueError(f'{self._name} ({type(self).__name__}) is an {kind[bool(self.on_policy)]} algorithm and '
+                             f'cannot be trained {kind[bool(is_on_policy)]}; choose another rl_algorithm_cls or part')
+        self._is_on_policy = is_on_policy
+
+    @property
+    def has_offline(self) -> bool:
+        """Whether there is offline data to train on."""
+        return False
+
+    @property
+    def train_state_spec(self) -> NestedTensorSpec:
+        """Spec of the state of ``train_step``."""
+        return self._train_state_spec
+
+    @property
+    def rollout_state_spec(self) -> NestedTensorSpec:
+        """Spec of the state of ``rollout_step``."""
+        return self._rollout_state_spec
+
+    @property
+    def predict_state_spec(self) -> NestedTensorSpec:
+        """Spec of the state of ``predict_step``."""
+        return self._predict_state_spec
+
+    @property
+    def train_info_spec(self) -> NestedTensorSpec:
+        """Spec of the info of ``train_step``; known from the first training step on, ``None`` before."""
+        return self._train_info_spec
+
+    @property
+    def experience_spec(self) -> NestedTensorSpec:
+        """Spec of the experience in the replay buffer, or ``None`` if this algorithm has none."""
+        return self._experience_spec
+
+    @property
+    def processed_experience_spec(self) -> NestedTensorSpec:
+        """Spec of what ``preprocess_experience`` returned; known from the first training step on."""
+        return self._processed_experience_spec
+
+    @property
+    def use_rollout_state(self) -> bool:
+        """Whether training starts from the states of the rollout (True) or from zeros (False)."""
+        return self._config is not None and self._config.use_rollout_state
+
+    def need_full_rollout_state(self) -> bool:
+        """Whether ``rollout_step`` has to return all of the state that ``train_step`` needs."""
+        return bool(nest.flatten(self._rollout_state_spec)) and (self.use_rollout_state or bool(self.on_policy))
+
+    @property
+    def recomputes_rollout_info(self) -> bool:
+        """Whether ``train_step`` on stored steps yields the infos that ``rollout_step`` would have yielded.
+
+        If so, on-policy training collects with :meth:`collect_step` and without gradients, and computes the
+        infos of all ``[T * B]`` steps at once: the same numbers from one large graph in place of T small ones.
+        """
+        return False
+
+    def collect_step(self, inputs: NestedTensor, state: NestedTensor) -> AlgStep:
+        """``rollout_step`` that may leave out of its info what is recomputed for many steps at once later."""
+        return self.rollout_step(inputs, state)
+
+    def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
+        """The state for ``predict_step`` that corresponds to a state of ``train_step``."""
+        nest.assert_same_structure(self._train_state_spec, self._predict_state_spec)
+        return state
+
+    def get_initial_train_state(self, batch_size: int) -> NestedTensor:
+        """Zeros ``[batch_size, ...]`` of ``train_state_spec``."""
+        return _zeros(self.train_state_spec, batch_size)
+
+    def get_initial_rollout_state(self, batch_size: int) -> NestedTensor:
+        """Zeros ``[batch_size, ...]`` of ``rollout_state_spec``."""
+        return _zeros(self.rollout_state_spec, batch_size)
+
+    def get_initial_predict_state(self, batch_size: int) -> NestedTensor:
+        """Zeros ``[batch_size, ...]`` of ``predict_state_spec``."""
+        return _zeros(self.predict_state_spec, batch_size)
+
+    def get_initial_transform_state(self, batch_size: int) -> NestedTensor:
+        """Zeros ``[batch_size, ...]`` of the state of the data transformer."""
+        return () if self.data_transformer is None else _zeros(self.data_transformer.state_spec, batch_size)
+
+    def forward(self, *input: Any) -> AlgStep:
+        """Same as ``rollout_step`` while collecting, ``predict_step`` in evaluation, ``train_step`` otherwise."""
+        if context.is_rollout():
+            return self.rollout_step(*input)
+        return self.predict_step(*input) if context.is_eval() else self.train_step(*input)
+
+    # Optimizers ------------------------------------------------------------------------------------------------
+
+    @property
+    def default_optimizer(self) -> Any:
+        """The default optimizer, or ``None``."""
+        return self._default_optimizer
+
+    @property
+    def explicit_optimizers(self) -> list[tuple[Any, list[Any]]]:
+        """``[(optimizer, modules and parameters), ...]`` given to :meth:`add_optimizer`."""
+        return self._explicit_optimizers
+
+    @property
+    def shares_parameters(self) -> bool:
+        """Whether a parameter may have an optimizer here besides one elsewhere."""
+        return any(getattr(part, 'force_params_visible_to_parent', False) for part in trainable_parts(self))
+
+    @property
+    def force_params_visible_to_parent(self) -> bool:
+        """Whether the parent's optimizer takes this algorithm's parameters even if it has optimizers of its own."""
+        return self._force_params_visible_to_parent
+
+    @force_params_visible_to_parent.setter
+    def force_params_visible_to_parent(self, flag: bool) -> None:
+        self._force_params_visible_to_parent = flag
+
+    def add_optimizer(self, optimizer: Any, modules_and_params: list[Any]) -> None:
+        """Have ``optimizer`` own these modules and parameters, which are attributes of this algorithm."""
+        self._explicit_optimizers.append((optimizer, list(modules_and_params)))
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        """Names of attributes whose parameters are not trained here, such as target networks."""
+        return []
+
+    def optimizers(self, recurse: bool = True, include_ignored_attributes: bool = False) -> list[Any]:
+        """The optimizers of this algorithm.
+
+        Args:
+            recurse: those of its parts as well.
+            include_ignored_attributes: look into attributes that are ignored for training as well.
+        """
+        own = [optimizer for optimizer, _ in self._explicit_optimizers]
+        if self._default_optimizer is not None:
+            own.append(self._default_optimizer)
+        if recurse:
+            for part in self.children() if include_ignored_attributes else trainable_parts(self):
+                for algorithm in _algorithms_in(part):
+                    own += algorithm.optimizers(True, include_ignored_attributes)
+        return list({id(optimizer): optimizer for optimizer in own}.values())
+
+    def get_param_name(self, param: nn.Parameter) -> str | None:
+        """The name of a parameter of this algorithm, ``None`` for any other."""
+        return next((name for name, p in self.named_parameters() if p is param), None)
+
+    def get_optimizer_info(self) -> str:
+        """JSON: which optimizer owns which parameters; ``"None"`` stands for those without one."""
+        names = {id(p): name for name, p in self.named_parameters(remove_duplicate=True)}
+        owned: set[int] = set()
+        infos = []
+        for optimizer in self.optimizers(include_ignored_attributes=True):
+            ids = [id(p) for group in optimizer.param_groups for p in group['params']]
+            owned.update(ids)
+            infos.append({'optimizer': getattr(optimizer, 'name', type(optimizer).__name__),
+                          'hypers': {k: v for k, v in optimizer.defaults.items() if isinstance(v, (int, float))},
+                          'parameters': sorted(names[i] for i in ids if i in names)})
+        infos.append({'optimizer': 'None', 'parameters': sorted(n for i, n in names.items() if i not in owned)})
+        return json.dumps(infos, indent=2)
+
+    def get_unoptimized_parameter_info(self) -> str:
+        """The names of all parameters that no optimizer owns, one a line."""
+        return '\n'.join(json.loads(self.get_optimizer_info())[-1]['parameters'])
+
+    def update_with_gradient(self, loss_info: LossInfo, valid_masks: torch.Tensor | None = None, weight: float = 1.0,
+                             batch_info: BatchInfo | None = None) -> tuple[LossInfo, list[tuple[str, nn.Parameter]]]:
+        """One gradient update.
+
+        Args:
+            loss_info: ``loss`` is ``[T, B]``.
+            valid_masks: float32 ``[T, B]``: 0 for steps that are not to be trained on.
+            weight: factor of the loss.
+            batch_info: where the batch came from; its importance weights apply.
+
+        Returns:
+            The loss info with reduced losses, and ``(name, parameter)`` of what was updated.
+
+        Raises:
+            NonFiniteLossError: the loss is not finite; no parameter has been changed.
+        """
+        return apply_gradients(self, loss_info, valid_masks, weight, batch_info)
+
+    def gradient_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """``(name, parameter)`` of all that the optimizers of this algorithm update."""
+        if self._last_gradient_owners is None:
+            names = {id(p): name for name, p in self.named_parameters()}
+            self._last_gradient_owners = [(names.get(id(p), '?'), p) for optimizer in self.optimizers()
+                                          for group in optimizer.param_groups for p in group['params']]
+        return self._last_gradient_owners
+
+    # Data ------------------------------------------------------------------------------------------------------
+
+    @property
+    def data_transformer(self) -> Any:
+        """The data transformer of the run, or ``None``."""
+        return None if self._config is None else self._config.data_transformer
+
+    def transform_timestep(self, time_step: TimeStep, state: NestedTensor) -> tuple[TimeStep, NestedTensor]:
+        """Apply the data transformer to a time step ``[B, ...]`` from the environment.
+
+        Returns:
+            The transformed time step and the next state of the transformer.
+        """
+        transformer = self.data_transformer
+        return (time_step, state) if transformer is None else transformer.transform_timestep(time_step, state)
+
+    def transform_experience(self, experience: Experience) -> Experience:
+        """Apply the data transformer to experience ``[B, T, ...]`` from the replay buffer."""
+        transformer = self.data_transformer
+        return experience if transformer is None else transformer.transform_experience(experience)
+
+    def set_replay_buffer(self, num_envs: int, max_length: int, prioritized_sampling: bool = False) -> None:
+        """Set the size of the replay buffer, which is built when the first experience is observed.
+
+        Args:
+            num_envs: number of environments.
+            max_length: steps kept of each environment.
+            prioritized_sampling: sample by priority.
+
+        Raises:
+            ValueError: ``prioritized_sampling``, which is not available yet.
+        """
+        if prioritized_sampling:
+            raise ValueError('prioritized_sampling is not available in this version; use uniform sampling')
+        self._replay_buffer_size = (num_envs, max_length)
+
+    def build_replay_buffer(self, experience_spec: NestedTensorSpec) -> None:
+        """Allocate the replay buffer for experience of this spec."""
+        assert self._replay_buffer_size is not None, 'set_replay_buffer comes first'
+        num_envs, max_length = self._replay_buffer_size
+        self._experience_spec = experience_spec
+        self._replay_buffer = ReplayBuffer(experience_spec, num_envs, max_length, name=f'{self._name}_replay_buffer')
+
+    @property
+    def replay_buffer(self) -> ReplayBuffer | None:
+        """The replay buffer, if this algorithm has one."""
+        return self._replay_buffer
+
+    def observe_for_replay(self, exp: Experience) -> None:
+        """Store one step of experience ``[B, ...]``."""
+        exp = self._prepare_for_replay(exp)
+        if self._replay_buffer is None:
+            self.build_replay_buffer(extract_spec(exp))
+        self._replay_buffer.add_batch(exp, exp.time_step.env_id)  # type: ignore[union-attr]
+
+    def observe_sequence_for_replay(self, exp: Experience) -> None:
+        """Store ``T`` consecutive steps of all environments at once: ``[T, B, ...]``."""
+        exp = self._prepare_for_replay(exp)
+        if self._replay_buffer is None:
+            self.build_replay_buffer(extract_spec(exp, from_dim=2))
+        self._replay_buffer.add_sequence(exp)  # type: ignore[union-attr]
+
+    def _prepare_for_replay(self, exp: Experience) -> Experience:
+        """Drop what training does not read, cut gradients."""
+        if not self.use_rollout_state:
+            exp = exp._replace(state=())
+        if self._config is not None and self._config.unroll_with_grad:
+            exp = nest.map_structure(torch.Tensor.detach, exp)
+        return exp
+
+    def observe_for_metrics(self, time_step: TimeStep) -> None:
+        """Record a time step ``[B, ...]`` in the metrics; an algorithm without metrics does nothing."""
+
+    # Training --------------------------------------------------------------------------------------------------
+
+    def calc_loss(self, info: NestedTensor) -> LossInfo:
+        """By default ``info`` is the ``LossInfo`` itself.
+
+        Raises:
+            NotImplementedError: it is something else, and the class does not override this.
+        """
+        if not isinstance(info, LossInfo):
+            raise NotImplementedError(f'{type(self).__name__} has to override calc_loss, or its steps have to return '
+                                      f'a LossInfo as info; found {type(info).__name__}')
+        return info
+
+    def train_step_offline(self, inputs: NestedTensor, state: NestedTensor, rollout_info: NestedTensor,
+                           pre_train: bool = False) -> AlgStep:
+        """``train_step`` for experience from an offline buffer; the same unless overridden."""
+        return self.train_step(inputs, state, rollout_info)
+
+    def calc_loss_offline(self, info_offline: NestedTensor, pre_train: bool = False) -> LossInfo:
+        """``calc_loss`` for experience from an offline buffer; the same unless overridden."""
+        return self.calc_loss(info_offline)
+
+    def train_from_unroll(self, experience: Experience, train_info: NestedTensor) -> int:
+        """Train on an unroll ``[T, B, ...]``: directly if on-policy, else through the replay buffer."""
+        if self.on_policy:
+            return train_from_unroll(self, experience, train_info)
+        self.observe_sequence_for_replay(experience._replace(rollout_info=train_info))
+        return self.train_from_replay_buffer()
+
+    def train_from_replay_buffer(self, update_global_counter: bool = False) -> int:
+        return train_from_replay_buffer(self, update_global_counter)
+
+    def summarize_train(self, experience: Experience, train_info: NestedTensor, loss_info: LossInfo,
+                        params: list[tuple[str, nn.Parameter]]) -> None:
+        """Write summaries after an update; called only in iterations that write them.
+
+        Args:
+            experience: ``[T, B, ...]``: what was trained on.
+            train_info: ``[T, B, ...]``: what ``calc_loss`` got.
+            loss_info: the losses.
+            params: the parameters updated, with gradients.
+        """
+        config = self._config
+        if config is not None and config.summarize_grads_and_vars:
+            summary_utils.summarize_variables(params)
+            summary_utils.summarize_gradients(params)
+        summary_utils.summarize_loss(loss_info)
+
+    def compute_paras_statistics(self) -> dict[str, np.ndarray]:
+        """``{parameter name: array of its L1 norm, L2 norm, mean, standard deviation}``, to compare copies by."""
+        with torch.no_grad():
+            return {name: torch.stack([p.norm(1), p.norm(2), p.mean(), p.std(unbiased=False)]).cpu().numpy()
+                    for name, p in self.named_parameters()}
+
+    def activate_ddp(self, rank: int) -> None:
+        """Data-parallel training is not available in this version.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError('training on several GPUs (DistributedDataParallel) is not available in this version')
+
+    # Checkpoints -----------------------------------------------------------------------------------------------
+
+    @property
+    def pre_loaded(self) -> bool:
+        """Whether the ``checkpoint`` argument has been loaded into this algorithm."""
+        return self._pre_loaded
+
+    def preload_checkpoints(self) -> None:
+        """Load what the ``checkpoint`` arguments of this algorithm and its parts name, once."""
+        for algorithm in _algorithms_in(self):
+            for part in algorithm.modules():
+                if isinstance(part, Algorithm) and part._checkpoint and not part._pre_loaded:
+                    prefix, _, path = part._checkpoint.rpartition('@')
+                    state = extract_sub_state_dict_from_checkpoint(prefix or 'alg', path)
+                    part.load_state_dict(state)
+                    part._pre_loaded = True
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides parameters and buffers: the states of this algorithm's own optimizers."""
+        extra: dict[str, Any] = {'optimizers': [o.state_dict() for o in self.optimizers(recurse=False)]}
+        if self._replay_buffer is not None and getattr(self._replay_buffer, 'enable_checkpoint', False):
+            extra['replay_buffer'] = self._replay_buffer.state_dict()
+        return extra
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`get_extra_state`.
+
+        Raises:
+            ValueError: the number of optimizers differs.
+        """
+        mine = self.optimizers(recurse=False)
+        if len(mine) != len(state['optimizers']):
+            raise ValueError(f'{self._name} has {len(mine)} optimizers of its own, the checkpoint has '
+                             f"{len(state['optimizers'])}; it belongs to another configuration")
+        for optimizer, saved in zip(mine, state['optimizers']):
+            optimizer.load_state_dict(saved)
+        if self._replay_buffer is not None and 'replay_buffer' in state:
+            self._replay_buffer.load_state_dict(state['replay_buffer'])
+
+    def state_dict(self, destination: Any = None, prefix: str = '', visited: Any = None,  # type: ignore[override]
+                   keep_vars: bool = False) -> dict[str, Any]:
+        """Parameters, buffers and optimizer states of this algorithm and its parts.
+
+        Args:
+            destination: dict to add to.
+            prefix: put before the keys.
+            visited: ids of modules to leave out, as they are stored elsewhere.
+            keep_vars: keep the gradient history of parameters.
+        """
+        if visited and id(self) in visited:
+            return {} if destination is None else destination
+        return super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True,  # type: ignore[override]
+                        skip_preloded: bool = True, assign: bool = False) -> Any:
+        """Load what :meth:`state_dict` returned.
+
+        Args:
+            state_dict: parameters, buffers and optimizer states.
+            strict: keys that are missing or too many are an error that names them.
+            skip_preloded: leave alone the parts whose ``checkpoint`` argument has been loaded.
+            assign: put the tensors themselves in place of copying their values.
+
+        Returns:
+            ``missing_keys`` and ``unexpected_keys``.
+        """
+        if skip_preloded:
+            state_dict = dict(state_dict)
+            for prefix, module in self.named_modules():
+                if isinstance(module, Algorithm) and module._pre_loaded:
+                    own = module.state_dict(prefix=f'{prefix}.' if prefix else '')
+                    state_dict.update((key, value) for key, value in own.items() if key in state_dict)
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
+    # Set-up ----------------------------------------------------------------------------------------------------
+
+    def finalize(self) -> None:
+        """Decide, once, who owns each parameter; load ``checkpoint`` arguments. Called on the root algorithm.
+
+        Raises:
+            OwnershipError: a trainable parameter has no optimizer.
+        """
+        if self.data_transformer is not None:  # its statistics belong to the checkpoint, once
+            self.add_module('_root_data_transformer', self.data_transformer)
+        assign_optimizers(self)
+        self.preload_checkpoints()
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        parameter = next(self.parameters(), None)
+        return context.get_default_device() if parameter is None else parameter.device
+
+    def get_rollout_state(self) -> dict[str, Any]:
+        """Tensors besides :meth:`state_dict` that an exact resume needs: where the rollout stands."""
+        return {}
+
+    def set_rollout_state(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`get_rollout_state`."""
+
+
+def _zeros(spec: NestedTensorSpec, batch_size: int) -> NestedTensor:
+    device = context.get_default_device()
+    return nest.map_structure(lambda zeros: zeros.to(device), zeros_from_spec(spec, batch_size))
+
+
+def _algorithms_in(part: Any) -> list[Algorithm]:
+    """The outermost algorithms in a module."""
+    if isinstance(part, Algorithm):
+        return [part]
+    return [a for child in part.children() for a in _algorithms_in(child)] if isinstance(part, nn.Module) else []
+
+
+@configurable
+class Loss(Algorithm):
+    """An algorithm whose input is its loss; subclasses customise ``calc_loss``.
+
+    Args:
+        loss_weight: factor of the loss.
+        name: name of this algorithm.
+    """
+
+    def __init__(self, loss_weight: float = 1.0, name: str = 'LossAlg'):
+        super().__init__(name=name)
+        self._loss_weight = loss_weight
+
+    def _step(self, inputs: NestedTensor) -> AlgStep:
+        return AlgStep(output=(), state=(), info=inputs)
+
+    def predict_step(self, inputs: NestedTensor, state: NestedTensor = None) -> AlgStep:
+        """Passes ``inputs`` on as ``info``."""
+        return self._step(inputs)
+
+    def rollout_step(self, inputs: NestedTensor, state: NestedTensor = None) -> AlgStep:
+        """Passes ``inputs`` on as ``info``."""
+        return self._step(inputs)
+
+    def train_step(self, inputs: NestedTensor, state: NestedTensor = None,
+                   rollout_info: NestedTensor = None) -> AlgStep:
+        """Passes ``inputs`` on as ``info``."""
+        return self._step(inputs)
+
+    def calc_loss(self, info: NestedTensor) -> LossInfo:
+        """``info`` ``[T, B]``, times the weight."""
+        if isinstance(info, LossInfo):
+            return info._replace(loss=info.loss * self._loss_weight)
+        return LossInfo(loss=info * self._loss_weight, extra=info)
+
+

@@ -1,0 +1,136 @@
+"""What every algorithm can be asked to do.
+
+An iteration of the root algorithm collects experience with ``rollout_step``, then trains on it: on-policy
+directly through ``calc_loss``, off-policy by ``train_step`` on what the replay buffer hands out. A class says
+*what* to compute; :mod:`alfx.engine` says when. Read next: :mod:`alfx.algorithms.algorithm`.
+"""
+from typing import Any
+
+from torch import nn
+
+from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo
+from alfx.tensor_specs import NestedTensor
+
+
+class AlgorithmInterface(nn.Module):
+    """The methods of an algorithm; :class:`alfx.algorithms.algorithm.Algorithm` implements most of them.
+
+    An algorithm that outputs actions is an ``RLAlgorithm``; any other is part of one and trains when that
+    one does, or, with logic of its own, in ``after_train_iter``.
+    """
+
+    @property
+    def on_policy(self) -> bool | None:
+        """Whether it trains on the infos of ``rollout_step`` (True) or of ``train_step`` (False); None: not set."""
+        raise NotImplementedError(f'{type(self).__name__}.on_policy')
+
+    def set_on_policy(self, is_on_policy: bool) -> None:
+        """Set :attr:`on_policy`; refused by an algorithm that supports only the other way."""
+        raise NotImplementedError(f'{type(self).__name__}.set_on_policy')
+
+    @property
+    def path(self) -> str:
+        """Where this algorithm's part is found in ``Experience.rollout_info`` and ``Experience.state``: 'a.b'."""
+        raise NotImplementedError(f'{type(self).__name__}.path')
+
+    def set_path(self, path: str) -> None:
+        """Set :attr:`path`; an algorithm with parts sets theirs too."""
+        raise NotImplementedError(f'{type(self).__name__}.set_path')
+
+    def predict_step(self, inputs: NestedTensor, state: NestedTensor) -> AlgStep:
+        """One step of evaluation or play.
+
+        Args:
+            inputs: nest ``[B, ...]``; a ``TimeStep`` for an RL algorithm.
+            state: nest ``[B, ...]`` of ``predict_state_spec``.
+
+        Returns:
+            ``output`` (for an RL algorithm the action), the next ``state``, and an ``info`` for analysis.
+        """
+        raise NotImplementedError(f'{type(self).__name__}.predict_step')
+
+    def rollout_step(self, inputs: NestedTensor, state: NestedTensor) -> AlgStep:
+        """One step of collecting experience.
+
+        Args:
+            inputs: nest ``[B, ...]``; a ``TimeStep`` for an RL algorithm.
+            state: nest ``[B, ...]`` of ``rollout_state_spec``.
+
+        Returns:
+            ``output``, the next ``state``, and the ``info`` that ``calc_loss`` gets stacked to ``[T, B, ...]``
+            (on-policy) or that comes back to ``train_step`` as ``rollout_info`` (off-policy).
+        """
+        raise NotImplementedError(f'{type(self).__name__}.rollout_step')
+
+    def train_step(self, inputs: NestedTensor, state: NestedTensor, rollout_info: NestedTensor) -> AlgStep:
+        """One step of training on experience from the replay buffer.
+
+        Args:
+            inputs: nest ``[B, ...]``.
+            state: nest ``[B, ...]`` of ``train_state_spec``.
+            rollout_info: nest ``[B, ...]``: the info of ``rollout_step``, as ``preprocess_experience`` left it.
+
+        Returns:
+            ``output``, the next ``state``, and the ``info`` that ``calc_loss`` gets stacked to ``[T, B, ...]``.
+        """
+        raise NotImplementedError(f'{type(self).__name__}.train_step')
+
+    def train_step_offline(self, inputs: NestedTensor, state: NestedTensor, rollout_info: NestedTensor,
+                           pre_train: bool = False) -> AlgStep:
+        """``train_step`` for experience from an offline buffer; ``pre_train``: before any online experience."""
+        raise NotImplementedError(f'{type(self).__name__}.train_step_offline')
+
+    def calc_loss(self, info: NestedTensor) -> LossInfo:
+        """The loss of each step of each sample: ``info`` is ``[T, B, ...]``, ``LossInfo.loss`` is ``[T, B]``."""
+        raise NotImplementedError(f'{type(self).__name__}.calc_loss')
+
+    def calc_loss_offline(self, info: NestedTensor, pre_train: bool = False) -> LossInfo:
+        """``calc_loss`` for the infos of ``train_step_offline``."""
+        raise NotImplementedError(f'{type(self).__name__}.calc_loss_offline')
+
+    def preprocess_experience(self, root_inputs: NestedTensor, rollout_info: NestedTensor,
+                              batch_info: BatchInfo) -> tuple[NestedTensor, NestedTensor]:
+        """Process a batch from the replay buffer before it is trained on; PPO computes its advantages here.
+
+        Args:
+            root_inputs: nest ``[B, T, ...]``: inputs of the root algorithm's ``rollout_step``.
+            rollout_info: nest ``[B, T, ...]``: this algorithm's infos of ``rollout_step``.
+            batch_info: where the batch came from.
+
+        Returns:
+            The processed ``root_inputs`` and ``rollout_info``; neither is changed in place.
+        """
+        return root_inputs, rollout_info
+
+    def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
+        """Called after each gradient update, for instance to move target networks.
+
+        Args:
+            root_inputs: nest ``[T, B, ...]``: inputs of the root algorithm.
+            info: nest ``[T, B, ...]``: what ``calc_loss`` got.
+        """
+
+    def after_train_iter(self, root_inputs: NestedTensor | None, rollout_info: NestedTensor | None) -> None:
+        """Called once an iteration, after its updates; the place for parts with training logic of their own.
+
+        Args:
+            root_inputs: nest ``[T, B, ...]``: inputs of the root algorithm during the unroll; ``None`` without one.
+            rollout_info: nest ``[T, B, ...]``: this algorithm's infos of ``rollout_step``; ``None`` without one.
+        """
+
+    def train_iter(self) -> int:
+        """One iteration of training; returns the number of samples trained on, repeated ones counted each time."""
+        raise NotImplementedError(f'{type(self).__name__}.train_iter')
+
+    def train_from_unroll(self, experience: Experience, train_info: NestedTensor) -> int:
+        """Train on ``[T, B, ...]`` experience and infos of an unroll; returns the number of steps trained on."""
+        raise NotImplementedError(f'{type(self).__name__}.train_from_unroll')
+
+    def train_from_replay_buffer(self, update_global_counter: bool = False) -> int:
+        """Train on this algorithm's replay buffer; returns the number of steps trained on.
+
+        Args:
+            update_global_counter: count each update, if ``TrainerConfig.update_counter_every_mini_batch``. Only
+                the root algorithm passes True.
+        """
+        raise NotImplementedError(f'{type(self).__name__}.train_from_replay_buffer')

@@ -1,0 +1,107 @@
+"""Which optimizer owns which parameter.
+
+Each algorithm may have a default optimizer, and optimizers for particular modules or parameters
+(``Algorithm.add_optimizer``). Ownership is decided once, bottom up: what a part's own optimizers do not take is
+passed to its parent. At the root a trainable parameter without an owner is an error that names it.
+"""
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from alfx.algorithms.algorithm import Algorithm
+
+
+class OwnershipError(ValueError):
+    """A parameter has no optimizer, or more than one."""
+
+
+def assign_optimizers(root: 'Algorithm') -> None:
+    """Give every trainable parameter below ``root`` to exactly one optimizer.
+
+    Raises:
+        OwnershipError: names the parameters that have no optimizer or several.
+    """
+    _check_no_hidden_algorithm(root)
+    owners: dict[int, Any] = {}
+    orphans = _assign(root, owners, {id(p): name for name, p in root.named_parameters()})
+    if orphans:
+        names = [name for name, p in root.named_parameters() if any(p is orphan for orphan in orphans)]
+        raise OwnershipError(
+            f'no optimizer owns the trainable parameters {names}; give {type(root).__name__} or one of its parts an '
+            "optimizer (e.g. Agent.optimizer=@Adam()), or set requires_grad=False on what is not to be trained")
+
+
+def _assign(algorithm: 'Algorithm', owners: dict[int, Any], names: dict[int, str]) -> list[nn.Parameter]:
+    """Assign within ``algorithm``; returns the trainable parameters that are left to its parent."""
+    left: list[nn.Parameter] = []
+    for part in trainable_parts(algorithm):
+        if _is_algorithm(part):
+            left += _assign(part, owners, names)
+            if part.force_params_visible_to_parent:
+                left += [p for p in part.parameters() if p.requires_grad]
+        else:
+            left += [p for p in parameters_of(part) if p.requires_grad]
+    left = list({id(p): p for p in left}.values())
+    for optimizer, modules_and_params in algorithm.explicit_optimizers:
+        claimed = list({id(p): p for item in modules_and_params for p in parameters_of(item)}.values())
+        _give(algorithm, optimizer, claimed, owners, names)
+        taken = {id(p) for p in claimed}
+        left = [p for p in left if id(p) not in taken]
+    if algorithm.default_optimizer is not None and left:
+        _give(algorithm, algorithm.default_optimizer, left, owners, names)
+        left = []
+    return left
+
+
+def _give(algorithm: 'Algorithm', optimizer: Any, parameters: list[nn.Parameter], owners: dict[int, Any],
+          names: dict[int, str]) -> None:
+    twice = [names.get(id(p), '?') for p in parameters if id(p) in owners]
+    if twice and not algorithm.shares_parameters:
+        raise OwnershipError(f'the parameters {twice} are owned by two optimizers, the second one in {algorithm.name}')
+    owners.update((id(p), optimizer) for p in parameters)
+    optimizer.add_param_group({'params': parameters})
+
+
+def trainable_parts(algorithm: 'Algorithm') -> Iterator[nn.Module | nn.Parameter]:
+    """Direct children and parameters of ``algorithm``, without the attributes it ignores."""
+    ignored = set(algorithm._trainable_attributes_to_ignore())
+    for name, parameter in algorithm._parameters.items():
+        if name not in ignored and parameter is not None:
+            yield parameter
+    for name, module in algorithm._modules.items():
+        if name not in ignored and module is not None:
+            yield from _unpacked(module)
+
+
+def _unpacked(module: nn.Module) -> Iterator[nn.Module]:
+    """The elements of a ``ModuleList`` or ``ModuleDict`` (which may be algorithms), any other module itself."""
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        for child in module.children():
+            yield from _unpacked(child)
+    else:
+        yield module
+
+
+def parameters_of(item: nn.Module | nn.Parameter) -> Iterable[nn.Parameter]:
+    """The parameters of a module; a parameter itself."""
+    return item.parameters() if isinstance(item, nn.Module) else [item]
+
+
+def _is_algorithm(module: Any) -> bool:
+    return hasattr(module, 'explicit_optimizers')
+
+
+def _check_no_hidden_algorithm(root: 'Algorithm') -> None:
+    """An algorithm inside a plain module would lose its optimizers."""
+    def visit(module: nn.Module, path: str, inside_plain: bool) -> None:
+        if _is_algorithm(module) and inside_plain:
+            raise OwnershipError(f"the algorithm at '{path}' is part of a module that is no algorithm, so that its "
+                                 'optimizers would be ignored; make it an attribute of an algorithm')
+        is_container = isinstance(module, (nn.ModuleList, nn.ModuleDict))
+        inside = inside_plain if is_container else not _is_algorithm(module)
+        for name, child in module.named_children():
+            visit(child, f'{path}.{name}' if path else name, inside)
+
+    visit(root, '', False)

@@ -1,0 +1,83 @@
+"""The clipped surrogate loss of PPO (Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9).
+
+Advantages and returns come from ``PPOAlgorithm.preprocess_experience``. The value is not clipped.
+"""
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from alfx.algorithms.actor_critic_loss import ActorCriticLoss
+from alfx.gin_utils import configurable
+from alfx.utils import value_ops
+from alfx.utils.losses import element_wise_squared_loss
+
+
+@configurable
+class PPOLoss(ActorCriticLoss):
+    """Clipped surrogate objective, value error and entropy bonus.
+
+    Args:
+        gamma: discount factor, or one for each of K rewards.
+        td_error_loss_fn: ``(target, value)`` to an error of the same shape.
+        td_lambda: lambda of the advantage estimation, in [0, 1].
+        normalize_advantages: to zero mean and unit variance within a minibatch.
+        compute_advantages_internally: estimate the advantages here, from the minibatch of sequences
+            (``mini_batch_length > 1``), in place of using those of the whole buffer; saves memory.
+        advantage_clip: clip advantages to [-x, x].
+        entropy_regularization: weight of the entropy; ``None``: no such term.
+        td_loss_weight: weight of the value error.
+        importance_ratio_clipping: epsilon of eq. 7.
+        log_prob_clipping: if > 0, clip log-probabilities to [-x, x].
+        check_numerics: raise an error at the first NaN or infinite number, for debugging.
+        debug_summaries: write more summaries.
+        name: name of this loss.
+    """
+
+    def __init__(self, gamma: float | Sequence[float] = 0.99,
+                 td_error_loss_fn: Callable[..., torch.Tensor] = element_wise_squared_loss, td_lambda: float = 0.95,
+                 normalize_advantages: bool = True, compute_advantages_internally: bool = False,
+                 advantage_clip: float | None = None, entropy_regularization: float | None = None,
+                 td_loss_weight: float = 1.0, importance_ratio_clipping: float = 0.2, log_prob_clipping: float = 0.0,
+                 check_numerics: bool = False, debug_summaries: bool = False, name: str = 'PPOLoss'):
+        super().__init__(gamma=gamma, td_error_loss_fn=td_error_loss_fn, use_gae=True, td_lambda=td_lambda,
+                         use_td_lambda_return=True, normalize_advantages=normalize_advantages,
+                         advantage_clip=advantage_clip, entropy_regularization=entropy_regularization,
+                         td_loss_weight=td_loss_weight, debug_summaries=debug_summaries, name=name)
+        if importance_ratio_clipping <= 0:
+            raise ValueError(f'{name}.importance_ratio_clipping has to be positive, found {importance_ratio_clipping}')
+        self._compute_advantages_internally = compute_advantages_internally
+        self._importance_ratio_clipping = importance_ratio_clipping
+        self._log_prob_clipping = log_prob_clipping
+        self._check_numerics = check_numerics
+
+    @property
+    def compute_advantages_internally(self) -> bool:
+        """Whether advantages are estimated from the minibatch."""
+        return self._compute_advantages_internally
+
+    def calc_rollout_returns_and_advantages(self, info: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns and advantages of an unroll ``[T, B, ...]``, to be handed back to :meth:`forward` in its info."""
+        return super().calc_returns_and_advantages(info)
+
+    def calc_returns_and_advantages(self, info: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """As precomputed for the whole unroll, unless ``compute_advantages_internally``."""
+        if self._compute_advantages_internally:
+            return super().calc_returns_and_advantages(info)
+        return info.returns, info.advantages
+
+    def _mask_bootstrap_step(self, is_valid: torch.Tensor) -> torch.Tensor:
+        return super()._mask_bootstrap_step(is_valid) if self._compute_advantages_internally else is_valid
+
+    def _pg_loss(self, info: Any, advantages: torch.Tensor) -> torch.Tensor:
+        """``-min(ratio A, clip(ratio) A)``, ``[T, B]``."""
+        ratio, clipped_ratio = value_ops.action_importance_ratio(
+            action_distribution=info.action_distribution, rollout_action_distribution=info.rollout_action_distribution,
+            action=info.action, clipping_mode='double_sided', scope=self._name,
+            importance_ratio_clipping=self._importance_ratio_clipping, log_prob_clipping=self._log_prob_clipping,
+            check_numerics=self._check_numerics, debug_summaries=self._debug_summaries,
+            rollout_log_prob=info.rollout_log_prob)
+        loss = -torch.minimum(ratio * advantages, clipped_ratio * advantages)
+        if self._check_numerics and not torch.isfinite(loss).all():
+            raise FloatingPointError(f'{self._name}: the policy loss is not finite')
+        return loss

@@ -1,0 +1,324 @@
+"""The root of an iteration: collect experience, then train on it.
+
+``train_iter`` below is hop 3 of an iteration; it calls :func:`alfx.engine.unroll.unroll`, then
+``train_from_unroll`` or ``train_from_replay_buffer``.
+"""
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from alfx import context, nest, summary
+from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.config import TrainerConfig
+from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, time_step_spec
+from alfx.engine import probe
+from alfx.engine.replay import compute_train_info
+from alfx.engine.unroll import Cursor, start, unroll
+from alfx.gin_utils import configurable
+from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageEnvInfoMetric, AverageEpisodeLengthMetric,
+                                  AverageReturnMetric, AverageRewardMetric, EnvironmentSteps,
+                                  EpisodicStartAverageDiscountedReturnMetric, NumberOfEpisodes, update_metrics)
+from alfx.summary import summary_utils
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, zeros_from_spec
+
+
+def adjust_replay_buffer_length(config: TrainerConfig, num_earliest_frames_ignored: int = 0) -> int:
+    """The number of steps that the replay buffer has to keep of each environment.
+
+    Training that uses up the whole buffer each iteration needs room for exactly one unroll, plus one step to
+    bootstrap from, plus the frames that precede it.
+
+    Args:
+        config: the configuration of the run.
+        num_earliest_frames_ignored: steps at the start of the buffer that are only there as context, such as
+            the earlier frames of a frame stack.
+    """
+    if config.whole_replay_buffer_training and config.clear_replay_buffer:
+        return int(-(-config.unroll_length // 1)) + 1 + num_earliest_frames_ignored
+    return config.replay_buffer_length + num_earliest_frames_ignored
+
+
+@configurable
+class RLAlgorithm(Algorithm):
+    """Base of algorithms that output actions.
+
+    Args:
+        observation_spec: nest of specs of the (transformed) observation.
+        action_spec: nest of ``BoundedTensorSpec``.
+        train_state_spec: nest of specs of the state of ``train_step``.
+        reward_spec: spec of rank 0, or of rank 1 for K rewards.
+        predict_state_spec: as in ``Algorithm``.
+        rollout_state_spec: as in ``Algorithm``.
+        is_on_policy: as in ``Algorithm``.
+        reward_weights: K weights of a multi-dimensional reward; ``None``: all are 1.
+        env: batched environment; only the root algorithm has it.
+        config: configuration; only the root algorithm needs it.
+        optimizer: default optimizer.
+        checkpoint: as in ``Algorithm``.
+        is_eval: the algorithm is only played or evaluated, so that critics need not be built.
+        overwrite_policy_output: record ``prev_action`` of the next time step as the action, for an environment
+            which does not do what it is told (someone else acts).
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+
+    Raises:
+        ValueError: the reward spec has rank 2 or more, or ``reward_weights`` do not fit it.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 train_state_spec: NestedTensorSpec, reward_spec: TensorSpec = TensorSpec(()),
+                 predict_state_spec: NestedTensorSpec | None = None,
+                 rollout_state_spec: NestedTensorSpec | None = None, is_on_policy: bool | None = None,
+                 reward_weights: list[float] | None = None, env: Any = None, config: TrainerConfig | None = None,
+                 optimizer: Any = None, checkpoint: str | None = None, is_eval: bool = False,
+                 overwrite_policy_output: bool = False, debug_summaries: bool = False, name: str = 'RLAlgorithm'):
+        super().__init__(train_state_spec=train_state_spec, rollout_state_spec=rollout_state_spec,
+                         predict_state_spec=predict_state_spec, is_on_policy=is_on_policy, optimizer=optimizer,
+                         checkpoint=checkpoint, config=config, debug_summaries=debug_summaries, name=name)
+        if reward_spec.ndim > 1:
+            raise ValueError(f'reward_spec has to be of rank 0 or 1, found {reward_spec}')
+        self._observation_spec = observation_spec
+        self._action_spec = action_spec
+        self._reward_spec = reward_spec
+        self._is_eval = is_eval
+        self._overwrite_policy_output = overwrite_policy_output
+        self._env = env
+        self._rollout_info_spec: NestedTensorSpec = None
+        self._cursor: Cursor | None = None
+        self._unroll_debt = 0.0
+        self._reward_weights: torch.Tensor | None = None
+        if reward_spec.ndim == 1:
+            self.register_buffer('_reward_weights', torch.ones(reward_spec.numel))
+        if reward_weights is not None:
+            self.set_reward_weights(torch.as_tensor(reward_weights, dtype=torch.float32))
+        self._metrics = nn.ModuleList(self._make_metrics() if env is not None else [])
+
+    def _make_metrics(self) -> list[nn.Module]:
+        """What is measured of every episode; the first two are the step metrics."""
+        env, config = self._env, self._config
+        size = max(env.batch_size, config.metric_min_buffer_size if config is not None else 10)
+        example = zeros_from_spec(env.time_step_spec(), env.batch_size)
+        metrics = [EnvironmentSteps(), NumberOfEpisodes()]
+        metrics += [ctor(example_time_step=example, buffer_size=size) for ctor in (
+            AverageReturnMetric, AverageEpisodeLengthMetric, AverageDiscountedReturnMetric,
+            EpisodicStartAverageDiscountedReturnMetric, AverageRewardMetric)]
+        if nest.flatten(example.env_info):
+            metrics.append(AverageEnvInfoMetric(example_time_step=example, buffer_size=size))
+        return metrics
+
+    # What it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def observation_spec(self) -> NestedTensorSpec:
+        """Spec of the observation."""
+        return self._observation_spec
+
+    @property
+    def action_spec(self) -> NestedTensorSpec:
+        """Spec of the action."""
+        return self._action_spec
+
+    @property
+    def rollout_info_spec(self) -> NestedTensorSpec:
+        """Spec of the info of ``rollout_step``, from a probe at construction."""
+        return self._rollout_info_spec
+
+    @property
+    def overwrite_policy_output(self) -> bool:
+        """Whether the action recorded is the one that the environment reports."""
+        return self._overwrite_policy_output
+
+    def has_multidim_reward(self) -> bool:
+        """Whether the reward has more than one dimension."""
+        return self._reward_spec.numel > 1
+
+    @property
+    def reward_weights(self) -> torch.Tensor | None:
+        """float32 ``[K]``: weights of a multi-dimensional reward; ``None`` for a scalar one."""
+        return self._reward_weights
+
+    def set_reward_weights(self, reward_weights: torch.Tensor) -> None:
+        """Use these weights ``[K]`` from the next step on.
+
+        Raises:
+            ValueError: the reward is a scalar or of another size.
+        """
+        if self._reward_weights is None or reward_weights.shape != self._reward_weights.shape:
+            raise ValueError(f'reward_weights of shape {list(reward_weights.shape)} do not fit the reward spec '
+                             f'{self._reward_spec}')
+        self._reward_weights.copy_(reward_weights)
+
+    def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """One step of evaluation: ``output`` is the action ``[B, ...]``."""
+        raise NotImplementedError(f'{type(self).__name__}.predict_step')
+
+    # Set-up ----------------------------------------------------------------------------------------------------
+
+    def finalize(self) -> None:
+        """Assign optimizers, probe the specs, build the replay buffer. Called once, on the root algorithm.
+
+        Raises:
+            OwnershipError: a trainable parameter has no optimizer.
+            ValueError: it is not decided whether the algorithm is on-policy.
+        """
+        if self.on_policy is None:
+            self.set_on_policy(True)
+        super().finalize()
+        step_spec = time_step_spec(self._observation_spec, self._action_spec, self._reward_spec)
+        if self._env is not None:
+            step_spec = step_spec._replace(env_info=self._env.env_info_spec())
+        self._rollout_info_spec = probe.rollout_info_spec(self, step_spec)
+        if self._env is not None and not self.on_policy:
+            assert self._config is not None, 'a root algorithm has a config'
+            self.set_replay_buffer(self._env.batch_size, adjust_replay_buffer_length(
+                self._config, max(self._stack_size() - 1, 0)))
+            self.build_replay_buffer(probe.experience_spec(self, self._env.time_step_spec()))
+
+    def _stack_size(self) -> int:
+        return 1 if self.data_transformer is None else self.data_transformer.stack_size
+
+    def load_offline_replay_buffer(self, untransformed_observation_spec: NestedTensorSpec) -> None:
+        """Offline replay buffers are not available in this version.
+
+        Raises:
+            NotImplementedError: always; ``TrainerConfig.offline_buffer_dir`` is refused for the same reason.
+        """
+        raise NotImplementedError('offline replay buffers are not available in this version')
+
+    # The iteration ---------------------------------------------------------------------------------------------
+
+    def train_iter(self) -> int:
+        """One iteration: unroll, train, ``after_train_iter``.
+
+        Returns:
+            The number of samples trained on, repeated ones counted each time.
+        """
+        started = time.perf_counter()
+        experience = self._unroll_if_due()
+        unrolled = time.perf_counter()
+        if self.on_policy:
+            assert experience is not None, 'an on-policy algorithm unrolls at least one step an iteration'
+            train_info = self._on_policy_train_info(experience)
+            steps = self.train_from_unroll(experience, train_info)
+            self.after_train_iter(experience.time_step, train_info)
+        else:
+            steps = self.train_from_replay_buffer(update_global_counter=True)
+            root_inputs, rollout_info = (None, None) if experience is None else (experience.time_step,
+                                                                                 experience.rollout_info)
+            self.after_train_iter(root_inputs, rollout_info)
+        if context.should_record_summaries():
+            summary.scalar('time/unroll', unrolled - started)
+            summary.scalar('time/train', time.perf_counter() - unrolled)
+        return steps
+
+    def _on_policy_train_info(self, experience: Experience) -> NestedTensor:
+        """The infos that the loss gets: as collected, or recomputed with gradients for all steps at once."""
+        if not self.recomputes_rollout_info:
+            return experience.rollout_info
+        return compute_train_info(self, experience)
+
+    def _unroll_if_due(self) -> Experience | None:
+        """The unroll of this iteration, or ``None`` if ``unroll_length`` leaves it out or the steps are used up."""
+        config = self._config
+        assert config is not None and self._env is not None, 'a root algorithm has a config and an environment'
+        if config.num_env_steps and int(self.get_step_metrics()[0].result()) >= config.num_env_steps:
+            return None
+        self._unroll_debt += config.unroll_length
+        length = int(self._unroll_debt)
+        self._unroll_debt -= length
+        return self.unroll(length) if length else None
+
+    def unroll(self, unroll_length: int) -> Experience:
+        """Collect ``unroll_length`` steps of each environment, store them for replay, update the metrics.
+
+        On-policy, and where each unroll is trained on as a whole and then dropped, one more step follows
+        that the environment does not see; values are bootstrapped from it.
+
+        Returns:
+            Experience ``[T, B, ...]`` or, with that step, ``[T + 1, B, ...]``; on-policy with transformed time steps,
+            otherwise as the environment gave them.
+        """
+        config, env = self._config, self._env
+        assert config is not None, 'a root algorithm has a config'
+        if self._cursor is None:
+            self._cursor = start(self, env)
+        on_policy = bool(self.on_policy)
+        bootstrap = on_policy or (config.whole_replay_buffer_training and config.clear_replay_buffer)
+        with_grad = config.unroll_with_grad or (on_policy and not self.recomputes_rollout_info)
+        experience, env_steps = unroll(self, env, self._cursor, unroll_length, with_grad=with_grad,
+                                       bootstrap=bootstrap, transformed=on_policy)
+        update_metrics(self._metrics, env_steps)
+        if not on_policy:
+            self.observe_sequence_for_replay(experience)
+        if context.should_record_summaries():
+            self.summarize_rollout(experience)
+        return experience
+
+    # Metrics and summaries -------------------------------------------------------------------------------------
+
+    def get_step_metrics(self) -> list[Any]:
+        """The metrics that summaries may be plotted against: environment steps, number of episodes."""
+        return list(self._metrics[:2])
+
+    def get_metrics(self) -> list[Any]:
+        """All metrics; the step metrics come first."""
+        return list(self._metrics)
+
+    def observe_for_metrics(self, time_step: TimeStep) -> None:
+        """Show one time step ``[B, ...]`` to all metrics."""
+        update_metrics(self._metrics, time_step, stacked=False)
+
+    def summarize_metrics(self) -> None:
+        """Write the averages of the latest episodes."""
+        for metric in self._metrics:
+            metric.gen_summaries(step_metrics=self._metrics[:2])
+
+    def summarize_rollout(self, experience: Experience,
+                          custom_summary: Callable[[Experience], None] | None = None) -> None:
+        """Write summaries of an unroll; called only in iterations that write them.
+
+        Args:
+            experience: ``[T, B, ...]``.
+            custom_summary: called with ``experience`` as well.
+        """
+        if self._debug_summaries:
+            summary_utils.summarize_action(experience.action, self._action_spec, 'rollout_action')
+            summary_utils.add_mean_hist_summary('rollout_reward/extrinsic', experience.time_step.reward)
+        config = self._config
+        if config is not None and config.summarize_action_distributions:
+            for distribution in nest.find_field(experience.rollout_info, 'action_distribution'):
+                summary_utils.summarize_distribution('rollout_action_dist', distribution)
+        if custom_summary is not None:
+            custom_summary(experience)
+
+    def summarize_train(self, experience: Experience, train_info: NestedTensor, loss_info: LossInfo,
+                        params: list[tuple[str, nn.Parameter]]) -> None:
+        """Write losses, gradients and, if asked, actions and action distributions of what was trained on."""
+        super().summarize_train(experience, train_info, loss_info, params)
+        if self._debug_summaries and nest.flatten(experience.action):
+            summary_utils.summarize_action(experience.action, self._action_spec, 'training_action')
+        config = self._config
+        if config is not None and config.summarize_action_distributions:
+            for distribution in nest.find_field(train_info, 'action_distribution'):
+                summary_utils.summarize_distribution('action_dist', distribution)
+
+    # Resume ----------------------------------------------------------------------------------------------------
+
+    def get_rollout_state(self) -> dict[str, Any]:
+        """Where the rollout stands, as tensors and numbers; the environment's own state is kept apart."""
+        state: dict[str, Any] = {'unroll_debt': self._unroll_debt}
+        if self._cursor is not None:
+            cursor = self._cursor
+            state['cursor'] = nest.flatten((cursor.time_step, cursor.inputs, cursor.state, cursor.transform_state))
+        return state
+
+    def set_rollout_state(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`get_rollout_state`; the environment has been put back where it was."""
+        self._unroll_debt = state['unroll_debt']
+        if 'cursor' in state:
+            like = start(self, self._env)
+            parts = (like.time_step, like.inputs, like.state, like.transform_state)
+            self._cursor = Cursor(*nest.pack_sequence_as(parts, state['cursor']))

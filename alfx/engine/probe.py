@@ -1,0 +1,78 @@
+"""Finding out, before the first environment step, what an algorithm's steps return.
+
+One step on zeros, without gradients, with the random streams and all buffers put back afterwards.
+"""
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from alfx import context, nest
+from alfx.data_structures import AlgStep, Experience, TimeStep
+from alfx.tensor_specs import NestedTensorSpec, SpecError, TensorSpec, extract_spec, zeros_from_spec
+
+if TYPE_CHECKING:
+    from alfx.algorithms.rl_algorithm import RLAlgorithm
+
+_BATCH = 2
+
+
+@contextmanager
+def unchanged(module: torch.nn.Module) -> Iterator[None]:
+    """Within it no gradients are recorded; afterwards the buffers and the random streams are as before."""
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    devices = [torch.cuda.current_device()] if context.get_default_device().type == 'cuda' else []
+    with torch.random.fork_rng(devices=devices), torch.no_grad():
+        try:
+            yield
+        finally:
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+def _rollout_step(algorithm: 'RLAlgorithm', step_spec: TimeStep) -> AlgStep:
+    device = algorithm.device
+    time_step = nest.map_structure(lambda x: x.to(device), zeros_from_spec(step_spec, _BATCH))
+    step = algorithm.collect_step if algorithm.recomputes_rollout_info else algorithm.rollout_step
+    with unchanged(algorithm), context.rollout_context(), context.record_if(False):
+        return step(time_step, algorithm.get_initial_rollout_state(_BATCH))
+
+
+def rollout_info_spec(algorithm: 'RLAlgorithm', step_spec: TimeStep) -> NestedTensorSpec:
+    """The spec of the infos of the rollout of ``algorithm``.
+
+    Args:
+        algorithm: root algorithm.
+        step_spec: spec of the transformed time step.
+
+    Raises:
+        SpecError: the action or the state returned does not match its spec.
+    """
+    alg_step = _rollout_step(algorithm, step_spec)
+    _check(alg_step.output, algorithm.action_spec, f'the action of {algorithm.name}.rollout_step')
+    _check(alg_step.state, algorithm.rollout_state_spec, f'the state of {algorithm.name}.rollout_step')
+    return extract_spec(alg_step.info)
+
+
+def _check(found: NestedTensorSpec, spec: NestedTensorSpec, where: str) -> None:
+    try:
+        nest.assert_same_structure(spec, found)
+    except ValueError as error:
+        raise SpecError(f'{where}: {error}') from None
+    for (path, wanted), tensor in zip(nest.flatten_with_path(spec), nest.flatten(found)):
+        if tuple(tensor.shape[1:]) != tuple(wanted.shape) or tensor.dtype != wanted.dtype:
+            raise SpecError(f"{where}{f' at {path}' if path else ''}: expected [B, ...] of {wanted}, found "
+                            f'{TensorSpec(tensor.shape[1:], tensor.dtype)}')
+
+
+def experience_spec(algorithm: 'RLAlgorithm', raw_step_spec: TimeStep) -> NestedTensorSpec:
+    """The spec of what goes into the replay buffer of ``algorithm``.
+
+    Args:
+        algorithm: root algorithm whose ``rollout_info_spec`` is known.
+        raw_step_spec: spec of the time step as the environment gives it.
+    """
+    state = algorithm.rollout_state_spec if algorithm.use_rollout_state else ()
+    plain = nest.map_structure(TensorSpec.from_spec, (raw_step_spec, algorithm.action_spec, state))
+    return Experience(time_step=plain[0], action=plain[1], rollout_info=algorithm.rollout_info_spec, state=plain[2])

@@ -1,0 +1,121 @@
+"""Stepping the environment with the current policy.
+
+``unroll`` is the inner loop of collecting experience: ``rollout_step``, ``env.step``, repeat. It runs once an
+environment step, so that nothing in it may cost more than a few microseconds.
+"""
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from alfx import context, nest
+from alfx.data_structures import AlgStep, Experience, TimeStep
+from alfx.tensor_specs import NestedTensor
+
+if TYPE_CHECKING:
+    from alfx.algorithms.rl_algorithm import RLAlgorithm
+
+
+@dataclass
+class Cursor:
+    """Where the rollout stands.
+
+    Attributes:
+        time_step: the latest time step as the environment gave it, ``[B, ...]``.
+        inputs: the same after the data transformer.
+        state: the policy state that goes with it, before a reset at FIRST.
+        transform_state: the state of the data transformer after ``inputs``.
+    """
+
+    time_step: TimeStep
+    inputs: TimeStep
+    state: NestedTensor
+    transform_state: NestedTensor
+
+
+def start(algorithm: 'RLAlgorithm', env: Any) -> Cursor:
+    """A cursor at the first time step of ``env``."""
+    time_step = _on_device(env.current_time_step(), algorithm.device)
+    state = algorithm.get_initial_rollout_state(env.batch_size)
+    with context.rollout_context(), torch.no_grad():
+        inputs, transform_state = algorithm.transform_timestep(
+            time_step, algorithm.get_initial_transform_state(env.batch_size))
+    return Cursor(time_step, inputs, state, transform_state)
+
+
+def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, with_grad: bool, bootstrap: bool,
+           transformed: bool) -> tuple[Experience, TimeStep]:
+    """Collect ``length`` steps of every environment, and move ``cursor`` on.
+
+    Args:
+        algorithm: the root algorithm.
+        env: batched environment.
+        cursor: where to start; updated.
+        length: environment steps, at least 1.
+        with_grad: keep the graph of ``rollout_step`` for an update through time.
+        bootstrap: append one more step, taken at the final time step but not given to the environment, from
+            which values can be bootstrapped. The next unroll begins with the same time step.
+        transformed: put the transformed time steps into the experience in place of the environment's own.
+
+    Returns:
+        Experience ``[length, B, ...]``, or ``[length + 1, B, ...]`` with ``bootstrap``; and the environment's own
+        step types, rewards, discounts and infos ``[length, B, ...]``, which metrics are made of.
+    """
+    step = algorithm.collect_step if algorithm.recomputes_rollout_info else algorithm.rollout_step
+    initial_state = algorithm.get_initial_rollout_state(env.batch_size)
+    stateful = bool(nest.flatten(initial_state))
+    device = algorithm.device
+    experiences, env_steps = [], []
+    with context.rollout_context(), torch.set_grad_enabled(with_grad):
+        for _ in range(length):
+            state = reset_state_at_first(cursor.state, initial_state, cursor.inputs) if stateful else initial_state
+            alg_step = step(cursor.inputs, state)
+            time_step = _on_device(env.step(_detached(alg_step.output)), device)
+            if algorithm.overwrite_policy_output:
+                alg_step = alg_step._replace(output=time_step.prev_action)
+            experiences.append(_experience(cursor, alg_step, state, transformed))
+            env_steps.append(cursor.time_step)
+            _advance(algorithm, cursor, time_step, alg_step.state)
+        if bootstrap:
+            state = reset_state_at_first(cursor.state, initial_state, cursor.inputs) if stateful else initial_state
+            experiences.append(_experience(cursor, step(cursor.inputs, state), state, transformed))
+    if stateful:
+        cursor.state = nest.map_structure(torch.Tensor.detach, cursor.state)
+    experience = nest.stack(experiences)
+    same = experiences[0].time_step is env_steps[0]
+    return experience, _measured(experience.time_step, length) if same else nest.stack(
+        [_measured(time_step) for time_step in env_steps])
+
+
+def _measured(time_step: TimeStep, length: int | None = None) -> TimeStep:
+    """What metrics look at: the first ``length`` steps of a sequence, or all there is."""
+    measured = TimeStep(step_type=time_step.step_type, reward=time_step.reward, discount=time_step.discount,
+                        env_info=time_step.env_info)
+    return measured if length is None else nest.map_structure(lambda x: x[:length], measured)
+
+
+def _experience(cursor: Cursor, alg_step: AlgStep, state: NestedTensor, transformed: bool) -> Experience:
+    return Experience(cursor.inputs if transformed else cursor.time_step, alg_step.output, alg_step.info, state)
+
+
+def _advance(algorithm: 'RLAlgorithm', cursor: Cursor, time_step: TimeStep, state: NestedTensor) -> None:
+    cursor.time_step, cursor.state = time_step, state
+    cursor.inputs, cursor.transform_state = algorithm.transform_timestep(time_step, cursor.transform_state)
+
+
+def _detached(action: NestedTensor) -> NestedTensor:
+    return action.detach() if isinstance(action, torch.Tensor) else nest.map_structure(torch.Tensor.detach, action)
+
+
+def _on_device(time_step: TimeStep, device: torch.device) -> TimeStep:
+    return time_step if device.type == 'cpu' else time_step.to(device)
+
+
+def reset_state_at_first(state: NestedTensor, initial_state: NestedTensor, time_step: TimeStep) -> NestedTensor:
+    """``state`` ``[B, ...]`` with the entries of environments at FIRST replaced by those of ``initial_state``."""
+    is_first = time_step.is_first()
+
+    def reset(now: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
+        return torch.where(is_first.reshape(-1, *(1, ) * (now.ndim - 1)), initial, now)
+
+    return nest.map_structure(reset, state, initial_state)
