@@ -5,14 +5,15 @@
 message on stderr and exit code 2, without a traceback; ``--debug`` shows the traceback as well.
 """
 
+import os
 import sys
 import traceback
-from typing import Callable, Optional
+from collections.abc import Callable
+from typing import Any, Optional
 
 from absl import app, flags
 
 from alfx import gin_utils
-from alfx.tensor_specs import SpecError
 
 # absl attributes a flag to the module that defines it; these belong to the program that asks for them.
 flags.disclaim_key_flags()
@@ -20,7 +21,6 @@ flags.disclaim_key_flags()
 __all__ = ['define_conf_flags', 'conf_from_flags', 'root_dir_from_flags', 'run']
 
 FLAGS = flags.FLAGS
-_USER_ERRORS = (gin_utils.ConfError, SpecError, FileNotFoundError, PermissionError, NotADirectoryError)
 
 
 def define_conf_flags(root_dir: bool = True) -> None:
@@ -66,7 +66,6 @@ def root_dir_from_flags() -> str:
     Raises:
         ConfError: the flag is not given.
     """
-    import os
     if not FLAGS.root_dir:
         raise gin_utils.ConfError('no run folder is given', 'add --root_dir DIR')
     return os.path.expanduser(FLAGS.root_dir)
@@ -89,21 +88,34 @@ def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
         return 2
     try:
         return main(argv) or 0
-    except _USER_ERRORS as error:
-        if FLAGS.debug:
-            traceback.print_exc()
-        print(f'{_kind(error)}: {error}', file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print('interrupted', file=sys.stderr)
         return 130
+    except (ValueError, RuntimeError, OSError) as error:
+        code = _exit_code(error)
+        if code is None:
+            raise
+        if FLAGS.debug:
+            traceback.print_exc()
+        text = '\n'.join([gin_utils.plain_text(error), *getattr(error, '__notes__', ())])
+        print(f'{type(error).__name__}: {text}', file=sys.stderr)
+        return code
 
 
-def _kind(error: BaseException) -> str:
-    return type(error).__name__
+def _exit_code(error: BaseException) -> Optional[int]:
+    """The exit code of an error whose message says all a user needs; None if its traceback is needed."""
+    from alfx.algorithms.ownership import OwnershipError
+    from alfx.engine.update import NonFiniteLossError
+    from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError
+    from alfx.tensor_specs import SpecError
+    mistakes = (gin_utils.ConfError, SpecError, OwnershipError, EnvironmentLoadError, UnsupportedOperationError,
+                FileNotFoundError, NotADirectoryError, PermissionError)
+    if isinstance(error, mistakes):
+        return 2
+    return 1 if isinstance(error, (EnvironmentStepError, NonFiniteLossError)) else None
 
 
-def _define(name, define, default, text):
+def _define(name: str, define: Callable, default: Any, text: str) -> None:
     if name in FLAGS:
         flags.declare_key_flag(name)
     else:

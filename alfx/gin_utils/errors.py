@@ -6,10 +6,11 @@ binding as a person would point at it: ``file.gin:31`` or ``--conf_param 'X.y=z'
 """
 
 import difflib
+import re
 from collections.abc import Sequence
 from typing import NamedTuple, Optional, Union
 
-__all__ = ['Problem', 'ConfError', 'nearest_name', 'hint_nearest']
+__all__ = ['Problem', 'ConfError', 'nearest_name', 'hint_nearest', 'plain_text']
 
 
 class Problem(NamedTuple):
@@ -70,3 +71,8 @@ def hint_nearest(name: str, candidates: Sequence[str]) -> str:
     """``did you mean 'x'?`` for the nearest candidate, or '' if none is near."""
     nearest = nearest_name(name, candidates)
     return f"did you mean '{nearest}'?" if nearest else ''
+
+
+def plain_text(error: BaseException) -> str:
+    """The text of an error without the 'In call to configurable ...' that gin appends for every level."""
+    return re.sub(r"\n  In call to configurable '[^\n]*", '', str(error))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Optional
 
-from .errors import ConfError, Problem
+from .errors import ConfError, Problem, plain_text
 
 __all__ = ['Binding', 'record', 'clear', 'bindings', 'bindings_in_effect', 'line', 'location_of', 'explain']
 
@@ -106,7 +106,7 @@ def line(binding: Binding) -> str:
 
 
 def explain(error: Exception, selector: str, scope: Sequence[str]) -> None:
-    """Say which lines of the conf an error of a constructor may come from.
+    """Say which line of the conf an error of a constructor comes from, as far as that can be told.
 
     Args:
         error: a TypeError or ValueError that escaped the constructor.
@@ -114,19 +114,20 @@ def explain(error: Exception, selector: str, scope: Sequence[str]) -> None:
         scope: the scopes that were active.
 
     Raises:
-        ConfError: the text of ``error`` names an argument that the conf binds.
+        ConfError: the text of ``error`` names an argument that the conf binds, or quotes a text it binds. Where
+            neither is so, the bindings of the innermost constructor are added to ``error`` as a note.
     """
-    if isinstance(error, ConfError) or getattr(error, _EXPLAINED, False):
+    if isinstance(error, ConfError):
         return
     in_effect = bindings_in_effect(selector, scope)
-    if not in_effect:
-        return
-    text = str(error)
-    owner = selector.rsplit('.', 1)[-1]
+    text, owner = plain_text(error), selector.rsplit('.', 1)[-1]
+    innermost = not getattr(error, _EXPLAINED, False)
     for name, binding in in_effect.items():
-        if name != 'name' and re.search(rf'\b{re.escape(name)}\b', text):
+        names_it = innermost and name != 'name' and re.search(rf'\b{re.escape(name)}\b', text)
+        if names_it or (isinstance(binding.value, str) and len(binding.value) >= 3 and binding.value in text):
             problem = Problem(binding.location, f'{owner}.{name} = {binding.value!r}: {text}')
             raise ConfError([problem]).with_traceback(error.__traceback__) from error
-    setattr(error, _EXPLAINED, True)
-    lines = '\n'.join(f'  {binding.location}: {binding}' for binding in in_effect.values())
-    error.add_note(f'{owner} was built with these bindings of the conf:\n{lines}')
+    if in_effect and innermost:
+        setattr(error, _EXPLAINED, True)
+        lines = '\n'.join(f'  {binding.location}: {binding}' for binding in in_effect.values())
+        error.add_note(f'{owner} was made with these bindings of the conf:\n{lines}')
