@@ -162,7 +162,7 @@ def create_summary_writer(summary_dir: str, flush_secs: float = 10, max_queue: i
     return SummaryWriter(summary_dir, flush_secs, max_queue)
 
 
-class push_summary_writer:  # noqa: N801 (a context manager, named as the operations are)
+class push_summary_writer:
     """Context manager within which summaries go to ``writer``."""
 
     def __init__(self, writer: SummaryWriter | None):

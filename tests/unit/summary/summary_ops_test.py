@@ -1,0 +1,167 @@
+"""Tests of the summary operations, through the event files that TensorBoard reads."""
+
+import logging
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from alfx import context, summary
+
+
+@pytest.fixture
+def events(tmp_path):
+    """A function that closes the writer and returns what TensorBoard reads from the folder."""
+    writer = summary.create_summary_writer(str(tmp_path))
+    summary.set_default_writer(writer)
+
+    def read() -> EventAccumulator:
+        writer.close()
+        accumulator = EventAccumulator(str(tmp_path), size_guidance={'tensors': 0, 'images': 0, 'histograms': 0})
+        return accumulator.Reload()
+
+    yield read
+    writer.close()
+
+
+def test_scalars_of_every_kind_arrive_with_scope_step_and_value(events):
+    context.set_global_counter(5)
+    with summary.record_if(True):
+        with summary.scope('alg'), summary.scope('loss'):
+            summary.scalar('actor', torch.tensor(1.5))
+        summary.scalar('array', np.array([2.5]))
+        summary.scalar('number', 3, step=9)
+    read = events()
+    assert [(e.step, e.value) for e in read.Scalars('alg/loss/actor')] == [(5, 1.5)]
+    assert [(e.step, e.value) for e in read.Scalars('array')] == [(5, 2.5)]
+    assert [(e.step, e.value) for e in read.Scalars('number')] == [(9, 3.0)]
+
+
+def test_nothing_is_written_outside_of_record_if_or_without_a_writer(events, tmp_path):
+    summary.scalar('a', 1)
+    with summary.record_if(False):
+        summary.scalar('b', 1)
+    summary.set_default_writer(None)
+    with summary.record_if(True):
+        summary.scalar('c', 1)
+    assert events().Tags()['scalars'] == []
+    assert not list(tmp_path.iterdir())  # not even a file
+
+
+def test_a_scalar_of_several_elements_is_refused_by_name(events):
+    with summary.record_if(True), pytest.raises(ValueError, match="'loss'.*one element.*\\(3,\\)"):
+        summary.scalar('loss', torch.zeros(3))
+
+
+def test_data_may_change_after_the_call(events):
+    data = torch.ones(8)
+    with summary.record_if(True):
+        summary.histogram('h', data)
+        data.fill_(100)
+    histogram = events().Histograms('h')[0].histogram_value
+    assert (histogram.min, histogram.max, histogram.num, histogram.sum) == (1, 1, 8, 8)
+
+
+def test_histogram_buckets_count_the_data(events):
+    with summary.record_if(True):
+        summary.histogram('h', torch.tensor([0., 1., 1., 2.]), bins=[0, 1, 2])
+    value = events().Histograms('h')[0].histogram_value
+    # [0, 1) holds one element, [1, 2] three; the first limit closes an empty bucket at the left end
+    assert list(value.bucket_limit) == [0, 1, 2]
+    assert list(value.bucket) == [0, 1, 3]
+    assert (value.num, value.sum, value.sum_squares) == (4, 4, 6)
+
+
+def test_histogram_leaves_out_what_is_not_finite_and_warns(events, caplog):
+    with summary.record_if(True), caplog.at_level(logging.WARNING):
+        summary.histogram('bad', torch.tensor([1., float('nan'), float('inf')]))
+        summary.histogram('empty', torch.zeros(0))
+    read = events()
+    assert read.Histograms('bad')[0].histogram_value.num == 1
+    assert 'empty' not in read.Tags()['histograms']
+    assert 'not finite' in caplog.text
+
+
+def test_text_images_and_video_arrive(events):
+    with summary.record_if(True):
+        summary.text('conf', 'a = *1*')
+        summary.images('frames', torch.rand(5, 3, 4, 6))
+        summary.images('gray', np.zeros((7, 9), dtype=np.uint8), dataformat='HW')
+        summary.video('clip', torch.rand(2, 3, 3, 4, 6))
+    read = events()
+    text = read.Tensors('conf/text_summary')[0].tensor_proto.string_val[0]
+    assert text == b'a = *1*'
+    # five 4x6 frames in a grid of 2 rows and 3 columns
+    assert (read.Images('frames')[0].height, read.Images('frames')[0].width) == (8, 18)
+    assert (read.Images('gray')[0].height, read.Images('gray')[0].width) == (7, 9)
+    assert read.Images('clip')[0].encoded_image_string[:3] == b'GIF'
+
+
+def test_an_image_of_the_wrong_format_is_refused(events):
+    with summary.record_if(True):
+        with pytest.raises(ValueError, match="format 'NCHW'"):
+            summary.images('frames', torch.rand(3, 4, 6))
+        with pytest.raises(ValueError, match='found 5'):
+            summary.images('frames', torch.rand(1, 5, 4, 6))
+
+
+def test_embedding_writes_the_projector_files(events, tmp_path):
+    with summary.record_if(True):
+        summary.embedding('points', torch.rand(4, 3), class_labels=['a', 'b', 'c', 'd'])
+    events()
+    assert list(tmp_path.rglob('tensors.tsv')) and list(tmp_path.rglob('metadata.tsv'))
+
+
+def test_a_folder_that_can_not_be_written_is_logged_and_the_run_goes_on(tmp_path, caplog):
+    blocked = tmp_path / 'file'
+    blocked.write_text('')
+    writer = summary.create_summary_writer(str(blocked / 'train'))
+    with summary.push_summary_writer(writer), summary.record_if(True), caplog.at_level(logging.ERROR):
+        for _ in range(100):
+            summary.scalar('a', 1)
+        writer.flush()
+    writer.close()
+    assert 'can not be written' in caplog.text
+
+
+def test_enable_and_disable_take_the_writer_out_and_put_it_back(events):
+    with summary.record_if(True):
+        summary.disable_summary()
+        assert not summary.is_summary_enabled()
+        summary.scalar('off', 1)
+        summary.enable_summary()
+        summary.scalar('on', 1)
+    assert events().Tags()['scalars'] == ['on']
+
+
+def test_ensure_summary_records_at_the_first_opportunity_after_one_was_due(events):
+    ensure = summary.EnsureSummary()
+    for i in range(6):
+        with summary.record_if(i in (1, 4)):
+            ensure.tick()
+            if i % 3 == 0:  # never coincides with a recording iteration
+                with ensure:
+                    summary.scalar('rare', i, step=i)
+    assert [e.step for e in events().Scalars('rare')] == [3]
+
+
+def test_a_summary_that_is_not_recorded_costs_less_than_a_microsecond():
+    data = torch.zeros(3)
+    best = min(_seconds_per_call(summary.scalar, data) for _ in range(5))
+    assert best < 1e-6
+
+
+def _seconds_per_call(operation, data) -> float:
+    start = time.perf_counter()
+    for _ in range(2000):
+        operation('name', data)
+    return (time.perf_counter() - start) / 2000
+
+
+def test_importing_does_not_import_tensorboard():
+    code = 'import sys, alfx.summary; assert not any(m.startswith("tensorboard") for m in sys.modules)'
+    subprocess.run([sys.executable, '-c', code], check=True)
