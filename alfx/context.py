@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from alfx import nest
+from alfx.gin_utils import configurable
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 
 _EXE_MODES = ('normal', 'rollout', 'replay', 'eval', 'pretrain')
@@ -246,21 +247,25 @@ def _spec(name: str) -> NestedTensorSpec:
     return _state.specs[name]
 
 
+@configurable
 def get_raw_observation_spec(field: str | None = None) -> NestedTensorSpec:
     """The observation spec of the run's environment before any data transformer, or its part at ``field``."""
     return nest.get_field(_spec('raw_observation'), field)
 
 
+@configurable
 def get_observation_spec(field: str | None = None) -> NestedTensorSpec:
     """The observation spec of the run after the data transformers, or its part at ``field``."""
     return nest.get_field(_spec('observation'), field)
 
 
+@configurable
 def get_action_spec() -> NestedTensorSpec:
     """The action spec of the run's environment."""
     return _spec('action')
 
 
+@configurable
 def get_reward_spec() -> TensorSpec:
     """The reward spec of the run's environment."""
     return _spec('reward')

@@ -13,7 +13,8 @@ from torch import nn
 from alfx import context, nest
 from alfx.algorithms.algorithm_interface import AlgorithmInterface
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.ownership import assign_optimizers, trainable_parts
+from alfx.algorithms.ownership import (algorithms_in, assign_optimizers, describe_owners, optimizers_of,
+                                       trainable_parts)
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep
 from alfx.engine.replay import train_from_replay_buffer
 from alfx.engine.update import apply_gradients, train_from_unroll
@@ -223,14 +224,7 @@ class Algorithm(AlgorithmInterface):
             recurse: those of its parts as well.
             include_ignored_attributes: look into attributes that are ignored for training as well.
         """
-        own = [optimizer for optimizer, _ in self._explicit_optimizers]
-        if self._default_optimizer is not None:
-            own.append(self._default_optimizer)
-        if recurse:
-            for part in self.children() if include_ignored_attributes else trainable_parts(self):
-                for algorithm in _algorithms_in(part):
-                    own += algorithm.optimizers(True, include_ignored_attributes)
-        return list({id(optimizer): optimizer for optimizer in own}.values())
+        return optimizers_of(self, recurse, include_ignored_attributes)
 
     def get_param_name(self, param: nn.Parameter) -> str | None:
         """The name of a parameter of this algorithm, ``None`` for any other."""
@@ -238,21 +232,11 @@ class Algorithm(AlgorithmInterface):
 
     def get_optimizer_info(self) -> str:
         """JSON: which optimizer owns which parameters; ``"None"`` stands for those without one."""
-        names = {id(p): name for name, p in self.named_parameters(remove_duplicate=True)}
-        owned: set[int] = set()
-        infos = []
-        for optimizer in self.optimizers(include_ignored_attributes=True):
-            ids = [id(p) for group in optimizer.param_groups for p in group['params']]
-            owned.update(ids)
-            infos.append({'optimizer': getattr(optimizer, 'name', type(optimizer).__name__),
-                          'hypers': {k: v for k, v in optimizer.defaults.items() if isinstance(v, (int, float))},
-                          'parameters': sorted(names[i] for i in ids if i in names)})
-        infos.append({'optimizer': 'None', 'parameters': sorted(n for i, n in names.items() if i not in owned)})
-        return json.dumps(infos, indent=2)
+        return json.dumps(describe_owners(self), indent=2)
 
     def get_unoptimized_parameter_info(self) -> str:
         """The names of all parameters that no optimizer owns, one a line."""
-        return '\n'.join(json.loads(self.get_optimizer_info())[-1]['parameters'])
+        return '\n'.join(describe_owners(self)[-1]['parameters'])
 
     def update_with_gradient(self, loss_info: LossInfo, valid_masks: torch.Tensor | None = None, weight: float = 1.0,
                              batch_info: BatchInfo | None = None) -> tuple[LossInfo, list[tuple[str, nn.Parameter]]]:
@@ -424,7 +408,7 @@ class Algorithm(AlgorithmInterface):
 
     def preload_checkpoints(self) -> None:
         """Load what the ``checkpoint`` arguments of this algorithm and its parts name, once."""
-        for algorithm in _algorithms_in(self):
+        for algorithm in algorithms_in(self):
             for part in algorithm.modules():
                 if isinstance(part, Algorithm) and part._checkpoint and not part._pre_loaded:
                     prefix, _, path = part._checkpoint.rpartition('@')
@@ -519,13 +503,6 @@ class Algorithm(AlgorithmInterface):
 def _zeros(spec: NestedTensorSpec, batch_size: int) -> NestedTensor:
     device = context.get_default_device()
     return nest.map_structure(lambda zeros: zeros.to(device), zeros_from_spec(spec, batch_size))
-
-
-def _algorithms_in(part: Any) -> list[Algorithm]:
-    """The outermost algorithms in a module."""
-    if isinstance(part, Algorithm):
-        return [part]
-    return [a for child in part.children() for a in _algorithms_in(child)] if isinstance(part, nn.Module) else []
 
 
 @configurable

@@ -105,3 +105,37 @@ def _check_no_hidden_algorithm(root: 'Algorithm') -> None:
             visit(child, f'{path}.{name}' if path else name, inside)
 
     visit(root, '', False)
+
+
+def algorithms_in(part: Any) -> list[Any]:
+    """The outermost algorithms in a module; the module itself if it is one."""
+    if _is_algorithm(part):
+        return [part]
+    return [a for child in part.children() for a in algorithms_in(child)] if isinstance(part, nn.Module) else []
+
+
+def optimizers_of(algorithm: 'Algorithm', recurse: bool, include_ignored_attributes: bool) -> list[Any]:
+    """The optimizers of ``algorithm``, its own first; see ``Algorithm.optimizers``."""
+    own = [optimizer for optimizer, _ in algorithm.explicit_optimizers]
+    if algorithm.default_optimizer is not None:
+        own.append(algorithm.default_optimizer)
+    if recurse:
+        for part in algorithm.children() if include_ignored_attributes else trainable_parts(algorithm):
+            for child in algorithms_in(part):
+                own += child.optimizers(True, include_ignored_attributes)
+    return list({id(optimizer): optimizer for optimizer in own}.values())
+
+
+def describe_owners(algorithm: 'Algorithm') -> list[dict[str, Any]]:
+    """One entry an optimizer with its settings and the names of its parameters; the last: those without one."""
+    names = {id(p): name for name, p in algorithm.named_parameters()}
+    owned: set[int] = set()
+    entries = []
+    for optimizer in algorithm.optimizers(include_ignored_attributes=True):
+        ids = [id(p) for group in optimizer.param_groups for p in group['params']]
+        owned.update(ids)
+        entries.append({'optimizer': getattr(optimizer, 'name', type(optimizer).__name__),
+                        'hypers': {k: v for k, v in optimizer.defaults.items() if isinstance(v, (int, float))},
+                        'parameters': sorted(names[i] for i in ids if i in names)})
+    entries.append({'optimizer': 'None', 'parameters': sorted(n for i, n in names.items() if i not in owned)})
+    return entries

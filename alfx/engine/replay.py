@@ -87,7 +87,7 @@ def _minibatches(sequences: Experience, count: int, batch_size: int) -> Any:
     order = torch.randperm(count)
     for start in range(0, count, batch_size):
         index = order[start:start + batch_size]
-        yield nest.map_structure(lambda x: x.index_select(1, index.to(x.device)), sequences)
+        yield nest.map_structure(lambda x, index=index: x.index_select(1, index.to(x.device)), sequences)
 
 
 def _train_on_samples(algorithm: 'Algorithm', count_updates: bool) -> int:
@@ -156,7 +156,7 @@ def compute_train_info(algorithm: 'Algorithm', experience: Experience) -> Nested
     infos = []
     for t in range(length):
         time_step, rollout_info = nest.map_structure(
-            lambda x: x[t], (experience.time_step, experience.rollout_info))
+            lambda x, t=t: x[t], (experience.time_step, experience.rollout_info))
         step = algorithm.train_step(time_step, reset_state_at_first(state, initial_state, time_step), rollout_info)
         state = step.state
         infos.append(step.info)

@@ -1,0 +1,171 @@
+"""Reduction of losses, the gradient update, and what happens when a loss is not finite."""
+import pytest
+import torch
+from torch import nn
+
+from alfx import context
+from alfx.algorithms.algorithm import Algorithm, Loss
+from alfx.algorithms.ownership import OwnershipError
+from alfx.data_structures import BatchInfo, LossInfo, StepType
+from alfx.engine.update import NonFiniteLossError, reduce_loss, valid_masks
+from alfx.optimizers import SGD, Adam
+
+
+class Linear(Algorithm):
+    """One weight that is multiplied with whatever the loss is."""
+
+    def __init__(self, name='linear', **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def calc_loss(self, info):
+        return LossInfo(loss=self.weight * info, extra={'weighted': self.weight * info})
+
+
+def test_masked_loss_is_averaged_over_all_steps():
+    # (1 + 3) / 4 steps, of which two are masked
+    loss = LossInfo(loss=torch.tensor([[1., 2.], [3., 4.]]))
+    masks = torch.tensor([[1., 0.], [1., 0.]])
+    assert reduce_loss(loss, masks).item() == 1.0
+
+
+def test_importance_weights_and_weight_multiply_and_the_scalar_loss_is_added():
+    # (1 * 2 + 3 * 2 + 2 * 1 + 4 * 1) / 4 = 3.5, plus 10, times 0.5
+    loss = LossInfo(loss=torch.tensor([[1., 2.], [3., 4.]]), scalar_loss=torch.tensor(10.))
+    assert reduce_loss(loss, None, 0.5, torch.tensor([2., 1.])).item() == 6.75
+
+
+def test_a_loss_of_the_wrong_shape_is_refused_with_both_shapes():
+    with pytest.raises(ValueError, match=r'\[T, B\] = \[2, 2\], found \[2, 2, 3\]'):
+        reduce_loss(LossInfo(loss=torch.zeros(2, 2, 3)), torch.ones(2, 2))
+
+
+def test_no_loss_at_all_is_refused():
+    with pytest.raises(ValueError, match='neither a loss nor a scalar_loss'):
+        reduce_loss(LossInfo())
+
+
+def test_only_the_last_step_of_an_episode_is_masked():
+    step_type = torch.tensor([StepType.FIRST, StepType.MID, StepType.LAST], dtype=torch.int32)
+    assert valid_masks(step_type).tolist() == [1., 1., 0.]
+
+
+def test_an_update_is_one_step_of_gradient_descent():
+    alg = Linear(optimizer=SGD(lr=0.1))
+    alg.finalize()
+    info, params = alg.update_with_gradient(alg.calc_loss(torch.full((1, 2), 3.)))
+    assert alg.weight.item() == pytest.approx(1 - 0.1 * 3)
+    assert info.loss.item() == 3.0
+    assert [name for name, _ in params] == ['weight']
+
+
+def test_a_non_finite_loss_is_named_and_leaves_the_parameters_alone():
+    alg = Linear(optimizer=Adam(lr=0.1))
+    alg.finalize()
+    with pytest.raises(NonFiniteLossError, match='linear is NaN or infinite.*weighted'):
+        alg.update_with_gradient(alg.calc_loss(torch.full((1, 2), float('nan'))))
+    assert alg.weight.item() == 1.0
+
+
+def test_batch_info_weights_the_samples():
+    alg = Linear(optimizer=SGD(lr=1.))
+    alg.finalize()
+    alg.update_with_gradient(alg.calc_loss(torch.ones(1, 2)),
+                             batch_info=BatchInfo(importance_weights=torch.tensor([0., 0.5])))
+    assert alg.weight.item() == pytest.approx(1 - 0.25)
+
+
+class Pair(Algorithm):
+    def __init__(self, first, second, **kwargs):
+        super().__init__(**kwargs)
+        self.first, self.second = first, second
+
+
+def test_every_parameter_has_one_owner_and_parts_keep_theirs():
+    own = SGD(lr=0.5)
+    pair = Pair(Linear(optimizer=own), Linear(), optimizer=SGD(lr=0.1))
+    pair.finalize()
+    assert [g['params'] for g in own.param_groups] == [[pair.first.weight]]
+    assert [g['params'] for g in pair.default_optimizer.param_groups] == [[pair.second.weight]]
+    assert pair.optimizers() == [pair.default_optimizer, own]
+    assert '"first.weight"' in pair.get_optimizer_info()
+    assert pair.get_unoptimized_parameter_info() == ''
+
+
+def test_a_parameter_without_an_optimizer_is_named():
+    pair = Pair(Linear(optimizer=SGD(lr=0.1)), Linear())
+    with pytest.raises(OwnershipError, match=r"trainable parameters \['second.weight'\]"):
+        pair.finalize()
+
+
+def test_a_parameter_claimed_twice_is_named():
+    class Greedy(Pair):
+        pass
+    pair = Greedy(Linear(optimizer=SGD(lr=0.1)), Linear(), optimizer=SGD(lr=0.1))
+    pair.add_optimizer(SGD(lr=0.2), [pair.first])
+    with pytest.raises(OwnershipError, match=r"\['first.weight'\] are owned by two optimizers"):
+        pair.finalize()
+
+
+def test_parameters_forced_visible_are_updated_by_both_optimizers():
+    part = Linear(optimizer=SGD(lr=0.1))
+    part.force_params_visible_to_parent = True
+    pair = Pair(part, Linear(), optimizer=SGD(lr=0.2))
+    pair.finalize()
+    pair.update_with_gradient(LossInfo(scalar_loss=part.weight + pair.second.weight))
+    assert part.weight.item() == pytest.approx(1 - 0.1 - 0.2)
+
+
+def test_ignored_attributes_need_no_owner():
+    class WithTarget(Pair):
+        def _trainable_attributes_to_ignore(self):
+            return ['second']
+    WithTarget(Linear(), Linear(), optimizer=SGD(lr=0.1)).finalize()
+
+
+def test_an_algorithm_hidden_in_a_plain_module_is_refused():
+    class Hider(Algorithm):
+        def __init__(self):
+            super().__init__(optimizer=SGD(lr=0.1))
+            self.net = nn.Sequential(Linear())
+    with pytest.raises(OwnershipError, match="the algorithm at 'net.0'"):
+        Hider().finalize()
+
+
+def test_a_checkpoint_without_an_optimizer_is_refused():
+    alg, other = Linear(optimizer=Adam(lr=0.1)), Linear()
+    alg.finalize()
+    with pytest.raises((ValueError, RuntimeError), match='optimizer'):
+        alg.load_state_dict(other.state_dict())
+
+
+def test_optimizer_state_survives_a_round_trip():
+    alg, copy = Linear(optimizer=Adam(lr=0.1)), Linear(optimizer=Adam(lr=0.1))
+    for a in (alg, copy):
+        a.finalize()
+    for _ in range(3):
+        alg.update_with_gradient(alg.calc_loss(torch.ones(1, 1)))
+    copy.load_state_dict(alg.state_dict())
+    for a in (alg, copy):
+        a.update_with_gradient(a.calc_loss(torch.full((1, 1), -2.)))
+    assert torch.equal(alg.weight, copy.weight)
+
+
+def test_an_algorithm_of_the_other_kind_is_refused():
+    alg = Linear(is_on_policy=True)
+    with pytest.raises(ValueError, match='on-policy algorithm and cannot be trained off-policy'):
+        alg.set_on_policy(False)
+
+
+def test_the_loss_algorithm_passes_its_input_on_with_its_weight():
+    loss = Loss(loss_weight=2.0)
+    assert loss.calc_loss(loss.train_step(torch.ones(1, 2)).info).loss.tolist() == [[2., 2.]]
+
+
+def test_extra_is_averaged_over_valid_steps_where_summaries_are_written():
+    alg = Linear(optimizer=SGD(lr=0.))
+    alg.finalize()
+    context.set_summary_writer(object())
+    with context.record_if(True):
+        info, _ = alg.update_with_gradient(alg.calc_loss(torch.tensor([[1., 5.]])), torch.tensor([[1., 0.]]))
+    assert info.extra['weighted'].item() == 1.0
