@@ -258,12 +258,14 @@ class TrainerConfig:
 
     @property
     def data_transformer(self) -> Any:
-        """The data transformer of the run, made from ``data_transformer_ctor`` when the trainer starts.
+        """The data transformer of the run, None if the conf names none.
+
+        The trainer makes it from ``data_transformer_ctor`` once it knows the observation spec, and sets it here.
 
         Raises:
-            RuntimeError: no trainer has set it yet.
+            RuntimeError: the conf names one, but no trainer has set it yet.
         """
-        if self._data_transformer is None:
+        if self._data_transformer is None and self.data_transformer_ctors():
             raise RuntimeError('TrainerConfig.data_transformer is set by the trainer once it knows the observation '
                                'spec of the environment; no trainer has used this configuration yet')
         return self._data_transformer

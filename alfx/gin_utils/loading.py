@@ -43,7 +43,8 @@ class Conf(NamedTuple):
     imports: tuple[str, ...]
 
 
-def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None) -> Conf:
+def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None,
+         same_run: bool = True) -> Conf:
     """Load a conf file in place of whatever was loaded before, after checking all of it.
 
     Args:
@@ -52,6 +53,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
         conf_params: bindings that override the file, ``'Adam.lr=1e-4'``.
         root_dir: a run folder. If it holds a run already, the conf has to be the conf of that run, apart from
             how long it runs and how often it evaluates, summarises and writes checkpoints.
+        same_run: False for programs that do not go on with the run in ``root_dir``: the conf may differ.
 
     Returns:
         What was loaded.
@@ -78,7 +80,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
         raise ConfError(list(dict.fromkeys(problems)))
     _apply(resolved, imports)
     result = Conf(path, tuple(reader.sources), tuple(conf_params), tuple(locations.bindings()), tuple(imports))
-    if conf is not None and root_dir is not None:
+    if root_dir is not None and same_run:
         try:
             run_folder.check_same_conf(root_dir)
         except ConfError:
@@ -88,10 +90,11 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
 
 
 @contextlib.contextmanager
-def loaded(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None) -> Iterator[Conf]:
+def loaded(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None,
+           same_run: bool = True) -> Iterator[Conf]:
     """:func:`load` for the length of a ``with`` block; gin is empty afterwards, whatever happens inside."""
     try:
-        yield load(conf, conf_params, root_dir)
+        yield load(conf, conf_params, root_dir, same_run)
     finally:
         clear()
 
@@ -172,7 +175,7 @@ def _apply(resolved: Sequence[static_check.Resolved], imports: Sequence[str]) ->
         if statement.kind == 'macro':  # gin keeps the name of a macro as a scope
             scope, name = statement.text, 'value'
         locations.record(locations.Binding(statement.file, statement.line, scope, selector, name, statement.text,
-                                           value, '' if statement.file else statement.location))
+                                           value, statement.location))
     try:
         gin.parse_config([*imports, *(locations.line(binding) for binding in locations.bindings())])
     except (ValueError, KeyError, SyntaxError, RuntimeError) as error:

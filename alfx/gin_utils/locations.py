@@ -22,7 +22,7 @@ class Binding(NamedTuple):
         name: the argument; for a macro ``value``.
         text: the left side as the user wrote it, ``ac/Adam.lr``.
         value: the value, with references and macros as objects that print as they are written.
-        source: what to show as location for ``--conf_param``.
+        location: where it is, as a message shows it: ``file.gin:31``, ``--conf_param 'X.y=z'``.
     """
 
     file: str
@@ -32,11 +32,7 @@ class Binding(NamedTuple):
     name: str
     text: str
     value: Any
-    source: str = ''
-
-    @property
-    def location(self) -> str:
-        return f'{self.file}:{self.line}' if self.file else self.source
+    location: str
 
     @property
     def key(self) -> tuple[str, str, str]:

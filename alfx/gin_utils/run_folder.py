@@ -127,24 +127,29 @@ def check_same_conf(root_dir: str) -> None:
     Raises:
         ConfError: it belongs to another conf; the message says what differs.
     """
-    path = os.path.join(root_dir, 'conf', 'config.gin')
-    if not os.path.isfile(path):
+    folder = os.path.abspath(os.path.join(root_dir, 'conf'))
+    if not os.path.isfile(os.path.join(folder, 'config.gin')):
         return
-    old = _read_bindings(path)
-    new = {b.key: b.value for b in locations.bindings() if b.selector != 'gin.macro'}
+    old = _read_bindings(os.path.join(folder, 'config.gin'))
     macros = {b.scope: b.value for b in locations.bindings() if b.selector == 'gin.macro'}
-    new = {key: substitute(value, macros) for key, value in new.items()}
-    places = {b.key: b.location for b in locations.bindings()}
+    bindings = {b.key: b for b in locations.bindings() if b.selector != 'gin.macro'}
+    new = {key: substitute(b.value, macros) for key, b in bindings.items()}
+    keys = [*old, *new]
+    if any(os.path.dirname(b.file) == folder for b in bindings.values()):  # only --conf_param can differ
+        keys = [key for key, b in bindings.items() if not b.file]
+        if os.path.isfile(os.path.join(folder, 'operative.gin')):
+            old = {**_read_bindings(os.path.join(folder, 'operative.gin')), **old}
     problems = []
-    for key in dict.fromkeys([*old, *new]):
+    for key in dict.fromkeys(keys):
         if key[1] == _TRAINER_CONFIG and key[2] in _MAY_CHANGE:
             continue
-        was, now = old.get(key, _default(key)), new.get(key, _default(key))
+        was, now = _effective(old, key), _effective(new, key)
         if repr(was) != repr(now):
-            problems.append(Problem(places.get(key, ''), f'{_show(key)} is {now!r}, but the run in '
-                                    f'{show_path(root_dir)} has {was!r}'))
+            place = bindings[key].location if key in bindings else ''
+            problems.append(Problem(place, f'{_show(key)} is {now!r}, but the run in {show_path(root_dir)} has '
+                                    f'{was!r}'))
     if problems:
-        hint = 'use another root_dir for this conf, or leave out --conf to go on with the stored one'
+        hint = 'use another root_dir for this conf, or leave out what differs to go on with the stored run'
         raise ConfError([*problems[:-1], problems[-1]._replace(hint=hint)])
 
 
@@ -166,9 +171,14 @@ class _NotSet:
         return 'not set'
 
 
-def _default(key: tuple[str, str, str]) -> Any:
-    """The default of an argument, to compare a binding that only one of two confs has."""
-    _, selector, name = key
+def _effective(bindings: dict[tuple[str, str, str], Any], key: tuple[str, str, str]) -> Any:
+    """The value of an argument: bound in its scope or an outer one, or its default."""
+    scope, selector, name = key
+    scopes = scope.split('/') if scope else []
+    for depth in range(len(scopes), -1, -1):
+        found = bindings.get(('/'.join(scopes[:depth]), selector, name))
+        if found is not None or ('/'.join(scopes[:depth]), selector, name) in bindings:
+            return found
     try:
         parameter = static_check.parameters_of(static_check.resolve(selector))[0].get(name)
     except (ValueError, KeyError):

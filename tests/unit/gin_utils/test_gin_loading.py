@@ -1,0 +1,373 @@
+"""Loading a conf: what it does when it is right, and what it says when it is wrong."""
+
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Optional, Union
+
+import gin
+import pytest
+import torch.nn.functional as F
+
+from alfx import gin_utils
+from alfx.gin_utils import ConfError, configurable
+
+
+@configurable(module='toys')
+class Engine:
+
+    def __init__(self, power: float = 1.0, cylinders: int = 4, fuel: Literal['petrol', 'diesel'] = 'petrol'):
+        gin_utils.check_value('Engine', 'power', power, float, above=0)
+        self.power, self.cylinders, self.fuel = power, cylinders, fuel
+
+
+@configurable(module='toys')
+class Car:
+
+    def __init__(self, engine: Any, seats: int = 4, doors: Sequence[int] = (1, 2), name: str = 'car',
+                 paint: Optional[Callable] = None, weight: Union[int, float, None] = None, fast: bool = False,
+                 **extras):
+        if seats > 9:
+            raise ValueError('too many seats')
+        if name == 'nameless':
+            raise TypeError("there is no car called 'nameless'")
+        if extras:
+            raise TypeError(f"__init__() got an unexpected keyword argument '{next(iter(extras))}'")
+        self.engine, self.seats, self.doors, self.paint, self.weight = engine, seats, doors, paint, weight
+
+
+@configurable(module='toys')
+def garage(cars=()):
+    return cars
+
+
+@pytest.fixture(autouse=True)
+def empty_gin():
+    yield
+    gin_utils.clear()
+
+
+@pytest.fixture
+def conf(tmp_path, monkeypatch):
+    """Writes conf files into the working directory and returns the name of the last one."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text, name='car.gin'):
+        os.makedirs(os.path.dirname(name) or '.', exist_ok=True)
+        with open(name, 'w', encoding='utf8') as file:
+            file.write(textwrap.dedent(text))
+        return name
+
+    return write
+
+
+def message_of(conf_file, params=()):
+    with pytest.raises(ConfError) as caught:
+        gin_utils.load(conf_file, params)
+    assert not gin_utils.config_str().strip(), 'a conf with mistakes leaves gin empty'
+    return str(caught.value)
+
+
+# What works -------------------------------------------------------------------------------------------------------
+
+
+def test_bindings_reach_the_constructors(conf):
+    loaded = gin_utils.load(conf('''
+        cylinder_count = 6
+        Car.engine = @big/Engine()
+        Car.paint = @elu
+        big/Engine.cylinders = %cylinder_count
+        Engine.power = 2
+    '''))
+    car = Car()
+    assert (car.engine.cylinders, car.engine.power, car.paint) == (6, 2, F.elu)
+    assert loaded.conf_file == os.path.abspath('car.gin')
+
+
+def test_a_name_without_its_ending_finds_the_file(conf):
+    conf('Engine.power = 3.0')
+    gin_utils.load('car')
+    assert Engine().power == 3.0
+
+
+def test_include_is_relative_to_the_including_file_and_later_bindings_override(conf):
+    conf('Engine.power = 1.5\nEngine.cylinders = 2', 'parts/deep/engine.gin')
+    conf("include 'deep/engine.gin'\nEngine.power = 2.5", 'parts/base.gin')
+    loaded = gin_utils.load(conf("include 'parts/base.gin'\nEngine.cylinders = 3"))
+    assert (Engine().power, Engine().cylinders) == (2.5, 3)
+    assert [os.path.basename(source.path) for source in loaded.sources] == ['car.gin', 'base.gin', 'engine.gin']
+
+
+def test_conf_param_overrides_the_file(conf):
+    gin_utils.load(conf('Engine.power = 1.5'), ['Engine.power = 4', 'count = 3', 'Engine.cylinders = %count'])
+    assert (Engine().power, Engine().cylinders) == (4, 3)
+
+
+def test_a_conf_may_import_modules_of_its_own(conf, tmp_path, monkeypatch):
+    (tmp_path / 'own_toys_for_test.py').write_text(
+        'from alfx import gin_utils\n\n@gin_utils.configurable\ndef whistle(tune="a"):\n    return tune\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    gin_utils.load(conf('import own_toys_for_test\nwhistle.tune = "b"'))
+    assert sys.modules['own_toys_for_test'].whistle() == 'b'
+    assert 'import own_toys_for_test' in gin_utils.config_str()
+
+
+def test_loading_again_forgets_what_was_loaded_before(conf):
+    gin_utils.load(conf('Engine.power = 3.0'))
+    gin_utils.load(conf('Engine.cylinders = 8'))
+    assert (Engine().power, Engine().cylinders) == (1.0, 8)
+
+
+def test_loaded_leaves_gin_empty_when_the_run_fails(conf):
+    with pytest.raises(ZeroDivisionError):
+        with gin_utils.loaded(conf('Engine.power = 3.0')):
+            assert Engine().power == 3.0
+            raise ZeroDivisionError
+    assert Engine().power == 1.0 and not gin_utils.unused_bindings()
+
+
+def test_a_whole_float_becomes_an_int_where_an_int_is_wanted(conf):
+    gin_utils.load(conf('many = 1e1\nEngine.cylinders = 1e1\nbig/Engine.cylinders = %many\nCar.engine = @big/Engine()'))
+    assert type(Engine().cylinders) is int and Engine().cylinders == 10
+    assert type(Car().engine.cylinders) is int
+
+
+def test_values_that_fit_their_annotation_pass(conf):
+    gin_utils.load(conf('''
+        Car.engine = None
+        Car.doors = [3, 4]
+        Car.weight = 1.5
+        Car.paint = None
+        Car.fast = True
+        Engine.fuel = 'diesel'
+        Engine.power = 3
+    '''))
+    assert Car().doors == [3, 4] and Engine().fuel == 'diesel'
+
+
+# What is wrong ----------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_file_is_reported_with_the_nearest_name(conf):
+    conf('', 'engine.gin')
+    message = message_of('engin.gin')
+    assert "no conf file 'engin.gin'" in message and "did you mean 'engine.gin'?" in message
+
+
+def test_a_misspelled_configurable_is_reported_with_line_and_nearest_name(conf):
+    message = message_of(conf('# a comment\n\nEngin.power = 3'))
+    assert message == "car.gin:3: there is no configurable 'Engin'\n  did you mean 'Engine'?"
+
+
+def test_a_misspelled_reference_is_reported(conf):
+    assert message_of(conf('Car.engine = [@Engien()]')) == (
+        "car.gin:1: there is no configurable '@Engien'\n  did you mean 'Engine'?")
+
+
+def test_a_misspelled_module_of_a_configurable_is_reported(conf):
+    assert "did you mean 'toys.Engine'?" in message_of(conf('toyz.Engine.power = 3'))
+
+
+def test_a_misspelled_parameter_is_reported_with_line_and_nearest_name(conf):
+    assert message_of(conf('\nEngine.powr = 3')) == (
+        "car.gin:2: Engine has no parameter 'powr'\n  did you mean 'power'?")
+
+
+def test_a_parameter_like_no_other_is_reported_with_all_that_there_are(conf):
+    assert 'it has: power, cylinders, fuel' in message_of(conf('Engine.zzz = 3'))
+
+
+def test_a_misspelled_scope_is_reported(conf):
+    message = message_of(conf('Car.engine = @front/Engine()\nfrnt/Engine.power = 3'))
+    assert message.startswith("car.gin:2: no reference uses the scope 'frnt'") and "'front'?" in message
+
+
+def test_a_scope_that_code_enters_is_known(conf):
+    gin_utils.declare_scope('backup')
+    gin_utils.load(conf('Car.engine = @backup2/Engine()\nbackup/Engine.power = 3'))
+    with gin.config_scope('backup'):
+        assert Engine().power == 3
+
+
+def test_an_undefined_macro_is_reported(conf):
+    message = message_of(conf('power = 3\nEngine.power = %powr'))
+    assert message == "car.gin:2: macro '%powr' is not defined\n  did you mean 'power'?"
+
+
+def test_a_macro_defined_by_itself_is_reported(conf):
+    assert 'car.gin:1: macro %a is defined by itself' in message_of(conf('a = %b\nb = [%a]\nEngine.power = %a'))
+
+
+def test_a_required_value_that_is_missing_is_reported(conf):
+    conf('Engine.power = %gin.REQUIRED', 'base.gin')
+    assert 'base.gin:1: Engine.power is required' in message_of(conf("include 'base.gin'"))
+    gin_utils.load(conf("include 'base.gin'\nEngine.power = 2"))
+    assert Engine().power == 2
+
+
+def test_an_ambiguous_name_is_reported_with_the_full_ones(conf):
+    for module in ('toys.red', 'toys.blue'):
+        configurable('twin', module=module)(lambda x=1: x)
+    message = message_of(conf('twin.x = 1'))
+    assert 'ambiguous' in message and 'toys.blue.twin, toys.red.twin' in message
+
+
+@pytest.mark.parametrize('line, expected, hint', [
+    ('Engine.power = 4x', 'syntax error', ''),
+    ('Engine.power', 'not a statement', "'Name.parameter = value'"),
+    ('Engine.power =', 'syntax error', ''),
+    ('Engine.fuel = diesel', 'cannot read the value diesel', "text needs quotes: 'diesel'"),
+    ('Car.name = CartPole-v1', 'cannot read the value CartPole-v1', "'CartPole-v1'"),
+    ('Car.fast = true', 'cannot read the value', 'write True'),
+    ('Car.doors = (1, 2', 'inside a bracket', 'close it'),
+    ('Engine..power = 3', 'syntax error', ''),
+])
+def test_a_syntax_error_is_reported_with_line_and_remedy(conf, line, expected, hint):
+    message = message_of(conf(f'Engine.power = 1\n{line}\n'))
+    assert message.startswith('car.gin:') and expected in message and hint in message
+    assert 'Traceback' not in message
+
+
+@pytest.mark.parametrize('binding, expected', [
+    ("Engine.power = 'fast'", "Engine.power expects float, found str 'fast'"),
+    ('Engine.power = True', 'Engine.power expects float, found True'),
+    ('Engine.power = None', 'Engine.power expects float, found None'),
+    ('Engine.power = @Car', 'write @Car() to pass what it returns'),
+    ('Engine.cylinders = 4.5', 'Engine.cylinders expects int, found float 4.5'),
+    ("Engine.fuel = 'water'", "Engine.fuel expects 'petrol' or 'diesel', found str 'water'"),
+    ('Car.doors = 4', 'write (4,) for a tuple of one'),
+    ("Car.doors = (1, 'two')", 'Car.doors expects Sequence[int]'),
+    ('Car.name = 3', "text needs quotes: '3'"),
+    ("Car.paint = 'elu'", 'a reference begins with @: @elu'),
+    ('Car.paint = @elu()', 'write @elu'),
+    ('Car.fast = 1', 'Car.fast expects bool, found int 1'),
+    ('p = "x"\nEngine.power = %p', "Engine.power expects float, found str 'x'"),
+])
+def test_a_value_of_the_wrong_type_is_reported(conf, binding, expected):
+    message = message_of(conf(binding))
+    assert expected in message and message.startswith('car.gin:')
+
+
+def test_a_missing_include_is_reported_where_it_is_included(conf):
+    conf('', 'base_car.gin')
+    message = message_of(conf("\ninclude 'bas_car.gin'"))
+    assert message.startswith("car.gin:2: include 'bas_car.gin'") and "did you mean 'base_car.gin'?" in message
+
+
+def test_an_include_that_goes_in_circles_is_reported(conf):
+    conf("include 'car.gin'", 'other.gin')
+    assert 'other.gin:1: include goes in circles: car.gin -> other.gin -> car.gin' in message_of(
+        conf("include 'other.gin'"))
+
+
+def test_a_module_that_does_not_exist_is_reported(conf):
+    assert 'car.gin:1: cannot import' in message_of(conf('import no_such_module_anywhere'))
+    assert "did you mean 'alfx.algorithms.config'?" in message_of(conf('import alf.algorithms.config'))
+    assert "did you mean 'alfx.algorithms.config'?" in message_of(conf('import alfx.algorithms.confg'))
+
+
+def test_dynamic_registration_is_refused_by_name(conf):
+    message = message_of(conf('from __gin__ import dynamic_registration'))
+    assert 'car.gin:1' in message and 'dynamic_registration' in message and 'not supported' in message
+
+
+def test_mistakes_in_a_conf_param_show_the_conf_param(conf):
+    message = message_of(conf(''), ["Engine.fuel='diesl'", 'Engine.powr=3', 'Car.name=me'])
+    assert "--conf_param \"Engine.fuel='diesl'\": Engine.fuel expects" in message
+    assert "--conf_param 'Engine.powr=3': Engine has no parameter 'powr'" in message
+    assert "--conf_param 'Car.name=me': syntax error" in message
+
+
+def test_all_mistakes_are_reported_at_once(conf):
+    conf('Engin.power = 3', 'base.gin')
+    message = message_of(conf("include 'base.gin'\nEngine.powr = 3\nEngine.power = 'x'\n"), ['Cra.seats=1'])
+    assert [line.split(': ')[0] for line in message.splitlines() if not line.startswith('  ')] == [
+        'base.gin:1', 'car.gin:2', 'car.gin:3', "--conf_param 'Cra.seats=1'"]
+
+
+# Errors while building --------------------------------------------------------------------------------------------
+
+
+def test_a_value_out_of_range_points_at_its_line(conf):
+    gin_utils.load(conf('\nEngine.power = -1'))
+    with pytest.raises(ConfError) as caught:
+        Engine()
+    assert str(caught.value) == 'car.gin:2: Engine.power must be a number > 0, found int -1'
+
+
+def test_an_error_that_names_an_argument_points_at_its_line(conf):
+    gin_utils.load(conf('Car.engine = @Engine()\nCar.seats = 12'))
+    with pytest.raises(ConfError) as caught:
+        Car()
+    assert str(caught.value) == 'car.gin:2: Car.seats = 12: too many seats'
+
+
+def test_an_error_that_quotes_a_bound_text_points_at_its_line(conf):
+    gin_utils.load(conf("Car.engine = 1\nCar.name = 'nameless'\ngarage.cars = [@Car()]"))
+    with pytest.raises(ConfError) as caught:
+        garage()
+    assert str(caught.value).startswith("car.gin:2: Car.name = 'nameless': there is no car")
+
+
+def test_an_argument_that_ends_in_no_constructor_points_at_its_line(conf):
+    gin_utils.load(conf('Car.engine = 1\nCar.sunroof = True'))
+    with pytest.raises(ConfError, match=r"car.gin:2: Car.sunroof = True: .*unexpected keyword"):
+        Car()
+
+
+def test_other_errors_keep_their_type_and_list_the_bindings_in_a_note(conf):
+    @configurable(module='toys')
+    def exploding(depth=1):
+        raise ValueError('boom')
+
+    gin_utils.load(conf('exploding.depth = 3'))
+    with pytest.raises(ValueError, match='boom') as caught:
+        exploding()
+    assert not isinstance(caught.value, ConfError)
+    assert any('car.gin:1: exploding.depth = 3' in note for note in caught.value.__notes__)
+    assert gin_utils.plain_text(caught.value) == 'boom'
+
+
+# Unused bindings --------------------------------------------------------------------------------------------------
+
+
+def unused(pattern='{}'):
+    return [(binding.location, str(binding)) for binding in gin_utils.unused_bindings()]
+
+
+def test_a_binding_is_used_once_a_constructor_received_it(conf):
+    gin_utils.load(conf('Engine.power = 3\nCar.engine = @Engine()\nCar.seats = 2'))
+    assert [place for place, _ in unused()] == ['car.gin:1', 'car.gin:2', 'car.gin:3']
+    Engine()
+    assert [place for place, _ in unused()] == ['car.gin:2', 'car.gin:3']
+    Car()
+    assert unused() == []
+
+
+def test_what_the_caller_passes_makes_a_binding_unused(conf):
+    gin_utils.load(conf('Car.engine = 1\nCar.seats = 2'))
+    Car(seats=3)
+    assert unused() == [('car.gin:2', 'Car.seats = 2')]
+
+
+def test_a_binding_shadowed_by_an_inner_scope_is_unused(conf):
+    gin_utils.load(conf('Engine.power = 1\nEngine.cylinders = 2\nbig/Engine.power = 3\nCar.engine = @big/Engine()'))
+    Car()
+    assert unused() == [('car.gin:1', 'Engine.power = 1')]
+    Engine()
+    assert unused() == []
+
+
+def test_bindings_of_step_functions_and_macros_count(conf):
+    gin_utils.load(conf('alpha = 2.0\nunmentioned = 1\nelu.alpha = %alpha\nCar.paint = @elu\nCar.engine = 1'))
+    assert ('car.gin:3', 'elu.alpha = %alpha') in unused()
+    assert Car().paint.keywords == {'alpha': 2.0}
+    assert unused() == [('car.gin:2', 'unmentioned = 1')]
+
+
+def test_an_overridden_binding_is_not_unused(conf):
+    conf('Engine.power = 1\nlist = 2\nEngine.cylinders = %list', 'base.gin')
+    gin_utils.load(conf("include 'base.gin'\nEngine.power = 2"), ['Engine.cylinders = 8'])
+    Engine()
+    assert unused() == []

@@ -1,0 +1,204 @@
+"""What a run folder records of its conf, and reading it back."""
+
+import os
+import subprocess
+import textwrap
+from typing import Any, Callable
+
+import pytest
+import torch
+
+from alfx import gin_utils
+from alfx.gin_utils import ConfError, configurable
+
+
+@configurable(module='record')
+class Motor:
+
+    def __init__(self, power: float = 1.0, fins: int = 2, act: Callable = torch.tanh):
+        self.power, self.fins, self.act = power, fins, act
+
+
+@configurable(module='record')
+class Boat:
+
+    def __init__(self, motor: Any = None, spare: Any = None, seats: int = 4):
+        self.motor, self.spare, self.seats = motor, spare, seats
+
+
+@configurable(module='record')
+def evaluate_boat(laps: int = 1):
+    return laps
+
+
+@pytest.fixture(autouse=True)
+def empty_gin():
+    yield
+    gin_utils.clear()
+
+
+@pytest.fixture
+def conf(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(text, name='boat.gin'):
+        os.makedirs(os.path.dirname(name) or '.', exist_ok=True)
+        with open(name, 'w', encoding='utf8') as file:
+            file.write(textwrap.dedent(text))
+        return name
+
+    return write
+
+
+def read(name, folder='run'):
+    with open(os.path.join(folder, 'conf', name), encoding='utf8') as file:
+        return file.read()
+
+
+BASE = '''
+    power = 3.5
+    Motor.power = %power
+    Boat.motor = @front/Motor()
+    front/Motor.fins = 5
+    Motor.act = @elu
+    elu.alpha = 2.0
+    evaluate_boat.laps = 7
+'''
+
+
+def start_run(conf, text="include 'base.gin'\nBoat.seats = 2", params=()):
+    conf(BASE, 'base.gin')
+    loaded = gin_utils.load(conf(text), params)
+    gin_utils.write_conf('run', loaded, ['train', '--conf', 'boat.gin', "--conf_param=Motor.power = 3"])
+    boat = Boat()
+    gin_utils.write_operative('run')
+    return boat
+
+
+def test_the_conf_files_are_kept_as_given(conf):
+    start_run(conf)
+    assert read('boat.gin') == "include 'base.gin'\nBoat.seats = 2"
+    assert read('base.gin') == textwrap.dedent(BASE)
+
+
+def test_two_files_of_one_name_are_both_kept(conf):
+    conf(BASE, 'parts/boat.gin')
+    gin_utils.write_conf('run', gin_utils.load(conf("include 'parts/boat.gin'")), [])
+    assert read('boat.gin') == "include 'parts/boat.gin'" and read('boat-2.gin') == textwrap.dedent(BASE)
+
+
+def test_the_operative_conf_alone_makes_the_same_things(conf):
+    start_run(conf)
+    gin_utils.load(None, root_dir='run', same_run=False)
+    boat = Boat()
+    assert (boat.motor.power, boat.motor.fins, boat.seats) == (3.5, 5, 2)
+    assert boat.motor.act.func is torch.nn.functional.elu and boat.motor.act.keywords == {'alpha': 2.0}
+    assert evaluate_boat() == 7, 'what was not used when it was written is there as well'
+    gin_utils.clear()
+    assert Boat().motor is None
+
+
+def test_the_operative_conf_can_be_written_and_loaded_again_and_again(conf):
+    start_run(conf)
+    first = read('operative.gin')
+    for _ in range(2):
+        gin_utils.load(None, root_dir='run')
+        Boat()
+        gin_utils.write_operative('run')
+    assert read('operative.gin') == first
+    assert 'Motor.act = @elu' in first
+
+
+def test_a_function_without_bindings_stays_plain_when_the_operative_conf_is_loaded(conf):
+    gin_utils.load(conf('Motor.act = @torch.nn.functional.leaky_relu'))
+    Motor()
+    gin_utils.write_operative('run')
+    gin_utils.load(None, root_dir='run')
+    assert Motor().act is torch.nn.functional.leaky_relu
+
+
+def test_the_default_of_today_is_kept_for_tomorrow(conf):
+    gin_utils.load(conf('Motor.fins = 3'))
+    Motor()
+    assert 'Motor.power = 1.0' in gin_utils.operative_config_str()
+    assert 'power' not in gin_utils.config_str()
+
+
+def test_versions_command_line_and_git_state_are_kept(conf):
+    for command in (['init', '-q'], ['-c', 'user.name=a', '-c', 'user.email=a@b', 'commit', '-q', '--allow-empty',
+                                     '-m', 'start']):
+        subprocess.run(['git', *command], check=True)
+    start_run(conf)
+    info = gin_utils.stored_info('run')
+    assert info['versions']['torch'].split('+')[0] == torch.__version__.split('+')[0]
+    assert {'python', 'numpy', 'gymnasium', 'alfx'} <= set(info['versions'])
+    assert info['command_lines'][0].endswith("train --conf boat.gin '--conf_param=Motor.power = 3'")
+    assert info['git'].startswith('commit ') and 'boat.gin' in info['git']
+
+
+def test_each_start_of_the_run_adds_its_command_line(conf):
+    start_run(conf)
+    gin_utils.write_conf('run', gin_utils.load(None, root_dir='run'), ['train', '--root_dir', 'run'])
+    assert [line.split('  ')[1] for line in gin_utils.stored_info('run')['command_lines']] == [
+        "train --conf boat.gin '--conf_param=Motor.power = 3'", 'train --root_dir run']
+
+
+def test_a_folder_without_a_run_says_so(conf, tmp_path):
+    with pytest.raises(ConfError, match='holds no conf'):
+        gin_utils.load(None, root_dir=str(tmp_path))
+
+
+# The same run or another ------------------------------------------------------------------------------------------
+
+
+def test_the_same_conf_goes_on(conf):
+    start_run(conf)
+    gin_utils.load('boat.gin', root_dir='run')
+    gin_utils.load(None, root_dir='run')
+    gin_utils.load('boat.gin', root_dir='no_such_run')
+
+
+def test_length_and_cadence_may_change(conf):
+    start_run(conf, "include 'base.gin'\nTrainerConfig.num_iterations = 5\nTrainerConfig.summary_interval = 1")
+    params = ['TrainerConfig.num_iterations=10', 'TrainerConfig.eval_interval=3', 'TrainerConfig.num_checkpoints=1']
+    gin_utils.load('boat.gin', params, root_dir='run')
+    gin_utils.load(None, params, root_dir='run')
+
+
+def test_another_conf_is_refused_with_what_differs_and_what_to_do(conf):
+    start_run(conf)
+    conf("include 'base.gin'\nBoat.seats = 2\nfront/Motor.fins = 6")
+    with pytest.raises(ConfError) as caught:
+        gin_utils.load('boat.gin', root_dir='run')
+    assert str(caught.value).startswith('boat.gin:3: front/Motor.fins is 6, but the run in run has 5')
+    assert 'another root_dir' in str(caught.value)
+    assert not gin_utils.config_str().strip()
+
+
+@pytest.mark.parametrize('param, differs', [
+    ('Motor.power = 9.0', 'Motor.power is 9.0, but the run in run has 3.5'),
+    ('Motor.fins = 9', 'Motor.fins is 9, but the run in run has 2'),
+    ('front/Motor.power = 9', 'front/Motor.power is 9, but the run in run has 3.5'),
+    ('TrainerConfig.mini_batch_size = 9', 'TrainerConfig.mini_batch_size is 9, but the run in run has None'),
+])
+@pytest.mark.parametrize('conf_file', ['boat.gin', None])
+def test_a_conf_param_that_changes_what_is_learned_is_refused(conf, param, differs, conf_file):
+    start_run(conf)
+    with pytest.raises(ConfError) as caught:
+        gin_utils.load(conf_file, [param], root_dir='run')
+    assert str(caught.value).startswith(f"--conf_param '{param}': {differs}")
+    gin_utils.load(conf_file, [param], root_dir='run', same_run=False)
+
+
+def test_writing_a_default_out_or_renaming_a_macro_is_no_difference(conf):
+    start_run(conf)
+    conf(BASE.replace('power = 3.5', 'strength = 3.5').replace('%power', '%strength'), 'base.gin')
+    conf("include 'base.gin'\nBoat.seats = 2\nBoat.spare = None\nMotor.fins = 2")
+    gin_utils.load('boat.gin', root_dir='run')
+
+
+def test_leaving_a_binding_out_is_a_difference(conf):
+    start_run(conf)
+    conf("include 'base.gin'")
+    with pytest.raises(ConfError, match='Boat.seats is 4, but the run in run has 2'):
+        gin_utils.load('boat.gin', root_dir='run')
