@@ -118,6 +118,9 @@ class DiagMultivariateNormal(_DiagonalBase):
         noise = torch.randn((*sample_shape, *loc.shape), dtype=loc.dtype, device=loc.device)
         return noise.mul_(self.scale.detach()).add_(loc)
 
+    def _size(self) -> int:
+        return self.loc.shape[-1] if self.reinterpreted_batch_ndims == 1 else self._event_shape.numel()
+
     def _summed_log_scale(self) -> Tensor:
         cached = self._log_scale
         if cached is None or (not cached.requires_grad and self.scale.requires_grad and torch.is_grad_enabled()):
@@ -127,12 +130,12 @@ class DiagMultivariateNormal(_DiagonalBase):
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density of ``value [..., D]``, summed over the event."""
         squares = ((value - self.loc) / self.scale).square()
-        normalizer = self._summed_log_scale() + self._event_shape.numel() * _HALF_LOG_2PI
-        return torch.add(-normalizer, sum_event(squares, self.reinterpreted_batch_ndims), alpha=-0.5)
+        normalizer = self._summed_log_scale() + self._size() * _HALF_LOG_2PI
+        return torch.sub(sum_event(squares, self.reinterpreted_batch_ndims) * -0.5, normalizer)
 
     def entropy(self) -> Tensor:
         """Differential entropy in nats, summed over the event."""
-        return self._summed_log_scale() + self._event_shape.numel() * _NORMAL_ENTROPY
+        return self._summed_log_scale() + self._size() * _NORMAL_ENTROPY
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> 'DiagMultivariateNormal':
         """The same distribution with its batch dimensions expanded to ``batch_shape``."""
@@ -382,9 +385,12 @@ class TransformedDistribution(td.TransformedDistribution):
         last = self._last
         values = last if last is not None and last[-1] is value else self._inverse(value)
         log_prob = self.base_dist.log_prob(values[0])
-        ndims = len(self._event_shape)
+        event_shape = self._event_shape
         for transform, x, y in zip(self.transforms, values, values[1:]):
-            log_prob = log_prob - sum_event(transform.log_abs_det_jacobian(x, y), ndims)
+            if isinstance(transform, AffineTransform):
+                log_prob = log_prob - transform.summed_log_det(event_shape)
+            else:
+                log_prob = log_prob - sum_event(transform.log_abs_det_jacobian(x, y), len(event_shape))
         return log_prob
 
     @property

@@ -21,11 +21,19 @@ from alfx.gin_utils import register_function
 from alfx.tensor_specs import BoundedTensorSpec, SpecError
 from alfx.utils import dist_nests
 
+_TINY = torch.finfo(torch.float32).tiny
 _SMALLEST = {dtype: torch.finfo(dtype).min for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 
 
+# Up to this many numbers an exponential one for each is cheaper than a search, whose cost is mostly calls.
+_RACE_LIMIT = 128
+
+
 def sample_categories(logits: Tensor, sample_shape: Sequence[int] = ()) -> Tensor:
-    """Draw categories by inverting the cumulative distribution.
+    """Draw categories.
+
+    Small tensors by an exponential race (the category with the smallest ``E_i / p_i``), large ones by inverting the
+    cumulative distribution; both are exact.
 
     Args:
         logits: ``[..., N]``, unnormalized log-probabilities.
@@ -34,13 +42,19 @@ def sample_categories(logits: Tensor, sample_shape: Sequence[int] = ()) -> Tenso
     Returns:
         int64 ``[*sample_shape, ...]`` without a gradient. A category of probability 0 is never drawn.
     """
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    cumulative = torch.softmax(logits.detach(), -1, dtype=dtype).cumsum(-1)
+    logits = logits.detach()
+    if logits.dtype not in (torch.float32, torch.float64):
+        logits = logits.float()
+    probs = torch.softmax(logits, -1)
     if sample_shape:
-        cumulative = cumulative.expand(*sample_shape, *cumulative.shape).contiguous()
+        probs = probs.expand(*sample_shape, *probs.shape).contiguous()
+    if probs.numel() <= _RACE_LIMIT:
+        # The tiny number only serves to make 0 / E be 0 should an E be 0.
+        return (probs / torch.empty_like(probs).exponential_().add_(_TINY)).argmax(-1)
+    cumulative = probs.cumsum(-1)
     total = cumulative.narrow(-1, cumulative.shape[-1] - 1, 1)
     # u < 1 implies u * total < total in floating point too, so the index found is in range.
-    uniform = torch.rand(total.shape, dtype=dtype, device=logits.device).mul_(total)
+    uniform = torch.rand_like(total).mul_(total)
     return torch.searchsorted(cumulative, uniform, right=True).squeeze(-1)
 
 
@@ -96,7 +110,7 @@ class Categorical(td.Categorical):
         # What was computed without gradients (by an earlier caller under no_grad) is no use to one who needs them.
         if log_probs is None or (not log_probs.requires_grad and self._param.requires_grad
                                  and torch.is_grad_enabled()):
-            log_probs = self._log_probs = F.log_softmax(self._param, -1)
+            log_probs = self._log_probs = torch.log_softmax(self._param, -1)
         return log_probs
 
     @property

@@ -11,7 +11,7 @@ import torch.distributions as td
 
 from alfx import nest
 
-_SCRATCH = frozenset(('_cached_x_y', '_cache_size', '_inv'))
+_SCRATCH = frozenset(('_cached_x_y', '_cache_size', '_inv', '_log_det'))
 
 
 class _Entry(NamedTuple):

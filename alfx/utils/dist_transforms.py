@@ -57,8 +57,35 @@ ExpTransform = get_invertible(td.ExpTransform)
 PowerTransform = get_invertible(td.PowerTransform)
 SigmoidTransform = get_invertible(td.SigmoidTransform)
 SoftmaxTransform = get_invertible(td.SoftmaxTransform)
-AffineTransform = get_invertible(td.AffineTransform)
+_Affine: Any = get_invertible(td.AffineTransform)
 ELEMENTWISE.update((ExpTransform, PowerTransform, SigmoidTransform))
+
+
+class AffineTransform(_Affine):
+    """``y = loc + scale * x``.
+
+    Args:
+        loc: offset, a number or a tensor.
+        scale: factor, likewise; not 0.
+        event_dim: number of dimensions that make up one event, see ``torch.distributions``.
+        cache_size: 1 to keep the last pair, 0 not to.
+    """
+
+    def __init__(self, loc: Tensor | float, scale: Tensor | float, event_dim: int = 0, cache_size: int = 1):
+        super().__init__(loc, scale, event_dim=event_dim, cache_size=cache_size)
+        self._log_det: tuple[torch.Size, Tensor | float] | None = None
+
+    def summed_log_det(self, event_shape: torch.Size) -> Tensor | float:
+        """``log |dy/dx|`` summed over an event, the same for every ``x``: a number, or 0-d if scale is a tensor."""
+        scale = self.scale
+        if not isinstance(scale, Tensor):
+            return event_shape.numel() * math.log(abs(scale))
+        if self._log_det is None or self._log_det[0] != event_shape or scale.requires_grad:
+            self._log_det = event_shape, scale.abs().log().expand(event_shape).sum()
+        return self._log_det[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**_without_cache(self), '_log_det': None}
 
 
 class _Elementwise(td.Transform):
@@ -93,7 +120,7 @@ class _Elementwise(td.Transform):
 class StableTanh(_Elementwise):
     """``y = tanh(x)``, with a log-determinant that is exact for any ``x``.
 
-    ``log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x))`` neither overflows nor vanishes. The inverse is only for
+    ``log(1 - tanh(x)^2) = 2 log 2 - 2 log(exp(x) + exp(-x))`` neither overflows nor vanishes. The inverse is only for
     values whose ``x`` is unknown (actions from elsewhere): it clips ``y`` to the open interval first.
     """
 
@@ -108,7 +135,7 @@ class StableTanh(_Elementwise):
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         """``log |dy/dx|``, elementwise, from ``x`` alone."""
-        return 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))
+        return torch.rsub(torch.logaddexp(x, -x), 2.0 * math.log(2.0), alpha=2)
 
 
 @configurable(module=_MODULE)
