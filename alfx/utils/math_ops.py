@@ -1,0 +1,289 @@
+"""Elementary functions: squashing and clipping, reductions, and invertible transforms of scalars.
+
+Those that run once a step can be named in conf files (``@clipped_exp``) and arrive as plain functions.
+"""
+import functools
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from alfx import nest
+from alfx.gin_utils import register_function
+from alfx.tensor_specs import NestedTensor
+
+
+@register_function
+def identity(x: Any) -> Any:
+    """``x`` itself."""
+    return x
+
+
+@register_function
+def clipped_exp(value: Tensor, clip_value_min: float = -20, clip_value_max: float = 2) -> Tensor:
+    """``exp(min(max(value, clip_value_min), clip_value_max))``, elementwise."""
+    return torch.exp(value.clamp(clip_value_min, clip_value_max))
+
+
+@register_function
+def swish(x: Tensor) -> Tensor:
+    """``x * sigmoid(x)`` (Ramachandran et al. 2017, arXiv:1710.05941), elementwise."""
+    return F.silu(x)
+
+
+def _softplus(x: Tensor, hinge_softness: float) -> Tensor:
+    return F.softplus(x, beta=1.0 / hinge_softness)
+
+
+@register_function
+def softlower(x: Tensor, low: float | Tensor, hinge_softness: float = 1.0) -> Tensor:
+    """A smooth ``max(x, low)``: ``low + h log(1 + exp((x - low) / h))``, elementwise.
+
+    Args:
+        x: any shape.
+        low: bound, a number or a tensor that broadcasts with ``x``; approached but not attained.
+        hinge_softness: ``h > 0``; the smaller, the closer to the hard bound.
+    """
+    return low + _softplus(x - low, hinge_softness)
+
+
+@register_function
+def softupper(x: Tensor, high: float | Tensor, hinge_softness: float = 1.0) -> Tensor:
+    """A smooth ``min(x, high)``: ``high - h log(1 + exp((high - x) / h))``; see :func:`softlower`."""
+    return high - _softplus(high - x, hinge_softness)
+
+
+@register_function
+def softclip_tf(x: Tensor, low: float, high: float, hinge_softness: float = 1.0) -> Tensor:
+    """The soft clip of TensorFlow Probability: a soft lower bound, then a soft upper one, rescaled to reach ``low``.
+
+    ``high - s softplus(high - low - softplus(x - low))``, ``s = (high - low) / softplus(high - low)``, with
+    ``softplus(z) = h log(1 + exp(z / h))``; elementwise.
+
+    Args:
+        x: any shape.
+        low: lower limit.
+        high: upper limit, above ``low``.
+        hinge_softness: ``h > 0``.
+    """
+    width = high - low
+    scale = width / (width + hinge_softness * math.log1p(math.exp(-width / hinge_softness)))
+    return high - scale * _softplus(width - _softplus(x - low, hinge_softness), hinge_softness)
+
+
+@register_function
+def softclip(x: Tensor, low: float, high: float, hinge_softness: float = 1.0) -> Tensor:
+    """A smooth clip, symmetric about the middle: ``low + softplus(x - low) - softplus(x - high)``, elementwise.
+
+    Args:
+        x: any shape.
+        low: lower limit.
+        high: upper limit, above ``low``.
+        hinge_softness: ``h > 0`` in ``softplus(z) = h log(1 + exp(z / h))``.
+    """
+    return low + _softplus(x - low, hinge_softness) - _softplus(x - high, hinge_softness)
+
+
+class Softsign(torch.autograd.Function):
+    """``x / (1 + |x|)``, keeping its output in place of several intermediate values; use ``Softsign.apply``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """``x / (1 + |x|)``, elementwise."""
+        y = x / (1.0 + x.abs())
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """``dy/dx = (1 - |y|)^2``."""
+        (y, ) = ctx.saved_tensors
+        return grad * (1.0 - y.abs()).square()
+
+
+class Softsign_(torch.autograd.Function):
+    """:class:`Softsign` in place; use ``Softsign_.apply``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """``x / (1 + |x|)``, elementwise, overwriting ``x``."""
+        x.div_(1.0 + x.abs())
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """``dy/dx = (1 - |y|)^2``."""
+        (y, ) = ctx.saved_tensors
+        return grad * (1.0 - y.abs()).square()
+
+
+softsign = register_function(Softsign.apply, name='softsign', module=__name__, parameters=())
+softsign_ = register_function(Softsign_.apply, name='softsign_', module=__name__, parameters=())
+
+
+# Reductions -------------------------------------------------------------------------------------------------------
+
+
+def add_ignore_empty(x: Any, y: Any) -> Any:
+    """``x + y``, where ``()`` and ``None`` stand for nothing to add."""
+    if x is None or (isinstance(x, tuple) and not x):
+        return y
+    if y is None or (isinstance(y, tuple) and not y):
+        return x
+    return x + y
+
+
+def max_n(inputs: Sequence[Tensor]) -> Tensor:
+    """Elementwise maximum of tensors of one shape."""
+    return functools.reduce(torch.maximum, inputs)
+
+
+def min_n(inputs: Sequence[Tensor]) -> Tensor:
+    """Elementwise minimum of tensors of one shape."""
+    return functools.reduce(torch.minimum, inputs)
+
+
+def add_n(inputs: Sequence[Tensor]) -> Tensor:
+    """Elementwise sum of tensors of one shape."""
+    return functools.reduce(operator.add, inputs)
+
+
+def mul_n(inputs: Sequence[Tensor]) -> Tensor:
+    """Elementwise product of tensors of one shape."""
+    return functools.reduce(operator.mul, inputs)
+
+
+def square(x: Tensor) -> Tensor:
+    """``x * x``, elementwise."""
+    return x * x
+
+
+def weighted_reduce_mean(x: Tensor, weight: Tensor, dim: int | Sequence[int] = ()) -> Tensor:
+    """``sum(x * weight) / sum(weight)``; 0 where the weights sum to 0.
+
+    Args:
+        x: values.
+        weight: non-negative, broadcasts with ``x``.
+        dim: dimensions to reduce; ``()``: all.
+    """
+    weight = weight.to(x.dtype).expand_as(x)
+    if dim == ():
+        dim = tuple(range(x.dim()))
+    total = weight.sum(dim)
+    return (x * weight).sum(dim) / torch.where(total == 0, torch.ones_like(total), total)
+
+
+def sum_to_leftmost(value: Tensor, dim: int) -> Tensor:
+    """Sum out all dimensions but the first ``dim``."""
+    return value if value.dim() <= dim else value.flatten(dim).sum(-1)
+
+
+def argmin(x: Tensor) -> Tensor:
+    """The index of the first smallest element of each row of ``x [B, n]``: int64 ``[B]``.
+
+    Unlike ``torch.argmin``, which may return any of several equal ones.
+    """
+    columns = torch.arange(x.shape[-1], device=x.device)
+    is_smallest = x == x.amin(-1, keepdim=True)
+    return torch.where(is_smallest, columns, x.shape[-1]).amin(-1)
+
+
+def shuffle(values: NestedTensor) -> NestedTensor:
+    """Permute the first dimension of all tensors of a nest in the same random order."""
+    order = torch.randperm(nest.get_nest_batch_size(values))
+    return nest.map_structure(lambda x: x[order.to(x.device)], values)
+
+
+def normalize_min_max(x: Tensor) -> Tensor:
+    """Shift and scale ``x`` so that its smallest element is 0 and its largest 1; all 0 if they are equal."""
+    low, high = torch.aminmax(x)
+    width = high - low
+    return (x - low) / torch.where(width > 0, width, torch.ones_like(width))
+
+
+def binary_neg_entropy(p: Tensor) -> Tensor:
+    """``p log p + (1 - p) log(1 - p)``, elementwise; 0 at ``p = 0`` and ``p = 1``."""
+    return torch.xlogy(p, p) + torch.special.xlog1py(1.0 - p, -p)
+
+
+# Invertible transforms of scalars -----------------------------------------------------------------------------------
+
+
+class InvertibleTransform:
+    """An odd increasing function of scalars, for predicting values of very different sizes."""
+
+    def transform(self, x: Tensor) -> Tensor:
+        """``h(x)``, elementwise."""
+        raise NotImplementedError
+
+    def inverse_transform(self, y: Tensor) -> Tensor:
+        """The ``x`` with ``h(x) = y``, elementwise."""
+        raise NotImplementedError
+
+
+class SqrtLinearTransform(InvertibleTransform):
+    """``h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x`` (Pohlen et al. 2018, arXiv:1805.11593).
+
+    Args:
+        eps: positive slope that keeps the inverse Lipschitz.
+
+    Raises:
+        ValueError: ``eps`` is not positive.
+    """
+
+    def __init__(self, eps: float = 0.001):
+        if not eps > 0:
+            raise ValueError(f'SqrtLinearTransform: eps must be positive, found {eps}')
+        self._eps = eps
+
+    def transform(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return x / (torch.sqrt(x.abs() + 1.0) + 1.0) + self._eps * x
+
+    def inverse_transform(self, y: Tensor) -> Tensor:
+        """See the class; the quadratic formula written without cancellation."""
+        c = y.abs() + (1.0 + self._eps)
+        root = 2.0 * c / (torch.sqrt(1.0 + 4.0 * self._eps * c) + 1.0)
+        return torch.sign(y) * ((root - 1.0) * (root + 1.0))
+
+
+class Sqrt1pTransform(InvertibleTransform):
+    """``h(x) = sign(x) (sqrt(|x| + 1) - 1)``."""
+
+    def transform(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return x / (torch.sqrt(x.abs() + 1.0) + 1.0)
+
+    def inverse_transform(self, y: Tensor) -> Tensor:
+        """See the class."""
+        return y * (y.abs() + 2.0)
+
+
+class Log1pTransform(InvertibleTransform):
+    """``h(x) = alpha sign(x) log(1 + |x|)``.
+
+    Args:
+        alpha: positive scale of the result.
+
+    Raises:
+        ValueError: ``alpha`` is not positive.
+    """
+
+    def __init__(self, alpha: float = 20):
+        if not alpha > 0:
+            raise ValueError(f'Log1pTransform: alpha must be positive, found {alpha}')
+        self._alpha = alpha
+
+    def transform(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return self._alpha * torch.sign(x) * torch.log1p(x.abs())
+
+    def inverse_transform(self, y: Tensor) -> Tensor:
+        """See the class."""
+        return torch.sign(y) * torch.expm1(y.abs() / self._alpha)

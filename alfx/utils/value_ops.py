@@ -1,0 +1,214 @@
+"""Returns and advantages over sequences of time steps, and importance ratios.
+
+Time runs along the first dimension. ``reward[t]`` and ``discount[t]`` belong to *arriving* at step t; ``discount`` is
+the environment's (0 at a termination, 1 at a truncation) times gamma. A LAST step has no successor: whatever stands
+after it belongs to another episode and never flows into it; its own value may still bootstrap the step before.
+"""
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx import summary
+from alfx.data_structures import StepType
+from alfx.tensor_specs import NestedTensor
+from alfx.utils import dist_utils
+
+
+def _reverse_scan(coefficient: Tensor, offset: Tensor) -> Tensor:
+    """Solve ``x[t] = offset[t] + coefficient[t] * x[t+1]`` with ``x[n-1] = offset[n-1]``.
+
+    Recursive doubling: after a round of stride s, x[t] holds the terms of 2s steps. That takes log2(n) rounds of
+    three operations where the plain loop takes n of two, and is differentiable.
+
+    Args:
+        coefficient: ``[n-1, ...]``, broadcasts with ``offset``.
+        offset: ``[n, ...]``; overwritten unless a gradient is recorded.
+
+    Returns:
+        ``[n, ...]``.
+    """
+    in_place = not (torch.is_grad_enabled() and (offset.requires_grad or coefficient.requires_grad))
+    n = offset.shape[0]
+    stride = 1
+    while stride < n:
+        carried = coefficient * offset.narrow(0, stride, n - stride)
+        if in_place:
+            offset.narrow(0, 0, n - stride).add_(carried)
+        else:
+            head, tail = offset.split((n - stride, stride))
+            offset = torch.cat((head + carried, tail))
+        left = n - 2 * stride
+        if left > 0:
+            coefficient = coefficient.narrow(0, 0, left) * coefficient.narrow(0, stride, left)
+        stride *= 2
+    return offset
+
+
+def _check(rewards: Tensor, values: Tensor, step_types: Tensor, discounts: Tensor) -> Tensor:
+    """Check the shapes; return ``discounts`` with a trailing dimension if ``rewards`` has one that it lacks."""
+    if rewards.shape[0] < 2:
+        raise ValueError(f'expected at least 2 time steps, found rewards of shape {tuple(rewards.shape)}')
+    if values.shape != rewards.shape:
+        raise ValueError(f'rewards and values differ in shape: {tuple(rewards.shape)} and {tuple(values.shape)}')
+    if step_types.shape != rewards.shape[:2]:
+        raise ValueError(f'step_types: expected shape {tuple(rewards.shape[:2])}, found {tuple(step_types.shape)}')
+    if discounts.shape != rewards.shape:
+        if discounts.shape != step_types.shape:
+            raise ValueError(f'discounts: expected shape {tuple(rewards.shape[:2])} or {tuple(rewards.shape)}, found '
+                             f'{tuple(discounts.shape)}')
+        return discounts.reshape(*discounts.shape, *[1] * (rewards.dim() - 2))
+    return discounts
+
+
+def _has_successor(step_types: Tensor, like: Tensor) -> Tensor:
+    """1 for each step but the final one that is not LAST, else 0: ``[T-1, B]`` or ``[T-1, B, 1]``."""
+    mask = (step_types[:-1] != StepType.LAST).to(like.dtype)
+    return mask if like.dim() == 2 else mask.reshape(*mask.shape, *[1] * (like.dim() - 2))
+
+
+def _batch_major(function: Any, *tensors: Tensor) -> Tensor:
+    return function(*(t.transpose(0, 1) for t in tensors)).transpose(0, 1)
+
+
+def one_step_discounted_return(rewards: Tensor, values: Tensor, step_types: Tensor, discounts: Tensor) -> Tensor:
+    """``R[t] = r[t+1] + d[t+1] V[t+1]``; for a LAST step ``R[t] = V[t]``.
+
+    Args:
+        rewards: ``[T, B]`` or ``[T, B, K]``.
+        values: V, same shape as ``rewards``.
+        step_types: ``[T, B]``.
+        discounts: d, ``[T, B]`` or the shape of ``rewards``.
+
+    Returns:
+        ``[T-1, B]`` (``[T-1, B, K]``).
+
+    Raises:
+        ValueError: the shapes disagree, or T < 2.
+    """
+    discounts = _check(rewards, values, step_types, discounts)
+    current = values[:-1]
+    target = torch.addcmul(rewards[1:], discounts[1:], values[1:])
+    return torch.where(_has_successor(step_types, values).bool(), target, current)
+
+
+def discounted_return(rewards: Tensor, values: Tensor, step_types: Tensor, discounts: Tensor,
+                      time_major: bool = True) -> Tensor:
+    """The return up to the end of the episode or the sequence, where V bootstraps it.
+
+    ``R[t] = r[t+1] + d[t+1] R[t+1]`` with ``R[T-1] = V[T-1]``; for a LAST step ``R[t] = V[t]``, so that a truncated
+    episode is bootstrapped from its true final observation (and a terminated one not, as its d is 0).
+
+    Args:
+        rewards: ``[T, B]`` or ``[T, B, K]``.
+        values: V, same shape as ``rewards``.
+        step_types: ``[T, B]``.
+        discounts: d, ``[T, B]`` or the shape of ``rewards``.
+        time_major: False if all have their first two dimensions, and get them back, as ``[B, T]``.
+
+    Returns:
+        ``[T-1, B]`` (``[T-1, B, K]``): the returns of every step but the final one.
+
+    Raises:
+        ValueError: the shapes disagree, or T < 2.
+    """
+    if not time_major:
+        return _batch_major(discounted_return, rewards, values, step_types, discounts)
+    discounts = _check(rewards, values, step_types, discounts)
+    mask = _has_successor(step_types, values)
+    offset = torch.cat((torch.where(mask.bool(), rewards[1:], values[:-1]), values[-1:]))
+    return _reverse_scan(mask * discounts[1:], offset)[:-1]
+
+
+def generalized_advantage_estimation(rewards: Tensor, values: Tensor, step_types: Tensor, discounts: Tensor,
+                                     td_lambda: float = 1.0, time_major: bool = True) -> Tensor:
+    """Generalized advantage estimates (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+
+    ::
+
+        delta[t] = r[t+1] + d[t+1] V[t+1] - V[t]
+        A[t]     = delta[t] + td_lambda d[t+1] A[t+1]
+
+    A LAST step has advantage 0 and nothing flows back through it.
+
+    Args:
+        rewards: ``[T, B]`` or ``[T, B, K]``.
+        values: V, same shape as ``rewards``.
+        step_types: ``[T, B]``.
+        discounts: d, ``[T, B]`` or the shape of ``rewards``.
+        td_lambda: in [0, 1]; 0 is the one-step error, 1 the :func:`discounted_return` minus V.
+        time_major: False if all have their first two dimensions, and get them back, as ``[B, T]``.
+
+    Returns:
+        ``[T-1, B]`` (``[T-1, B, K]``): the advantages of every step but the final one.
+
+    Raises:
+        ValueError: the shapes disagree, or T < 2.
+    """
+    if not time_major:
+        return _batch_major(lambda *x: generalized_advantage_estimation(*x, td_lambda=td_lambda), rewards, values,
+                            step_types, discounts)
+    discounts = _check(rewards, values, step_types, discounts)
+    mask = _has_successor(step_types, values)
+    discounts = discounts[1:]
+    delta = torch.addcmul(rewards[1:], discounts, values[1:]).sub_(values[:-1]).mul_(mask)
+    if delta.shape[0] == 1:
+        return delta
+    return _reverse_scan((discounts * mask)[:-1] * td_lambda, delta)
+
+
+def action_importance_ratio(action_distribution: Any, rollout_action_distribution: Any, action: NestedTensor,
+                            clipping_mode: str, scope: str, importance_ratio_clipping: float,
+                            log_prob_clipping: float, check_numerics: bool, debug_summaries: bool,
+                            rollout_log_prob: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The ratio of the probabilities of ``action`` now and when it was taken.
+
+    Args:
+        action_distribution: nest of distributions of the current policy, batch shape ``[T, B]`` or ``[B]``.
+        rollout_action_distribution: those of the policy that acted; not used if ``rollout_log_prob`` is given.
+        action: nest of actions.
+        clipping_mode: 'double_sided' for ``[1 - eps, 1 + eps]``, 'capping' for the upper bound only.
+        scope: name put before the names of the summaries.
+        importance_ratio_clipping: eps; not positive: no clipping.
+        log_prob_clipping: if positive, both log-probabilities are clipped to within this distance of 0.
+        check_numerics: whether to raise if the ratio is not finite.
+        debug_summaries: whether to write summaries.
+        rollout_log_prob: log-probability of ``action`` when it was taken, ``[T, B]`` or ``[B]``.
+
+    Returns:
+        ``(ratio, clipped ratio)``, of the batch shape; gradients flow to the current policy only.
+
+    Raises:
+        ValueError: an unknown ``clipping_mode``.
+        FloatingPointError: ``check_numerics`` and a ratio is not finite.
+    """
+    if clipping_mode not in ('double_sided', 'capping'):
+        raise ValueError(f"clipping_mode: expected 'double_sided' or 'capping', found {clipping_mode!r}")
+    if rollout_log_prob is None:
+        rollout_log_prob = dist_utils.compute_log_probability(rollout_action_distribution, action)
+    rollout_log_prob = rollout_log_prob.detach()
+    log_prob = dist_utils.compute_log_probability(action_distribution, action)
+    if log_prob_clipping > 0.0:
+        log_prob = log_prob.clamp(-log_prob_clipping, log_prob_clipping)
+        rollout_log_prob = rollout_log_prob.clamp(-log_prob_clipping, log_prob_clipping)
+    ratio = torch.exp(log_prob - rollout_log_prob)
+    if check_numerics and not bool(torch.isfinite(ratio).all()):
+        raise FloatingPointError(f'{scope}: an importance ratio is not finite; log-probabilities now {log_prob}, at '
+                                 f'rollout {rollout_log_prob}')
+    clipped = ratio
+    if importance_ratio_clipping > 0.0:
+        low = 1.0 - importance_ratio_clipping if clipping_mode == 'double_sided' else None
+        clipped = ratio.clamp(low, 1.0 + importance_ratio_clipping)
+    if debug_summaries and summary.should_record_summaries():
+        _summarize_ratio(scope, ratio, clipped, log_prob, rollout_log_prob)
+    return ratio, clipped
+
+
+def _summarize_ratio(scope: str, ratio: Tensor, clipped: Tensor, log_prob: Tensor, rollout_log_prob: Tensor) -> None:
+    prefix = f'{scope}/' if scope else ''
+    ratio = ratio.detach()
+    summary.scalar(f'{prefix}clip_fraction', (ratio != clipped.detach()).float().mean())
+    summary.scalar(f'{prefix}importance_ratio_mean', ratio.mean())
+    summary.histogram(f'{prefix}importance_ratio', ratio)
+    summary.histogram(f'{prefix}action_log_prob', log_prob.detach())
+    summary.histogram(f'{prefix}rollout_action_log_prob', rollout_log_prob)
