@@ -1,0 +1,117 @@
+"""What a conf builds, in words: specs as they flow, parameters and their optimizers, memory of the replay buffer.
+
+``python -m alfx.bin.check`` prints it. Each function takes what a trainer has built and returns lines.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from alfx import nest
+from alfx.algorithms.algorithm import Algorithm
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec, TensorSpec
+
+__all__ = ['spec_lines', 'parameter_lines', 'memory_lines', 'nested_spec_lines', 'replay_bytes']
+
+
+def spec_lines(env: Any, algorithm: Any) -> list[str]:
+    """The spec of everything that flows between environment, algorithm and loss, without ``[T, B]``.
+
+    Args:
+        env: the batched environment.
+        algorithm: the root algorithm; after its first training step the list also tells what it trains on.
+    """
+    parts = [
+        ('observation of the environment', env.observation_spec()),
+        ('observation of the algorithm', algorithm.observation_spec),
+        ('action', env.action_spec()),
+        ('reward', env.reward_spec()),
+        ('environment info', env.env_info_spec()),
+        ('rollout state', algorithm.rollout_state_spec),
+        ('rollout info', algorithm.rollout_info_spec),
+        ('stored in the replay buffer', algorithm.experience_spec),
+        ('train info', algorithm.train_info_spec),
+    ]
+    lines = [f'environments: {env.batch_size}']
+    for title, spec in parts:
+        if spec is not None:
+            lines += nested_spec_lines(title, spec)
+    return lines
+
+
+def nested_spec_lines(title: str, spec: NestedTensorSpec) -> list[str]:
+    """One line a leaf: its path, dtype, shape and bounds."""
+    leaves = nest.flatten_with_path(spec)
+    if not leaves:
+        return [f'{title}: nothing']
+    if len(leaves) == 1 and not leaves[0][0]:
+        return [f'{title}: {_describe_spec(leaves[0][1])}']
+    return [f'{title}:', *(f'  {path}: {_describe_spec(leaf)}' for path, leaf in leaves)]
+
+
+def parameter_lines(algorithm: nn.Module) -> list[str]:
+    """The tree of modules with the number of parameters, and for each parameter its optimizer."""
+    owners = _owner_names(algorithm)
+    parameters = list(algorithm.parameters())
+    total = sum(p.numel() for p in parameters)
+    trained = sum(p.numel() for p in parameters if id(p) in owners)
+    header = f'parameters: {total:,}, of which {trained:,} are trained'
+    return [header, *_module_lines('', algorithm, owners, 0, set())]
+
+
+def memory_lines(algorithm: nn.Module) -> list[str]:
+    """The memory that the replay buffers take once they are full."""
+    lines = []
+    for path, module in algorithm.named_modules():
+        buffer = module.replay_buffer if isinstance(module, Algorithm) else None
+        if buffer is not None:
+            size = replay_bytes(buffer.data_spec, buffer.num_environments, buffer.max_length)
+            where = path or type(module).__name__
+            lines.append(f'replay buffer of {where}: {size:,} bytes ({size / 2**20:.1f} MiB): {buffer.max_length:,} '
+                         f'steps of {buffer.num_environments} environments')
+    return lines or ['replay buffer: none']
+
+
+def replay_bytes(data_spec: NestedTensorSpec, num_environments: int, max_length: int) -> int:
+    """Bytes that ``max_length`` steps of ``num_environments`` environments take."""
+    step = sum(spec.numel * torch.empty((), dtype=spec.dtype).element_size() for spec in nest.flatten(data_spec))
+    return step * num_environments * max_length
+
+
+def _describe_spec(spec: Any) -> str:
+    if not isinstance(spec, TensorSpec):
+        return repr(spec)
+    text = f'{spec.dtype_str} {list(spec.shape)}'
+    if isinstance(spec, BoundedTensorSpec) and spec.minimum.size and spec.maximum.size:
+        text += f' in [{float(spec.minimum.min()):g}, {float(spec.maximum.max()):g}]'
+    return text
+
+
+def _owner_names(algorithm: Any) -> dict[int, str]:
+    """Parameter id -> what to call its optimizer; numbered where several have the same name."""
+    optimizers = algorithm.optimizers(include_ignored_attributes=True)
+    names = [getattr(optimizer, 'name', type(optimizer).__name__) for optimizer in optimizers]
+    owners = {}
+    for i, (optimizer, name) in enumerate(zip(optimizers, names)):
+        label = f'{name} ({names[:i].count(name) + 1})' if names.count(name) > 1 else name
+        owners.update((id(p), label) for group in optimizer.param_groups for p in group['params'])
+    return owners
+
+
+def _module_lines(name: str, module: nn.Module, owners: dict[int, str], depth: int, seen: set[int]) -> Iterator[str]:
+    if id(module) in seen:
+        yield f'{"  " * depth}{name}: shown above'
+        return
+    seen.add(id(module))
+    count = sum(p.numel() for p in module.parameters())
+    if count == 0 and depth > 0:
+        return
+    title = f'{name}: {type(module).__name__}' if name else type(module).__name__
+    yield f'{"  " * depth}{title}, {count:,} parameters'
+    for parameter_name, parameter in module.named_parameters(recurse=False):
+        owner = owners.get(id(parameter), 'no optimizer')
+        yield f'{"  " * (depth + 1)}{parameter_name} {list(parameter.shape)} <- {owner}'
+    for child_name, child in module.named_children():
+        yield from _module_lines(child_name, child, owners, depth + 1, seen)

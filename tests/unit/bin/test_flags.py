@@ -1,0 +1,126 @@
+"""The flags that programs share, and how a program ends."""
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from alfx import gin_utils
+from alfx.algorithms.ownership import OwnershipError
+from alfx.bin import flags as conf_flags
+from alfx.engine.update import NonFiniteLossError
+from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError
+from alfx.tensor_specs import SpecError
+
+FLAGS = flags.FLAGS
+conf_flags.define_conf_flags()
+if not FLAGS.is_parsed():
+    FLAGS(['test'])
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    with flagsaver.flagsaver(conf=None, gin_file=[], conf_param=[], gin_param=[], root_dir=None, debug=False):
+        yield
+    gin_utils.clear()
+
+
+@pytest.fixture
+def conf_file(tmp_path):
+    path = tmp_path / 'short.gin'
+    path.write_text('TrainerConfig.num_iterations = 3\n')
+    return str(path)
+
+
+def bound(name):
+    return {binding.name: binding.value for binding in gin_utils.unused_bindings()}.get(name)
+
+
+
+@pytest.mark.parametrize('flag', ['conf', 'gin_file'])
+def test_the_conf_is_loaded_with_its_overrides(conf_file, flag):
+    value = conf_file if flag == 'conf' else [conf_file]
+    with flagsaver.flagsaver(**{flag: value}, conf_param=['TrainerConfig.eval_interval=5'],
+                             gin_param=['TrainerConfig.num_iterations=7']):
+        conf_flags.conf_from_flags()
+    assert bound('num_iterations') == 7 and bound('eval_interval') == 5
+
+
+def test_defining_the_flags_twice_changes_nothing():
+    conf_flags.define_conf_flags()
+    assert FLAGS['conf'].default is None
+
+
+def test_without_a_conf_it_says_which_flag_is_missing():
+    with pytest.raises(gin_utils.ConfError, match='add --conf FILE'):
+        conf_flags.conf_from_flags()
+    with pytest.raises(gin_utils.ConfError, match='add --root_dir DIR'):
+        conf_flags.root_dir_from_flags()
+
+
+def test_two_confs_are_refused(conf_file):
+    with flagsaver.flagsaver(conf=conf_file, gin_file=[conf_file]):
+        with pytest.raises(gin_utils.ConfError, match='expected one conf file, found 2'):
+            conf_flags.conf_from_flags()
+
+
+def test_the_conf_of_a_run_folder_is_used_where_none_is_given(conf_file, tmp_path):
+    root_dir = str(tmp_path / 'run')
+    gin_utils.write_conf(root_dir, gin_utils.load(conf_file), [])
+    conf_flags.conf_from_flags(root_dir)
+    assert bound('num_iterations') == 3
+
+
+@pytest.mark.parametrize('error, code', [
+    (gin_utils.ConfError('wrong', 'do better', 'a.gin:3'), 2), (SpecError('wrong'), 2),
+    (OwnershipError('wrong'), 2), (EnvironmentLoadError('wrong'), 2), (FileNotFoundError('wrong'), 2),
+    (EnvironmentStepError(1, 'Toy', 'step()', 'wrong'), 1), (NonFiniteLossError('wrong'), 1),
+])
+def test_a_mistake_of_the_user_is_one_message_without_traceback(error, code, capsys):
+    def main(argv):
+        raise error
+
+    assert conf_flags.call(main, ['program']) == code
+    printed = capsys.readouterr()
+    assert printed.out == '' and 'wrong' in printed.err and 'Traceback' not in printed.err
+
+
+def test_a_conf_error_is_printed_with_place_and_remedy(capsys):
+    def main(argv):
+        raise gin_utils.ConfError('wrong', 'do better', 'a.gin:3')
+
+    conf_flags.call(main, ['program'])
+    assert capsys.readouterr().err == 'ConfError: a.gin:3: wrong\n  do better\n'
+
+
+def test_debug_shows_the_traceback(capsys):
+    def main(argv):
+        raise gin_utils.ConfError('wrong')
+
+    with flagsaver.flagsaver(debug=True):
+        assert conf_flags.call(main, ['program']) == 2
+    assert 'Traceback' in capsys.readouterr().err
+
+
+def test_a_fault_of_the_program_keeps_its_traceback():
+    def main(argv):
+        raise ValueError('a fault')
+
+    with pytest.raises(ValueError, match='a fault'):
+        conf_flags.call(main, ['program'])
+
+
+def test_an_argument_that_is_no_flag_is_refused(capsys):
+    assert conf_flags.call(lambda argv: 0, ['program', 'sac.gin']) == 2
+    assert "'sac.gin'" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_the_program_with_its_usual_code():
+    def main(argv):
+        raise KeyboardInterrupt
+
+    assert conf_flags.call(main, ['program']) == 130
+
+
+def test_the_exit_code_is_what_main_returns():
+    assert conf_flags.call(lambda argv: None, ['program']) == 0
+    assert conf_flags.call(lambda argv: 1, ['program']) == 1
