@@ -1,0 +1,1 @@
+"""Experience replay."""

@@ -1,0 +1,122 @@
+"""Where a replay buffer keeps its tensors: one row for each time, one column for each environment.
+
+The small leaves of a cell lie next to each other in memory, whatever their types. Reading a sampled cell of a large
+buffer is a cache miss, which costs more than the copying: so it is one for the cell and not one for each leaf.
+"""
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from alfx.tensor_specs import TensorSpec
+
+_WORD = 8  # bytes of the int64 that packed leaves are stored and copied as
+_LARGEST_PACKED = 1024  # bytes; larger leaves get a tensor of their own
+
+
+class _Layout:
+    """Where a leaf lies in a packed cell."""
+
+    def __init__(self, spec: TensorSpec, first_byte: int, cell_words: int) -> None:
+        self.dtype = spec.dtype
+        self.shape = tuple(spec.shape)
+        self.strides = tuple(math.prod(self.shape[i + 1:]) for i in range(len(self.shape)))
+        self.offset = first_byte // spec.dtype.itemsize
+        self.cell = cell_words * _WORD // spec.dtype.itemsize
+
+    def view(self, typed: Tensor, outer: tuple[int, ...]) -> Tensor:
+        """The leaf ``[*outer, *shape]`` of contiguous cells that are seen as elements of its type."""
+        cell = self.cell
+        if len(outer) == 2:
+            strides = (outer[1] * cell, cell, *self.strides)
+        else:
+            strides = (*(math.prod(outer[i + 1:]) * cell for i in range(len(outer))), *self.strides)
+        return typed.as_strided(outer + self.shape, strides, self.offset)
+
+
+class RowStore:
+    """Preallocated storage for ``[num_rows, num_columns]`` cells, each a list of tensors.
+
+    Args:
+        specs: spec of each tensor of a cell.
+        num_rows: number of rows.
+        num_columns: number of columns.
+        device: where the storage lives.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], num_rows: int, num_columns: int, device: torch.device) -> None:
+        outer = (num_rows, num_columns)
+        self._num_rows = num_rows
+        self._device = device
+        self._layouts = self._pack(specs)
+        words = max((layout.cell * layout.dtype.itemsize // _WORD for layout in self._layouts.values()), default=0)
+        self._packed = torch.empty((*outer, words), dtype=torch.int64, device=device)
+        self._packed_cells = self._packed.flatten(0, 1)
+        self._dtypes = {layout.dtype for layout in self._layouts.values()}
+        self._large = {
+            i: torch.empty((*outer, *spec.shape), dtype=spec.dtype, device=device)
+            for i, spec in enumerate(specs)
+            if i not in self._layouts
+        }
+        self._large_cells = {i: block.flatten(0, 1) for i, block in self._large.items()}
+        views = {**self._large, **self._unpack(self._packed, outer)}
+        self._views = [views[i] for i in range(len(specs))]
+
+    @staticmethod
+    def _pack(specs: Sequence[TensorSpec]) -> dict[int, _Layout]:
+        """Lay out the small leaves, those with the largest elements first, so that all are aligned."""
+
+        def size(i: int) -> int:
+            return specs[i].numel * specs[i].dtype.itemsize
+
+        small = [i for i in range(len(specs)) if size(i) <= _LARGEST_PACKED]
+        small.sort(key=lambda i: -specs[i].dtype.itemsize)
+        words = math.ceil(sum(size(i) for i in small) / _WORD)
+        layouts, first_byte = {}, 0
+        for i in small:
+            layouts[i] = _Layout(specs[i], first_byte, words)
+            first_byte += size(i)
+        return layouts
+
+    def _unpack(self, packed: Tensor, outer: tuple[int, ...]) -> dict[int, Tensor]:
+        """Views ``[*outer, *shape]`` of the leaves in contiguous cells ``[..., words]``."""
+        typed = {dtype: packed.view(dtype) for dtype in self._dtypes}
+        return {i: layout.view(typed[layout.dtype], outer) for i, layout in self._layouts.items()}
+
+    @property
+    def blocks(self) -> list[Tensor]:
+        """The tensors that everything is stored in, ``[num_rows, num_columns, ...]`` each."""
+        return [self._packed, *self._large.values()]
+
+    def field(self, leaf: int) -> Tensor:
+        """A view of one leaf, ``[num_rows * num_columns, ...]``."""
+        return self._views[leaf].flatten(0, 1)
+
+    def write_row(self, row: int, leaves: Sequence[Tensor]) -> None:
+        """Store ``leaves`` (``[num_columns, ...]`` each) as one row."""
+        torch._foreach_copy_([view[row] for view in self._views], list(leaves))
+
+    def write_rows(self, start: int, leaves: Sequence[Tensor]) -> None:
+        """Store ``leaves`` (``[n, num_columns, ...]`` each) as ``n`` rows from ``start``, going on at the first row
+        after the last; ``n`` is at most the number of rows."""
+        n = leaves[0].shape[0]
+        head = min(n, self._num_rows - start)
+        torch._foreach_copy_([view[start:start + head] for view in self._views], [leaf[:head] for leaf in leaves])
+        if head < n:
+            torch._foreach_copy_([view[:n - head] for view in self._views], [leaf[head:] for leaf in leaves])
+
+    def write_cells(self, cells: Tensor, leaves: Sequence[Tensor]) -> None:
+        """Store ``leaves`` (``[n, ...]`` each) in the cells ``row * num_columns + column`` (int64 ``[n]``)."""
+        cells = cells.to(self._device)
+        for i, leaf in enumerate(leaves):
+            self.field(i).index_copy_(0, cells, leaf.to(self._device))
+
+    def read_cells(self, cells: Tensor, outer: tuple[int, ...]) -> list[Tensor]:
+        """Copies of the cells ``row * num_columns + column`` (int64 ``[n]``), each leaf ``[*outer, ...]`` with
+        ``n`` = the product of ``outer``. The small leaves share memory with each other, not with the storage."""
+        cells = cells.to(self._device)
+        leaves = self._unpack(self._packed_cells.index_select(0, cells), outer)
+        for i, block in self._large_cells.items():
+            leaves[i] = block.index_select(0, cells).view(*outer, *block.shape[1:])
+        return [leaves[i] for i in range(len(leaves))]

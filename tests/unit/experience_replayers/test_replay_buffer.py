@@ -1,0 +1,368 @@
+"""ReplayBuffer against a list of what was stored, and its errors."""
+import io
+from collections import Counter
+
+import gin
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alfx import context, nest
+from alfx.data_structures import Experience, TimeStep
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
+from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
+from alfx.utils import dist_utils  # noqa: F401 - makes distributions nests
+
+SPEC = {
+    'value': TensorSpec((), torch.int64),
+    'small': TensorSpec((3, ), torch.float32),
+    'flag': TensorSpec((), torch.bool),
+    'byte': BoundedTensorSpec((2, 2), torch.uint8, 0, 255),
+    'large': TensorSpec((300, ), torch.float32),
+    'half': TensorSpec((1, ), torch.float16),
+    'nothing': (),
+}
+
+
+def cell(value, shape=()):
+    """A batch that can be told from any other by each of its leaves; ``value`` int64 [*shape]."""
+    value = torch.as_tensor(value)
+    return {
+        'value': value,
+        'small': value.float().unsqueeze(-1) + torch.tensor([0.0, 0.25, 0.5]),
+        'flag': value % 3 == 0,
+        'byte': (value % 251).to(torch.uint8)[..., None, None].expand(*value.shape, 2, 2),
+        'large': value.float().unsqueeze(-1).expand(*value.shape, 300),
+        'half': (value % 1000).half().unsqueeze(-1),
+        'nothing': (),
+    }
+
+
+def assert_cells(batch, values):
+    """Every leaf of ``batch`` is that of ``cell(values)``."""
+    expected = cell(torch.as_tensor(values))
+    nest.assert_same_structure(batch, expected)
+    for (path, a), e in zip(nest.flatten_with_path(batch), nest.flatten(expected)):
+        assert a.dtype == e.dtype and a.shape == e.shape, path
+        assert torch.equal(a, e), path
+
+
+class Reference:
+    """The same buffer as one list of (position, value) for each environment."""
+
+    def __init__(self, num_envs, max_length):
+        self.max_length = max_length
+        self.contents = [[] for _ in range(num_envs)]
+        self.positions = [0] * num_envs
+
+    def add(self, env, value):
+        self.contents[env] = (self.contents[env] + [(self.positions[env], value)])[-self.max_length:]
+        self.positions[env] += 1
+
+    def sequences(self, length, ignored):
+        """{(env, position): values} of all that may be sampled."""
+        found = {}
+        for env, items in enumerate(self.contents):
+            items = items[ignored:]
+            for i in range(len(items) - length + 1):
+                found[env, items[i][0]] = [value for _, value in items[i:i + length]]
+        return found
+
+
+NUM_ENVS = 3
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just('all'), st.booleans()),
+        st.tuples(st.just('some'), st.lists(st.integers(0, NUM_ENVS - 1), min_size=1, max_size=NUM_ENVS, unique=True)),
+        st.tuples(st.just('sequence'), st.integers(1, 12)),
+        st.tuples(st.just('clear'), st.one_of(st.none(), st.lists(st.integers(0, NUM_ENVS - 1), max_size=2,
+                                                                  unique=True))),
+        st.tuples(st.just('reload'), st.none()),
+    ),
+    max_size=12)
+
+
+def play(buffer, reference, history, make_buffer):
+    """Do the same to both; every stored value is different."""
+    counter = 0
+
+    def values(*shape):
+        nonlocal counter
+        count = torch.Size(shape).numel()
+        counter += count
+        return torch.arange(counter - count, counter).reshape(shape)
+
+    for operation, argument in history:
+        if operation in ('all', 'some'):
+            env_ids = list(range(NUM_ENVS)) if operation == 'all' else argument
+            new = values(len(env_ids))
+            explicit = operation == 'some' or argument
+            buffer.add_batch(cell(new), torch.tensor(env_ids) if explicit else None)
+            for env, value in zip(env_ids, new.tolist()):
+                reference.add(env, value)
+        elif operation == 'sequence':
+            new = values(argument, NUM_ENVS)
+            buffer.add_sequence(cell(new))
+            for row in new.tolist():
+                for env, value in enumerate(row):
+                    reference.add(env, value)
+        elif operation == 'clear':
+            buffer.clear(None if argument is None else torch.tensor(argument, dtype=torch.int64))
+            for env in range(NUM_ENVS) if argument is None else argument:
+                reference.contents[env] = []
+            if argument is None:
+                reference.positions = [max(reference.positions)] * NUM_ENVS
+        else:
+            state = io.BytesIO()
+            torch.save(buffer.state_dict(), state)
+            state.seek(0)
+            buffer = make_buffer()
+            buffer.load_state_dict(torch.load(state, weights_only=True))
+    return buffer
+
+
+@settings(max_examples=120)
+@given(operations, st.integers(1, 7), st.integers(0, 2), st.integers(1, 4), st.integers(1, 9), st.booleans())
+def test_any_history_reads_back_as_a_list_of_the_last_steps(history, max_length, ignored, length, batch_size,
+                                                            with_replacement):
+    ignored = min(ignored, max_length - 1)
+
+    def make_buffer():
+        return ReplayBuffer(
+            SPEC, NUM_ENVS, max_length, ignored, with_replacement=with_replacement, enable_checkpoint=True)
+
+    reference = Reference(NUM_ENVS, max_length)
+    buffer = play(make_buffer(), reference, history, make_buffer)
+
+    sizes = [len(items) for items in reference.contents]
+    assert buffer.current_size.tolist() == sizes
+    assert buffer.total_size == sum(sizes)
+    assert buffer.current_pos.tolist() == reference.positions
+    sequences = reference.sequences(length, ignored)
+    if not sequences:
+        with pytest.raises(ValueError, match='at least'):
+            buffer.get_batch(batch_size, length)
+    else:
+        batch, info = buffer.get_batch(batch_size, length)
+        keys = list(zip(info.env_ids.tolist(), info.positions.tolist()))
+        assert len(keys) == batch_size
+        assert_cells(batch, [sequences[key] for key in keys])
+        if not with_replacement:
+            assert len(set(keys)) == min(batch_size, len(sequences)) or len(sequences) < batch_size
+    for ignore in (False, True):
+        left = sizes[0] - (ignored if ignore else 0)
+        if len(set(sizes)) > 1 or left <= 0:
+            with pytest.raises(ValueError, match='gather_all'):
+                buffer.gather_all(ignore)
+        else:
+            batch, info = buffer.gather_all(ignore)
+            assert_cells(batch, [[value for _, value in items[-left:]] for items in reference.contents])
+            assert info.env_ids.tolist() == list(range(NUM_ENVS))
+            assert info.positions.tolist() == [items[-left][0] for items in reference.contents]
+    held = [(env, *item) for env, items in enumerate(reference.contents) for item in items]
+    if held:
+        env_ids, positions, values = (torch.tensor(column) for column in zip(*held))
+        assert_cells(buffer.get_field('', env_ids, positions), values)
+        first = [reference.contents[env][0][0] for env in env_ids.tolist()]
+        assert buffer.earliest_positions(env_ids).tolist() == first
+
+
+@pytest.mark.parametrize('lockstep', [True, False])
+def test_every_sequence_is_sampled_equally_often(lockstep):
+    buffer = ReplayBuffer(SPEC, 2, 6, num_earliest_frames_ignored=1)
+    buffer.add_sequence(cell(torch.arange(22).reshape(11, 2)))
+    if not lockstep:
+        buffer.clear(torch.tensor([1]))
+        for value in range(4):
+            buffer.add_batch(cell(torch.tensor([100 + value])), torch.tensor([1]))
+    # Starts in environment 0: 6 - 1 - 2 + 1 = 4; in environment 1 the same, or with 4 steps: 4 - 1 - 2 + 1 = 2.
+    count = 8 if lockstep else 6
+    counts = Counter()
+    draws = 3000
+    for _ in range(draws):
+        batch, _ = buffer.get_batch(2, 2)
+        first, second = batch['value'][:, 0].tolist()
+        assert first != second
+        counts.update((first, second))
+    assert len(counts) == count
+    expected = 2 * draws / count
+    # Five standard deviations of a binomial count.
+    assert all(abs(n - expected) < 5 * (expected * (1 - 1 / count))**0.5 for n in counts.values()), counts
+
+
+@pytest.mark.parametrize('n,k', [(5, 5), (20, 5), (21, 5), (40, 9)])
+def test_distinct_draws_are_distinct_and_in_random_order(n, k):
+    from alfx.experience_replayers.sampling import draw_distinct
+    rounds = 4000
+    counts = torch.zeros(k, n)
+    for _ in range(rounds):
+        drawn = draw_distinct(n, k)
+        assert drawn.shape == (k, ) and len(set(drawn.tolist())) == k
+        counts[torch.arange(k), drawn] += 1
+    # Each number is equally likely at each place.
+    expected = rounds / n
+    assert ((counts - expected).abs() < 5.5 * (expected * (1 - 1 / n))**0.5).all()
+
+
+def test_the_same_seed_samples_the_same():
+    buffer = ReplayBuffer(SPEC, 4, 50)
+    buffer.add_sequence(cell(torch.arange(200).reshape(50, 4)))
+    samples = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        samples.append(buffer.get_batch(16, 3)[0]['value'])
+    assert torch.equal(*samples)
+
+
+def test_what_was_read_does_not_change_when_the_buffer_does_nor_the_other_way_round():
+    buffer = ReplayBuffer(SPEC, 2, 3)
+    source = torch.arange(6).reshape(3, 2)
+    stored = nest.map_structure(torch.clone, cell(source))
+    buffer.add_sequence(stored)
+    nest.map_structure(lambda x: x.zero_(), stored)
+    batch, _ = buffer.gather_all()
+    sample, info = buffer.get_batch(4, 2)
+    before = nest.map_structure(torch.clone, sample)
+    buffer.add_sequence(cell(source + 50))
+    assert_cells(batch, source.T)
+    assert all(torch.equal(a, b) for a, b in zip(nest.flatten(before), nest.flatten(sample)))
+    batch, _ = buffer.gather_all()
+    nest.map_structure(lambda x: x.zero_(), batch)
+    assert_cells(buffer.gather_all()[0], source.T + 50)
+
+
+def test_gradients_are_not_kept():
+    buffer = ReplayBuffer(TensorSpec((2, )), 1, 4)
+    x = torch.ones(1, 2, requires_grad=True)
+    buffer.add_batch(x * 2)
+    buffer.add_sequence((x * 3).unsqueeze(0))
+    batch, _ = buffer.gather_all()
+    assert not batch.requires_grad and batch.tolist() == [[[2, 2], [3, 3]]]
+
+
+def test_distributions_and_recurrent_states_are_stored_by_their_tensors():
+    normal = torch.distributions.Normal
+
+    def experience(loc):
+        return Experience(
+            time_step=TimeStep(reward=loc.sum(-1)),
+            action=normal(loc, loc + 1, validate_args=False),
+            state=[(loc, loc + 2)])
+
+    spec = nest.map_structure(lambda x: TensorSpec(x.shape[1:], x.dtype), experience(torch.zeros(3, 2)))
+    buffer = ReplayBuffer(spec, 3, 4)
+    steps = [torch.rand(3, 2) for _ in range(6)]
+    for step in steps:
+        buffer.add_batch(experience(step))
+    batch, _ = buffer.gather_all()
+    kept = torch.stack(steps[2:], dim=1)
+    assert isinstance(batch.action, normal)
+    assert torch.equal(batch.action.loc, kept) and torch.equal(batch.action.scale, kept + 1)
+    assert torch.equal(batch.state[0][1], kept + 2)
+    assert torch.equal(buffer.get_field('time_step.reward', torch.tensor(1), torch.tensor(5)), steps[5].sum(-1)[1])
+
+
+def test_a_batch_that_does_not_match_the_spec_is_refused_with_its_path():
+    buffer = ReplayBuffer({'a': TensorSpec((2, )), 'b': TensorSpec((), torch.int64)}, 2, 4)
+    good = {'a': torch.zeros(2, 2), 'b': torch.zeros(2, dtype=torch.int64)}
+    with pytest.raises(SpecError, match=r'add_batch.*a: expected float32 \(2,\), found float32 \(3,\)'):
+        buffer.add_batch({**good, 'a': torch.zeros(2, 3)})
+    with pytest.raises(SpecError, match=r'add_batch.*b: expected int64 \(\), found float32 \(\)'):
+        buffer.add_batch({**good, 'b': torch.zeros(2)})
+    with pytest.raises(SpecError, match='structures'):
+        buffer.add_batch({'a': good['a']})
+    with pytest.raises(SpecError, match=r'a: expected the outer dimensions \(2,\), found \(1,\)'):
+        buffer.add_batch({**good, 'a': torch.zeros(1, 2)})
+    with pytest.raises(SpecError, match=r'outer dimensions \(5, 2\), found \(5, 3\)'):
+        buffer.add_sequence({'a': torch.zeros(5, 2, 2), 'b': torch.zeros(5, 3, dtype=torch.int64)})
+    with pytest.raises(SpecError, match='outer dimensions'):
+        buffer.add_batch(good, torch.tensor([0]))
+    assert buffer.total_size == 0
+
+
+@pytest.mark.parametrize('env_ids', [[0, 0], [0, 2], [-1, 0]])
+def test_environment_ids_must_be_distinct_environments(env_ids):
+    buffer = ReplayBuffer(TensorSpec(()), 2, 4)
+    with pytest.raises(ValueError, match='distinct environment ids'):
+        buffer.add_batch(torch.zeros(2), torch.tensor(env_ids))
+    with pytest.raises(ValueError, match='distinct environment ids'):
+        buffer.clear(torch.tensor(env_ids))
+
+
+def test_a_position_that_was_overwritten_is_refused():
+    buffer = ReplayBuffer(TensorSpec(()), 1, 3)
+    buffer.add_sequence(torch.arange(5.).reshape(5, 1))
+    assert buffer.get_field('', torch.tensor([0]), torch.tensor([[2], [4]])).tolist() == [[2], [4]]
+    for position in (1, 5):
+        with pytest.raises(ValueError, match='holds 2 to 4'):
+            buffer.get_field('', torch.tensor(0), torch.tensor(position))
+
+
+@pytest.mark.parametrize('argument,value', [('prioritized_sampling', True), ('recent_data_ratio', 0.5),
+                                            ('allow_multiprocess', True), ('keep_episodic_info', True),
+                                            ('record_episodic_return', True)])
+def test_what_does_not_exist_yet_is_refused_by_name(argument, value):
+    with pytest.raises(ValueError, match=rf'ReplayBuffer\.{argument}: not available'):
+        ReplayBuffer(TensorSpec(()), 1, 4, **{argument: value})
+
+
+def test_arguments_out_of_range_are_refused_by_name():
+    for argument, value in (('num_environments', 0), ('max_length', 0), ('num_earliest_frames_ignored', -1),
+                            ('num_earliest_frames_ignored', 4)):
+        with pytest.raises(ValueError, match=argument):
+            ReplayBuffer(**{'data_spec': TensorSpec(()), 'num_environments': 1, 'max_length': 4, argument: value})
+    with pytest.raises(ValueError, match='empty nest'):
+        ReplayBuffer((), 1)
+    buffer = ReplayBuffer(TensorSpec(()), 1, 4)
+    buffer.add_batch(torch.zeros(1))
+    for args in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match='expected at least 1, found 0'):
+            buffer.get_batch(*args)
+
+
+def test_contents_are_saved_only_when_asked_and_fit_only_the_same_buffer():
+    plain = ReplayBuffer(TensorSpec(()), 1, 4)
+    plain.add_batch(torch.ones(1))
+    assert plain.state_dict() == {}
+    saved = ReplayBuffer(TensorSpec(()), 1, 4, enable_checkpoint=True)
+    saved.add_batch(torch.ones(1))
+    plain.load_state_dict(saved.state_dict())
+    assert plain.total_size == 1
+    saved.load_state_dict({})
+    assert saved.total_size == 1
+    others = ((TensorSpec(()), 2, 4, 'num_environments'), (TensorSpec(()), 1, 5, 'max_length'),
+              (TensorSpec((), torch.int32), 1, 4, 'data_spec'))
+    for spec, num_envs, length, what in others:
+        other = ReplayBuffer(spec, num_envs, length, enable_checkpoint=True)
+        with pytest.raises(ValueError, match=f'another {what}'):
+            other.load_state_dict(saved.state_dict())
+
+
+def test_the_info_of_a_batch_leads_back_to_the_buffer():
+    buffer = ReplayBuffer(SPEC, 2, 8)
+    buffer.add_sequence(cell(torch.arange(40).reshape(20, 2)))
+    batch, info = buffer.get_batch(5, 3)
+    assert info.replay_buffer is buffer
+    again = buffer.get_field('small', info.env_ids.unsqueeze(-1), info.positions.unsqueeze(-1) + torch.arange(3))
+    assert torch.equal(again, batch['small'])
+
+
+def test_a_conf_file_sets_its_arguments():
+    gin.parse_config('ReplayBuffer.max_length = 17\nreplay_buffer.ReplayBuffer.with_replacement = True')
+    assert ReplayBuffer(TensorSpec(()), 1).max_length == 17
+
+
+@pytest.mark.gpu
+def test_storage_and_batches_may_live_on_different_devices():
+    with context.device('cuda'):
+        for device in ('cpu', 'cuda'):
+            buffer = ReplayBuffer(SPEC, 2, 8, device=device)
+            values = torch.arange(40).reshape(20, 2)
+            buffer.add_sequence(nest.map_structure(lambda x: x.cuda(), cell(values)))
+            buffer.add_batch(nest.map_structure(lambda x: x.cuda(), cell(torch.tensor([40, 41]))))
+            batch, info = buffer.gather_all()
+            assert {x.device.type for x in nest.flatten(batch)} == {'cuda'}
+            assert info.positions.device.type == 'cuda'
+            assert_cells(nest.map_structure(lambda x: x.cpu(), batch), torch.arange(26, 42).reshape(8, 2).T)
+            assert buffer.get_field('value', info.env_ids, info.positions).tolist() == [26, 27]
