@@ -32,7 +32,8 @@ def written():
 
 
 def test_losses_are_averaged_and_named_by_their_path(written):
-    summary_utils.summarize_loss(LossInfo(loss=torch.tensor([[1., 3.]]), extra={'actor': torch.tensor([2., 4.]), 'n': 3}))
+    extra = {'actor': torch.tensor([2., 4.]), 'n': 3, 'none': None}
+    summary_utils.summarize_loss(LossInfo(loss=torch.tensor([[1., 3.]]), extra=extra))
     assert written.scalars == {'loss': 2.0, 'loss/actor': 3.0, 'loss/n': 3.0}
 
 

@@ -1,0 +1,418 @@
+"""Checkpoints that a run can be killed in the middle of writing, and that are read without executing code.
+
+A checkpoint ``ckpt-N`` is what ``torch.save`` writes for ``{name: state_dict}``, followed by its SHA-256 in a line of
+its own (which ``torch.load`` ignores). It is written under another name, flushed to the disk and renamed, so a file
+named ``ckpt-N`` is complete or damaged by something else; the checksum tells. A damaged one is passed over with a
+warning in favour of the one before it; a file that something else than alfx wrote is refused.
+
+The state of the environments, which has to be pickled, is kept beside it as ``ckpt-N.env``. It carries the checksum of
+its checkpoint and its own, and is read by nothing but :meth:`Checkpointer.load_environment_state`.
+"""
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import pickle
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = 1
+_MARK = 'alfx_checkpoint'
+_TRAILER = b'\nalfx-sha256:'
+_TRAILER_SIZE = len(_TRAILER) + 64
+_ENV_MARK = b'alfx-env:'
+_NAME = re.compile(r'ckpt-(\d+)')
+_TEMPORARIES = 'temporary.json'
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written, or cannot be used; the message says which, why, and what to do."""
+
+
+class _Damaged(Exception):
+    """What makes a file unusable as a checkpoint although its name says that it is one."""
+
+
+def enable_checkpoint(module: nn.Module, flag: bool = True) -> None:
+    """Say whether checkpoints hold the state of ``module``; they do unless told otherwise.
+
+    What is left out keeps its value when a checkpoint is loaded.
+    """
+    module._is_checkpoint_enabled = flag
+
+
+def is_checkpoint_enabled(module: nn.Module) -> bool:
+    """Whether checkpoints hold the state of ``module``."""
+    return getattr(module, '_is_checkpoint_enabled', True)
+
+
+class Checkpointer:
+    """Saves and loads a set of modules as ``<ckpt_dir>/ckpt-<step>``.
+
+    Args:
+        ckpt_dir: the folder, made with the first checkpoint.
+        **modules: what a checkpoint holds: modules, or anything with ``state_dict()`` and ``load_state_dict()``. What
+            ``state_dict`` returns is made of dicts, lists, tuples, tensors, numbers, strings and None only.
+    """
+
+    def __init__(self, ckpt_dir: str, **modules: Any):
+        self._dir = str(ckpt_dir)
+        self._modules = modules
+
+    @property
+    def ckpt_dir(self) -> str:
+        """The folder."""
+        return self._dir
+
+    def path(self, global_step: int) -> str:
+        """The path of the checkpoint of ``global_step``, whether it exists or not."""
+        return os.path.join(self._dir, f'ckpt-{global_step}')
+
+    def steps(self) -> list[int]:
+        """The steps that there are checkpoints of, in ascending order."""
+        if not os.path.isdir(self._dir):
+            return []
+        return sorted(int(match[1]) for name in os.listdir(self._dir) if (match := _NAME.fullmatch(name)))
+
+    def has_checkpoint(self, global_step: int | str = 'latest') -> bool:
+        """Whether there is a checkpoint of ``global_step``, or any at all for ``'latest'``."""
+        return bool(self.steps()) if global_step == 'latest' else int(global_step) in self.steps()
+
+    def save(self, global_step: int, environment_state: Any = None, temporary: bool = False) -> str:
+        """Write a checkpoint; on failure the ones before it are as they were.
+
+        Args:
+            global_step: its number. A checkpoint of the same number is replaced.
+            environment_state: something picklable that goes into the file beside it; None for no such file.
+            temporary: whether ``remove_temporaries`` may remove it.
+
+        Returns:
+            Its path.
+
+        Raises:
+            CheckpointError: it cannot be written (disk full, no permission).
+        """
+        path = self.path(global_step)
+        states = {name: _state_of(module) for name, module in self._modules.items()}
+        try:
+            os.makedirs(self._dir, exist_ok=True)
+            with _temporary_file(path) as (file, commit):
+                writer = _HashingWriter(file)
+                writer.save({_MARK: _FORMAT, 'global_step': global_step, 'modules': states})
+                file.write(_TRAILER + writer.hexdigest().encode())
+                self._save_environment_state(path, writer.hexdigest(), environment_state)
+                if temporary:
+                    self._write_temporaries({*self._temporaries(), global_step})
+                elif global_step in self._temporaries():
+                    self._write_temporaries(self._temporaries() - {global_step})
+                commit()
+        except OSError as error:
+            raise CheckpointError(f'the checkpoint {path} cannot be written: {error.strerror or error}; free some '
+                                  'space or correct the permissions, older checkpoints are untouched') from error
+        return path
+
+    def load(self, global_step: int | str = 'latest', ignored_parameter_prefixes: Sequence[str] = (),
+             ignore_unexpected: bool = False) -> int:
+        """Load a checkpoint into the modules.
+
+        Args:
+            global_step: which one; ``'latest'`` is the newest that is not damaged.
+            ignored_parameter_prefixes: entries ``<module name>.<key>`` that begin with one of these keep the values
+                that they have.
+            ignore_unexpected: pass over what the checkpoint holds and the modules do not have, as when a policy is
+                played without its critics. What the modules have and the checkpoint does not hold is always an error.
+
+        Returns:
+            The step of the checkpoint.
+
+        Raises:
+            CheckpointError: there is none; it is damaged; it was not written by alfx; or it does not hold what the
+                modules need, which is then named.
+        """
+        step, path, states = self._read(global_step)
+        missing = [name for name in self._modules if name not in states]
+        if missing:
+            raise CheckpointError(f'{path} has no part {", ".join(map(repr, missing))}; it holds {", ".join(states)}')
+        for name, module in self._modules.items():
+            state = _fill_in(module, states[name], name, ignored_parameter_prefixes, ignore_unexpected)
+            try:
+                module.load_state_dict(state)
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise CheckpointError(f'{path} does not fit what is to be loaded, part {name!r}: {error}; was it '
+                                      'written by another conf?') from error
+        return step
+
+    def load_environment_state(self, global_step: int) -> Any:
+        """The environment state of a checkpoint; None if there is none, or it is not of this very checkpoint.
+
+        It is unpickled, which executes code: only for the folder of the user's own run.
+        """
+        path = self.path(global_step) + '.env'
+        try:
+            with open(self.path(global_step), 'rb') as file:
+                checksum = _trailer(file)
+            with open(path, 'rb') as file:
+                header = file.read(len(_ENV_MARK) + 128)
+                payload = file.read()
+        except FileNotFoundError:
+            return None
+        except (OSError, _Damaged) as error:
+            logger.warning('the environment state %s cannot be read: %s', path, error)
+            return None
+        if header != _ENV_MARK + checksum + _digest(payload):
+            logger.warning('the environment state %s is damaged or belongs to another checkpoint', path)
+            return None
+        return pickle.loads(payload)
+
+    def remove_temporaries(self, keep: int) -> None:
+        """Remove all but the newest ``keep`` checkpoints that were saved as temporary."""
+        temporaries = sorted(self._temporaries() & set(self.steps()))
+        old = temporaries[:-keep] if keep else temporaries
+        for step in old:
+            for path in (self.path(step), self.path(step) + '.env'):
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(path)
+        if old:
+            self._write_temporaries(set(temporaries) - set(old))
+
+    def _read(self, global_step: int | str) -> tuple[int, str, dict[str, Any]]:
+        """Step, path and states of the checkpoint asked for."""
+        if global_step != 'latest':
+            path = self.path(int(global_step))
+            if not os.path.isfile(path):
+                found = ', '.join(map(str, self.steps())) or 'none'
+                raise CheckpointError(f'there is no checkpoint {path}; steps in that folder: {found}')
+            return int(global_step), path, read_checkpoint(path)
+        for step in reversed(self.steps()):
+            try:
+                return step, self.path(step), _read_states(self.path(step))
+            except _Damaged as error:
+                logger.warning('%s is passed over, it is damaged: %s', self.path(step), error)
+        raise CheckpointError(f'there is no undamaged checkpoint in {self._dir}')
+
+    def _save_environment_state(self, path: str, checksum: str, state: Any) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path + '.env')
+        if state is None:
+            return
+        payload = pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
+        with _temporary_file(path + '.env') as (file, commit):
+            file.write(_ENV_MARK + checksum.encode() + _digest(payload) + payload)
+            commit()
+
+    def _temporaries(self) -> set[int]:
+        try:
+            with open(os.path.join(self._dir, _TEMPORARIES), encoding='utf8') as file:
+                return set(json.load(file))
+        except FileNotFoundError:
+            return set()
+        except ValueError:
+            logger.warning('%s in %s is damaged: no checkpoint is taken to be temporary', _TEMPORARIES, self._dir)
+            return set()
+
+    def _write_temporaries(self, steps: set[int]) -> None:
+        with _temporary_file(os.path.join(self._dir, _TEMPORARIES)) as (file, commit):
+            file.write(json.dumps(sorted(steps)).encode())
+            commit()
+
+
+def read_checkpoint(path: str) -> dict[str, Any]:
+    """The states ``{name: state_dict}`` that a checkpoint holds, on the CPU; nothing is executed in reading it.
+
+    Raises:
+        CheckpointError: there is no such file, it is damaged, or it was not written by alfx.
+    """
+    try:
+        return _read_states(path)
+    except FileNotFoundError as error:
+        raise CheckpointError(f'there is no checkpoint {path}') from error
+    except IsADirectoryError as error:
+        raise CheckpointError(f'{path} is a folder; name the checkpoint in it, such as {path}/ckpt-100') from error
+    except _Damaged as error:
+        raise CheckpointError(f'the checkpoint {path} is damaged: {error}') from error
+
+
+def extract_sub_state_dict_from_checkpoint(checkpoint_prefix: str, checkpoint_path: str) -> dict[str, Any]:
+    """Part of a checkpoint, to be loaded into a part of an algorithm.
+
+    Args:
+        checkpoint_prefix: path from the checkpoint to the part, ``'alg'`` for the whole algorithm,
+            ``'alg._sub.net'`` for a module of it.
+        checkpoint_path: the file, ``'.../train/algorithm/ckpt-100'``.
+
+    Returns:
+        The state dict of that part: keys without the prefix.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read, or has no such part; parts that it has are named.
+    """
+    states = read_checkpoint(os.path.expanduser(checkpoint_path))
+    name, _, rest = checkpoint_prefix.partition('.')
+    if name in states and not rest:
+        return states[name]
+    if name in states:
+        part = {key[len(rest) + 1:]: value for key, value in states[name].items() if key.startswith(rest + '.')}
+        if part:
+            return part
+    inner = {f'{n}.{key.split(".")[0]}' for n, state in states.items() for key in state if '.' in key}
+    raise CheckpointError(f'{checkpoint_path} has no part {checkpoint_prefix!r}; it has '
+                          f'{", ".join(sorted(inner | set(states)))}')
+
+
+def _read_states(path: str) -> dict[str, Any]:
+    try:
+        with open(path, 'rb') as file:
+            checksum = _trailer(file)
+            size = os.path.getsize(path) - _TRAILER_SIZE
+            if checksum != _file_digest(file, size):
+                raise _Damaged('its checksum is wrong')
+            file.seek(0)
+            content = torch.load(file, map_location='cpu', weights_only=True)
+    except _Damaged:
+        _refuse_foreign(path)
+        raise
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise CheckpointError(f'{path} cannot be read by torch {torch.__version__}: {error}') from error
+    if content[_MARK] != _FORMAT:
+        raise CheckpointError(f'{path} has format {content[_MARK]}, this version of alfx reads format {_FORMAT}')
+    return content['modules']
+
+
+def _refuse_foreign(path: str) -> None:
+    """Raise if a file without our checksum is intact, hence something else's."""
+    try:
+        content = torch.load(path, map_location='cpu', weights_only=True)
+    except pickle.UnpicklingError as error:
+        if 'unsupported' in str(error).lower():  # a sound file of classes that weights_only does not load
+            raise CheckpointError(f'{path} was not written by alfx: it holds more than weights and numbers, and to '
+                                  'read it could execute code') from error
+        return
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError):
+        return
+    if not (isinstance(content, dict) and _MARK in content):
+        raise CheckpointError(f'{path} was not written by alfx: it lacks the mark and the checksum of its checkpoints')
+
+
+def _trailer(file: Any) -> bytes:
+    """The checksum that a checkpoint ends with."""
+    size = file.seek(0, os.SEEK_END)
+    if size < _TRAILER_SIZE:
+        raise _Damaged('it is empty' if size == 0 else 'it is cut off')
+    file.seek(size - _TRAILER_SIZE)
+    trailer = file.read()
+    if not trailer.startswith(_TRAILER):
+        raise _Damaged('it is cut off')
+    return trailer[len(_TRAILER):]
+
+
+def _file_digest(file: Any, size: int) -> bytes:
+    file.seek(0)
+    digest = hashlib.sha256()
+    while size > 0 and (chunk := file.read(min(size, 1 << 20))):
+        digest.update(chunk)
+        size -= len(chunk)
+    return digest.hexdigest().encode()
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode()
+
+
+class _HashingWriter:
+    """A file for ``torch.save`` that takes the checksum of what passes, and keeps the error of a failed write, which
+    torch replaces by one that does not tell why."""
+
+    def __init__(self, file: Any):
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._error: OSError | None = None
+
+    def save(self, content: Any) -> None:
+        try:
+            torch.save(content, self)
+            self._file.flush()
+        except RuntimeError as error:
+            if self._error is None:
+                raise
+            raise self._error from error
+
+    def write(self, data: Any) -> int:
+        try:
+            written = self._file.write(data)
+        except OSError as error:
+            self._error = error
+            raise
+        self._digest.update(data)
+        return written
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
+class _TemporaryFile(NamedTuple):
+    file: Any
+    commit: Any
+
+
+@contextlib.contextmanager
+def _temporary_file(path: str) -> Iterator[_TemporaryFile]:
+    """A file under another name that ``commit()`` flushes to the disk and renames to ``path``; without it, or on an
+    error, it is removed."""
+    temporary = f'{path}.tmp{os.getpid()}'
+
+    def commit() -> None:
+        file.flush()
+        os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(os.path.dirname(path) or '.')
+
+    try:
+        with open(temporary, 'wb') as file:
+            yield _TemporaryFile(file, commit)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _state_of(module: Any) -> dict[str, Any]:
+    state = module.state_dict()
+    if isinstance(module, nn.Module):
+        left_out = _left_out(module)
+        state = {key: value for key, value in state.items() if not key.startswith(left_out)}
+    return dict(state)
+
+
+def _left_out(module: nn.Module) -> tuple[str, ...]:
+    """Key prefixes of the parts that checkpoints do not hold."""
+    return tuple(f'{name}.' for name, part in module.named_modules() if name and not is_checkpoint_enabled(part))
+
+
+def _fill_in(module: Any, state: dict[str, Any], name: str, ignored: Sequence[str], ignore_unexpected: bool) -> Any:
+    """``state`` with the module's own values where they are to be kept."""
+    if not isinstance(module, nn.Module):
+        return state
+    own = module.state_dict()
+    kept_parts = _left_out(module)
+    prefixes = tuple(prefix.removeprefix(f'{name}.') for prefix in ignored)
+    kept = {key: value for key, value in own.items() if key.startswith(kept_parts) or key.startswith(prefixes)}
+    if ignore_unexpected:
+        state = {key: value for key, value in state.items() if key in own}
+    return {**{key: value for key, value in state.items() if not key.startswith(prefixes)}, **kept}

@@ -1,0 +1,306 @@
+"""Tests of checkpoints: what is saved comes back, and damage of any kind is noticed."""
+
+import logging
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from alfx.utils.checkpoint_utils import (Checkpointer, CheckpointError, enable_checkpoint,
+                                         extract_sub_state_dict_from_checkpoint, is_checkpoint_enabled,
+                                         read_checkpoint)
+
+
+class Algorithm(nn.Module):
+    """Two networks and an optimizer that is part of the state, as in a real algorithm."""
+
+    def __init__(self, seed: int = 0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+        self.target = nn.Linear(3, 1)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.1)
+
+    def update(self):
+        self.optimizer.zero_grad()
+        self.net(torch.ones(2, 3)).sum().backward()
+        self.optimizer.step()
+
+    def get_extra_state(self):
+        return {'optimizer': self.optimizer.state_dict()}
+
+    def set_extra_state(self, state):
+        self.optimizer.load_state_dict(state['optimizer'])
+
+
+class Counter:
+    """Something that is not a module."""
+
+    def __init__(self):
+        self.value = 0
+
+    def state_dict(self):
+        return {'value': self.value}
+
+    def load_state_dict(self, state):
+        self.value = state['value']
+
+
+def saved(tmp_path, *steps: int) -> Checkpointer:
+    alg = Algorithm()
+    counter = Counter()
+    checkpointer = Checkpointer(str(tmp_path / 'ckpt'), alg=alg, counter=counter)
+    for step in steps:
+        alg.update()
+        counter.value = step
+        checkpointer.save(step)
+    return checkpointer
+
+
+def loaded(tmp_path, step='latest') -> tuple[int, Algorithm, Counter]:
+    alg, counter = Algorithm(seed=1), Counter()
+    return Checkpointer(str(tmp_path / 'ckpt'), alg=alg, counter=counter).load(step), alg, counter
+
+
+def test_everything_comes_back_and_training_goes_on_alike(tmp_path):
+    checkpointer = saved(tmp_path, 1, 2)
+    step, alg, counter = loaded(tmp_path)
+    assert (step, counter.value) == (2, 2)
+    original = checkpointer._modules['alg']
+    for algorithm in (original, alg):
+        algorithm.update()
+    for a, b in zip(original.state_dict().values(), alg.state_dict().values()):
+        if isinstance(a, torch.Tensor):
+            assert torch.equal(a, b)
+
+
+def test_any_step_can_be_loaded_and_a_missing_one_is_an_error_that_lists_the_others(tmp_path):
+    saved(tmp_path, 1, 2, 10)
+    assert loaded(tmp_path, 2)[2].value == 2
+    assert loaded(tmp_path, 'latest')[2].value == 10
+    with pytest.raises(CheckpointError, match='ckpt-3; steps in that folder: 1, 2, 10'):
+        loaded(tmp_path, 3)
+
+
+def test_a_folder_without_checkpoints_has_none(tmp_path):
+    checkpointer = Checkpointer(str(tmp_path / 'nothing'), counter=Counter())
+    assert not checkpointer.has_checkpoint() and not checkpointer.has_checkpoint(3)
+    with pytest.raises(CheckpointError, match='no undamaged checkpoint'):
+        checkpointer.load()
+    saved(tmp_path, 3)
+    checkpointer = Checkpointer(str(tmp_path / 'ckpt'), counter=Counter())
+    assert checkpointer.has_checkpoint() and checkpointer.has_checkpoint(3) and not checkpointer.has_checkpoint(4)
+
+
+def _truncate(data: bytes) -> bytes:
+    return data[:len(data) // 2]
+
+
+def _flip_a_bit(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1:]
+
+
+@pytest.mark.parametrize('damage', [_truncate, _flip_a_bit, lambda data: b'', lambda data: bytes(len(data)),
+                                    lambda data: data[:-1], lambda data: data[:40], lambda data: data + b' '])
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, caplog, damage):
+    path = saved(tmp_path, 1, 2).path(2)
+    with open(path, 'rb') as file:
+        data = damage(file.read())
+    with open(path, 'wb') as file:
+        file.write(data)
+    with caplog.at_level(logging.WARNING):
+        step, _, counter = loaded(tmp_path)
+    assert (step, counter.value) == (1, 1)
+    assert 'ckpt-2 is passed over, it is damaged' in caplog.text
+    with pytest.raises(CheckpointError, match='ckpt-2 is damaged'):
+        loaded(tmp_path, 2)
+
+
+def test_any_cut_of_a_checkpoint_is_noticed(tmp_path):
+    path = saved(tmp_path, 1, 2).path(2)
+    with open(path, 'rb') as file:
+        data = file.read()
+    rng = random.Random(0)
+    for _ in range(25):
+        with open(path, 'wb') as file:
+            file.write(data[:rng.randrange(len(data))])
+        assert loaded(tmp_path)[0] == 1
+
+
+def test_a_file_that_alfx_did_not_write_is_refused(tmp_path):
+    saved(tmp_path, 1)
+    torch.save({'alg': Algorithm().state_dict()}, tmp_path / 'ckpt' / 'ckpt-5')
+    with pytest.raises(CheckpointError, match='ckpt-5 was not written by alfx'):
+        loaded(tmp_path)
+
+
+def test_a_file_that_would_execute_code_is_refused_and_does_not(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f'touch {tmp_path}/executed', )
+
+    saved(tmp_path, 1)
+    torch.save({'alg': Evil()}, tmp_path / 'ckpt' / 'ckpt-5')
+    with pytest.raises(CheckpointError, match='ckpt-5 was not written by alfx.*execute code'):
+        loaded(tmp_path)
+    assert not (tmp_path / 'executed').exists()
+
+
+@pytest.mark.parametrize('key, name', [('_extra_state', '_extra_state'), ('target.weight', 'target.weight')])
+def test_a_missing_optimizer_or_target_network_is_an_error_that_names_it(tmp_path, key, name):
+    class Incomplete(Algorithm):
+        def state_dict(self, *args, **kwargs):
+            state = super().state_dict(*args, **kwargs)
+            del state[key]
+            return state
+
+    Checkpointer(str(tmp_path / 'ckpt'), alg=Incomplete(), counter=Counter()).save(1)
+    with pytest.raises(CheckpointError, match=f"(?s)part 'alg'.*{name}"):
+        loaded(tmp_path)
+
+
+def test_a_missing_part_is_an_error_that_names_it(tmp_path):
+    Checkpointer(str(tmp_path / 'ckpt'), alg=Algorithm()).save(1)
+    with pytest.raises(CheckpointError, match="has no part 'counter'; it holds alg"):
+        loaded(tmp_path)
+
+
+def test_unexpected_entries_are_an_error_unless_they_are_to_be_ignored(tmp_path):
+    class Larger(Algorithm):
+        def __init__(self):
+            super().__init__()
+            self.critic = nn.Linear(2, 2)
+
+    Checkpointer(str(tmp_path / 'ckpt'), alg=Larger()).save(1)
+    checkpointer = Checkpointer(str(tmp_path / 'ckpt'), alg=Algorithm(seed=1))
+    with pytest.raises(CheckpointError, match='critic.weight'):
+        checkpointer.load()
+    assert checkpointer.load(ignore_unexpected=True) == 1
+
+
+def test_ignored_prefixes_keep_their_values(tmp_path):
+    saved(tmp_path, 1)
+    alg = Algorithm(seed=1)
+    before = {key: value.clone() for key, value in alg.named_parameters()}
+    Checkpointer(str(tmp_path / 'ckpt'), alg=alg).load(ignored_parameter_prefixes=['alg.target'])
+    assert torch.equal(alg.target.weight, before['target.weight'])
+    assert not torch.equal(alg.net[0].weight, before['net.0.weight'])
+
+
+def test_a_module_can_be_left_out_of_checkpoints(tmp_path):
+    alg = Algorithm()
+    assert is_checkpoint_enabled(alg.target)
+    enable_checkpoint(alg.target, False)
+    assert not is_checkpoint_enabled(alg.target)
+    path = Checkpointer(str(tmp_path), alg=alg).save(1)
+    assert not any(key.startswith('target') for key in read_checkpoint(path)['alg'])
+    weight = alg.target.weight.clone()
+    Checkpointer(str(tmp_path), alg=alg).load()
+    assert torch.equal(alg.target.weight, weight)
+
+
+def test_part_of_a_checkpoint_can_be_taken_out_by_its_prefix(tmp_path):
+    checkpointer = saved(tmp_path, 7)
+    alg = checkpointer._modules['alg']
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    net.load_state_dict(extract_sub_state_dict_from_checkpoint('alg.net', checkpointer.path(7)))
+    assert torch.equal(net[1].weight, alg.net[1].weight)
+    assert set(extract_sub_state_dict_from_checkpoint('alg', checkpointer.path(7))) == set(alg.state_dict())
+    with pytest.raises(CheckpointError, match="no part 'alg.nat'; it has alg, alg.net, alg.target, counter"):
+        extract_sub_state_dict_from_checkpoint('alg.nat', checkpointer.path(7))
+    with pytest.raises(CheckpointError, match='no checkpoint .*ckpt-8'):
+        extract_sub_state_dict_from_checkpoint('alg', checkpointer.path(8))
+    with pytest.raises(CheckpointError, match='is a folder'):
+        extract_sub_state_dict_from_checkpoint('alg', checkpointer.ckpt_dir)
+
+
+def test_a_file_too_large_for_the_disk_leaves_the_older_checkpoints(tmp_path):
+    """The limit on the size of a file stands for a disk that is full."""
+    saved(tmp_path, 1)
+    code = f'''
+import resource, torch
+from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
+resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))
+module = torch.nn.Linear(100, 100)
+before = module.weight.clone()
+try:
+    Checkpointer({str(tmp_path / "ckpt")!r}, alg=module).save(2)
+except CheckpointError as error:
+    assert 'ckpt-2 cannot be written: File too large; free some space' in str(error), error
+    assert torch.equal(module.weight, before)
+else:
+    raise SystemExit('no error')
+'''
+    subprocess.run([sys.executable, '-c', code], check=True)
+    assert os.listdir(tmp_path / 'ckpt') == ['ckpt-1']
+    assert loaded(tmp_path)[0] == 1
+
+
+def test_a_folder_that_can_not_be_made_is_a_clear_error(tmp_path):
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(CheckpointError, match='cannot be written: Not a directory'):
+        Checkpointer(str(tmp_path / 'file' / 'ckpt'), counter=Counter()).save(1)
+
+
+def test_no_file_is_left_behind_by_a_save_that_was_interrupted(tmp_path, monkeypatch):
+    checkpointer = saved(tmp_path, 1)
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, 'fsync', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpointer.save(2, environment_state=b'x')
+    assert os.listdir(checkpointer.ckpt_dir) == ['ckpt-1']
+
+
+def test_environment_state_is_bound_to_its_checkpoint(tmp_path, caplog):
+    checkpointer = saved(tmp_path, 1)
+    checkpointer.save(2, environment_state={'steps': 5})
+    checkpointer.save(3, environment_state={'steps': 6})
+    assert checkpointer.load_environment_state(1) is None
+    assert checkpointer.load_environment_state(2) == {'steps': 5}
+    os.replace(checkpointer.path(3) + '.env', checkpointer.path(2) + '.env')
+    assert checkpointer.load_environment_state(2) is None
+    assert checkpointer.load_environment_state(3) is None
+    assert 'belongs to another checkpoint' in caplog.text
+
+
+def test_a_tampered_environment_state_is_not_unpickled(tmp_path):
+    checkpointer = saved(tmp_path, 1)
+    checkpointer.save(2, environment_state=[1, 2, 3])
+    path = checkpointer.path(2) + '.env'
+    with open(path, 'rb') as file:
+        data = file.read()
+    with open(path, 'wb') as file:
+        file.write(data[:-1] + b'x')
+    assert checkpointer.load_environment_state(2) is None
+
+
+def test_a_checkpoint_without_environment_state_removes_the_one_of_the_same_step(tmp_path):
+    checkpointer = saved(tmp_path, 1)
+    checkpointer.save(1, environment_state=1)
+    checkpointer.save(1)
+    assert os.listdir(checkpointer.ckpt_dir) == ['ckpt-1']
+
+
+def test_temporary_checkpoints_are_removed_and_the_others_stay(tmp_path):
+    checkpointer = saved(tmp_path, 1, 5)
+    for step in (2, 3, 4):
+        checkpointer.save(step, environment_state=step, temporary=True)
+    checkpointer.remove_temporaries(keep=2)
+    assert checkpointer.steps() == [1, 3, 4, 5]
+    checkpointer.save(3)  # no longer temporary
+    checkpointer.remove_temporaries(keep=0)
+    assert checkpointer.steps() == [1, 3, 5]
+    assert not os.path.exists(checkpointer.path(4) + '.env')
+
+
+def test_torch_can_read_a_checkpoint_by_itself(tmp_path):
+    path = saved(tmp_path, 4).path(4)
+    assert torch.load(path, weights_only=True)['modules']['counter'] == {'value': 4}
