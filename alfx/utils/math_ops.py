@@ -123,8 +123,8 @@ class Softsign_(torch.autograd.Function):
         return grad * (1.0 - y.abs()).square()
 
 
-softsign = register_function(Softsign.apply, name='softsign', module=__name__, parameters=())
-softsign_ = register_function(Softsign_.apply, name='softsign_', module=__name__, parameters=())
+softsign = Softsign.apply
+softsign_ = Softsign_.apply
 
 
 # Reductions -------------------------------------------------------------------------------------------------------

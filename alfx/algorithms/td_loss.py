@@ -1,0 +1,219 @@
+"""Temporal difference losses.
+
+Sutton and Barto 2018, chapters 6 and 12; Schulman et al. 2016 (arXiv:1506.02438). For quantiles: Dabney et al. 2018
+(arXiv:1710.10044). The maths is in :mod:`alfx.utils.value_ops` and :mod:`alfx.utils.losses`. A step that is LAST has
+no successor; its loss is 0.
+"""
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alfx import summary
+from alfx.data_structures import LossInfo, StepType
+from alfx.gin_utils import configurable
+from alfx.summary import summary_utils
+from alfx.tensor_specs import TensorSpec
+from alfx.utils import losses, tensor_utils, value_ops
+from alfx.utils.normalizers import AdaptiveNormalizer
+
+
+@configurable
+class TDLoss(nn.Module):
+    """The loss between values and bootstrapped returns.
+
+    With ``td_lambda = 1`` the target of a step is the return up to the end of the sequence or episode, with 0 the
+    one-step return; in between it is the lambda-return, which is the generalized advantage estimate plus the value.
+
+    Args:
+        gamma: discount of future rewards; for K-dimensional rewards also a list of K of them.
+        td_error_loss_fn: ``fn(target, value)``, elementwise.
+        td_lambda: in [0, 1].
+        normalize_target: whether to normalize targets and values by running statistics of the targets before they
+            are compared. That changes the scale of the loss; the values themselves are not normalized. The
+            statistics are kept for each reward dimension if ``gamma`` is a list, else over all.
+        debug_summaries: whether to write summaries.
+        name: name of this loss, put before those of its summaries.
+
+    Raises:
+        ValueError: ``gamma`` or ``td_lambda`` is out of [0, 1].
+    """
+
+    def __init__(self, gamma: float | Sequence[float] = 0.99,
+                 td_error_loss_fn: Callable[[Tensor, Tensor], Tensor] = losses.element_wise_squared_loss,
+                 td_lambda: float = 0.95, normalize_target: bool = False, debug_summaries: bool = False,
+                 name: str = 'TDLoss'):
+        super().__init__()
+        gammas = [gamma] if isinstance(gamma, (int, float)) else list(gamma)
+        if not gammas or not all(0.0 <= g <= 1.0 for g in gammas):
+            raise ValueError(f'{name}: gamma must be in [0, 1], found {gamma}')
+        if not 0.0 <= td_lambda <= 1.0:
+            raise ValueError(f'{name}: td_lambda must be in [0, 1], found {td_lambda}')
+        self._scalar_gamma = float(gamma) if isinstance(gamma, (int, float)) else None
+        self.register_buffer('_gamma', torch.tensor(gamma, dtype=torch.float32), persistent=False)
+        self._td_error_loss_fn = td_error_loss_fn
+        self._lambda = td_lambda
+        self._debug_summaries = debug_summaries
+        self._name = name
+        self._target_normalizer = None
+        if normalize_target:
+            self._target_normalizer = AdaptiveNormalizer(TensorSpec(self._gamma.shape), auto_update=False,
+                                                         debug_summaries=debug_summaries,
+                                                         name=f'{name}.target_normalizer')
+
+    @property
+    def gamma(self) -> Tensor:
+        """The discount: 0-d, or ``[K]`` for K-dimensional rewards with a discount each."""
+        return self._gamma
+
+    def _discount(self, info: Any) -> Tensor:
+        """Environment discount times gamma: ``[T, B]`` or ``[T, B, K]``."""
+        if self._scalar_gamma is not None:
+            return info.discount * self._scalar_gamma
+        if info.reward.dim() != 3 or info.reward.shape[-1] != self._gamma.shape[0]:
+            raise ValueError(f'{self._name}: gamma is a list of {self._gamma.shape[0]}, but the reward has shape '
+                             f'{tuple(info.reward.shape)}; expected [T, B, {self._gamma.shape[0]}]')
+        return info.discount.unsqueeze(-1) * self._gamma
+
+    def compute_td_target(self, info: Any, target_value: Tensor) -> Tensor:
+        """The targets of all steps but the final one.
+
+        Args:
+            info: record with ``reward`` (``[T, B]`` or ``[T, B, K]``), ``step_type`` and ``discount`` (``[T, B]``).
+            target_value: values to bootstrap from, shaped as the reward.
+
+        Returns:
+            ``[T-1, B]`` (``[T-1, B, K]``); for a LAST step its own value.
+        """
+        return self._target(info.reward, target_value, info.step_type, self._discount(info))
+
+    def _target(self, reward: Tensor, value: Tensor, step_type: Tensor, discount: Tensor) -> Tensor:
+        if self._lambda == 1.0:
+            return value_ops.discounted_return(reward, value, step_type, discount)
+        if self._lambda == 0.0:
+            return value_ops.one_step_discounted_return(reward, value, step_type, discount)
+        advantage = value_ops.generalized_advantage_estimation(reward, value, step_type, discount, self._lambda)
+        return advantage + value[:-1]
+
+    def forward(self, info: Any, value: Tensor, target_value: Tensor) -> LossInfo:
+        """The loss of all steps.
+
+        Args:
+            info: record with ``reward`` (``[T, B]`` or ``[T, B, K]``), ``step_type`` and ``discount`` (``[T, B]``).
+            value: values to train, shaped as the reward.
+            target_value: values to bootstrap from, likewise; may be ``value`` (no gradient goes through it).
+
+        Returns:
+            ``LossInfo`` whose ``loss`` and ``extra`` are ``[T, B]``, averaged over the reward dimensions; 0 at the
+            final step and at LAST steps.
+        """
+        target = self.compute_td_target(info, target_value.detach())
+        value = value[:-1]
+        if self._debug_summaries and summary.should_record_summaries():
+            self._summarize(info, value, target)
+        if self._target_normalizer is not None:
+            self._target_normalizer.update(target)
+            target = self._target_normalizer.normalize(target)
+            value = self._target_normalizer.normalize(value)
+        return self._reduce(self._td_error_loss_fn(target, value), info)
+
+    def _reduce(self, loss: Tensor, info: Any) -> LossInfo:
+        """``[T-1, B]`` or ``[T-1, B, K]`` -> ``[T, B]``."""
+        if loss.dim() == 3:
+            loss = loss.mean(-1)
+        loss = loss * (info.step_type[:-1] != StepType.LAST)
+        loss = tensor_utils.tensor_extend_zero(loss)
+        return LossInfo(loss=loss, extra=loss)
+
+    def _summarize(self, info: Any, value: Tensor, target: Tensor) -> None:
+        mask = info.step_type[:-1] != StepType.LAST
+        with summary.scope(self._name):
+            if value.dim() == 2:
+                self._summarize_one(value.detach(), target, mask, '')
+                return
+            for i in range(value.shape[2]):
+                self._summarize_one(value.detach()[..., i], target[..., i], mask, f'/{i}')
+
+    def _summarize_one(self, value: Tensor, target: Tensor, mask: Tensor, suffix: str) -> None:
+        explained = tensor_utils.explained_variance(value, target, mask)
+        summary.scalar(f'explained_variance_of_return_by_value{suffix}', explained)
+        summary_utils.safe_mean_hist_summary(f'values{suffix}', value, mask)
+        summary_utils.safe_mean_hist_summary(f'returns{suffix}', target, mask)
+        summary_utils.safe_mean_hist_summary(f'td_error{suffix}', target - value, mask)
+
+
+@configurable
+class TDQRLoss(TDLoss):
+    """Quantile regression between the quantiles of a value and those of its bootstrapped return.
+
+    Dabney et al. 2018 (arXiv:1710.10044), eq. 10.
+
+    Args:
+        num_quantiles: N, the number of quantiles.
+        gamma: discount of future rewards; for K-dimensional rewards also a list of K of them.
+        td_error_loss_fn: ``fn(value - target)``, elementwise.
+        td_lambda: 0 or 1; a mixture of returns has no quantiles in closed form.
+        sum_over_quantiles: whether to sum over the quantiles, or to average.
+        debug_summaries: whether to write summaries.
+        name: name of this loss, put before those of its summaries.
+
+    Raises:
+        ValueError: ``td_lambda`` is neither 0 nor 1, or ``gamma`` is out of [0, 1].
+    """
+
+    def __init__(self, num_quantiles: int = 50, gamma: float | Sequence[float] = 0.99,
+                 td_error_loss_fn: Callable[[Tensor], Tensor] = losses.huber_function, td_lambda: float = 1.0,
+                 sum_over_quantiles: bool = False, debug_summaries: bool = False, name: str = 'TDQRLoss'):
+        if td_lambda not in (0.0, 1.0):
+            raise ValueError(f'{name}: td_lambda must be 0 or 1, found {td_lambda}')
+        super().__init__(gamma=gamma, td_error_loss_fn=td_error_loss_fn, td_lambda=td_lambda,
+                         normalize_target=False, debug_summaries=debug_summaries, name=name)
+        self._num_quantiles = num_quantiles
+        self._sum_over_quantiles = sum_over_quantiles
+        fractions = (torch.arange(num_quantiles, dtype=torch.float32) + 0.5) / num_quantiles
+        self.register_buffer('_fractions', fractions, persistent=False)
+
+    def compute_td_target(self, info: Any, target_value: Tensor) -> Tensor:
+        """The quantiles of the targets of all steps but the final one.
+
+        Args:
+            info: record with ``reward`` (``[T, B]`` or ``[T, B, K]``), ``step_type`` and ``discount`` (``[T, B]``).
+            target_value: ``[T, B, N]`` or ``[T, B, K, N]``.
+
+        Returns:
+            ``[T-1, B, N]`` or ``[T-1, B, K, N]``.
+        """
+        self._check_quantiles(info, target_value, 'target_value')
+        discount = self._discount(info)
+        if discount.dim() < info.reward.dim():
+            discount = discount.unsqueeze(-1)
+        discount = discount.unsqueeze(-1).expand_as(target_value)
+        reward = info.reward.unsqueeze(-1).expand_as(target_value)
+        return self._target(reward, target_value, info.step_type, discount)
+
+    def _check_quantiles(self, info: Any, value: Tensor, what: str) -> None:
+        expected = (*info.reward.shape, self._num_quantiles)
+        if tuple(value.shape) != expected:
+            raise ValueError(f'{self._name}: {what} has shape {tuple(value.shape)}; expected {expected}, for '
+                             f'num_quantiles={self._num_quantiles}')
+
+    def forward(self, info: Any, value: Tensor, target_value: Tensor) -> LossInfo:
+        """The loss of all steps.
+
+        Args:
+            info: record with ``reward`` (``[T, B]`` or ``[T, B, K]``), ``step_type`` and ``discount`` (``[T, B]``).
+            value: quantiles to train, ``[T, B, N]`` or ``[T, B, K, N]``.
+            target_value: quantiles to bootstrap from, likewise; no gradient goes through them.
+
+        Returns:
+            ``LossInfo`` whose ``loss`` and ``extra`` are ``[T, B]``, averaged over the reward dimensions; 0 at the
+            final step and at LAST steps.
+        """
+        self._check_quantiles(info, value, 'value')
+        target = self.compute_td_target(info, target_value.detach())
+        value = value[:-1]
+        if self._debug_summaries and summary.should_record_summaries():
+            self._summarize(info, value.mean(-1), target.mean(-1))
+        loss = losses.quantile_regression_loss(value, target, self._fractions, self._td_error_loss_fn).mean(-2)
+        return self._reduce(loss.sum(-1) if self._sum_over_quantiles else loss.mean(-1), info)

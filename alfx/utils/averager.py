@@ -1,0 +1,160 @@
+"""Running averages of nests of tensors: over a window, exponential, and adaptive.
+
+The state is in buffers, hence in a checkpoint. Nothing is updated in evaluation: neither in the run mode 'eval' nor
+after ``.eval()``. The arithmetic is in :mod:`alfx.utils.running_stats`.
+"""
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from alfx import context, nest
+from alfx.gin_utils import configurable
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils.running_stats import AdaptiveStats, EMStats, RunningStats, WindowStats
+
+
+def average_outer_dims(tensor: Tensor, spec: TensorSpec) -> Tensor:
+    """The mean of ``tensor [..., *spec.shape]`` over its leading dimensions: ``[*spec.shape]``."""
+    outer = tensor.dim() - spec.ndim
+    return tensor.mean(tuple(range(outer))) if outer else tensor
+
+
+def make_stats(tensor_spec: NestedTensorSpec, make: Callable[[TensorSpec], RunningStats]) -> nn.ModuleDict:
+    """A module of statistics for each spec of a nest, named by its path."""
+    return nn.ModuleDict({_module_name(path): make(spec) for path, spec in nest.flatten_with_path(tensor_spec)})
+
+
+def _module_name(path: str) -> str:
+    # A module may not have a dot in its name, nor the name of a method of its container.
+    return '/' + path.replace('/', '//').replace('.', '/')
+
+
+class _Averager(nn.Module):
+    """Base of the averagers.
+
+    Args:
+        tensor_spec: nest of specs of what is averaged, without batch dimensions.
+        make: makes the statistics for one spec.
+        name: name of this averager.
+    """
+
+    def __init__(self, tensor_spec: NestedTensorSpec, make: Callable[[TensorSpec], RunningStats], name: str):
+        super().__init__()
+        self._name = name
+        self._structure = nest.structure(tensor_spec)
+        self._stats = make_stats(tensor_spec, make)
+        self._stats_list = list(self._stats.values())
+
+    def update(self, tensor: NestedTensor) -> None:
+        """Take in one batch, averaged over its leading dimensions; nothing in evaluation.
+
+        Args:
+            tensor: nest of ``[..., *spec.shape]``, with any number of leading dimensions.
+
+        Raises:
+            ValueError: the structure is not that of the spec.
+        """
+        if context.is_eval() or not self.training:
+            return
+        for stats, leaf in zip(self._stats_list, self._structure.flatten_up_to(tensor)):
+            stats.update_mean(leaf)
+
+    def get(self) -> NestedTensor:
+        """The average, a nest of ``[*spec.shape]``; 0 before the first update."""
+        return self._structure.unflatten([stats.mean.clone() for stats in self._stats_list])
+
+    def average(self, tensor: NestedTensor) -> NestedTensor:
+        """:meth:`update`, then :meth:`get`."""
+        self.update(tensor)
+        return self.get()
+
+    def forward(self, tensor: NestedTensor) -> NestedTensor:
+        """:meth:`average`."""
+        return self.average(tensor)
+
+
+@configurable
+class WindowAverager(_Averager):
+    """The average of the last ``window_size`` batches.
+
+    Args:
+        tensor_spec: nest of specs of what is averaged, without batch dimensions.
+        window_size: number of batches, of which each counts the same.
+        name: name of this averager.
+    """
+
+    def __init__(self, tensor_spec: NestedTensorSpec, window_size: int, name: str = 'WindowAverager'):
+        super().__init__(tensor_spec, lambda spec: WindowStats(spec, window_size), name)
+
+
+@configurable
+class ScalarWindowAverager(WindowAverager):
+    """:class:`WindowAverager` of a scalar.
+
+    Args:
+        window_size: number of batches.
+        dtype: of the scalar.
+        name: name of this averager.
+    """
+
+    def __init__(self, window_size: int, dtype: torch.dtype = torch.float32, name: str = 'ScalarWindowAverager'):
+        super().__init__(TensorSpec((), dtype), window_size, name)
+
+
+@configurable
+class EMAverager(_Averager):
+    """Exponential moving average, without the bias towards its initial value.
+
+    Args:
+        tensor_spec: nest of specs of what is averaged, without batch dimensions.
+        update_rate: weight of a new batch in (0, 1], or a scheduler of it.
+        name: name of this averager.
+    """
+
+    def __init__(self, tensor_spec: NestedTensorSpec, update_rate: float | Callable[[], float],
+                 name: str = 'EMAverager'):
+        super().__init__(tensor_spec, lambda spec: EMStats(spec, update_rate), name)
+
+
+@configurable
+class ScalarEMAverager(EMAverager):
+    """:class:`EMAverager` of a scalar.
+
+    Args:
+        update_rate: weight of a new batch in (0, 1], or a scheduler of it.
+        dtype: of the scalar.
+        name: name of this averager.
+    """
+
+    def __init__(self, update_rate: float | Callable[[], float], dtype: torch.dtype = torch.float32,
+                 name: str = 'ScalarEMAverager'):
+        super().__init__(TensorSpec((), dtype), update_rate, name)
+
+
+@configurable
+class AdaptiveAverager(_Averager):
+    """An average with the update rate ``speed / (n + speed)`` at batch n: it converges, favouring the recent.
+
+    Args:
+        tensor_spec: nest of specs of what is averaged, without batch dimensions.
+        speed: positive; 1 is the plain average of all batches.
+        name: name of this averager.
+    """
+
+    def __init__(self, tensor_spec: NestedTensorSpec, speed: float = 10.0, name: str = 'AdaptiveAverager'):
+        super().__init__(tensor_spec, lambda spec: AdaptiveStats(spec, speed), name)
+
+
+@configurable
+class ScalarAdaptiveAverager(AdaptiveAverager):
+    """:class:`AdaptiveAverager` of a scalar.
+
+    Args:
+        speed: positive; 1 is the plain average of all batches.
+        dtype: of the scalar.
+        name: name of this averager.
+    """
+
+    def __init__(self, speed: float = 10, dtype: torch.dtype = torch.float32, name: str = 'ScalarAdaptiveAverager'):
+        super().__init__(TensorSpec((), dtype), speed, name)

@@ -1,0 +1,325 @@
+"""Losses on predictions of scalars, elementwise and distributional.
+
+Step functions can be named in conf files (``TDLoss.td_error_loss_fn = @element_wise_huber_loss``, with or without
+``losses.`` before it) and arrive as plain functions.
+"""
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from alfx import summary
+from alfx.data_structures import LossInfo
+from alfx.gin_utils import configurable, register_function
+from alfx.utils.math_ops import InvertibleTransform
+
+
+@register_function
+def element_wise_huber_loss(x: Tensor, y: Tensor) -> Tensor:
+    """``0.5 d^2`` for ``|d| < 1``, else ``|d| - 0.5``, with ``d = x - y``; elementwise."""
+    return F.smooth_l1_loss(y, x, reduction='none')
+
+
+@register_function
+def element_wise_squared_loss(x: Tensor, y: Tensor) -> Tensor:
+    """``(x - y)^2``, elementwise."""
+    return F.mse_loss(y, x, reduction='none')
+
+
+@register_function
+def huber_function(x: Tensor, delta: float = 1.0) -> Tensor:
+    """``0.5 x^2`` for ``|x| < delta``, else ``delta (|x| - 0.5 delta)``; elementwise.
+
+    Args:
+        x: any shape.
+        delta: positive.
+    """
+    clipped = x.abs().clamp_max(delta)
+    return clipped * (x.abs() - 0.5 * clipped)
+
+
+def _fractions(num_quantiles: int, like: Tensor) -> Tensor:
+    """The middles of ``num_quantiles`` equal parts of [0, 1]."""
+    return (torch.arange(num_quantiles, dtype=like.dtype, device=like.device) + 0.5) / num_quantiles
+
+
+@register_function
+def multi_quantile_huber_loss(quantiles: Tensor, target: Tensor, delta: float = 0.1) -> Tensor:
+    """Loss whose minimum puts ``quantiles`` at evenly spaced quantiles of the targets.
+
+    Dabney et al. 2018 (arXiv:1710.10044), eq. 10, divided by delta so that it tends to the quantile loss as delta
+    goes to 0.
+
+    Args:
+        quantiles: ``[B, N]`` estimates at the fractions ``(i + 0.5) / N``.
+        target: ``[B]``, or ``[B, M]`` for M samples.
+        delta: half width of the quadratic part; 0 for the plain quantile loss.
+
+    Returns:
+        ``[B]``: mean over N and M.
+    """
+    target = target.unsqueeze(-1) if target.dim() == 1 else target
+    fraction = _fractions(quantiles.shape[-1], quantiles)
+    difference = target.unsqueeze(-1) - quantiles.unsqueeze(-2)  # [B, M, N]
+    weight = (fraction - (difference.detach() < 0).to(fraction.dtype)).abs()
+    size = huber_function(difference, delta) / delta if delta > 0 else difference.abs()
+    return (weight * size).mean((-2, -1))
+
+
+def quantile_regression_loss(value: Tensor, target: Tensor, fraction: Tensor,
+                             loss_fn: Callable[[Tensor], Tensor]) -> Tensor:
+    """``|fraction[i] - 1{target[j] < value[i]}| loss_fn(value[i] - target[j])`` for every pair.
+
+    Args:
+        value: ``[..., N]`` quantile estimates.
+        target: ``[..., M]`` samples or quantiles of the target; no gradient is taken through it by this function.
+        fraction: ``[N]`` or ``[..., N]`` in [0, 1], which quantile each value estimates.
+        loss_fn: elementwise, even.
+
+    Returns:
+        ``[..., M, N]``.
+    """
+    difference = value.unsqueeze(-2) - target.unsqueeze(-1)
+    weight = (fraction.unsqueeze(-2) - (difference.detach() > 0).to(value.dtype)).abs()
+    return weight * loss_fn(difference)
+
+
+@register_function
+def iqn_huber_loss(value: Tensor, target: Tensor, tau_hat: Any = (), next_delta_tau: Any = (), fixed_tau: Any = (),
+                   sum_over_quantiles: bool = True, loss_fn: Callable[[Tensor], Tensor] = huber_function) -> Tensor:
+    """Quantile regression between two sets of quantiles at given fractions (implicit quantile networks).
+
+    Dabney et al. 2018 (arXiv:1806.06923), eq. 3; with ``next_delta_tau`` the target quantiles are weighted by the
+    width of their fractions (Yang et al. 2019, arXiv:1911.02140, eq. 8).
+
+    Args:
+        value: ``[..., N]`` estimates.
+        target: ``[..., M]`` estimates of the target; treated as constant.
+        tau_hat: ``[..., N]`` fraction that each value estimates.
+        next_delta_tau: ``[..., M]`` weights of the targets, summing to 1; ``()``: equal.
+        fixed_tau: ``[N]`` fractions, used if ``tau_hat`` is ``()``. ``()`` too: ``(i + 0.5) / N``.
+        sum_over_quantiles: sum over the N values, or average.
+        loss_fn: elementwise function of ``value - target``.
+
+    Returns:
+        ``[...]``.
+    """
+    if not _given(tau_hat):
+        tau_hat = fixed_tau if _given(fixed_tau) else _fractions(value.shape[-1], value)
+    loss = quantile_regression_loss(value, target.detach(), tau_hat, loss_fn)
+    loss = (loss * next_delta_tau.unsqueeze(-1)).sum(-2) if _given(next_delta_tau) else loss.mean(-2)
+    return loss.sum(-1) if sum_over_quantiles else loss.mean(-1)
+
+
+def _given(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+# Predictions of a scalar --------------------------------------------------------------------------------------------
+
+
+class ScalarPredictionLoss:
+    """How a scalar is encoded in the outputs of a network: the loss of a prediction, and the scalar it stands for."""
+
+    def __call__(self, pred: Tensor, target: Tensor) -> Tensor:
+        """Loss of ``pred [B, ...]`` for ``target [B]``: ``[B]``."""
+        raise NotImplementedError
+
+    def calc_expectation(self, pred: Tensor) -> Tensor:
+        """The predicted scalar, ``[B]``."""
+        raise NotImplementedError
+
+    def initialize_bias(self, bias: Tensor) -> None:
+        """Set the bias of the layer that makes ``pred`` so that the first prediction is about 0; in place."""
+
+
+@configurable
+class SquareLoss(ScalarPredictionLoss):
+    """``(pred - h(target))^2`` for ``pred [B]``.
+
+    Args:
+        transform: h; ``None``: the identity.
+    """
+
+    def __init__(self, transform: InvertibleTransform | None = None):
+        self._transform = transform
+
+    def __call__(self, pred: Tensor, target: Tensor) -> Tensor:
+        """See the base class."""
+        if self._transform is not None:
+            target = self._transform.transform(target)
+        return element_wise_squared_loss(target, pred)
+
+    def calc_expectation(self, pred: Tensor) -> Tensor:
+        """See the base class."""
+        return pred if self._transform is None else self._transform.inverse_transform(pred)
+
+
+class _BinnedLoss(ScalarPredictionLoss):
+    """Base of losses that predict a distribution over N bins at the integers ``-(N-1)//2 .. N//2`` of h(target).
+
+    Args:
+        transform: h; ``None``: the identity.
+        inverse_after_mean: whether the expectation is ``h^-1(E[bin])``, or ``E[h^-1(bin)]``. The target is spread
+            over its two nearest bins so that this expectation is the target.
+    """
+
+    def __init__(self, transform: InvertibleTransform | None = None, inverse_after_mean: bool = False):
+        self._transform = transform
+        self._inverse_after_mean = inverse_after_mean
+
+    @staticmethod
+    def _bins(n: int, like: Tensor) -> Tensor:
+        return torch.arange(n, dtype=like.dtype, device=like.device) - float((n - 1) // 2)
+
+    def _points(self, n: int, like: Tensor) -> Tensor:
+        """What each bin stands for in the expectation."""
+        bins = self._bins(n, like)
+        if self._transform is None or self._inverse_after_mean:
+            return bins
+        return self._transform.inverse_transform(bins)
+
+    def _locate(self, n: int, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The bin below the target and the weight of the one above it; what is out of range is clipped."""
+        points = self._points(n, target)
+        if self._transform is not None and self._inverse_after_mean:
+            target = self._transform.transform(target)
+        target = torch.minimum(torch.maximum(target, points[0]), points[-1]).contiguous()
+        below = (torch.searchsorted(points, target, right=True) - 1).clamp(0, n - 2)
+        low, high = points[below], points[below + 1]
+        return below, (target - low) / (high - low)
+
+    def _expectation(self, probs: Tensor) -> Tensor:
+        mean = probs @ self._points(probs.shape[-1], probs)
+        if self._transform is not None and self._inverse_after_mean:
+            return self._transform.inverse_transform(mean)
+        return mean
+
+
+@configurable
+class DiscreteRegressionLoss(_BinnedLoss):
+    """Cross entropy of a categorical over bins (as MuZero, Schrittwieser et al. 2020, arXiv:1911.08265, appendix F).
+
+    ``pred [B, N]`` are logits. See ``_BinnedLoss`` for the bins and the arguments.
+    """
+
+    def __call__(self, pred: Tensor, target: Tensor) -> Tensor:
+        """See the base class."""
+        below, weight = self._locate(pred.shape[-1], target)
+        log_probs = torch.log_softmax(pred, -1)
+        pair = log_probs.gather(-1, torch.stack((below, below + 1), -1))
+        return -torch.lerp(pair[..., 0], pair[..., 1], weight)
+
+    def calc_expectation(self, pred: Tensor) -> Tensor:
+        """See the base class."""
+        return self._expectation(torch.softmax(pred, -1))
+
+    def initialize_bias(self, bias: Tensor) -> None:
+        """Make the probability of a bin fall off with its distance from 0 as ``exp(-|bin|)``."""
+        with torch.no_grad():
+            bias.copy_(-self._bins(bias.shape[0], bias).abs())
+
+
+@configurable
+class OrderedDiscreteRegressionLoss(_BinnedLoss):
+    """Binary cross entropies of "the value is at least bin k" for all bins k but the first.
+
+    ``pred [B, N]`` holds logits of those events (that of the first bin, which is certain, is ignored). The events
+    are ordered, so a prediction that is off by one bin costs little. See ``_BinnedLoss`` for the arguments.
+    """
+
+    def __call__(self, pred: Tensor, target: Tensor) -> Tensor:
+        """See the base class."""
+        n = pred.shape[-1]
+        below, weight = self._locate(n, target)
+        index = torch.arange(1, n, device=pred.device)
+        reached = (index <= below.unsqueeze(-1)).to(pred.dtype)
+        reached = torch.where(index == below.unsqueeze(-1) + 1, weight.unsqueeze(-1), reached)
+        return F.binary_cross_entropy_with_logits(pred[..., 1:], reached, reduction='none').sum(-1)
+
+    def calc_expectation(self, pred: Tensor) -> Tensor:
+        """See the base class; ``E[x] = points[0] + sum_k P(x >= k) (points[k] - points[k-1])``."""
+        points = self._points(pred.shape[-1], pred)
+        mean = points[0] + torch.sigmoid(pred[..., 1:]) @ points.diff()
+        if self._transform is not None and self._inverse_after_mean:
+            return self._transform.inverse_transform(mean)
+        return mean
+
+    def initialize_bias(self, bias: Tensor) -> None:
+        """Make bins above 0 unlikely to be reached and those up to 0 likely, more so further away."""
+        with torch.no_grad():
+            bias.copy_(0.5 - self._bins(bias.shape[0], bias))
+
+
+@configurable
+class QuantileRegressionLoss(ScalarPredictionLoss):
+    """:func:`multi_quantile_huber_loss` of quantiles ``pred [B, N]`` of h(target).
+
+    Args:
+        transform: h; ``None``: the identity.
+        inverse_after_mean: whether the expectation is ``h^-1`` of the mean quantile, or the mean of ``h^-1``.
+        delta: half width of the quadratic part of the loss.
+    """
+
+    def __init__(self, transform: InvertibleTransform | None = None, inverse_after_mean: bool = False,
+                 delta: float = 0.0):
+        self._transform = transform
+        self._inverse_after_mean = inverse_after_mean
+        self._delta = delta
+
+    def __call__(self, pred: Tensor, target: Tensor) -> Tensor:
+        """See the base class."""
+        if self._transform is not None:
+            target = self._transform.transform(target)
+        return multi_quantile_huber_loss(pred, target, self._delta)
+
+    def calc_expectation(self, pred: Tensor) -> Tensor:
+        """See the base class."""
+        if self._transform is None:
+            return pred.mean(-1)
+        if self._inverse_after_mean:
+            return self._transform.inverse_transform(pred.mean(-1))
+        return self._transform.inverse_transform(pred).mean(-1)
+
+
+@configurable
+class MeanSquaredLoss(nn.Module):
+    """``0.5`` times the squared distance, averaged over all but the batch dimensions.
+
+    Args:
+        batch_dims: number of leading dimensions that the loss keeps.
+        debug_summaries: whether to write summaries.
+        name: name of this loss, put before those of its summaries.
+    """
+
+    def __init__(self, batch_dims: int = 1, debug_summaries: bool = True, name: str = 'MSELoss'):
+        super().__init__()
+        self._batch_dims = batch_dims
+        self._debug_summaries = debug_summaries
+        self._name = name
+
+    def forward(self, pred: Tensor, target: Tensor) -> LossInfo:
+        """The loss of ``pred [B, ...]`` for ``target`` of the same shape.
+
+        Returns:
+            ``LossInfo`` with ``loss [B]``.
+
+        Raises:
+            ValueError: the shapes differ.
+        """
+        if pred.shape != target.shape:
+            raise ValueError(f'{self._name}: pred and target differ in shape: {tuple(pred.shape)} and '
+                             f'{tuple(target.shape)}')
+        squared = 0.5 * (pred - target).square()
+        loss = squared if squared.dim() == self._batch_dims else squared.flatten(self._batch_dims).mean(-1)
+        if self._debug_summaries and summary.should_record_summaries():
+            with summary.scope(self._name):
+                summary.scalar('loss', loss.detach().mean())
+                summary.scalar('explained_variance', _explained(pred.detach(), target.detach()))
+        return LossInfo(loss=loss, extra=loss)
+
+
+def _explained(pred: Tensor, target: Tensor) -> Tensor:
+    return 1.0 - (target - pred).var(correction=0) / target.var(correction=0)

@@ -1,0 +1,233 @@
+"""Normalizers: shift and scale nests of tensors by running statistics of what was seen.
+
+The statistics are in buffers, hence in a checkpoint, and are never updated in evaluation: neither in the run mode
+'eval' nor after ``.eval()``. The arithmetic is in :mod:`alfx.utils.running_stats`.
+"""
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from alfx import context, nest, summary
+from alfx.gin_utils import configurable
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils.averager import make_stats
+from alfx.utils.running_stats import AdaptiveStats, EMStats, RunningStats, WindowStats
+
+
+@configurable
+class Normalizer(nn.Module):
+    """Base of the normalizers, which differ in how they weight what was seen.
+
+    With mean m, variance v and second moment ``s = v + m^2`` of a component, x becomes
+
+    * ``(x - m) / sqrt(v + eps)`` if ``zero_mean``,
+    * ``x / sqrt(v + eps)`` if ``unit_std`` only,
+    * ``x / sqrt(s + eps)`` if neither.
+
+    Before the first update m is 0 and v is 1.
+
+    Args:
+        tensor_spec: nest of specs of what is normalized, without batch dimensions; each component has statistics
+            of its own.
+        auto_update: whether calling the normalizer updates it first.
+        zero_mean: whether to subtract the mean.
+        unit_std: whether to divide by the standard deviation where the mean is not subtracted.
+        variance_epsilon: eps.
+        debug_summaries: whether to write the statistics as summaries.
+        max_dims_to_summarize: the number of components of a spec to write.
+        name: name of this normalizer, put before those of its summaries.
+    """
+
+    def __init__(self, tensor_spec: NestedTensorSpec, auto_update: bool = True, zero_mean: bool = True,
+                 unit_std: bool = False, variance_epsilon: float = 1e-10, debug_summaries: bool = False,
+                 max_dims_to_summarize: int = 10, name: str = 'Normalizer'):
+        super().__init__()
+        self._structure = nest.structure(tensor_spec)
+        self._auto_update = auto_update
+        self._zero_mean = zero_mean
+        self._unit_std = unit_std
+        self._variance_epsilon = variance_epsilon
+        self._debug_summaries = debug_summaries
+        self._max_dims_to_summarize = max_dims_to_summarize
+        self._name = name
+        self._stats = make_stats(tensor_spec, self._make_stats)
+        self._stats_list: list[RunningStats] = list(self._stats.values())  # type: ignore[arg-type]
+
+    def _make_stats(self, spec: TensorSpec) -> RunningStats:
+        raise NotImplementedError(f'{type(self).__name__} does not say how to average; use WindowNormalizer, '
+                                  'EMNormalizer or AdaptiveNormalizer')
+
+    def update(self, tensor: NestedTensor) -> None:
+        """Take in one batch; nothing in evaluation.
+
+        Args:
+            tensor: nest of ``[..., *spec.shape]``, with any number of leading dimensions.
+
+        Raises:
+            ValueError: the structure is not that of the spec.
+        """
+        if context.is_eval() or not self.training:
+            return
+        for stats, leaf in zip(self._stats_list, self._structure.flatten_up_to(tensor)):
+            stats.update(leaf)
+        if self._debug_summaries and summary.should_record_summaries():
+            self._summarize()
+
+    def normalize(self, tensor: NestedTensor, clip_value: float = -1.0) -> NestedTensor:
+        """Normalize by the statistics as they are.
+
+        Args:
+            tensor: nest of ``[..., *spec.shape]``, with any number of leading dimensions.
+            clip_value: if positive, clip the result to ``[-clip_value, clip_value]``.
+
+        Returns:
+            nest of floating point tensors of the same shapes; gradients flow through, not to the statistics.
+
+        Raises:
+            ValueError: the structure is not that of the spec.
+        """
+        leaves = self._structure.flatten_up_to(tensor)
+        return self._structure.unflatten([self._normalize(stats, leaf, clip_value)
+                                          for stats, leaf in zip(self._stats_list, leaves)])
+
+    def _normalize(self, stats: RunningStats, tensor: Tensor, clip_value: float) -> Tensor:
+        mean, variance = stats.moments()
+        if not tensor.is_floating_point():
+            tensor = tensor.to(mean.dtype)
+        if self._zero_mean:
+            tensor = tensor - mean
+        elif not self._unit_std:
+            variance = torch.addcmul(variance, mean, mean)
+        tensor = tensor * torch.rsqrt(variance + self._variance_epsilon)
+        return tensor.clamp(-clip_value, clip_value) if clip_value > 0 else tensor
+
+    def forward(self, tensor: NestedTensor, clip_value: float = -1.0) -> NestedTensor:
+        """:meth:`update` if ``auto_update`` (and not evaluating), then :meth:`normalize`."""
+        if self._auto_update:
+            self.update(tensor)
+        return self.normalize(tensor, clip_value)
+
+    def _summarize(self) -> None:
+        with summary.scope(self._name):
+            for path, stats in self._stats.items():
+                mean, variance = (moment.reshape(-1) for moment in stats.moments())
+                path = path.rstrip('/')
+                for i in range(min(mean.shape[0], self._max_dims_to_summarize)):
+                    suffix = f'{path}/{i}' if mean.shape[0] > 1 else path
+                    summary.scalar(f'mean{suffix}', mean[i])
+                    summary.scalar(f'variance{suffix}', variance[i])
+
+
+@configurable
+class WindowNormalizer(Normalizer):
+    """Normalize by the statistics of the last ``window_size`` batches.
+
+    Args:
+        tensor_spec: nest of specs of what is normalized, without batch dimensions.
+        window_size: number of batches, of which each counts the same.
+        auto_update: see :class:`Normalizer`, as for the rest.
+        zero_mean: whether to subtract the mean.
+        unit_std: whether to divide by the standard deviation where the mean is not subtracted.
+        variance_epsilon: added to the variance.
+        debug_summaries: whether to write the statistics as summaries.
+        name: name of this normalizer.
+    """
+
+    def __init__(self, tensor_spec: NestedTensorSpec, window_size: int = 1000, auto_update: bool = True,
+                 zero_mean: bool = True, unit_std: bool = False, variance_epsilon: float = 1e-10,
+                 debug_summaries: bool = False, name: str = 'WindowNormalizer'):
+        self._window_size = window_size
+        super().__init__(tensor_spec, auto_update=auto_update, zero_mean=zero_mean, unit_std=unit_std,
+                         variance_epsilon=variance_epsilon, debug_summaries=debug_summaries, name=name)
+
+    def _make_stats(self, spec: TensorSpec) -> RunningStats:
+        return WindowStats(spec, self._window_size)
+
+
+@configurable
+class ScalarWindowNormalizer(WindowNormalizer):
+    """:class:`WindowNormalizer` of a scalar; see there for the arguments."""
+
+    def __init__(self, window_size: int = 1000, auto_update: bool = True, zero_mean: bool = True,
+                 unit_std: bool = False, variance_epsilon: float = 1e-10, debug_summaries: bool = False,
+                 name: str = 'ScalarWindowNormalizer'):
+        super().__init__(TensorSpec(()), window_size=window_size, auto_update=auto_update, zero_mean=zero_mean,
+                         unit_std=unit_std, variance_epsilon=variance_epsilon, debug_summaries=debug_summaries,
+                         name=name)
+
+
+@configurable
+class EMNormalizer(Normalizer):
+    """Normalize by exponential moving statistics (without the bias towards their initial values).
+
+    Args:
+        tensor_spec: nest of specs of what is normalized, without batch dimensions.
+        update_rate: weight of a new batch in (0, 1], or a scheduler of it.
+        auto_update: see :class:`Normalizer`, as for the rest.
+        zero_mean: whether to subtract the mean.
+        unit_std: whether to divide by the standard deviation where the mean is not subtracted.
+        variance_epsilon: added to the variance.
+        debug_summaries: whether to write the statistics as summaries.
+        name: name of this normalizer.
+    """
+
+    def __init__(self, tensor_spec: NestedTensorSpec, update_rate: float | Callable[[], float] = 0.001,
+                 auto_update: bool = True, zero_mean: bool = True, unit_std: bool = False,
+                 variance_epsilon: float = 1e-10, debug_summaries: bool = False, name: str = 'EMNormalizer'):
+        self._update_rate = update_rate
+        super().__init__(tensor_spec, auto_update=auto_update, zero_mean=zero_mean, unit_std=unit_std,
+                         variance_epsilon=variance_epsilon, debug_summaries=debug_summaries, name=name)
+
+    def _make_stats(self, spec: TensorSpec) -> RunningStats:
+        return EMStats(spec, self._update_rate)
+
+
+@configurable
+class ScalarEMNormalizer(EMNormalizer):
+    """:class:`EMNormalizer` of a scalar; see there for the arguments."""
+
+    def __init__(self, update_rate: float | Callable[[], float] = 0.001, auto_update: bool = True,
+                 variance_epsilon: float = 1e-10, zero_mean: bool = True, unit_std: bool = False,
+                 debug_summaries: bool = False, name: str = 'ScalarEMNormalizer'):
+        super().__init__(TensorSpec(()), update_rate=update_rate, auto_update=auto_update, zero_mean=zero_mean,
+                         unit_std=unit_std, variance_epsilon=variance_epsilon, debug_summaries=debug_summaries,
+                         name=name)
+
+
+@configurable
+class AdaptiveNormalizer(Normalizer):
+    """Normalize by statistics with the update rate ``speed / (n + speed)`` at batch n: they converge.
+
+    Args:
+        tensor_spec: nest of specs of what is normalized, without batch dimensions.
+        speed: positive; 1 weights all batches equally, more favours the recent.
+        auto_update: see :class:`Normalizer`, as for the rest.
+        zero_mean: whether to subtract the mean.
+        unit_std: whether to divide by the standard deviation where the mean is not subtracted.
+        variance_epsilon: added to the variance.
+        debug_summaries: whether to write the statistics as summaries.
+        name: name of this normalizer.
+    """
+
+    def __init__(self, tensor_spec: NestedTensorSpec, speed: float = 8.0, auto_update: bool = True,
+                 zero_mean: bool = True, unit_std: bool = False, variance_epsilon: float = 1e-10,
+                 debug_summaries: bool = False, name: str = 'AdaptiveNormalizer'):
+        self._speed = speed
+        super().__init__(tensor_spec, auto_update=auto_update, zero_mean=zero_mean, unit_std=unit_std,
+                         variance_epsilon=variance_epsilon, debug_summaries=debug_summaries, name=name)
+
+    def _make_stats(self, spec: TensorSpec) -> RunningStats:
+        return AdaptiveStats(spec, self._speed)
+
+
+@configurable
+class ScalarAdaptiveNormalizer(AdaptiveNormalizer):
+    """:class:`AdaptiveNormalizer` of a scalar; see there for the arguments."""
+
+    def __init__(self, speed: float = 8.0, auto_update: bool = True, zero_mean: bool = True, unit_std: bool = False,
+                 variance_epsilon: float = 1e-10, debug_summaries: bool = False,
+                 name: str = 'ScalarAdaptiveNormalizer'):
+        super().__init__(TensorSpec(()), speed=speed, auto_update=auto_update, zero_mean=zero_mean,
+                         unit_std=unit_std, variance_epsilon=variance_epsilon, debug_summaries=debug_summaries,
+                         name=name)

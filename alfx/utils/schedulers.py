@@ -1,0 +1,263 @@
+"""Numbers that change with the progress of a run: learning rates, exploration, coefficients.
+
+A scheduler is called without arguments and returns a float computed from :mod:`alfx.context`'s progress, so it has
+no state of its own: a resumed run goes on where it was. Wherever a number may be a schedule, pass what the user
+gave through :func:`as_scheduler`.
+"""
+import bisect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from alfx import context
+from alfx.context import get_all_progresses, get_progress, update_all_progresses, update_progress
+from alfx.gin_utils import configurable
+
+__all__ = ['ConstantScheduler', 'CyclicalScheduler', 'ExponentialScheduler', 'LinearScheduler', 'Scheduler',
+           'StepScheduler', 'as_scheduler', 'disallow_scheduler', 'get_all_progresses', 'get_progress',
+           'update_all_progresses', 'update_progress']
+
+_allowed: ContextVar[bool] = ContextVar('schedulers_allowed', default=True)
+
+
+@contextmanager
+def disallow_scheduler() -> Iterator[None]:
+    """Context manager within which making or calling a scheduler raises ``RuntimeError``.
+
+    For code that runs where the progress of the run is not known, in a worker process for example.
+    """
+    token = _allowed.set(False)
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def _check_allowed() -> None:
+    if not _allowed.get():
+        raise RuntimeError('schedulers cannot be used here: the progress of the run is not known in this place; '
+                           'give a number instead')
+
+
+class Scheduler:
+    """A number as a function of the progress.
+
+    Args:
+        progress_type: 'percent' (0 to 1), 'iterations', 'env_steps' or 'global_counter'.
+
+    Raises:
+        ValueError: an unknown progress type.
+    """
+
+    def __init__(self, progress_type: str):
+        _check_allowed()
+        context.get_progress(progress_type)
+        self._progress_type = progress_type
+
+    def progress(self) -> float:
+        """The progress that the number depends on."""
+        _check_allowed()
+        return context.get_progress(self._progress_type)
+
+    def __call__(self) -> float:
+        """The number now."""
+        raise NotImplementedError
+
+    def final_value(self) -> float:
+        """The number at the end of the run."""
+        raise NotImplementedError
+
+
+class ConstantScheduler:
+    """Always the same number.
+
+    Args:
+        value: the number.
+    """
+
+    def __init__(self, value: float):
+        self._value = value
+
+    def __call__(self) -> float:
+        """The number."""
+        return self._value
+
+    def final_value(self) -> float:
+        """The number."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return f'ConstantScheduler({self._value})'
+
+
+def _breakpoints(owner: str, schedule: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """The progresses and values of a schedule, checked."""
+    pairs = [tuple(pair) for pair in schedule]
+    if not pairs or any(len(pair) != 2 for pair in pairs):
+        raise ValueError(f'{owner}: schedule must be a list of (progress, value) pairs, found {schedule}')
+    progresses, values = [float(p) for p, _ in pairs], [float(v) for _, v in pairs]
+    if any(a >= b for a, b in zip(progresses, progresses[1:])):
+        raise ValueError(f'{owner}: the progresses of schedule must increase, found {progresses}')
+    return progresses, values
+
+
+@configurable
+class StepScheduler(Scheduler):
+    """A constant number in each of several stretches of the run, optionally rising linearly from 0 at first.
+
+    Args:
+        progress_type: see :class:`Scheduler`.
+        schedule: ``[(p1, v1), (p2, v2), ...]``: the number is v1 below progress p1, v2 from there to p2, and so on;
+            the last one holds for ever.
+        warm_up_period: length of the rise from 0 to the scheduled number.
+        start: progress at which the warm-up begins; until then the number is 0. It shifts nothing else.
+
+    Raises:
+        ValueError: the schedule is empty or does not increase, or ``warm_up_period`` is negative.
+    """
+
+    def __init__(self, progress_type: str, schedule: Sequence[tuple[float, float]], warm_up_period: float = 0,
+                 start: float = 0):
+        super().__init__(progress_type)
+        self._progresses, self._values = _breakpoints('StepScheduler', schedule)
+        if warm_up_period < 0:
+            raise ValueError(f'StepScheduler: warm_up_period must not be negative, found {warm_up_period}')
+        self._warm_up_period = warm_up_period
+        self._start = start
+
+    def __call__(self) -> float:
+        """The number now."""
+        progress = self.progress()
+        value = self._values[min(bisect.bisect_right(self._progresses, progress), len(self._values) - 1)]
+        elapsed = progress - self._start
+        if elapsed < 0:
+            return 0.0
+        if elapsed < self._warm_up_period:
+            return value * elapsed / self._warm_up_period
+        return value
+
+    def final_value(self) -> float:
+        """The last number of the schedule."""
+        return self._values[-1]
+
+    def __repr__(self) -> str:
+        return f'StepScheduler({self._progress_type!r}, {list(zip(self._progresses, self._values))})'
+
+
+@configurable
+class LinearScheduler(Scheduler):
+    """Linear interpolation between given points; constant before the first and after the last.
+
+    Args:
+        progress_type: see :class:`Scheduler`.
+        schedule: ``[(p1, v1), (p2, v2), ...]``: the number is v1 at progress p1, and so on.
+
+    Raises:
+        ValueError: the schedule is empty or does not increase.
+    """
+
+    def __init__(self, progress_type: str, schedule: Sequence[tuple[float, float]]):
+        super().__init__(progress_type)
+        self._progresses, self._values = _breakpoints('LinearScheduler', schedule)
+
+    def __call__(self) -> float:
+        """The number now."""
+        progress, points, values = self.progress(), self._progresses, self._values
+        after = bisect.bisect_right(points, progress)
+        if after == 0:
+            return values[0]
+        if after == len(points):
+            return values[-1]
+        before = after - 1
+        weight = (progress - points[before]) / (points[after] - points[before])
+        return values[before] + weight * (values[after] - values[before])
+
+    def final_value(self) -> float:
+        """The last number of the schedule."""
+        return self._values[-1]
+
+    def __repr__(self) -> str:
+        return f'LinearScheduler({self._progress_type!r}, {list(zip(self._progresses, self._values))})'
+
+
+@configurable
+class ExponentialScheduler(Scheduler):
+    """``initial_value * decay_rate ** (progress / decay_time)``.
+
+    Args:
+        progress_type: see :class:`Scheduler`.
+        initial_value: the number at progress 0.
+        decay_rate: positive factor for each ``decay_time``.
+        decay_time: positive progress.
+
+    Raises:
+        ValueError: ``decay_rate`` or ``decay_time`` is not positive.
+    """
+
+    def __init__(self, progress_type: str, initial_value: float, decay_rate: float, decay_time: float):
+        super().__init__(progress_type)
+        if not (decay_rate > 0 and decay_time > 0):
+            raise ValueError('ExponentialScheduler: decay_rate and decay_time must be positive, found '
+                             f'{decay_rate} and {decay_time}')
+        self._initial_value, self._decay_rate, self._decay_time = initial_value, decay_rate, decay_time
+
+    def _value_at(self, progress: float) -> float:
+        return self._initial_value * self._decay_rate**(progress / self._decay_time)
+
+    def __call__(self) -> float:
+        """The number now."""
+        return self._value_at(self.progress())
+
+    def final_value(self) -> float:
+        """The number at the end of the run, for 'percent'; else its limit, as the length is not known."""
+        if self._progress_type == 'percent' or self._decay_rate == 1.0:
+            return self._value_at(1.0)
+        return 0.0 if self._decay_rate < 1.0 else math.copysign(math.inf, self._initial_value)
+
+
+@configurable
+class CyclicalScheduler(Scheduler):
+    """Back and forth between two numbers.
+
+    Args:
+        progress_type: see :class:`Scheduler`.
+        base_lr: the number at progress 0.
+        bound_lr: the other number.
+        half_cycle_size: positive progress of half a cycle.
+        switch_mode: 'step': each number holds for half a cycle; 'linear': from ``base_lr`` to ``bound_lr`` in the
+            first half cycle and back in the second.
+
+    Raises:
+        ValueError: ``half_cycle_size`` is not positive, or ``switch_mode`` is unknown.
+    """
+
+    def __init__(self, progress_type: str, base_lr: float, bound_lr: float, half_cycle_size: float,
+                 switch_mode: str = 'step'):
+        super().__init__(progress_type)
+        if not half_cycle_size > 0:
+            raise ValueError(f'CyclicalScheduler: half_cycle_size must be positive, found {half_cycle_size}')
+        if switch_mode not in ('step', 'linear'):
+            raise ValueError(f"CyclicalScheduler: switch_mode must be 'step' or 'linear', found {switch_mode!r}")
+        self._base, self._bound = base_lr, bound_lr
+        self._half_cycle_size = half_cycle_size
+        self._switch_mode = switch_mode
+
+    def __call__(self) -> float:
+        """The number now."""
+        halves, within = divmod(self.progress(), self._half_cycle_size)
+        at_base = int(halves) % 2 == 0
+        start, end = (self._base, self._bound) if at_base else (self._bound, self._base)
+        if self._switch_mode == 'step':
+            return start
+        return start + (end - start) * within / self._half_cycle_size
+
+    def final_value(self) -> float:
+        """``bound_lr``: which of the two the run ends at depends on its length."""
+        return self._bound
+
+
+def as_scheduler(value_or_scheduler: float | Callable[[], float]) -> Any:
+    """``value_or_scheduler`` itself if it can be called, else a :class:`ConstantScheduler` of it."""
+    return value_or_scheduler if callable(value_or_scheduler) else ConstantScheduler(value_or_scheduler)

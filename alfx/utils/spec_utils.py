@@ -1,0 +1,74 @@
+"""Tensors and their specs: scaling to bounds, clipping, comparing."""
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alfx import nest, tensor_specs
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError
+
+__all__ = ['clip_to_spec', 'consistent_with_spec', 'is_same_spec', 'scale_to_spec', 'spec_means_and_magnitudes',
+           'zeros_from_spec']
+
+
+def zeros_from_spec(nested_spec: NestedTensorSpec, batch_size: int) -> NestedTensor:
+    """A nest of zeros ``[batch_size, *shape]``; see :func:`alfx.tensor_specs.zeros_from_spec`."""
+    return tensor_specs.zeros_from_spec(nested_spec, batch_size)
+
+
+def _bounds(spec: BoundedTensorSpec) -> tuple[np.ndarray, np.ndarray]:
+    if not isinstance(spec, BoundedTensorSpec):
+        raise SpecError(f'expected a bounded spec, found {spec}')
+    shape = tuple(spec.shape)
+    return np.broadcast_to(spec.minimum, shape), np.broadcast_to(spec.maximum, shape)
+
+
+def spec_means_and_magnitudes(spec: BoundedTensorSpec) -> tuple[Tensor, Tensor]:
+    """The middle and half the width of the range of each component, ``[*spec.shape]`` float32 each.
+
+    Raises:
+        SpecError: the spec has no finite bounds.
+    """
+    low, high = (bound.astype(np.float64) for bound in _bounds(spec))
+    if not (np.all(np.isfinite(low)) and np.all(np.isfinite(high))):
+        raise SpecError(f'{spec} has no finite bounds: its means and magnitudes are not defined')
+    dtype = spec.dtype if spec.is_continuous else torch.float32
+    return (torch.from_numpy(np.array(0.5 * (low + high))).to(dtype),
+            torch.from_numpy(np.array(0.5 * (high - low))).to(dtype))
+
+
+def scale_to_spec(tensor: Tensor, spec: BoundedTensorSpec) -> Tensor:
+    """Map [-1, 1] linearly to the range of the spec.
+
+    Args:
+        tensor: ``[..., *spec.shape]``.
+        spec: bounded continuous spec.
+
+    Returns:
+        same shape.
+    """
+    means, magnitudes = spec_means_and_magnitudes(spec)
+    return means.to(tensor.device) + magnitudes.to(tensor.device) * tensor
+
+
+def clip_to_spec(value: Tensor, spec: BoundedTensorSpec) -> Tensor:
+    """Clip ``value [..., *spec.shape]`` to the bounds, which may be infinite."""
+    low, high = (torch.from_numpy(np.array(bound)).to(value.device, value.dtype) for bound in _bounds(spec))
+    return torch.minimum(torch.maximum(value, low), high)
+
+
+def is_same_spec(spec1: NestedTensorSpec, spec2: NestedTensorSpec) -> bool:
+    """Whether two nests of specs have the same structure and equal specs."""
+    return nest.structure(spec1) == nest.structure(spec2) and nest.flatten(spec1) == nest.flatten(spec2)
+
+
+def consistent_with_spec(nested: NestedTensor, spec: NestedTensorSpec, from_dim: int = 0) -> bool:
+    """Whether the structure, shapes (from ``from_dim`` on) and dtypes of ``nested`` are those of ``spec``."""
+    if nest.structure(nested) != nest.structure(spec):
+        return False
+
+    def matches(tensor: Any, wanted: Any) -> bool:
+        return tuple(tensor.shape[from_dim:]) == tuple(wanted.shape) and tensor.dtype == wanted.dtype
+
+    return all(map(matches, nest.flatten(nested), nest.flatten(spec)))
