@@ -1,0 +1,252 @@
+"""Vector environments of every autoreset mode as ones with next-step autoreset.
+
+gymnasium vector environments start the next episode of a sub-environment in one of three ways (metadata
+'autoreset_mode'): the step after the last one ignores its action and returns the reset observation (NEXT_STEP,
+what a time-step sequence FIRST, MID, ..., LAST, FIRST is made of); the last step returns the reset observation and
+the final one in its infos (SAME_STEP); or the caller resets (DISABLED).
+
+Under the latter two, the step at which an environment yields FIRST must not move it, while the others move. How
+that is had depends on the environment:
+
+=========================  ==========================================================================================
+gymnasium's SyncVectorEnv  its environments are stepped one by one anyway: :class:`SerialVectorEnv` takes them over
+gymnasium's AsyncVectorEnv only the workers of the other environments are told to step (:class:`_PartialAsync`)
+can reset some (DISABLED,  it is moved and reset again (:class:`_ResetAgain`): one reset more, with the same
+ale-py's AtariVectorEnv)   distribution of episodes, but other random numbers than under NEXT_STEP
+any other SAME_STEP        its FIRST shows the observation *after* the ignored action (:class:`_DropFirstStep`): a
+                           slightly different task, whose episodes are one step shorter; a warning says so
+=========================  ==========================================================================================
+
+The first two give exactly the sequences of NEXT_STEP.
+"""
+import logging
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import iterate
+
+from alfx.environments.spaces import flatten_sample, unflatten_sample
+from alfx.environments.vector_env import SerialVectorEnv, SupervisedVectorEnv
+
+_log = logging.getLogger(__name__)
+Step = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+
+
+def autoreset_mode(vector_env: VectorEnv) -> AutoresetMode:
+    """The mode that ``vector_env`` declares; one that declares none is taken to have NEXT_STEP, as gymnasium does.
+
+    Raises:
+        ValueError: an unknown mode.
+    """
+    mode = vector_env.metadata.get('autoreset_mode')
+    if mode is None:
+        _log.warning("%s does not declare metadata['autoreset_mode']: taken to be NEXT_STEP", vector_env)
+        return AutoresetMode.NEXT_STEP
+    return AutoresetMode(mode)
+
+
+def with_next_step_autoreset(vector_env: VectorEnv) -> VectorEnv:
+    """``vector_env``, or something around it, with next-step autoreset; ``vector_env`` must not be used any more."""
+    if isinstance(vector_env, SupervisedVectorEnv):
+        return vector_env
+    if type(vector_env) is SyncVectorEnv and vector_env.observation_mode == 'same':
+        return SerialVectorEnv.adopt(vector_env)
+    mode = autoreset_mode(vector_env)
+    if mode is AutoresetMode.NEXT_STEP:
+        return vector_env
+    if type(vector_env) is AsyncVectorEnv:
+        return _PartialAsync(vector_env, mode)
+    if mode is AutoresetMode.DISABLED or can_reset_some(vector_env):
+        return _ResetAgain(vector_env, mode)
+    _log.warning('%s resets within the last step and cannot reset single environments: every episode will begin with '
+                 'the observation after an ignored action. Construct it with autoreset_mode=NEXT_STEP if it can.',
+                 vector_env)
+    return _DropFirstStep(vector_env, mode)
+
+
+def can_reset_some(vector_env: VectorEnv) -> bool:
+    """Whether ``reset(options={'reset_mask': ...})`` is known to reset only the environments in the mask."""
+    if isinstance(vector_env, NextStepAutoreset):
+        return can_reset_some(vector_env.env)
+    inner = vector_env.unwrapped
+    return (isinstance(inner, (SyncVectorEnv, AsyncVectorEnv, SupervisedVectorEnv))
+            or type(inner).__name__ == 'AtariVectorEnv' or autoreset_mode(inner) is AutoresetMode.DISABLED)
+
+
+class NextStepAutoreset(VectorWrapper):
+    """Common part: holds the reset observations of SAME_STEP back until the step in which they are due.
+
+    Args:
+        env: the vector environment.
+        mode: its autoreset mode.
+    """
+
+    def __init__(self, env: VectorEnv, mode: AutoresetMode):
+        super().__init__(env)
+        self.metadata = {**env.metadata, 'autoreset_mode': AutoresetMode.NEXT_STEP}
+        self._mode = mode
+        self._due = np.zeros(self.num_envs, bool)
+        self._held: tuple[Any, dict[str, Any]] = ((), {})
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments, or those of ``options['reset_mask']``."""
+        mask = (options or {}).get('reset_mask')
+        observation, infos = self.env.reset(seed=seed, options=options)
+        self._due = np.zeros(self.num_envs, bool) if mask is None else self._due & ~mask
+        return observation, infos
+
+    def step(self, actions: Any) -> Step:
+        """Step all environments; those whose episode ended yield their reset observation instead."""
+        due = self._due
+        if not due.any():
+            return self._after(*self.env.step(actions))
+        observation, rewards, terminated, truncated, infos = self._step_others(actions, due)
+        moving = ~due
+        rewards = np.where(due.reshape(-1, *[1] * (rewards.ndim - 1)), 0, rewards)
+        return self._after(observation, rewards, terminated & moving, truncated & moving, infos)
+
+    def _step_others(self, actions: Any, due: np.ndarray) -> Step:
+        """Step the environments that are not due; the rows of those that are hold their reset observation."""
+        raise NotImplementedError
+
+    def _after(self, observation: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
+               infos: dict[str, Any]) -> Step:
+        """Exchange the reset observations of SAME_STEP for the final ones."""
+        self._due = done = np.logical_or(terminated, truncated)
+        if self._mode is not AutoresetMode.SAME_STEP or not done.any():
+            return observation, rewards, terminated, truncated, infos
+        self._held = (self._copy(observation), infos)
+        observation = self._copy(observation)
+        rows = np.flatnonzero(done)
+        self._put(observation, rows, infos['final_obs'])
+        return observation, rewards, terminated, truncated, _with_final_infos(infos, rows)
+
+    def _copy(self, observation: Any) -> Any:
+        return copied(self, observation)
+
+    def _put(self, observation: Any, rows: np.ndarray, source: Any) -> None:
+        """Copy ``rows`` of ``source`` into ``observation``; it is batched, or an array of single observations."""
+        if isinstance(source, np.ndarray) and source.dtype == object:
+            for i in rows:
+                self._put_one(observation, i, source[i])
+            return
+        space = self.single_observation_space
+        for leaf, value in zip(flatten_sample(space, observation), flatten_sample(space, source)):
+            leaf[rows] = value[rows]
+
+    def _put_one(self, observation: Any, i: int, single: Any) -> None:
+        """Write the observation of one environment into row ``i`` of ``observation``."""
+        space = self.single_observation_space
+        for leaf, value in zip(flatten_sample(space, observation), flatten_sample(space, single)):
+            leaf[i] = value
+
+    def _with_held(self, result: Step, due: np.ndarray) -> Step:
+        """``result`` with the reset observations and infos that were held back for the environments in ``due``."""
+        observation, rewards, terminated, truncated, infos = result
+        observation = self._copy(observation)
+        self._put(observation, np.flatnonzero(due), self._held[0])
+        return observation, rewards, terminated, truncated, merged_infos(infos, self._held[1], np.flatnonzero(due))
+
+
+class _PartialAsync(NextStepAutoreset):
+    """gymnasium's AsyncVectorEnv: the workers are spoken to one by one."""
+
+    env: AsyncVectorEnv
+
+    def _step_others(self, actions: Any, due: np.ndarray) -> Step:
+        env = self.env
+        disabled = self._mode is AutoresetMode.DISABLED
+        asked = []
+        for i, (pipe, action) in enumerate(zip(env.parent_pipes, iterate(env.action_space, actions))):
+            if disabled or not due[i]:
+                pipe.send(('reset', {'seed': None, 'options': None}) if due[i] else ('step', action))
+                asked.append(i)
+        answers = [env.parent_pipes[i].recv() for i in asked]
+        env._raise_if_errors([success for _, success in answers])
+        observation = self._copy(env.observations)
+        rewards, flags = np.zeros(self.num_envs), np.zeros((2, self.num_envs), bool)
+        infos: dict[str, Any] = {}
+        for i, (answer, _) in zip(asked, answers):
+            if not env.shared_memory:
+                self._put_one(observation, i, answer[0])
+            if not due[i]:
+                rewards[i], flags[0, i], flags[1, i] = answer[1:4]
+            infos = env._add_info(infos, answer[-1], i)
+        result = observation, rewards, flags[0], flags[1], infos
+        return result if disabled else self._with_held(result, due)
+
+
+class _ResetAgain(NextStepAutoreset):
+    """Environments that can reset single ones: those that are due move with the others and are then reset."""
+
+    def _step_others(self, actions: Any, due: np.ndarray) -> Step:
+        rows = np.flatnonzero(due)
+        if self._mode is AutoresetMode.DISABLED:
+            observation, infos = self.env.reset(options={'reset_mask': due.copy()})
+            if due.all():
+                return _standstill(observation, infos)
+        elif due.all():
+            return self._with_held(_standstill(self._held[0], {}), due)
+        observation, rewards, terminated, truncated, infos = self.env.step(actions)
+        observation = self._copy(observation)
+        again, reset_infos = self.env.reset(options={'reset_mask': due.copy()})
+        self._put(observation, rows, again)
+        return observation, rewards, terminated, truncated, merged_infos(infos, reset_infos, rows)
+
+
+class _DropFirstStep(NextStepAutoreset):
+    """Any other environment with SAME_STEP: those that are due show what they see after the ignored action."""
+
+    def _step_others(self, actions: Any, due: np.ndarray) -> Step:
+        if due.all():
+            return self._with_held(_standstill(self._held[0], {}), due)
+        return self.env.step(actions)
+
+
+def copied(env: VectorEnv, observation: Any) -> Any:
+    """A copy of a batch of observations of ``env``."""
+    leaves = flatten_sample(env.single_observation_space, observation)
+    return unflatten_sample(env.single_observation_space, [np.array(leaf) for leaf in leaves])
+
+
+def with_rows(env: VectorEnv, observation: Any, rows: np.ndarray, source: Any) -> Any:
+    """A copy of a batch of observations of ``env`` with ``rows`` taken from another batch."""
+    result = copied(env, observation)
+    for leaf, value in zip(flatten_sample(env.single_observation_space, result),
+                           flatten_sample(env.single_observation_space, source)):
+        leaf[rows] = value[rows]
+    return result
+
+
+def _standstill(observation: Any, infos: dict[str, Any]) -> Step:
+    """The result of a step in which all environments are due, so that none moves."""
+    count = len(_first_leaf(observation))
+    return observation, np.zeros(count), np.zeros(count, bool), np.zeros(count, bool), infos
+
+
+def _first_leaf(observation: Any) -> Any:
+    while isinstance(observation, (dict, tuple)):
+        observation = next(iter(observation.values() if isinstance(observation, dict) else observation))
+    return observation
+
+
+def _with_final_infos(infos: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
+    """The infos of a SAME_STEP step with those of the final steps at ``rows``, not those of the resets."""
+    final = infos.get('final_info')
+    rest = {key: value for key, value in infos.items() if not key.lstrip('_').startswith('final_')}
+    return rest if final is None else merged_infos(rest, final, rows)
+
+
+def merged_infos(infos: dict[str, Any], other: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
+    """``infos`` with ``rows`` replaced by those of ``other``; a key that only one has is absent in the other's rows."""
+    merged: dict[str, Any] = {}
+    for key in infos.keys() | other.keys():
+        mine, theirs = infos.get(key), other.get(key)
+        some = theirs if mine is None else mine
+        if isinstance(some, dict):
+            merged[key] = merged_infos(mine or {}, theirs or {}, rows)
+            continue
+        merged[key] = array = np.zeros_like(some) if mine is None else np.array(mine)
+        array[rows] = 0 if theirs is None else theirs[rows]
+    return merged

@@ -1,0 +1,321 @@
+"""Several gymnasium environments that one process steps, one after the other, with errors told apart.
+
+What :class:`~alfx.environments.vector_env.SerialVectorEnv` and each worker of
+:class:`~alfx.environments.process_vector_env.ProcessVectorEnv` run, so that both give the same sequences.
+"""
+import logging
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from alfx.environments import saved_state
+from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedSpaceError
+from alfx.environments.seeding import derived_seed
+from alfx.environments.spaces import flatten_sample, flatten_space
+from alfx.gin_utils import ConfError
+
+_log = logging.getLogger(__name__)
+EnvFn = Callable[[], gymnasium.Env]
+Info = tuple[int, dict[str, Any]]
+
+
+class Buffers(NamedTuple):
+    """Where the results of a step are written; row i belongs to environment i.
+
+    Fields:
+        observations: arrays ``[n, ...]`` in the structure of the space.
+        rewards: float64 ``[n]`` or ``[n, K]``.
+        terminations: bool ``[n]``.
+        truncations: bool ``[n]``.
+    """
+
+    observations: Any
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+
+
+class EnvSpaces(NamedTuple):
+    """The spaces that all environments of a batch share, and the shape of their rewards."""
+
+    observation: spaces.Space
+    action: spaces.Space
+    reward_shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, env: gymnasium.Env) -> 'EnvSpaces':
+        """Those of ``env``; environments with several rewards declare a ``reward_space``, as MO-Gymnasium does."""
+        reward_space = getattr(env.unwrapped, 'reward_space', None)
+        shape = () if reward_space is None else tuple(reward_space.shape)
+        return cls(env.observation_space, env.action_space, shape)
+
+
+class EnvironmentGroup:
+    """``n`` environments with next-step autoreset.
+
+    Args:
+        env_fns: constructors.
+        first_index: index of the first of them in the whole batch, for messages.
+        name: what to call them in messages.
+        max_restarts: how often each may be constructed anew after it raised. One that raised in a step yields
+            its last known observation, reward 0 and a truncation, then a reset of the new environment.
+        info_keys: what to keep of the info dicts; ``None``: everything.
+        expected: the spaces that all must have; ``None``: those of the first.
+
+    Attributes:
+        envs: the environments.
+        restarts: how often each was restarted.
+        name: what to call them in messages.
+
+    Raises:
+        EnvironmentStepError: in all methods, if an environment raises and has no restart left.
+    """
+
+    def __init__(self, env_fns: Sequence[EnvFn], first_index: int = 0, name: str = 'environment',
+                 max_restarts: int = 0, info_keys: Sequence[str] | None = None, expected: EnvSpaces | None = None):
+        self._env_fns = list(env_fns)
+        self._first = first_index
+        self.name = name
+        self._max_restarts = max_restarts
+        self.info_keys = info_keys
+        count = len(self._env_fns)
+        self.restarts = [0] * count
+        self._pending = [True] * count
+        self._seeds: list[int | None] = [None] * count
+        self._base_seeds: list[int | None] = [None] * count
+        self._guard = _Guard(self._handle)
+        self._cursor = 0
+        self._during = ''
+        self.envs: list[gymnasium.Env] = []
+        self.spaces = expected
+        for i in range(count):
+            self.envs.append(self._construct(i))
+        self._observation_shapes = [leaf.shape for _, leaf in flatten_space(self.envs[0].observation_space)]
+        self._flat = not isinstance(self.envs[0].observation_space, (spaces.Dict, spaces.Tuple))
+
+    # Stepping --------------------------------------------------------------------------------------------------
+
+    def step(self, actions: Sequence[Any], out: Buffers, previous: Buffers | None) -> list[Info]:
+        """Step every environment, resetting those whose last step ended an episode.
+
+        Args:
+            actions: one for each environment.
+            out: where results are written.
+            previous: the results of the step before: the last known observation of one that raises.
+
+        Returns:
+            ``[(environment, info), ...]``.
+        """
+        infos: list[Info] = []
+        self._cursor, count = 0, len(self.envs)
+        while self._cursor < count:
+            with self._guard:
+                self._advance(actions, out, infos)
+            if self._cursor < count:
+                self._recover(out, previous)
+        return infos
+
+    def _advance(self, actions: Sequence[Any], out: Buffers, infos: list[Info]) -> None:
+        observations, rewards, terminations, truncations = out
+        pending, flat, keep = self._pending, self._flat, self.info_keys != ()
+        for i in range(self._cursor, len(self.envs)):
+            self._cursor = i
+            if pending[i]:
+                self._during = 'reset()'
+                info = self._reset(i, None, out)
+            else:
+                self._during = 'step()'
+                observation, reward, terminated, truncated, info = self.envs[i].step(actions[i])
+                if flat:
+                    observations[i] = observation
+                else:
+                    self._write(observations, i, observation)
+                rewards[i] = reward
+                terminations[i] = terminated
+                truncations[i] = truncated
+                pending[i] = bool(terminated or truncated)
+            if keep and info:
+                infos.append((i, self._kept(info)))
+        self._cursor = len(self.envs)
+
+    def _recover(self, out: Buffers, previous: Buffers | None) -> None:
+        """Environment ``cursor`` raised and was restarted: give its step a result, if it was not a reset."""
+        i = self._cursor
+        if self._pending[i]:  # it raised in a reset: the new one is reset when the loop goes on
+            return
+        self._pending[i] = True
+        assert previous is not None
+        for row, last in zip(flatten_sample(self.envs[i].observation_space, out.observations),
+                             flatten_sample(self.envs[i].observation_space, previous.observations)):
+            row[i] = last[i]
+        out.rewards[i], out.terminations[i], out.truncations[i] = 0, False, True
+        self._cursor += 1
+
+    def reset(self, rows: Iterable[int], seeds: Sequence[int | None] | None, options: dict[str, Any] | None,
+              out: Buffers) -> list[Info]:
+        """Reset the environments ``rows`` and write their rows of ``out``.
+
+        Args:
+            rows: which.
+            seeds: one for each environment of the group, ``None`` where its stream goes on.
+            options: what gymnasium's ``reset`` takes.
+            out: where results are written.
+        """
+        infos: list[Info] = []
+        for i in rows:
+            self._pending[i] = True
+            if seeds is not None and seeds[i] is not None:
+                self._base_seeds[i] = self._seeds[i] = seeds[i]
+            self._cursor, self._during = i, 'reset()'
+            while self._pending[i]:
+                with self._guard:
+                    infos.append((i, self._kept(self._reset(i, options, out))))
+        return infos
+
+    def _reset(self, i: int, options: dict[str, Any] | None, out: Buffers) -> dict[str, Any]:
+        env, seed = self.envs[i], self._seeds[i]
+        if seed is not None:
+            env.action_space.seed(derived_seed(seed, 1))
+            env.observation_space.seed(derived_seed(seed, 2))
+        observation, info = env.reset(seed=seed, options=options)
+        self._check(env, observation)
+        self._write(out.observations, i, observation)
+        out.rewards[i], out.terminations[i], out.truncations[i] = 0, False, False
+        self._seeds[i], self._pending[i] = None, False
+        return info
+
+    def request_reset(self, rows: Iterable[int]) -> None:
+        """Let the next step reset the environments ``rows``."""
+        for i in rows:
+            self._pending[i] = True
+
+    def _write(self, observations: Any, i: int, observation: Any) -> None:
+        if self._flat:
+            observations[i] = observation
+            return
+        space = self.envs[i].observation_space
+        for array, value in zip(flatten_sample(space, observations), flatten_sample(space, observation)):
+            array[i] = value
+
+    def _check(self, env: gymnasium.Env, observation: Any) -> None:
+        # numpy would stretch an observation of a wrong shape over its row without a word
+        for (path, space), value, shape in zip(flatten_space(env.observation_space, 'observation'),
+                                               flatten_sample(env.observation_space, observation),
+                                               self._observation_shapes):
+            if np.shape(value) != shape:
+                raise ValueError(f'{path}: its space says {space}, but reset() returned shape {np.shape(value)}')
+
+    def _kept(self, info: dict[str, Any]) -> dict[str, Any]:
+        if self.info_keys is None:
+            return info
+        return {key: info[key] for key in self.info_keys if key in info}
+
+    # Errors and restarts ---------------------------------------------------------------------------------------
+
+    def _construct(self, i: int) -> gymnasium.Env:
+        self._cursor, self._during = i, 'its constructor'
+        with _Guard(self._fail):
+            env = self._env_fns[i]()
+        if not isinstance(env, gymnasium.Env):
+            raise EnvironmentLoadError(f'the constructor of environment {self._first + i} of {self.name!r} returned a '
+                                       f'{type(env).__name__}, expected a gymnasium.Env')
+        found = EnvSpaces.of(env)
+        if self.spaces is None:
+            self.spaces = found
+        elif found != self.spaces:
+            raise EnvironmentLoadError(f'environment {self._first + i} of {self.name!r} has other spaces than the '
+                                       f'first one: expected {self.spaces}, found {found}')
+        return env
+
+    def _handle(self, error: Exception) -> None:
+        """Restart the environment that raised, or give up."""
+        i = self._cursor
+        if self.restarts[i] >= self._max_restarts:
+            self._fail(error)
+        self.restarts[i] += 1
+        _log.warning('environment %d of %s failed in %s and is restarted (%d of %d):\n%s', self._first + i, self.name,
+                     self._during, self.restarts[i], self._max_restarts, _format(error))
+        self._close(i)
+        during = self._during
+        self.envs[i] = self._construct(i)
+        self._during = during
+        self._seeds[i] = derived_seed(self._base_seeds[i], self.restarts[i])
+
+    def _fail(self, error: Exception) -> None:
+        i = self._cursor
+        hint = (f'it was restarted {self.restarts[i]} times, as often as max_restarts allows' if self._max_restarts else
+                'max_restarts of create_environment lets it be restarted')
+        raise EnvironmentStepError(self._first + i, self.name, self._during, f'{type(error).__name__}: {error}',
+                                   _format(error), hint) from None
+
+    def _close(self, i: int) -> None:
+        with _Guard(lambda error: _log.warning('environment %d of %s failed in close(): %s', self._first + i,
+                                               self.name, error)):
+            self.envs[i].close()
+
+    # The rest --------------------------------------------------------------------------------------------------
+
+    def get_states(self) -> list[Any]:
+        """For each environment ``(bytes, next step resets, ...)``, or ``None`` where there is no exact state."""
+        states = [saved_state.capture(env) for env in self.envs]
+        rest = zip(self._pending, self._seeds, self._base_seeds, self.restarts)
+        return [None if state is None else (state, *more) for state, more in zip(states, rest)]
+
+    def set_states(self, states: Sequence[Any]) -> None:
+        """What :meth:`get_states` gave."""
+        for i, (state, pending, seed, base_seed, restarts) in enumerate(states):
+            saved_state.restore(self.envs[i], state)
+            self._pending[i], self._seeds[i], self._base_seeds[i], self.restarts[i] = pending, seed, base_seed, restarts
+
+    def inherit(self, seeds: Sequence[int | None], restarts: Sequence[int]) -> None:
+        """Replace environments that died with their process: their base seeds, and how often each was restarted."""
+        self._base_seeds, self.restarts = list(seeds), list(restarts)
+        self._seeds = [derived_seed(seed, count) for seed, count in zip(seeds, restarts)]
+
+    def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """The attribute or the result of the method ``name`` of each environment."""
+        values = []
+        for self._cursor, env in enumerate(self.envs):
+            self._during = f'{name}()'
+            with _Guard(self._fail):
+                value = env.get_wrapper_attr(name)
+                values.append(value(*args, **kwargs) if callable(value) else value)
+        return values
+
+    def close(self) -> None:
+        """Close all environments; one that fails is logged and the others are closed all the same."""
+        for i in range(len(self.envs)):
+            self._close(i)
+        self.envs = []
+
+
+_SELF_EXPLANATORY = (EnvironmentStepError, EnvironmentLoadError, UnsupportedSpaceError, ConfError)
+
+
+class _Guard:
+    """Context manager that hands an error (not an interrupt) raised inside it to ``handle`` and goes on."""
+
+    def __init__(self, handle: Callable[[Exception], None]):
+        self._handle = handle
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, _SELF_EXPLANATORY):
+            return False
+        self._handle(error)
+        return True
+
+
+def _format(error: Exception) -> str:
+    """The traceback of ``error`` from the first frame below this module."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_globals.get('__name__') == __name__:
+        frames = frames.tb_next
+    return ''.join(traceback.format_exception(type(error), error, frames))

@@ -1,0 +1,278 @@
+"""The adapter: a gymnasium vector environment in, :class:`~alfx.data_structures.TimeStep` of tensors out.
+
+One crossing between numpy and tensors a step, no Python loop over environments. Any autoreset mode gives the same
+sequence of time steps; :mod:`alfx.environments.autoreset` says how.
+"""
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+
+from alfx import nest
+from alfx.data_structures import TimeStep
+from alfx.environments import autoreset, saved_state
+from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.errors import UnsupportedOperationError
+from alfx.environments.rendering import Window
+from alfx.environments.seeding import environment_seeds
+from alfx.environments.spaces import ActionCodec, ObservationCodec
+from alfx.environments.vector_env import SupervisedVectorEnv
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, torch_dtype_to_str
+
+_STATE_FORMAT = 1
+
+
+class GymVectorEnvironment(AlfEnvironment):
+    """A gymnasium vector environment as an :class:`AlfEnvironment`.
+
+    Args:
+        vector_env: sync, async, natively batched or one of alfx's own; of any autoreset mode. It belongs to the
+            adapter from here on.
+        discount: the discount of every step that is neither FIRST nor a termination.
+        env_id: ``TimeStep.env_id`` of environment 0; the others count on from it.
+        env_info_keys: which numbers of the info dicts become ``TimeStep.env_info``, a dict ``[B, ...]`` that is 0
+            where an environment gave none: names (float32 scalars), or a mapping from names to specs.
+        normalize_action: continuous actions with finite bounds are given in [-1, 1].
+        clip_action: continuous actions with finite bounds are clipped to them.
+        simplify_box_bounds: make bounds that are equal for all elements scalars.
+        float_dtype: numpy type of floating point observations.
+        seed: see :meth:`seed`; ``None``: unpredictable.
+        name: what to call it in messages; '': what the vector environment calls itself.
+
+    Raises:
+        UnsupportedSpaceError: a space has no tensor spec.
+    """
+
+    def __init__(self, vector_env: VectorEnv, discount: float = 1.0, env_id: int | None = None,
+                 env_info_keys: Sequence[str] | Mapping[str, TensorSpec] = (), normalize_action: bool = False,
+                 clip_action: bool = False, simplify_box_bounds: bool = True, float_dtype: Any = np.float32,
+                 seed: int | None = None, name: str = ''):
+        self._observations = ObservationCodec(vector_env.single_observation_space, simplify_box_bounds, float_dtype)
+        self._actions = ActionCodec(vector_env.single_action_space, vector_env.num_envs, normalize_action, clip_action)
+        self._env = env = autoreset.with_next_step_autoreset(vector_env)
+        self._batch_size = env.num_envs
+        self._name = name or _name(vector_env)
+        self._discount = float(discount)
+        self._owned = getattr(env, 'owns_arrays', False)
+        first = 0 if env_id is None else int(env_id)
+        self._env_ids = torch.arange(first, first + self._batch_size)
+        reward_space = getattr(env, 'reward_space', None)
+        self._reward_spec = TensorSpec(() if reward_space is None else reward_space.shape[1:])
+        if not isinstance(env_info_keys, Mapping):
+            env_info_keys = {key: TensorSpec(()) for key in env_info_keys}
+        self._info_specs = dict(env_info_keys)
+        if isinstance(env, SupervisedVectorEnv):
+            env.info_keys = tuple(self._info_specs)
+        self._first: np.ndarray | None = None  # the next step of these is FIRST
+        self._forced: np.ndarray | None = None  # likewise, but the vector environment does not know
+        self._seeds: list[int | None] | None = environment_seeds(seed, self._batch_size)
+        self._window: Window | None = None
+
+    # What it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def gym(self) -> VectorEnv:
+        """The vector environment, with next-step autoreset."""
+        return self._env
+
+    @property
+    def batch_size(self) -> int:
+        return self._batch_size
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self._env.metadata
+
+    def observation_spec(self) -> NestedTensorSpec:
+        return self._observations.spec
+
+    def action_spec(self) -> NestedTensorSpec:
+        return self._actions.spec
+
+    def reward_spec(self) -> TensorSpec:
+        return self._reward_spec
+
+    def env_info_spec(self) -> NestedTensorSpec:
+        return dict(self._info_specs) if self._info_specs else ()
+
+    # Stepping --------------------------------------------------------------------------------------------------
+
+    def _reset(self) -> TimeStep:
+        seeds, self._seeds = self._seeds, None
+        observation, infos = self._env.reset(seed=_seed_argument(self._env, seeds))
+        self._first = self._forced = None
+        count = self._batch_size
+        return TimeStep(torch.zeros(count, dtype=torch.int32), self._reward_spec.zeros((count, )), torch.ones(count),
+                        self._observations.decode(observation, self._owned),
+                        nest.map_structure(lambda spec: spec.zeros((count, )), self._actions.spec), self._env_ids, (),
+                        self._decode_infos(infos) if self._info_specs else ())
+
+    def _step(self, action: NestedTensor) -> TimeStep:
+        encoded, given = self._actions.encode(action)
+        first = self._first
+        if self._forced is None:
+            observation, reward, terminated, truncated, infos = self._env.step(encoded)
+        else:
+            observation, reward, terminated, truncated, infos = self._step_and_force(encoded)
+        if not self._owned:  # natively batched environments need not give numpy arrays
+            reward, terminated, truncated = np.asarray(reward), np.asarray(terminated), np.asarray(truncated)
+        done = terminated | truncated
+        step_type = done.astype(np.int32)
+        step_type += 1
+        discounts = (~terminated).astype(np.float32)
+        if self._discount != 1.0:
+            discounts *= self._discount
+        rewards = reward.astype(np.float32)
+        if first is not None:
+            done &= ~first
+            step_type[first], discounts[first], rewards[first] = 0, 1.0, 0.0
+            for leaf in given:
+                leaf[first] = 0
+        self._first = done if np.count_nonzero(done) else None
+        from_numpy = torch.from_numpy
+        return TimeStep(from_numpy(step_type), from_numpy(rewards), from_numpy(discounts),
+                        self._observations.decode(observation, self._owned),
+                        self._actions.pack([from_numpy(leaf) for leaf in given]), self._env_ids, (),
+                        self._decode_infos(infos) if self._info_specs else ())
+
+    def _decode_infos(self, infos: dict[str, Any]) -> dict[str, torch.Tensor]:
+        decoded = {}
+        for key, spec in self._info_specs.items():
+            values = np.zeros((self._batch_size, *spec.shape), torch_dtype_to_str(spec.dtype))
+            if key in infos:
+                present = infos.get('_' + key, slice(None))
+                values[present] = infos[key][present]
+            decoded[key] = torch.from_numpy(values)
+        return decoded
+
+    # Ending episodes from outside --------------------------------------------------------------------------------
+
+    def request_reset(self, mask: torch.Tensor) -> None:
+        rows = mask.cpu().numpy()
+        if not rows.any():
+            return
+        if isinstance(self._env, SupervisedVectorEnv):
+            self._env.request_reset(rows)
+        elif autoreset.can_reset_some(self._env):
+            # it cannot be told in advance: it moves once more, unseen, before it is reset
+            self._forced = rows.copy() if self._forced is None else self._forced | rows
+        else:
+            super().request_reset(mask)
+        self._first = rows.copy() if self._first is None else self._first | rows
+
+    def _step_and_force(self, encoded: Any) -> tuple:
+        forced, self._forced = self._forced, None
+        observation, reward, terminated, truncated, infos = self._env.step(encoded)
+        again, reset_infos = self._env.reset(options={'reset_mask': forced.copy()})
+        rows = np.flatnonzero(forced)
+        infos = autoreset.merged_infos(infos, reset_infos, rows)
+        return autoreset.with_rows(self._env, observation, rows, again), reward, terminated, truncated, infos
+
+    def reset_envs(self, mask: torch.Tensor) -> TimeStep:
+        current = self.current_time_step()
+        rows = mask.cpu().numpy()
+        if not autoreset.can_reset_some(self._env):
+            return super().reset_envs(mask)
+        if not rows.any():
+            return current
+        observation, infos = self._env.reset(options={'reset_mask': rows.copy()})
+        for name in ('_first', '_forced'):
+            waiting = getattr(self, name)
+            setattr(self, name, None if waiting is None or not (waiting & ~rows).any() else waiting & ~rows)
+        count = self._batch_size
+        fresh = TimeStep(torch.zeros(count, dtype=torch.int32), self._reward_spec.zeros((count, )), torch.ones(count),
+                         self._observations.decode(observation, False),
+                         nest.map_structure(lambda spec: spec.zeros((count, )), self._actions.spec), self._env_ids, (),
+                         self._decode_infos(infos) if self._info_specs else ())
+        self._current = select(mask.cpu(), fresh, current)
+        return self._current
+
+    def _seed(self, seed: int | None) -> None:
+        self._seeds = environment_seeds(seed, self._batch_size)
+
+    # Saving ----------------------------------------------------------------------------------------------------
+
+    def get_state(self) -> Any:
+        if self._current is None:
+            self.reset()
+        if isinstance(self._env, SupervisedVectorEnv):
+            envs: Any = self._env.get_states()
+        elif isinstance(self._env.unwrapped, AsyncVectorEnv):
+            envs = None  # its workers understand no such command
+        else:
+            envs = saved_state.capture(self._env)
+        if envs is None:
+            return None
+        return {'format': _STATE_FORMAT, 'batch_size': self._batch_size, 'envs': envs,
+                'current': nest.map_structure(torch.clone, self._current), 'first': self._first,
+                'forced': self._forced, 'seeds': self._seeds}
+
+    def set_state(self, state: Any) -> None:
+        if state['format'] != _STATE_FORMAT or state['batch_size'] != self._batch_size:
+            raise ValueError(f"the saved state is of {state['batch_size']} environments (format {state['format']}), "
+                             f'expected {self._batch_size} (format {_STATE_FORMAT})')
+        if isinstance(self._env, SupervisedVectorEnv):
+            self._env.set_states(state['envs'])
+        else:
+            saved_state.restore(self._env, state['envs'])
+        self._first, self._forced, self._seeds = state['first'], state['forced'], state['seeds']
+        self._current = nest.map_structure(torch.clone, state['current'])
+
+    # Showing and closing ---------------------------------------------------------------------------------------
+
+    def render(self, mode: str = 'rgb_array') -> np.ndarray | None:
+        if mode not in ('rgb_array', 'human'):
+            raise ValueError(f"render mode: expected 'rgb_array' or 'human', found {mode!r}")
+        self.current_time_step()
+        if self._env.render_mode == 'human' and mode == 'human':
+            return None  # it shows itself at every step
+        if isinstance(self._env, SupervisedVectorEnv):
+            frame = self._env.render_first()
+        else:
+            frames = None if self._env.render_mode is None else self._env.render()
+            frame = None if frames is None else frames[0]
+        if not isinstance(frame, np.ndarray):
+            raise UnsupportedOperationError(
+                f'{self.name} gives no pictures: its render_mode is {self._env.render_mode!r}; construct it with '
+                f"render_mode='rgb_array' (it offers {self._env.metadata.get('render_modes', [])})")
+        if mode == 'rgb_array':
+            return frame
+        if self._window is None:
+            self._window = Window(self.name)
+        self._window.show(frame)
+        return None
+
+    def close(self) -> None:
+        if self._window is not None:
+            self._window.close()
+        self._env.close()
+
+
+def select(mask: torch.Tensor, ours: NestedTensor, theirs: NestedTensor) -> NestedTensor:
+    """The nest whose rows are those of ``ours`` where ``mask``, bool ``[B]``, and those of ``theirs`` elsewhere."""
+    return nest.map_structure(
+        lambda x, y: torch.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, y), ours, theirs)
+
+
+def _seed_argument(env: VectorEnv, seeds: list[int | None] | None) -> Any:
+    """``seeds`` as ``env.reset`` takes them."""
+    if seeds is None or seeds[0] is None:
+        return None
+    inner = env if isinstance(env, SupervisedVectorEnv) else env.unwrapped
+    if isinstance(inner, (SupervisedVectorEnv, SyncVectorEnv, AsyncVectorEnv)):
+        return seeds
+    if type(inner).__name__ == 'AtariVectorEnv':
+        return np.array(seeds)
+    return seeds[0]  # environments batched natively have one stream, or derive theirs from one number
+
+
+def _name(env: VectorEnv) -> str:
+    if isinstance(env, SupervisedVectorEnv):
+        return env.name
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__

@@ -1,0 +1,538 @@
+"""Wrappers around one gymnasium environment, to be listed in ``suite_gym.load.gym_env_wrappers``, innermost first.
+
+Wrappers of observations take ``fields``: paths such as ``'camera.front'`` of the parts of a Dict or Tuple
+observation that they change; without it they change the whole observation. Images are ``(H, W, C)`` unless
+``channel_order='channels_first'`` is given. Wrappers around a whole batch are in
+:mod:`alfx.environments.alf_wrappers`.
+"""
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.gym_action_wrappers import (ContinuousActionClip, ContinuousActionMapping, NonEpisodicEnv,
+                                                   NormalizedAction)
+from alfx.gin_utils import configurable
+
+__all__ = [
+    'BaseObservationWrapper', 'ContinuousActionClip', 'ContinuousActionMapping', 'DMAtariPreprocessing',
+    'EpisodicRandomFrameCrop', 'FrameCrop', 'FrameFlip', 'FrameGrayScale', 'FrameResize', 'FrameSkip', 'FrameStack',
+    'ImageChannelFirst', 'NonEpisodicEnv', 'NormalizedAction', 'ObservationSubset', 'is_channels_last_image', 'luma',
+    'opencv', 'transform_space',
+]
+
+StepResult = tuple[Any, Any, bool, bool, dict[str, Any]]
+
+
+def transform_space(observation_space: spaces.Space, field: str | None,
+                    func: Callable[[spaces.Space], spaces.Space]) -> spaces.Space:
+    """``observation_space`` with the part at the path ``field`` replaced by ``func`` of it.
+
+    Args:
+        observation_space: left as it is.
+        field: keys of Dict and positions in Tuple spaces joined by dots; ``None`` or '': the whole space.
+        func: maps the space there to the new one.
+
+    Raises:
+        EnvironmentLoadError: there is no such field.
+    """
+    if not field:
+        return func(observation_space)
+    name, _, rest = field.partition('.')
+    if isinstance(observation_space, spaces.Dict):
+        children: dict[Any, spaces.Space] = dict(observation_space.spaces)
+        key: Any = name
+    elif isinstance(observation_space, spaces.Tuple):
+        children = dict(enumerate(observation_space.spaces))
+        key = int(name) if name.isdigit() else name
+    else:
+        children, key = {}, name
+    if key not in children:
+        raise EnvironmentLoadError(f'field {field!r}: {observation_space} has no part {name!r}; it has '
+                                   f'{[str(child) for child in children] or "no parts"}')
+    children[key] = transform_space(children[key], rest, func)
+    if isinstance(observation_space, spaces.Dict):
+        return spaces.Dict(children)
+    return spaces.Tuple(list(children.values()))
+
+
+def _get(observation: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        observation = observation[name] if isinstance(observation, dict) else observation[int(name)]
+    return observation
+
+
+def _replaced(observation: Any, path: Sequence[str], value: Any) -> Any:
+    if not path:
+        return value
+    if isinstance(observation, dict):
+        return {**observation, path[0]: _replaced(observation[path[0]], path[1:], value)}
+    index = int(path[0])
+    return tuple(_replaced(part, path[1:], value) if i == index else part for i, part in enumerate(observation))
+
+
+@configurable
+class BaseObservationWrapper(gymnasium.ObservationWrapper):
+    """Base of wrappers that change some fields of the observation.
+
+    A subclass defines :meth:`transform_space` and :meth:`transform_observation`.
+
+    Args:
+        env: the environment.
+        fields: paths of the fields to change; ``None``: the whole observation.
+    """
+
+    def __init__(self, env: gymnasium.Env, fields: Sequence[str] | None = None):
+        super().__init__(env)
+        self._fields: list[str] = [''] if fields is None else list(fields)
+        self._paths = [field.split('.') if field else [] for field in self._fields]
+        space = env.observation_space
+        for field in self._fields:
+            space = transform_space(space, field, self.transform_space)
+        self.observation_space = space
+
+    def observation(self, observation: Any) -> Any:
+        """The changed observation; the given one is left as it is."""
+        for field, path in zip(self._fields, self._paths):
+            observation = _replaced(observation, path, self.transform_observation(_get(observation, path), field))
+        return observation
+
+    def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
+        """The new space of a field."""
+        raise NotImplementedError(f'{type(self).__name__}.transform_space')
+
+    def transform_observation(self, observation: Any, field: str) -> Any:
+        """The new value of a field.
+
+        Args:
+            observation: its value.
+            field: its path; '' for the whole observation.
+        """
+        raise NotImplementedError(f'{type(self).__name__}.transform_observation')
+
+
+def _require_box(space: spaces.Space, wrapper: Any, *ranks: int) -> spaces.Box:
+    if not isinstance(space, spaces.Box) or (ranks and len(space.shape) not in ranks):
+        rank = f' of {" or ".join(map(str, ranks))} dimensions' if ranks else ''
+        raise EnvironmentLoadError(f'{type(wrapper).__name__}: expected a Box{rank}, found {space}; give the fields that '
+                                   f'are such boxes: {type(wrapper).__name__}.fields = [...]')
+    return space
+
+
+def _like(space: spaces.Box, func: Callable[[np.ndarray], np.ndarray]) -> spaces.Box:
+    """The Box whose bounds are ``func`` of those of ``space``."""
+    return spaces.Box(func(space.low), func(space.high), dtype=space.dtype.type)
+
+
+def _axes(channel_order: str) -> tuple[int, int]:
+    """Height and width axes of an image."""
+    if channel_order not in ('channels_last', 'channels_first'):
+        raise EnvironmentLoadError("channel_order: expected 'channels_last' or 'channels_first', found "
+                                   f'{channel_order!r}')
+    return (0, 1) if channel_order == 'channels_last' else (1, 2)
+
+
+def is_channels_last_image(space: spaces.Space) -> bool:
+    """Whether ``space`` looks like an image ``(H, W, C)``: a uint8 Box of rank 3 whose first axis is not the shortest."""
+    if not isinstance(space, spaces.Box) or len(space.shape) != 3 or space.dtype != np.uint8:
+        return False
+    return space.shape[0] >= min(space.shape[1:])
+
+
+@configurable
+class ImageChannelFirst(BaseObservationWrapper):
+    """Images ``(H, W, C)`` -> ``(C, H, W)``.
+
+    Args:
+        env: the environment.
+        fields: which fields to change; ``None``: every uint8 Box of rank 3 that :func:`is_channels_last_image`.
+    """
+
+    def __init__(self, env: gymnasium.Env, fields: Sequence[str] | None = None):
+        if fields is None:
+            fields = [path for path, space in _paths(env.observation_space) if is_channels_last_image(space)]
+        super().__init__(env, fields)
+
+    def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
+        return _like(_require_box(observation_space, self, 3), lambda bound: bound.transpose(2, 0, 1))
+
+    def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
+        return np.asarray(observation).transpose(2, 0, 1)
+
+
+def _paths(space: spaces.Space, path: str = '') -> list[tuple[str, spaces.Space]]:
+    """``[(path of the field, fundamental space), ...]``."""
+    if isinstance(space, spaces.Dict):
+        parts: list[tuple[Any, spaces.Space]] = list(space.spaces.items())
+    elif isinstance(space, spaces.Tuple):
+        parts = list(enumerate(space.spaces))
+    else:
+        return [(path, space)]
+    return [leaf for key, child in parts for leaf in _paths(child, f'{path}.{key}' if path else str(key))]
+
+
+@configurable
+class ObservationSubset(BaseObservationWrapper):
+    """Keeps chosen elements of a flat observation, e.g. ``indices=(0, 2)`` hides the velocities of CartPole.
+
+    Args:
+        env: the environment.
+        indices: which elements to keep, in this order.
+        fields: which fields to change, each a Box of rank 1; ``None``: the whole observation.
+    """
+
+    def __init__(self, env: gymnasium.Env, indices: Sequence[int], fields: Sequence[str] | None = None):
+        self._indices = np.asarray(indices, dtype=np.int64)
+        super().__init__(env, fields)
+
+    def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
+        size = _require_box(observation_space, self, 1).shape[0]
+        if np.any((self._indices < -size) | (self._indices >= size)):
+            raise EnvironmentLoadError(f'ObservationSubset.indices: expected numbers from {-size} to {size - 1}, found '
+                                       f'{self._indices.tolist()}')
+        return _like(observation_space, lambda bound: bound[self._indices])
+
+    def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
+        return np.asarray(observation)[self._indices]
+
+
+@configurable
+class FrameStack(BaseObservationWrapper):
+    """Joins the last ``stack_size`` observations along the channels, oldest first; an episode starts with copies.
+
+    Args:
+        env: the environment.
+        stack_size: how many.
+        channel_order: 'channels_last': along the last axis; 'channels_first': along the first. Images without a
+            channel axis (rank 2) get one.
+        fields: which fields to change; ``None``: the whole observation.
+    """
+
+    def __init__(self, env: gymnasium.Env, stack_size: int = 4, channel_order: str = 'channels_last',
+                 fields: Sequence[str] | None = None):
+        if stack_size < 1:
+            raise EnvironmentLoadError(f'FrameStack.stack_size: expected at least 1, found {stack_size}')
+        _axes(channel_order)
+        self._stack_size = stack_size
+        self._axis = -1 if channel_order == 'channels_last' else 0
+        self._frames: dict[str, deque] = {}
+        super().__init__(env, fields)
+
+    def _joined(self, frames: Sequence[np.ndarray]) -> np.ndarray:
+        join = np.stack if np.ndim(frames[0]) == 2 else np.concatenate
+        return join(frames, axis=self._axis)
+
+    def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
+        return _like(_require_box(observation_space, self, 1, 2, 3), lambda bound: self._joined([bound] * self._stack_size))
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        self._frames = {}
+        return super().reset(**kwargs)
+
+    def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
+        frames = self._frames.get(field)
+        if frames is None:
+            frames = self._frames[field] = deque([observation] * self._stack_size, self._stack_size)
+        else:
+            frames.append(observation)
+        return self._joined(frames)
+
+
+@configurable
+class FrameResize(BaseObservationWrapper):
+    """Scales images ``(H, W, C)`` or ``(H, W)``; needs opencv.
+
+    Args:
+        env: the environment.
+        width: new width.
+        height: new height.
+        fields: which fields to change; ``None``: the whole observation.
+        interpolation: a constant of opencv such as ``cv2.INTER_LINEAR``; ``None``: ``cv2.INTER_AREA``.
+    """
+
+    def __init__(self, env: gymnasium.Env, width: int = 84, height: int = 84, fields: Sequence[str] | None = None,
+                 interpolation: int | None = None):
+        self._size = (width, height)
+        self._cv2 = opencv('FrameResize')
+        self._interpolation = self._cv2.INTER_AREA if interpolation is None else interpolation
+        super().__init__(env, fields)
+
+    def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
+        shape = _require_box(observation_space, self, 2, 3).shape
+        return spaces.Box(observation_space.low.min(), observation_space.high.max(),
+                          (self._size[1], self._size[0], *shape[2:]), observation_space.dtype.type)
+
+    def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
+        resized = self._cv2.resize(observation, self._size, interpolation=self._interpolation)
+        return resized.reshape(*resized.shape[:2], *observation.shape[2:])
+
+
+def opencv(wrapper: str) -> Any:
+    """The module ``cv2``.
+
+    Raises:
+        EnvironmentLoadError: it is not installed; says how to get it.
+    """
+    try:
+        import cv2
+    except ImportError:
+        raise EnvironmentLoadError(f"{wrapper} needs opencv: pip install 'alfx[atari]'") from None
+    cv2.setNumThreads(1)  # its threads compete with those of torch for pictures too small to gain by them
+    return cv2
+
+
+@configurable
+class FrameCrop(BaseObservationWrapper):
+    """Cuts a fixed rectangle out of images.
+
+    Args:
+        env: the environment.
+        sx: first column.
+        sy: first row.
+        width: of the rectangle.
+        height: of the rectangle.
+        channel_order: 'channels_last' or 'channels_first'.
+        fields: which fields to change; ``None``: the whole observation.
+    """
+
+    def __init__(self, env: gymnasium.Env, sx: int = 0, sy: int = 0, width: int = 84, height: int = 84,
+                 channel_order: str = 'channels_last', fields: Sequence[str] | None = None):
+        window = (slice(sy, sy + height), slice(sx, sx + width))
+        self._row_axis, self._column_axis = _axes(channel_order)
+        self._window = window if channel_order == 'channels_last' else (slice(None), *window)
+        super().__init__(env, fields)
+
+    def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
+        box = _require_box(observation_space, self, 2, 3) if self._row_axis == 0 else _require_box(
+            observation_space, self, 3)
+        rows, columns = self._window[self._row_axis], self._window[self._column_axis]
+        height, width = box.shape[self._row_axis], box.shape[self._column_axis]
+        if rows.stop > height or columns.stop > width or rows.start < 0 or columns.start < 0:
+            raise EnvironmentLoadError(f'FrameCrop: rows {rows.start}:{rows.stop}, columns {columns.start}:{columns.stop} '
+                                       f'are not within an image of {height} rows and {width} columns')
+        return _like(box, lambda bound: bound[self._window])
+
+    def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
+        return observation[self._window]
+
+
+class _EpisodicAugmentation(BaseObservationWrapper):
+    """Base of wrappers that draw a random change at each reset and keep it during the episode."""
+
+    _generator: np.random.Generator | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None or self._generator is None:
+            self._generator = np.random.default_rng(seed if seed is None else [seed, 0xA06])
+        self._draw(self._generator)
+        return super().reset(seed=seed, options=options)
+
+    def _draw(self, generator: np.random.Generator) -> None:
+        """Draw the change of the episode that begins."""
+        raise NotImplementedError(f'{type(self).__name__}._draw')
+
+
+@configurable
+class EpisodicRandomFrameCrop(_EpisodicAugmentation):
+    """Cuts a rectangle out of images whose place is drawn for each episode.
+
+    Args:
+        env: the environment.
+        cropping_fraction: its height and width as a fraction of the image's.
+        channel_order: 'channels_last' or 'channels_first'.
+        share_cropping: use the same relative place for all fields.
+        fields: which fields to change; ``None``: the whole observation.
+    """
+
+    def __init__(self, env: gymnasium.Env, cropping_fraction: float = 0.8, channel_order: str = 'channels_last',
+                 share_cropping: bool = True, fields: Sequence[str] | None = None):
+        if not 0 < cropping_fraction <= 1:
+            raise EnvironmentLoadError('EpisodicRandomFrameCrop.cropping_fraction: expected a number in (0, 1], found '
+                                       f'{cropping_fraction}')
+        self._fraction = cropping_fraction
+        self._leading = (slice(None), ) * _axes(channel_order)[0]
+        self._share = share_cropping
+        self._places: dict[str, np.ndarray] = {}
+        super().__init__(env, fields)
+
+    def _draw(self, generator: np.random.Generator) -> None:
+        places = generator.random((len(self._fields), 2))
+        self._places = {field: places[0 if self._share else i] for i, field in enumerate(self._fields)}
+
+    def _crop(self, image: np.ndarray, place: np.ndarray) -> np.ndarray:
+        axis = len(self._leading)
+        window = []
+        for size, where in zip(image.shape[axis:axis + 2], place):
+            kept = max(1, round(size * self._fraction))
+            start = int(where * (size - kept + 1))
+            window.append(slice(start, start + kept))
+        return image[(*self._leading, *window)]
+
+    def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
+        return _like(_require_box(observation_space, self, 2, 3), lambda bound: self._crop(bound, np.zeros(2)))
+
+    def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
+        return self._crop(observation, self._places[field])
+
+
+@configurable
+class FrameFlip(_EpisodicAugmentation):
+    """Mirrors all images of an episode, with probabilities drawn for each episode.
+
+    Args:
+        env: the environment.
+        ud_flip_prob: probability of turning them upside down.
+        lr_flip_prob: probability of exchanging left and right.
+        channel_order: 'channels_last' or 'channels_first'.
+        fields: which fields to change; ``None``: the whole observation.
+    """
+
+    def __init__(self, env: gymnasium.Env, ud_flip_prob: float = 0.5, lr_flip_prob: float = 0.5,
+                 channel_order: str = 'channels_last', fields: Sequence[str] | None = None):
+        self._probabilities = np.array([ud_flip_prob, lr_flip_prob])
+        self._image_axes = _axes(channel_order)
+        self._flipped: tuple[int, ...] = ()
+        super().__init__(env, fields)
+
+    def _draw(self, generator: np.random.Generator) -> None:
+        flips = generator.random(2) < self._probabilities
+        self._flipped = tuple(axis for axis, flip in zip(self._image_axes, flips) if flip)
+
+    def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
+        return _require_box(observation_space, self, 2, 3)
+
+    def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
+        return np.flip(observation, self._flipped) if self._flipped else observation
+
+
+@configurable
+class FrameGrayScale(BaseObservationWrapper):
+    """RGB images ``(H, W, 3)``, uint8 -> their luma ``(H, W, 1)`` (ITU-R BT.601, in the integers of opencv).
+
+    Args:
+        env: the environment.
+        fields: which fields to change; ``None``: the whole observation.
+    """
+
+    def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
+        box = _require_box(observation_space, self, 3)
+        if box.shape[2] != 3 or box.dtype != np.uint8:
+            raise EnvironmentLoadError(f'FrameGrayScale: expected uint8 (H, W, 3), found {box}')
+        return spaces.Box(0, 255, (*box.shape[:2], 1), np.uint8)
+
+    def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
+        return luma(observation)[..., None]
+
+
+def luma(image: np.ndarray) -> np.ndarray:
+    """Brightness ``(H, W)`` of an RGB image ``(H, W, 3)``, both uint8."""
+    red, green, blue = (image[..., i].astype(np.uint32) for i in range(3))
+    return ((red * 4899 + green * 9617 + blue * 1868 + 8192) >> 14).astype(np.uint8)
+
+
+@configurable
+class FrameSkip(gymnasium.Wrapper):
+    """Repeats each action; rewards are summed, the last observation is seen.
+
+    Args:
+        env: the environment.
+        skip: how often.
+    """
+
+    def __init__(self, env: gymnasium.Env, skip: int):
+        if skip < 1:
+            raise EnvironmentLoadError(f'FrameSkip.skip: expected at least 1, found {skip}')
+        super().__init__(env)
+        self._skip = skip
+
+    def step(self, action: Any) -> StepResult:
+        total = 0.0
+        for _ in range(self._skip):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total = total + reward
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info
+
+
+@configurable
+class DMAtariPreprocessing(gymnasium.Wrapper):
+    """What DeepMind's agents see of Atari (Mnih et al. 2015, Methods; Machado et al. 2018, arXiv:1709.06009, table 5).
+
+    Each action is repeated; the last two frames are joined by their maximum, made gray and scaled. An episode begins
+    with a random number of no-operations, and with FIRE in games that wait for it. Rewards are neither clipped here
+    nor does the loss of a life end an episode: see ``data_transformer.RewardClipping`` and
+    ``alf_wrappers.AtariTerminalOnLifeLossWrapper``.
+
+    Args:
+        env: an environment that repeats no action by itself (``suite_atari.load``, or ``frameskip=1``) and yields RGB
+            or gray images.
+        frame_skip: how often each action is repeated.
+        noop_max: most no-operations at the start; 0: none.
+        screen_size: height and width of what is seen.
+        gray_scale: whether it is gray, ``(screen_size, screen_size, 1)``, or RGB.
+
+    Raises:
+        EnvironmentLoadError: the environment repeats actions by itself; or no opencv.
+    """
+
+    def __init__(self, env: gymnasium.Env, frame_skip: int = 4, noop_max: int = 30, screen_size: int = 84,
+                 gray_scale: bool = True):
+        super().__init__(env)
+        if frame_skip < 1 or noop_max < 0 or screen_size < 1:
+            raise EnvironmentLoadError('DMAtariPreprocessing: expected frame_skip >= 1, noop_max >= 0 and screen_size >= '
+                                       f'1, found {frame_skip}, {noop_max} and {screen_size}')
+        own_skip = getattr(env.unwrapped, '_frameskip', 1)
+        if own_skip != 1 and frame_skip != 1:
+            raise EnvironmentLoadError(f'DMAtariPreprocessing: the environment already repeats actions (frameskip='
+                                       f"{own_skip}); make it with suite_atari.load, or with env_args={{'frameskip': 1}}")
+        box = _require_box(env.observation_space, self, 2, 3)
+        self._cv2 = opencv('DMAtariPreprocessing')
+        self._to_gray = gray_scale and len(box.shape) == 3
+        self._skip, self._noop_max, self._size = frame_skip, noop_max, screen_size
+        channels = 1 if gray_scale or len(box.shape) == 2 else box.shape[2]
+        self.observation_space = spaces.Box(0, 255, (screen_size, screen_size, channels), np.uint8)
+        meanings = getattr(env.unwrapped, 'get_action_meanings', list)()
+        self._fires = len(meanings) > 1 and meanings[1] == 'FIRE'
+
+    def fire(self, observation: np.ndarray, info: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
+        """Press FIRE once, in games that have it as action 1; an episode that this ends is started anew."""
+        if not self._fires:
+            return observation, info
+        return self._start_with(1, 1, observation, info)
+
+    def _start_with(self, action: int, count: int, observation: np.ndarray, info: dict[str, Any]) -> tuple:
+        for _ in range(count):
+            observation, _, terminated, truncated, info = self.env.step(action)
+            if terminated or truncated:
+                observation, info = self.env.reset()
+        return observation, info
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        if self._noop_max:
+            count = int(self.env.unwrapped.np_random.integers(1, self._noop_max + 1))
+            observation, info = self._start_with(0, count, observation, info)
+        observation, info = self.fire(observation, info)
+        return self._seen(observation), info
+
+    def step(self, action: Any) -> StepResult:
+        total, previous = 0.0, None
+        for repeat in range(self._skip):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated or repeat == self._skip - 1:
+                break
+            previous = observation
+        # a sprite may be drawn in every other frame only
+        frame = observation if previous is None else np.maximum(previous, observation)
+        return self._seen(frame), total, terminated, truncated, info
+
+    def _seen(self, frame: np.ndarray) -> np.ndarray:
+        gray = luma(frame) if self._to_gray else frame
+        scaled = self._cv2.resize(gray, (self._size, self._size), interpolation=self._cv2.INTER_AREA)
+        return scaled.reshape(self.observation_space.shape)

@@ -1,0 +1,357 @@
+"""A vector environment whose environments run in other processes, several in each if wanted.
+
+The parent's half: starting, talking to, replacing and ending the processes. The workers' half and the memory that
+both share are in :mod:`alfx.environments.worker`.
+"""
+import contextlib
+import logging
+import multiprocessing
+import pickle
+import signal
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import cloudpickle
+import gin
+import numpy as np
+
+from alfx.environments.environment_group import Buffers, EnvFn, EnvSpaces, Info
+from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError
+from alfx.environments.spaces import flatten_sample, unflatten_sample
+from alfx.environments.vector_env import SupervisedVectorEnv, environment_name
+from alfx.environments.worker import (COMMAND, DONE, ERROR, STEP_0, STEP_1, SharedArrays, WorkerArguments, work)
+
+_log = logging.getLogger(__name__)
+_DEAD = (EOFError, BrokenPipeError, ConnectionResetError)
+
+
+class _WorkerDied(Exception):
+    """A worker ended without a word, or gave no answer in time; the message says how."""
+
+
+class _Handle:
+    """One worker process and the pipe to it."""
+
+    def __init__(self, context: Any, arguments: WorkerArguments, timeout: float | None):
+        self.rows = arguments.rows
+        self._timeout = timeout
+        self._unread = 0
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(theirs, arguments), daemon=True,
+                                       name=f'{arguments.name}[{arguments.rows.start}:{arguments.rows.stop}]')
+        self.process.start()
+        theirs.close()
+        self._unread = 1  # it says when it is ready
+
+    def send(self, message: bytes) -> None:
+        """Send a message; answers to earlier ones that an interrupt left unread are dropped."""
+        while self._unread:
+            self.receive()
+        try:
+            self.pipe.send_bytes(message)
+        except OSError:
+            raise _WorkerDied(self._ending()) from None
+        self._unread += 1
+
+    def command(self, name: str, *arguments: Any) -> None:
+        """Send a command with its arguments."""
+        self.send(COMMAND + pickle.dumps((name, arguments)))
+
+    def receive(self) -> Any:
+        """The answer to the oldest message.
+
+        Raises:
+            EnvironmentStepError: an environment raised in the worker, which has ended.
+            _WorkerDied: the worker died.
+        """
+        try:
+            if self._timeout is not None and not self.pipe.poll(self._timeout):
+                self.kill()
+                raise _WorkerDied(f'its process gave no answer within {self._timeout} s')
+            answer = self.pipe.recv_bytes()
+        except _DEAD:
+            self._unread = 0
+            raise _WorkerDied(self._ending()) from None
+        self._unread -= 1
+        if answer == DONE:
+            return None
+        if answer[:1] == ERROR:
+            raise pickle.loads(answer[1:])
+        return pickle.loads(answer[1:])
+
+    def _ending(self) -> str:
+        self.process.join(1.0)
+        code = self.process.exitcode
+        if code is None:
+            return 'its process closed its pipe'
+        if code >= 0:
+            return f'its process ended with exit code {code}'
+        reason = signal.Signals(-code).name
+        return f'its process was killed by {reason}' + (', often for want of memory' if reason == 'SIGKILL' else '')
+
+    def ask_to_end(self) -> None:
+        """Tell the worker to end, if it still listens."""
+        with contextlib.suppress(OSError):
+            self.pipe.send_bytes(COMMAND + pickle.dumps(('close', ())))
+
+    def end(self, deadline: float) -> None:
+        """Wait for the worker to end; after ``deadline`` end it by force."""
+        self.process.join(max(0.0, deadline - time.monotonic()))
+        self.kill()
+        self.pipe.close()
+
+    def kill(self) -> None:
+        """End the worker by force and wait until it is gone."""
+        for force in (self.process.terminate, self.process.kill):
+            if self.process.is_alive():
+                force()
+                self.process.join(1.0)
+        self.process.join()
+
+
+def _end_all(workers: list[_Handle]) -> None:
+    for worker in workers:
+        worker.ask_to_end()
+    deadline = time.monotonic() + 5.0
+    for worker in workers:
+        worker.end(deadline)
+    workers.clear()
+
+
+class ProcessVectorEnv(SupervisedVectorEnv):
+    """Environments that run in other processes.
+
+    Args:
+        env_fns: constructors of gymnasium environments.
+        envs_per_worker: how many environments one process steps; the last one may have fewer.
+        max_restarts: how often each environment may be made anew after it raised or its process died. It yields
+            its last known observation, reward 0 and a truncation, then a reset of the new environment.
+        name: what to call them in messages; '': the id of the first.
+        start_serially: wait for each process to be ready before the next is started.
+        torch_num_threads: of each worker, if torch is imported there.
+        context: how processes are started: 'fork', 'forkserver' or 'spawn'; ``None``: 'fork' where there is it.
+            Under 'fork' they inherit everything. Under the other two ``env_fns`` are cloudpickled and the bindings
+            of the conf are sent along, but what a program registers at run time (gymnasium ids) is not known there.
+        timeout: seconds after which a worker that gives no answer counts as dead; ``None``: never.
+
+    Raises:
+        EnvironmentLoadError: the environments have different spaces.
+        UnsupportedSpaceError: a space has no tensor spec.
+        EnvironmentStepError: in all methods: an environment raised and may not be restarted. Then all processes
+            have been ended.
+    """
+
+    owns_arrays = True
+
+    def __init__(self, env_fns: Sequence[EnvFn], envs_per_worker: int = 1, max_restarts: int = 0, name: str = '',
+                 start_serially: bool = True, torch_num_threads: int = 1, context: str | None = None,
+                 timeout: float | None = None):
+        if not env_fns or envs_per_worker < 1:
+            raise EnvironmentLoadError(f'expected at least one environment and one per worker, found {len(env_fns)} '
+                                       f'environments, {envs_per_worker} per worker')
+        example = env_fns[0]()  # its spaces are needed before there can be shared memory
+        env_spaces = EnvSpaces.of(example)
+        super().__init__(env_spaces, len(env_fns), example.metadata, example.render_mode,
+                         name or environment_name(example))
+        example.close()
+        inherits = context in (None, 'fork') and 'fork' in multiprocessing.get_all_start_methods()
+        self._context = multiprocessing.get_context('fork' if inherits else context or 'spawn')
+        self._inherits = inherits
+        self._env_fns, self._env_spaces = list(env_fns), env_spaces
+        self._max_restarts, self._num_threads, self._timeout = max_restarts, torch_num_threads, timeout
+        self._shared = SharedArrays(env_spaces, self.num_envs, self._context)
+        self._results = [self._shared.buffers(0), self._shared.buffers(1)]
+        self._actions = self._shared.actions()
+        self._current = 0
+        self._pending = np.ones(self.num_envs, bool)
+        self._seeds: list[int | None] = [None] * self.num_envs
+        self._restarts = [0] * self.num_envs
+        self._stepping = False
+        self._workers: list[_Handle] = []
+        self._finalizer = weakref.finalize(self, _end_all, self._workers)
+        with self._ending_all_on_error():
+            self._start_all(envs_per_worker, start_serially)
+
+    def _start_all(self, envs_per_worker: int, serially: bool) -> None:
+        for start in range(0, self.num_envs, envs_per_worker):
+            self._workers.append(self._start(slice(start, min(start + envs_per_worker, self.num_envs))))
+            if serially:
+                self._receive(self._workers[-1])
+        if not serially:
+            for worker in self._workers:
+                self._receive(worker)
+
+    def _start(self, rows: slice) -> _Handle:
+        env_fns: Any = self._env_fns[rows]
+        arguments = WorkerArguments(env_fns if self._inherits else cloudpickle.dumps(env_fns), rows, self._env_spaces,
+                                    self._shared, self.name, self._max_restarts, self._info_keys, self._num_threads,
+                                    '' if self._inherits else gin.config_str())
+        return _Handle(self._context, arguments, self._timeout)
+
+    # Stepping --------------------------------------------------------------------------------------------------
+
+    def _reset(self, mask: np.ndarray, seeds: list[int | None] | None,
+               options: dict[str, Any] | None) -> tuple[Buffers, list[Info]]:
+        self._assert_open()
+        for i in np.flatnonzero(mask):
+            if seeds is not None and seeds[i] is not None:
+                self._seeds[i] = seeds[i]
+        self._current = 1 - self._current
+
+        def message(worker: _Handle) -> tuple:
+            rows = np.flatnonzero(mask[worker.rows]).tolist()
+            return 'reset', self._current, rows, None if seeds is None else seeds[worker.rows], options
+
+        self._stepping = False
+        with self._ending_all_on_error():
+            infos = self._exchange_restarting(lambda worker: worker.command(*message(worker)), mask)
+        return self._finish(infos)
+
+    def _step(self, actions: Any) -> tuple[Buffers, list[Info]]:
+        self._assert_open()
+        for shared, array in zip(self._actions, flatten_sample(self.single_action_space, actions)):
+            shared[:] = array
+        self._current = 1 - self._current
+        message = STEP_1 if self._current else STEP_0
+        self._stepping = True
+        with self._ending_all_on_error():
+            infos = self._exchange_restarting(lambda worker: worker.send(message), self._pending)
+        return self._finish(infos)
+
+    def _finish(self, infos: list[Info]) -> tuple[Buffers, list[Info]]:
+        observations, *rest = self._results[self._current]
+        leaves = [leaf.copy() for leaf in flatten_sample(self.single_observation_space, observations)]
+        out = Buffers(unflatten_sample(self.single_observation_space, leaves), *(array.copy() for array in rest))
+        self._pending = out.terminations | out.truncations
+        return out, infos
+
+    def _exchange_restarting(self, send: Any, resets: np.ndarray) -> list[Info]:
+        """Send something to every worker, then collect the answers; a worker that dies is replaced.
+
+        Args:
+            send: sends the message to a worker.
+            resets: which environments the message resets rather than steps.
+        """
+        dead: dict[int, str] = {}
+        for k, worker in enumerate(self._workers):
+            try:
+                send(worker)
+            except _WorkerDied as death:
+                dead[k] = str(death)
+        infos: list[Info] = []
+        for k, worker in enumerate(self._workers):
+            if k not in dead:
+                try:
+                    first = worker.rows.start
+                    infos += [(first + i, info) for i, info in worker.receive() or ()]
+                except _WorkerDied as death:
+                    dead[k] = str(death)
+        for k, reason in dead.items():
+            infos += self._replace(k, reason, resets)
+        return infos
+
+    def _replace(self, k: int, reason: str, resets: np.ndarray) -> list[Info]:
+        """Start worker ``k`` anew and give its environments a result of the step at hand."""
+        rows = self._workers[k].rows
+        self._workers[k].end(time.monotonic())
+        lost = range(rows.start, rows.stop)
+        for i in lost:
+            self._restarts[i] += 1
+        in_partial_reset = not self._stepping and not all(resets[i] for i in lost)
+        if in_partial_reset or max(self._restarts[i] for i in lost) > self._max_restarts:
+            raise EnvironmentStepError(rows.start, self.name, 'its worker process', reason, hint=_hint(lost))
+        _log.warning('the process of environments %d to %d of %s is restarted: %s', lost[0], lost[-1], self.name, reason)
+        worker = self._workers[k] = self._start(rows)
+        self._receive(worker)
+        worker.command('inherit', [self._seeds[i] for i in lost], [self._restarts[i] for i in lost])
+        self._receive(worker)
+        # the others keep their last known observation
+        worker.command('reset', self._current, [i - rows.start for i in lost if resets[i]], None, None)
+        infos = [(rows.start + i, info) for i, info in self._receive(worker)]
+        out = self._results[self._current]
+        ended = [i for i in lost if not resets[i]]
+        out.rewards[ended], out.terminations[ended], out.truncations[ended] = 0, False, True
+        return infos
+
+    # Talking to workers ----------------------------------------------------------------------------------------
+
+    def _receive(self, worker: _Handle) -> Any:
+        try:
+            return worker.receive()
+        except _WorkerDied as death:
+            rows = range(worker.rows.start, worker.rows.stop)
+            raise EnvironmentStepError(rows[0], self.name, 'its worker process', str(death), hint=_hint(rows)) from None
+
+    def _ask(self, workers: Sequence[_Handle], name: str, *arguments: Any) -> list[Any]:
+        """The answers of ``workers`` to a command; no worker is restarted."""
+        self._assert_open()
+        with self._ending_all_on_error():
+            try:
+                for worker in workers:
+                    worker.command(name, *arguments)
+            except _WorkerDied as death:
+                raise EnvironmentStepError(worker.rows.start, self.name, 'its worker process', str(death)) from None
+            return [self._receive(worker) for worker in workers]
+
+    def _set_info_keys(self, keys: tuple[str, ...] | None) -> None:
+        self._ask(self._workers, 'info_keys', keys)
+
+    def request_reset(self, mask: np.ndarray) -> None:
+        self._pending = self._pending | mask
+        for worker in self._workers:
+            rows = np.flatnonzero(mask[worker.rows]).tolist()
+            if rows:
+                self._ask([worker], 'request_reset', rows)
+
+    def get_states(self) -> list[Any] | None:
+        if self._busy:
+            return None
+        states = [state for answer in self._ask(self._workers, 'get_states') for state in answer]
+        return None if any(state is None for state in states) else states
+
+    def set_states(self, states: list[Any]) -> None:
+        for worker in self._workers:
+            self._ask([worker], 'set_states', states[worker.rows])
+        self._pending = np.array([state[1] for state in states], bool)
+        self._seeds = [state[3] for state in states]
+        self._busy = False
+
+    @property
+    def restarts(self) -> np.ndarray:
+        return np.array([count for answer in self._ask(self._workers, 'restarts') for count in answer])
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        return tuple(value for answer in self._ask(self._workers, 'call', name, args, kwargs) for value in answer)
+
+    def render_first(self) -> Any:
+        return self._ask(self._workers[:1], 'render')[0]
+
+    # Ending ----------------------------------------------------------------------------------------------------
+
+    def _assert_open(self) -> None:
+        if self.closed:
+            raise UnsupportedOperationError(f'the environments of {self.name} have been closed')
+
+    @contextlib.contextmanager
+    def _ending_all_on_error(self) -> Any:
+        try:
+            yield
+        except (EnvironmentStepError, EnvironmentLoadError):
+            self.close()
+            raise
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End all processes; those that do not end within 5 seconds are killed."""
+        self._finalizer()
+
+    @property
+    def worker_pids(self) -> list[int | None]:
+        """Process ids of the workers."""
+        return [worker.process.pid for worker in self._workers]
+
+
+def _hint(rows: range) -> str:
+    together = '' if len(rows) == 1 else f'environments {rows[0]} to {rows[-1]} ran in that process; '
+    return together + 'max_restarts of create_environment lets environments be restarted'

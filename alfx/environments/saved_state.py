@@ -1,0 +1,168 @@
+"""The exact state of a gymnasium environment as bytes, so that a run can go on as if it had not stopped.
+
+What Python holds (counters, arrays, generators, of the environment and of every wrapper) is pickled. What a
+simulator holds is asked from the simulator: pickling a whole MuJoCo or Atari environment would restart its
+episode. Where neither works (Box2D) there is no state: :func:`capture` returns ``None``.
+
+The bytes are a pickle: only restore what your own run has saved.
+"""
+import io
+import logging
+import pickle
+import sys
+import types
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import gymnasium
+
+_VERSION = 1
+_log = logging.getLogger(__name__)
+
+# Attributes that belong to the process or to a window, not to the episode.
+_SKIPPED_NAMES = frozenset({'env', 'spec', 'metadata', 'mujoco_renderer', 'render_mode', 'screen', 'clock', 'surf',
+                            'window', 'font', 'isopen', 'env_fns'})
+_SKIPPED_TYPES = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
+_SKIPPED_MODULES = ('pygame', 'glfw', 'OpenGL', 'logging', 'threading', 'multiprocessing')
+
+
+class _Simulator(NamedTuple):
+    """How one kind of simulator gives and takes its state.
+
+    Fields:
+        attribute: the attribute of the innermost environment that holds it.
+        save: the simulator's state as something that can be pickled exactly.
+        load: ``load(environment, state)`` puts it back.
+    """
+
+    attribute: str
+    save: Callable[[Any], Any]
+    load: Callable[[Any, Any], None]
+
+
+def capture(env: Any) -> bytes | None:
+    """The state of ``env`` and of all its wrappers, or ``None`` where there is no exact one.
+
+    Args:
+        env: a gymnasium environment or natively batched vector environment.
+    """
+    layers = list(_layers(env))
+    simulator = _simulator(layers[-1])
+    simulated = None if simulator is None else simulator.save(layers[-1])
+    attributes = [{key: value for key, value in vars(layer).items() if _is_state(key, value, layer, simulator)}
+                  for layer in layers]
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer, layers).dump((_VERSION, _shape(layers), simulated, attributes))
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        _log.info('%s has no state that can be saved: %s', env, error)
+        return None
+    return zlib.compress(buffer.getvalue(), 1)
+
+
+def restore(env: Any, state: bytes) -> None:
+    """Put the state that :func:`capture` gave into ``env``, which must have been made in the same way.
+
+    Raises:
+        ValueError: the state is of an environment with other wrappers, or of another version of this format.
+    """
+    layers = list(_layers(env))
+    version, shape, simulated, attributes = _Unpickler(io.BytesIO(zlib.decompress(state)), layers).load()
+    if version != _VERSION or shape != _shape(layers):
+        raise ValueError(f'the saved state is of {" of ".join(shape)} (format {version}), expected '
+                         f'{" of ".join(_shape(layers))} (format {_VERSION})')
+    simulator = _simulator(layers[-1])
+    for layer, saved in zip(layers, attributes):
+        current = vars(layer)
+        for key in [key for key, value in current.items() if _is_state(key, value, layer, simulator)]:
+            if key not in saved:
+                del current[key]
+        current.update(saved)
+    if simulator is not None:
+        simulator.load(layers[-1], simulated)
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """``env`` and what it wraps, outermost first."""
+    while isinstance(env, (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)):
+        yield env
+        env = env.env
+    yield env
+
+
+def _shape(layers: list[Any]) -> list[str]:
+    return [f'{type(layer).__module__}.{type(layer).__qualname__}' for layer in layers]
+
+
+def _is_state(key: str, value: Any, layer: Any, simulator: _Simulator | None) -> bool:
+    if key in _SKIPPED_NAMES or isinstance(value, _SKIPPED_TYPES):
+        return False
+    if type(value).__module__.split('.')[0] in _SKIPPED_MODULES:
+        return False
+    return simulator is None or key not in (simulator.attribute, 'model') or layer is not layer.unwrapped
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles references to the environments themselves as references, and refuses what would restart."""
+
+    def __init__(self, file: io.BytesIO, layers: list[Any]):
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._index = {id(layer): i for i, layer in enumerate(layers)}
+
+    def persistent_id(self, obj: Any) -> Any:
+        return self._index.get(id(obj))
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, gymnasium.utils.EzPickle):
+            raise pickle.PicklingError(f'pickling {type(obj).__name__} would construct it anew')
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+
+    def __init__(self, file: io.BytesIO, layers: list[Any]):
+        super().__init__(file)
+        self._layers = layers
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._layers[pid]
+
+
+# One small function a suite ------------------------------------------------------------------------------------
+
+
+def _simulator(env: Any) -> _Simulator | None:
+    """How the simulator in ``env`` is saved; ``None`` if all its state is in Python."""
+    for module, attribute, kind, simulator in _SIMULATORS:
+        loaded = sys.modules.get(module)
+        if loaded is not None and isinstance(getattr(env, attribute, None), getattr(loaded, kind)):
+            return simulator
+    return None
+
+
+def _save_mujoco(env: Any) -> bytes:
+    # The whole MjData, not only mj_getState: observations and rewards also read quantities that the last step
+    # derived (positions of bodies, contact forces), and mj_forward would not give the same ones.
+    return pickle.dumps(env.data, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def _load_mujoco(env: Any, state: bytes) -> None:
+    env.data = pickle.loads(state)
+    renderer = getattr(env, 'mujoco_renderer', None)
+    if renderer is not None:
+        renderer.data = env.data
+
+
+def _save_atari(env: Any) -> Any:
+    return env.ale.cloneState(include_rng=True)
+
+
+def _load_atari(env: Any, state: Any) -> None:
+    env.ale.restoreState(state)
+
+
+_SIMULATORS = [
+    ('mujoco', 'data', 'MjData', _Simulator('data', _save_mujoco, _load_mujoco)),
+    ('ale_py', 'ale', 'ALEInterface', _Simulator('ale', _save_atari, _load_atari)),
+]

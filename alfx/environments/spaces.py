@@ -1,0 +1,299 @@
+"""gymnasium spaces <-> tensor specs, and batches of their samples <-> nests of tensors.
+
+Box, Discrete (any ``start``), MultiDiscrete, MultiBinary, and Dict and Tuple of these at will become specs;
+anything else is refused with the place where it is.
+"""
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from alfx import nest
+from alfx.environments.errors import UnsupportedSpaceError
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+
+__all__ = ['ActionCodec', 'ObservationCodec', 'action_spec_from_gym_space', 'tensor_spec_from_gym_space']
+
+_SUPPORTED = 'Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple'
+_HINTS = {
+    'MissionSpace': 'suite_minigrid.load drops the mission of MiniGrid',
+    'Text': 'drop the field with a wrapper among gym_env_wrappers, or encode it as numbers',
+    'Sequence': 'pad it to a fixed length with a wrapper among gym_env_wrappers',
+    'Graph': 'encode it as arrays of a fixed size with a wrapper among gym_env_wrappers',
+    'OneOf': 'encode the choice as a Dict of Discrete and Box with a wrapper among gym_env_wrappers',
+}
+# integer types that torch lacks or computes poorly with, and what holds all their values
+_WIDER = {'bool': np.uint8, 'uint16': np.int32, 'uint32': np.int64}
+_INT64 = np.iinfo(np.int64)
+
+
+def tensor_spec_from_gym_space(space: spaces.Space, simplify_box_bounds: bool = True,
+                               float_dtype: Any = np.float32, where: str = 'space') -> NestedTensorSpec:
+    """The nest of specs of the samples of ``space``.
+
+    - ``Discrete(n, start)``: ``BoundedTensorSpec((), int64, start, start + n - 1)``; MultiDiscrete likewise.
+    - ``MultiBinary``: int8 bounded by 0 and 1.
+    - ``Box``: floating point becomes ``float_dtype``, integers keep their type (uint16 and uint32 become the next
+      signed type, bool becomes uint8). Bounded where every bound is finite in that type; a Box with any
+      infinite bound becomes a plain ``TensorSpec``.
+    - ``Dict`` and ``Tuple``: dict and tuple.
+
+    Args:
+        space: the space of one environment.
+        simplify_box_bounds: make bounds that are equal for all elements scalars.
+        float_dtype: numpy type of floating point leaves.
+        where: what to call ``space`` in errors.
+
+    Raises:
+        UnsupportedSpaceError: another kind of space; the message says where it is in the nest.
+    """
+    if isinstance(space, spaces.Dict):
+        return {key: tensor_spec_from_gym_space(child, simplify_box_bounds, float_dtype, f'{where}[{key!r}]')
+                for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(tensor_spec_from_gym_space(child, simplify_box_bounds, float_dtype, f'{where}[{i}]')
+                     for i, child in enumerate(space.spaces))
+    if isinstance(space, spaces.Discrete):
+        first = int(space.start)
+        return BoundedTensorSpec((), torch.int64, first, first + int(space.n) - 1)
+    if isinstance(space, spaces.MultiDiscrete):
+        low = np.asarray(space.start, np.int64)
+        return _bounded(space.shape, torch.int64, low, low + np.asarray(space.nvec, np.int64) - 1, True)
+    if isinstance(space, spaces.MultiBinary):
+        return BoundedTensorSpec(space.shape, torch.int8, 0, 1)
+    if isinstance(space, spaces.Box):
+        return _box_spec(space, simplify_box_bounds, float_dtype, where)
+    kind = type(space).__name__
+    hint = next((_HINTS[cls.__name__] for cls in type(space).__mro__ if cls.__name__ in _HINTS),
+                'convert it with a wrapper among gym_env_wrappers')
+    raise UnsupportedSpaceError(f'{where}: {kind} spaces are not supported (supported: {_SUPPORTED}); {hint}')
+
+
+def action_spec_from_gym_space(space: spaces.Space, normalize: bool = False, where: str = 'action') -> NestedTensorSpec:
+    """The nest of specs of actions: like :func:`tensor_spec_from_gym_space`, but integers are always int64.
+
+    Args:
+        space: the action space of one environment.
+        normalize: give floating point actions with finite bounds the bounds -1 and 1.
+        where: what to call ``space`` in errors.
+
+    Raises:
+        UnsupportedSpaceError: also for a floating point action only some of whose bounds are finite.
+    """
+    spec = tensor_spec_from_gym_space(space, where=where)
+    leaves = [_action_leaf(leaf_spec, leaf, path, normalize)
+              for leaf_spec, (path, leaf) in zip(nest.flatten(spec), flatten_space(space, where))]
+    return nest.pack_sequence_as(spec, leaves)
+
+
+def _action_leaf(spec: TensorSpec, space: spaces.Space, where: str, normalize: bool) -> TensorSpec:
+    bounded = isinstance(spec, BoundedTensorSpec)
+    if spec.is_discrete:
+        return spec.replace(dtype=torch.int64)
+    if not bounded and isinstance(space, spaces.Box) and np.any(_finite_bounds(space, np.dtype(np.float32))):
+        raise UnsupportedSpaceError(
+            f'{where}: expected an action whose bounds are all finite or all infinite, found {space}; '
+            'bound it with gym_wrappers.ContinuousActionClip(min_v=..., max_v=...) among gym_env_wrappers')
+    return spec.replace(minimum=-1.0, maximum=1.0) if bounded and normalize and spec.numel else spec
+
+
+def _finite_bounds(space: spaces.Box, dtype: np.dtype) -> np.ndarray:
+    """bool ``[2, *shape]``: which lower and upper bounds are finite as ``dtype``."""
+    if dtype.kind == 'f':
+        most = float(np.finfo(dtype).max)
+        values = np.stack([space.low, space.high]).astype(np.float64)
+        return np.isfinite(values) & (np.abs(values) < most)
+    return np.stack([space.bounded_below, space.bounded_above])
+
+
+def _box_spec(space: spaces.Box, simplify: bool, float_dtype: Any, where: str) -> TensorSpec:
+    if space.dtype is None or np.dtype(space.dtype).kind not in 'fiub':
+        raise UnsupportedSpaceError(f'{where}: Box of dtype {space.dtype} is not supported; expected floating point, '
+                                    'integer or bool')
+    dtype = _leaf_dtype(space, float_dtype, where)
+    torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
+    if 0 in space.shape:
+        return BoundedTensorSpec(space.shape, torch_dtype, 0, 1)
+    if not np.all(_finite_bounds(space, dtype)):
+        return TensorSpec(space.shape, torch_dtype)
+    return _bounded(space.shape, torch_dtype, space.low.astype(dtype), space.high.astype(dtype), simplify)
+
+
+def _bounded(shape: Sequence[int], dtype: torch.dtype, low: np.ndarray, high: np.ndarray,
+             simplify: bool) -> BoundedTensorSpec:
+    if simplify and low.size and np.all(low == low.flat[0]) and np.all(high == high.flat[0]):
+        return BoundedTensorSpec(shape, dtype, low.flat[0], high.flat[0])
+    return BoundedTensorSpec(shape, dtype, low, high)
+
+
+def _leaf_dtype(space: spaces.Space, float_dtype: Any, where: str) -> np.dtype:
+    """The numpy type in which samples of a fundamental ``space`` become tensors."""
+    if not isinstance(space, spaces.Box):
+        return np.dtype(np.int8 if isinstance(space, spaces.MultiBinary) else np.int64)
+    dtype = np.dtype(space.dtype)
+    if dtype.kind == 'f':
+        return np.dtype(float_dtype)
+    if dtype == np.uint64:
+        if space.high.size and int(space.high.max()) > _INT64.max:
+            raise UnsupportedSpaceError(f'{where}: the bounds of {space} do not fit into int64; give it smaller ones')
+        return np.dtype(np.int64)
+    return np.dtype(_WIDER.get(dtype.name, dtype))
+
+
+def flatten_space(space: spaces.Space, where: str = 'space') -> list[tuple[str, spaces.Space]]:
+    """``[(place, fundamental space), ...]`` in the order in which a nest visits its leaves."""
+    if isinstance(space, spaces.Dict):
+        return [leaf for key in sorted(space.spaces) for leaf in flatten_space(space[key], f'{where}[{key!r}]')]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for i, child in enumerate(space.spaces) for leaf in flatten_space(child, f'{where}[{i}]')]
+    return [(where, space)]
+
+
+def flatten_sample(space: spaces.Space, sample: Any) -> list[Any]:
+    """The parts of a (batched) sample of ``space``, in the order of :func:`flatten_space`."""
+    if isinstance(space, spaces.Dict):
+        return [leaf for key in sorted(space.spaces) for leaf in flatten_sample(space[key], sample[key])]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for child, part in zip(space.spaces, sample) for leaf in flatten_sample(child, part)]
+    return [sample]
+
+
+def unflatten_sample(space: spaces.Space, leaves: Sequence[Any]) -> Any:
+    """The inverse of :func:`flatten_sample`: dicts in the key order of the space, tuples."""
+    remaining = iter(leaves)
+    return _take(space, remaining.__next__)
+
+
+def _take(space: spaces.Space, take: Callable[[], Any]) -> Any:
+    if isinstance(space, spaces.Dict):
+        parts = {key: _take(space[key], take) for key in sorted(space.spaces)}
+        return {key: parts[key] for key in space.spaces}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_take(child, take) for child in space.spaces)
+    return take()
+
+
+class ObservationCodec:
+    """Batches of observations as numpy arrays -> nests of tensors.
+
+    Args:
+        space: the observation space of one environment.
+        simplify_box_bounds: see :func:`tensor_spec_from_gym_space`.
+        float_dtype: likewise.
+
+    Attributes:
+        spec: the nest of specs of one observation.
+    """
+
+    def __init__(self, space: spaces.Space, simplify_box_bounds: bool = True, float_dtype: Any = np.float32):
+        self.spec = tensor_spec_from_gym_space(space, simplify_box_bounds, float_dtype, 'observation')
+        self._space = space
+        self._structure = nest.structure(self.spec)
+        self._is_leaf = not isinstance(space, (spaces.Dict, spaces.Tuple))
+        self._dtypes = [_leaf_dtype(leaf, float_dtype, path) for path, leaf in flatten_space(space, 'observation')]
+        self._dtype = self._dtypes[0] if self._is_leaf else None
+
+    def decode(self, observation: Any, owned: bool) -> NestedTensor:
+        """The tensors ``[B, ...]`` of a batch of observations.
+
+        Args:
+            observation: what a gymnasium vector environment returns.
+            owned: whether nothing else will ever write to its arrays; otherwise they are copied.
+        """
+        if self._is_leaf:
+            return _tensor(observation, self._dtype, owned)
+        leaves = flatten_sample(self._space, observation)
+        return self._structure.unflatten([_tensor(x, d, owned) for x, d in zip(leaves, self._dtypes)])
+
+
+def _tensor(array: Any, dtype: Any, owned: bool) -> torch.Tensor:
+    if type(array) is not np.ndarray:
+        array = array.cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
+    if not owned or array.dtype != dtype:
+        array = array.astype(dtype, order='C')
+    return torch.from_numpy(array)
+
+
+class ActionCodec:
+    """Nests of action tensors ``[B, ...]`` -> batches of actions as a gymnasium vector environment takes them.
+
+    Args:
+        space: the action space of one environment.
+        batch_size: ``B``.
+        normalize: floating point actions with finite bounds are given in [-1, 1] and mapped to their bounds.
+        clip: clip floating point actions with finite bounds to them (after the mapping).
+
+    Attributes:
+        spec: the nest of specs of one action.
+    """
+
+    def __init__(self, space: spaces.Space, batch_size: int, normalize: bool = False, clip: bool = False):
+        self.spec = action_spec_from_gym_space(space, normalize)
+        self._space = space
+        self._structure = nest.structure(self.spec)
+        self._is_leaf = not isinstance(space, (spaces.Dict, spaces.Tuple))
+        specs = nest.flatten(self.spec)
+        self._shapes = [torch.Size((batch_size, *spec.shape)) for spec in specs]
+        self._dtypes = [np.dtype(spec.dtype_str) for spec in specs]
+        leaves = [leaf for _, leaf in flatten_space(space)]
+        self._converters = [_action_converter(leaf, spec, normalize, clip) for leaf, spec in zip(leaves, specs)]
+        if self._is_leaf:
+            self._shape, self._convert, self._dtype = self._shapes[0], self._converters[0], self._dtypes[0]
+
+    def encode(self, action: NestedTensor) -> tuple[Any, list[np.ndarray]]:
+        """The batch of actions for the environment, and copies of the given ones, leaf by leaf, as the specs say.
+
+        Neither shares the memory of the tensors or of the other.
+
+        Raises:
+            SpecError: the action has another structure or shape than the specs.
+        """
+        if self._is_leaf and type(action) is torch.Tensor:
+            if action.shape != self._shape:
+                self._refuse(action)
+            if action.requires_grad:
+                action = action.detach()
+            array = action.cpu().numpy()
+            return self._convert(array), [array.astype(self._dtype)]
+        leaves, structure = nest.flatten_with_structure(action)
+        if structure != self._structure or any(x.shape != shape for x, shape in zip(leaves, self._shapes)):
+            self._refuse(action)
+        arrays = [leaf.detach().cpu().numpy() for leaf in leaves]
+        encoded = [convert(array) for convert, array in zip(self._converters, arrays)]
+        given = [array.astype(dtype) for array, dtype in zip(arrays, self._dtypes)]
+        return unflatten_sample(self._space, encoded), given
+
+    def pack(self, leaves: Sequence[torch.Tensor]) -> NestedTensor:
+        """The nest of actions with these leaves."""
+        return leaves[0] if self._is_leaf else self._structure.unflatten(leaves)
+
+    def _refuse(self, action: NestedTensor) -> None:
+        found = nest.map_structure(lambda x: tuple(getattr(x, 'shape', ())), action)
+        expected = self._structure.unflatten([tuple(shape) for shape in self._shapes])
+        raise SpecError(f'action: expected tensors of shapes {expected} (batch size first), found {found}')
+
+
+def _action_converter(space: spaces.Space, spec: TensorSpec, normalize: bool,
+                      clip: bool) -> Callable[[np.ndarray], np.ndarray]:
+    dtype = np.dtype(space.dtype)
+    if not (isinstance(spec, BoundedTensorSpec) and spec.is_continuous and spec.numel and (normalize or clip)):
+        return lambda array: array.astype(dtype)
+    assert isinstance(space, spaces.Box)
+    low, high = space.low, space.high
+    half = (high.astype(np.float64) - low) / 2
+    trivial = bool(np.all(low == -1) and np.all(high == 1))
+    scale, offset = half.astype(dtype), (low + half).astype(dtype)
+
+    def convert(array: np.ndarray) -> np.ndarray:
+        array = array.astype(dtype)
+        if normalize and not trivial:
+            array *= scale
+            array += offset
+        if clip:
+            np.maximum(array, low, out=array)
+            np.minimum(array, high, out=array)
+        return array
+
+    return convert

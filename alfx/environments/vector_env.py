@@ -1,0 +1,288 @@
+"""gymnasium vector environments that report, restart, save and end episodes of single environments.
+
+:class:`SupervisedVectorEnv` is what the two kinds share; :class:`SerialVectorEnv` steps its environments in this
+process, :class:`~alfx.environments.process_vector_env.ProcessVectorEnv` in others. For the same seed both give the
+same sequences. They differ from gymnasium's SyncVectorEnv and AsyncVectorEnv in that
+
+- an environment that raises is named, with its own traceback, and restarted where that is allowed;
+- single environments can be told to reset (``request_reset``), and their states saved and restored;
+- the arrays that a step returns are never written to again (``owns_arrays``), so that nothing needs a copy.
+"""
+import abc
+import copy
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from alfx.environments.environment_group import Buffers, EnvFn, EnvironmentGroup, EnvSpaces, Info
+from alfx.environments.errors import EnvironmentLoadError, UnsupportedOperationError
+from alfx.environments.seeding import derived_seed
+from alfx.environments.spaces import flatten_sample, flatten_space, tensor_spec_from_gym_space, unflatten_sample
+
+_log = logging.getLogger(__name__)
+
+
+class SupervisedVectorEnv(VectorEnv, abc.ABC):
+    """A vector environment with next-step autoreset whose single environments can be got at.
+
+    Args:
+        env_spaces: the spaces of one environment.
+        count: number of environments.
+        metadata: of one environment.
+        render_mode: likewise.
+        name: what to call the environments in messages.
+
+    Attributes:
+        info_keys: what to keep of the info dicts; ``None``: everything.
+        reward_space: batched space of the rewards, where they are not scalar.
+        owns_arrays: whether arrays that were returned are never written to again.
+    """
+
+    owns_arrays = False
+
+    def __init__(self, env_spaces: EnvSpaces, count: int, metadata: dict[str, Any], render_mode: str | None,
+                 name: str):
+        # refuses by name what batch_space would fail on
+        tensor_spec_from_gym_space(env_spaces.observation, where='observation')
+        tensor_spec_from_gym_space(env_spaces.action, where='action')
+        self.name = name
+        self.num_envs = count
+        self.metadata = {**metadata, 'autoreset_mode': AutoresetMode.NEXT_STEP}
+        self.render_mode = render_mode
+        self.single_observation_space = copy.deepcopy(env_spaces.observation)
+        self.single_action_space = copy.deepcopy(env_spaces.action)
+        self.observation_space = batch_space(self.single_observation_space, count)
+        self.action_space = batch_space(self.single_action_space, count)
+        self.reward_shape = env_spaces.reward_shape
+        if self.reward_shape:
+            self.reward_space = spaces.Box(-np.inf, np.inf, (count, *self.reward_shape), np.float64)
+        self._leaves = [leaf for _, leaf in flatten_space(self.single_observation_space)]
+        self._flat_action = not isinstance(self.single_action_space, (spaces.Dict, spaces.Tuple))
+        self._flat_observation = not isinstance(self.single_observation_space, (spaces.Dict, spaces.Tuple))
+        self._info_keys: tuple[str, ...] | None = None
+        self._busy = False
+
+    @property
+    def info_keys(self) -> tuple[str, ...] | None:
+        return self._info_keys
+
+    @info_keys.setter
+    def info_keys(self, keys: Sequence[str] | None) -> None:
+        self._info_keys = None if keys is None else tuple(keys)
+        self._set_info_keys(self._info_keys)
+
+    # Stepping --------------------------------------------------------------------------------------------------
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments, or those of ``options['reset_mask']``.
+
+        Args:
+            seed: a list with one seed (or ``None``) for each environment, or a number: ``seed + i`` for each.
+            options: what the environments' ``reset`` takes, and ``reset_mask``: bool ``[num_envs]``.
+
+        Returns:
+            Observations and infos of all environments: of those that were not reset, the last ones.
+        """
+        options = dict(options) if options else {}
+        mask = np.asarray(options.pop('reset_mask', np.ones(self.num_envs, bool)))
+        if mask.shape != (self.num_envs, ) or mask.dtype != bool:
+            raise ValueError(f"options['reset_mask']: expected bool ({self.num_envs},), found {mask.dtype} {mask.shape}")
+        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, (int, np.integer)) else seed
+        if seeds is not None:
+            seeds = list(seeds)
+            if len(seeds) != self.num_envs:
+                raise ValueError(f'seed: expected {self.num_envs} seeds, found {len(seeds)}')
+            for i, space in enumerate((self.action_space, self.single_action_space, self.observation_space,
+                                       self.single_observation_space)):
+                space.seed(derived_seed(seeds[0], 3 + i))
+        out, infos = self._reset(mask, seeds, options or None)
+        self._busy = False
+        return out.observations, self._collect(infos)
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Step all environments; one whose episode ended is reset instead.
+
+        Raises:
+            EnvironmentStepError: an environment raised.
+        """
+        if self._busy:
+            raise RuntimeError('the last step was interrupted, and some environments have moved on: call reset() first')
+        self._busy = True
+        out, infos = self._step(actions)
+        self._busy = False
+        return out.observations, out.rewards, out.terminations, out.truncations, self._collect(infos) if infos else {}
+
+    def _collect(self, infos: list[Info]) -> dict[str, Any]:
+        collected: dict[str, Any] = {}
+        for i, info in infos:
+            self._add_info(collected, info, i)
+        return collected
+
+    def _rows(self, actions: Any) -> list[Any]:
+        """One action for each environment."""
+        if self._flat_action:
+            return list(actions)
+        columns = flatten_sample(self.single_action_space, actions)
+        return [unflatten_sample(self.single_action_space, row) for row in zip(*columns)]
+
+    def _buffers(self) -> Buffers:
+        count = self.num_envs
+        arrays = [np.empty((count, *leaf.shape), leaf.dtype) for leaf in self._leaves]
+        return Buffers(unflatten_sample(self.single_observation_space, arrays), np.zeros((count, *self.reward_shape)),
+                       np.zeros(count, bool), np.zeros(count, bool))
+
+    # What each kind does in its own way ------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _reset(self, mask: np.ndarray, seeds: list[int | None] | None,
+               options: dict[str, Any] | None) -> tuple[Buffers, list[Info]]:
+        """Reset the environments in ``mask``."""
+
+    @abc.abstractmethod
+    def _step(self, actions: Any) -> tuple[Buffers, list[Info]]:
+        """Step all environments."""
+
+    @abc.abstractmethod
+    def _set_info_keys(self, keys: tuple[str, ...] | None) -> None:
+        """Keep only these of the infos."""
+
+    @abc.abstractmethod
+    def request_reset(self, mask: np.ndarray) -> None:
+        """Let the next step reset the environments in ``mask``, bool ``[num_envs]``."""
+
+    @abc.abstractmethod
+    def get_states(self) -> list[Any] | None:
+        """The exact state of each environment; ``None`` if one has none or a step was interrupted."""
+
+    @abc.abstractmethod
+    def set_states(self, states: list[Any]) -> None:
+        """What :meth:`get_states` gave."""
+
+    @abc.abstractmethod
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """The attribute or the result of the method ``name`` of each environment."""
+
+    @abc.abstractmethod
+    def render_first(self) -> Any:
+        """What ``render()`` of environment 0 returns."""
+
+    @property
+    @abc.abstractmethod
+    def restarts(self) -> np.ndarray:
+        """int ``[num_envs]``: how often each environment was restarted."""
+
+    def render(self) -> tuple[Any, ...]:
+        """What ``render()`` of each environment returns."""
+        return self.call('render')
+
+
+class SerialVectorEnv(SupervisedVectorEnv):
+    """Environments that are stepped one after the other in this process.
+
+    Args:
+        env_fns: constructors of gymnasium environments.
+        max_restarts: how often each environment may be constructed anew after it raised.
+        name: what to call them in messages; '': the id of the first.
+
+    Raises:
+        EnvironmentLoadError: the environments have different spaces.
+        UnsupportedSpaceError: a space has no tensor spec.
+        EnvironmentStepError: a constructor raised.
+    """
+
+    owns_arrays = True
+
+    def __init__(self, env_fns: Sequence[EnvFn], max_restarts: int = 0, name: str = ''):
+        if not env_fns:
+            raise EnvironmentLoadError('expected at least one environment, found none')
+        self._group = EnvironmentGroup(env_fns, 0, name or 'environment', max_restarts)
+        first = self._group.envs[0]
+        assert self._group.spaces is not None
+        super().__init__(self._group.spaces, len(env_fns), first.metadata, first.render_mode,
+                         name or environment_name(first))
+        self._group.name = self.name
+        self._last: Buffers | None = None
+        if self._flat_observation:
+            self._shape, self._dtype = (self.num_envs, *self._leaves[0].shape), self._leaves[0].dtype
+
+    @classmethod
+    def adopt(cls, vector_env: SyncVectorEnv) -> 'SerialVectorEnv':
+        """The environments of a gymnasium SyncVectorEnv, which must not be used any more."""
+        adopted = cls([partial(_identity, env) for env in vector_env.envs])
+        vector_env.closed = True
+        return adopted
+
+    @property
+    def envs(self) -> list[gymnasium.Env]:
+        """The environments."""
+        return self._group.envs
+
+    @property
+    def restarts(self) -> np.ndarray:
+        return np.array(self._group.restarts)
+
+    def _reset(self, mask: np.ndarray, seeds: list[int | None] | None,
+               options: dict[str, Any] | None) -> tuple[Buffers, list[Info]]:
+        out = self._buffers()
+        if not mask.all():
+            if self._last is None:
+                raise UnsupportedOperationError('reset all environments before resetting some of them')
+            for new, old in zip(flatten_sample(self.single_observation_space, out.observations),
+                                flatten_sample(self.single_observation_space, self._last.observations)):
+                new[:] = old
+        infos = self._group.reset(np.flatnonzero(mask).tolist(), seeds, options, out)
+        self._last = out
+        return out, infos
+
+    def _step(self, actions: Any) -> tuple[Buffers, list[Info]]:
+        count = self.num_envs
+        if self._flat_observation and not self.reward_shape:
+            out = Buffers(np.empty(self._shape, self._dtype), np.empty(count), np.empty(count, bool),
+                          np.empty(count, bool))
+        else:
+            out = self._buffers()
+        infos = self._group.step(self._rows(actions), out, self._last)
+        self._last = out
+        return out, infos
+
+    def request_reset(self, mask: np.ndarray) -> None:
+        self._group.request_reset(np.flatnonzero(mask).tolist())
+
+    def _set_info_keys(self, keys: tuple[str, ...] | None) -> None:
+        self._group.info_keys = keys
+
+    def get_states(self) -> list[Any] | None:
+        states = None if self._busy else self._group.get_states()
+        return None if states is None or any(state is None for state in states) else states
+
+    def set_states(self, states: list[Any]) -> None:
+        if self._last is None:
+            self.reset()
+        self._group.set_states(states)
+        self._busy = False
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        return tuple(self._group.call(name, args, kwargs))
+
+    def render_first(self) -> Any:
+        return self._group.envs[0].render()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close all environments."""
+        self._group.close()
+
+
+def environment_name(env: gymnasium.Env) -> str:
+    """The id of ``env``, or the name of its class."""
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+
+
+def _identity(env: gymnasium.Env) -> gymnasium.Env:
+    return env

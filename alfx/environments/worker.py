@@ -1,0 +1,192 @@
+"""The process that steps some of the environments of a :class:`ProcessVectorEnv`, and what it shares with the parent.
+
+Observations, rewards, flags and actions are in shared memory; a pipe carries one byte a step each way. Results are
+written to two sets of buffers in turn, so that the last known observation survives a worker that dies while it
+writes.
+"""
+import contextlib
+import ctypes
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import gin
+import numpy as np
+from gymnasium import spaces
+
+from alfx.environments.environment_group import Buffers, EnvFn, EnvironmentGroup, EnvSpaces
+from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError
+from alfx.environments.spaces import flatten_sample, flatten_space, unflatten_sample
+
+# What a worker answers: done; done with infos or a result (a pickle follows); an environment raised (likewise).
+DONE, RESULT, ERROR = b'd', b'r', b'e'
+# What the parent sends: step into buffers 0 or 1; anything else (a pickled command follows).
+STEP_0, STEP_1, COMMAND = b'0', b'1', b'c'
+
+
+class SharedArrays:
+    """The memory that the parent and all workers share: two sets of result buffers, the actions.
+
+    Args:
+        env_spaces: spaces of one environment.
+        count: number of environments.
+        context: the multiprocessing context that will start the workers.
+    """
+
+    def __init__(self, env_spaces: EnvSpaces, count: int, context: Any):
+        self._spaces, self._count = env_spaces, count
+        observation_leaves = [(leaf.shape, np.dtype(leaf.dtype)) for _, leaf in flatten_space(env_spaces.observation)]
+        action_leaves = [(leaf.shape, np.dtype(leaf.dtype)) for _, leaf in flatten_space(env_spaces.action)]
+        result = [*observation_leaves, (env_spaces.reward_shape, np.dtype(np.float64)), ((), np.dtype(bool)),
+                  ((), np.dtype(bool))]
+        self._memory = [[self._allocate(context, *leaf) for leaf in part] for part in (result, result, action_leaves)]
+
+    def _allocate(self, context: Any, shape: tuple[int, ...], dtype: np.dtype) -> tuple:
+        size = int(np.prod((self._count, *shape))) * dtype.itemsize
+        return context.RawArray(ctypes.c_byte, max(size, 1)), shape, dtype
+
+    def _arrays(self, part: int, rows: slice) -> list[np.ndarray]:
+        arrays = []
+        for memory, shape, dtype in self._memory[part]:
+            shape = (self._count, *shape)
+            arrays.append(np.frombuffer(memory, dtype, int(np.prod(shape))).reshape(shape)[rows])
+        return arrays
+
+    def buffers(self, which: int, rows: slice = slice(None)) -> Buffers:
+        """Result buffers 0 or 1, of the environments ``rows``."""
+        *observations, rewards, terminations, truncations = self._arrays(which, rows)
+        return Buffers(unflatten_sample(self._spaces.observation, observations), rewards, terminations, truncations)
+
+    def actions(self, rows: slice = slice(None)) -> list[np.ndarray]:
+        """The leaves of the actions of the environments ``rows``."""
+        return self._arrays(2, rows)
+
+
+class WorkerArguments(NamedTuple):
+    """What a worker is started with.
+
+    Fields:
+        env_fns: the constructors, cloudpickled for a process that does not inherit them.
+        rows: which environments of the batch they are.
+        spaces: what the environments must have.
+        shared: the shared memory.
+        name: what to call the environments in messages.
+        max_restarts: of each environment, less those already used.
+        info_keys: what to keep of the infos.
+        num_threads: for torch, if it is imported.
+        conf: what gin was configured with, for processes that do not inherit it; '' if they do.
+    """
+
+    env_fns: bytes | list[EnvFn]
+    rows: slice
+    spaces: EnvSpaces
+    shared: SharedArrays
+    name: str
+    max_restarts: int
+    info_keys: tuple[str, ...] | None
+    num_threads: int
+    conf: str
+
+
+def work(pipe: Connection, arguments: WorkerArguments) -> None:
+    """Run in the worker until the parent says 'close' or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_exit_with_parent, args=(os.getppid(), ), daemon=True).start()
+    if 'torch' in sys.modules:
+        sys.modules['torch'].set_num_threads(arguments.num_threads)
+    with _Reporting(pipe, arguments.name):
+        worker = _Worker(arguments)
+        pipe.send_bytes(DONE)
+        with contextlib.closing(worker.group):
+            _serve(pipe, worker)
+
+
+class _Reporting:
+    """Context manager that tells the parent of the error that ends the worker."""
+
+    def __init__(self, pipe: Connection, name: str):
+        self._pipe, self._name = pipe, name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type | None, error: BaseException | None, _: Any) -> bool:
+        # EOFError and OSError of the pipe: the parent is gone or no longer listens, nobody is left to tell
+        if isinstance(error, Exception) and not isinstance(error, (EOFError, BrokenPipeError, ConnectionResetError)):
+            if not isinstance(error, (EnvironmentStepError, EnvironmentLoadError)):
+                error = EnvironmentStepError(None, self._name, 'its worker process', f'{type(error).__name__}: {error}',
+                                             ''.join(traceback.format_exception(error)))
+            with contextlib.suppress(OSError):
+                self._pipe.send_bytes(ERROR + pickle.dumps(error))
+        self._pipe.close()
+        return isinstance(error, Exception)
+
+
+def _exit_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(2)
+    os._exit(1)
+
+
+class _Worker:
+    """The environments of one worker and its rows of the shared memory."""
+
+    def __init__(self, arguments: WorkerArguments):
+        env_fns = arguments.env_fns
+        if isinstance(env_fns, bytes):
+            env_fns = pickle.loads(env_fns)
+            gin.parse_config(arguments.conf, skip_unknown=True)
+        self.group = EnvironmentGroup(env_fns, arguments.rows.start, arguments.name, arguments.max_restarts,
+                                      arguments.info_keys, arguments.spaces)
+        self._buffers = [arguments.shared.buffers(which, arguments.rows) for which in (0, 1)]
+        self._actions = arguments.shared.actions(arguments.rows)
+        self._action_space = arguments.spaces.action
+        self._flat = not isinstance(self._action_space, (spaces.Dict, spaces.Tuple))
+
+    def step(self, which: int) -> list:
+        """Step into result buffers ``which``."""
+        # copies: an environment may write to its action or keep it
+        columns = [actions.copy() for actions in self._actions]
+        rows = list(columns[0]) if self._flat else [unflatten_sample(self._action_space, row)
+                                                    for row in zip(*columns)]
+        return self.group.step(rows, self._buffers[which], self._buffers[1 - which])
+
+    def reset(self, which: int, rows: list[int], seeds: list[int | None] | None, options: dict | None) -> list:
+        """Reset the environments ``rows``; the others' rows are copied from the other buffers."""
+        out, last = self._buffers[which], self._buffers[1 - which]
+        observation_space = self.group.envs[0].observation_space
+        for new, old in zip([*flatten_sample(observation_space, out.observations), *out[1:]],
+                            [*flatten_sample(observation_space, last.observations), *last[1:]]):
+            new[:] = old
+        return self.group.reset(rows, seeds, options, out)
+
+
+def _serve(pipe: Connection, worker: _Worker) -> None:
+    while True:
+        message = pipe.recv_bytes()
+        if message == STEP_0 or message == STEP_1:
+            infos = worker.step(message == STEP_1)
+            pipe.send_bytes(RESULT + pickle.dumps(infos) if infos else DONE)
+            continue
+        name, arguments = pickle.loads(message[1:])
+        if name == 'close':
+            pipe.send_bytes(DONE)
+            return
+        group = worker.group
+        if name == 'info_keys':
+            group.info_keys, result = arguments[0], None
+        elif name == 'restarts':
+            result = group.restarts
+        elif name == 'render':
+            result = group.envs[0].render()
+        else:
+            method = getattr(worker, name, None) or getattr(group, name)
+            result = method(*arguments)
+        pipe.send_bytes(RESULT + pickle.dumps(result))
