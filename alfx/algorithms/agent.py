@@ -176,9 +176,7 @@ class Agent(RLAlgorithm):
         return self._step('rollout_step', time_step, state, None)
 
     def collect_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """``rollout_step`` without what :meth:`train_step` recomputes."""
-        if not self.recomputes_rollout_info:
-            return self.rollout_step(time_step, state)
+        """``rollout_step`` without what :meth:`train_step` recomputes; for an agent which recomputes."""
         step = self._rl_algorithm.collect_step(time_step, state.rl)
         return AlgStep(step.output, AgentState(rl=step.state), AgentInfo(rl=step.info))
 

@@ -67,7 +67,8 @@ class Algorithm(AlgorithmInterface):
         self._experience_spec: NestedTensorSpec = None
         self._processed_experience_spec: NestedTensorSpec = None
         self._train_info_spec: NestedTensorSpec = None
-        self._last_gradient_owners: list[tuple[str, nn.Parameter]] | None = None
+        self._device: torch.device | None = None
+        self._updated: tuple[list[Any], list[tuple[str, nn.Parameter]]] | None = None
 
     # What it is ------------------------------------------------------------------------------------------------
 
@@ -256,13 +257,14 @@ class Algorithm(AlgorithmInterface):
         """
         return apply_gradients(self, loss_info, valid_masks, weight, batch_info)
 
-    def gradient_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """``(name, parameter)`` of all that the optimizers of this algorithm update."""
-        if self._last_gradient_owners is None:
+    def what_is_updated(self) -> tuple[list[Any], list[tuple[str, nn.Parameter]]]:
+        """All optimizers of this algorithm, and ``(name, parameter)`` of all that they own; found once."""
+        if self._updated is None:
             names = {id(p): name for name, p in self.named_parameters()}
-            self._last_gradient_owners = [(names.get(id(p), '?'), p) for optimizer in self.optimizers()
-                                          for group in optimizer.param_groups for p in group['params']]
-        return self._last_gradient_owners
+            optimizers = self.optimizers()
+            self._updated = optimizers, [(names.get(id(p), '?'), p) for optimizer in optimizers
+                                         for group in optimizer.param_groups for p in group['params']]
+        return self._updated
 
     # Data ------------------------------------------------------------------------------------------------------
 
@@ -489,8 +491,15 @@ class Algorithm(AlgorithmInterface):
     @property
     def device(self) -> torch.device:
         """The device of the parameters."""
-        parameter = next(self.parameters(), None)
-        return context.get_default_device() if parameter is None else parameter.device
+        if self._device is None:
+            parameter = next(self.parameters(), None)
+            self._device = context.get_default_device() if parameter is None else parameter.device
+        return self._device
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Moving the module to another device, among others: forget which one it was."""
+        self._device = None
+        return super()._apply(fn, recurse)
 
     def get_rollout_state(self) -> dict[str, Any]:
         """Tensors besides :meth:`state_dict` that an exact resume needs: where the rollout stands."""

@@ -88,6 +88,7 @@ class RLAlgorithm(Algorithm):
         self._env = env
         self._rollout_info_spec: NestedTensorSpec = None
         self._cursor: Cursor | None = None
+        self._collects_for_recomputation = False
         self._unroll_debt = 0.0
         self._reward_weights: torch.Tensor | None = None
         if reward_spec.ndim == 1:
@@ -131,6 +132,11 @@ class RLAlgorithm(Algorithm):
         """Whether the action recorded is the one that the environment reports."""
         return self._overwrite_policy_output
 
+    @property
+    def acting_step(self) -> Callable[[TimeStep, NestedTensor], AlgStep]:
+        """The step that experience is collected with: ``collect_step`` if the rest is recomputed, ``rollout_step``."""
+        return self.collect_step if self._collects_for_recomputation else self.rollout_step
+
     def has_multidim_reward(self) -> bool:
         """Whether the reward has more than one dimension."""
         return self._reward_spec.numel > 1
@@ -167,6 +173,7 @@ class RLAlgorithm(Algorithm):
         if self.on_policy is None:
             self.set_on_policy(True)
         super().finalize()
+        self._collects_for_recomputation = self.recomputes_rollout_info
         step_spec = time_step_spec(self._observation_spec, self._action_spec, self._reward_spec)
         if self._env is not None:
             step_spec = step_spec._replace(env_info=self._env.env_info_spec())
@@ -216,7 +223,7 @@ class RLAlgorithm(Algorithm):
 
     def _on_policy_train_info(self, experience: Experience) -> NestedTensor:
         """The infos that the loss gets: as collected, or recomputed with gradients for all steps at once."""
-        if not self.recomputes_rollout_info:
+        if not self._collects_for_recomputation:
             return experience.rollout_info
         return compute_train_info(self, experience)
 
@@ -247,7 +254,7 @@ class RLAlgorithm(Algorithm):
             self._cursor = start(self, env)
         on_policy = bool(self.on_policy)
         bootstrap = on_policy or (config.whole_replay_buffer_training and config.clear_replay_buffer)
-        with_grad = config.unroll_with_grad or (on_policy and not self.recomputes_rollout_info)
+        with_grad = config.unroll_with_grad or (on_policy and not self._collects_for_recomputation)
         experience, env_steps = unroll(self, env, self._cursor, unroll_length, with_grad=with_grad,
                                        bootstrap=bootstrap, transformed=on_policy)
         update_metrics(self._metrics, env_steps)

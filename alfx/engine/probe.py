@@ -34,9 +34,8 @@ def unchanged(module: torch.nn.Module) -> Iterator[None]:
 def _rollout_step(algorithm: 'RLAlgorithm', step_spec: TimeStep) -> AlgStep:
     device = algorithm.device
     time_step = nest.map_structure(lambda x: x.to(device), zeros_from_spec(step_spec, _BATCH))
-    step = algorithm.collect_step if algorithm.recomputes_rollout_info else algorithm.rollout_step
     with unchanged(algorithm), context.rollout_context(), context.record_if(False):
-        return step(time_step, algorithm.get_initial_rollout_state(_BATCH))
+        return algorithm.acting_step(time_step, algorithm.get_initial_rollout_state(_BATCH))
 
 
 def rollout_info_spec(algorithm: 'RLAlgorithm', step_spec: TimeStep) -> NestedTensorSpec:

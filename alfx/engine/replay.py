@@ -10,6 +10,7 @@ from alfx import context, nest
 from alfx.data_structures import BatchInfo, Experience, LossInfo, add_batch_info, clear_batch_info
 from alfx.engine.unroll import reset_state_at_first
 from alfx.engine.update import valid_masks
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.tensor_specs import NestedTensor, extract_spec
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def _train_on_whole_buffer(algorithm: 'Algorithm', count_updates: bool) -> int:
     """``num_updates_per_train_iter`` epochs over everything in the buffer."""
     config, buffer = algorithm._config, algorithm.replay_buffer
     assert config is not None and buffer is not None
-    if buffer.current_size < 1 + config.clear_replay_buffer:
+    if _steps_in(buffer) < 1 + config.clear_replay_buffer:
         return 0
     experience, batch_info = buffer.gather_all()
     experience = _processed(algorithm, experience, batch_info)
@@ -56,6 +57,11 @@ def _train_on_whole_buffer(algorithm: 'Algorithm', count_updates: bool) -> int:
         for batch in _minibatches(sequences, count, batch_size):
             steps += _update(algorithm, batch, None, count_updates)
     return steps
+
+
+def _steps_in(buffer: ReplayBuffer) -> int:
+    """How many steps of each environment are stored, on average."""
+    return buffer.total_size // buffer.num_environments
 
 
 def _as_sequences(experience: Experience, length: int) -> Experience:
@@ -95,7 +101,7 @@ def _train_on_samples(algorithm: 'Algorithm', count_updates: bool) -> int:
     config, buffer = algorithm._config, algorithm.replay_buffer
     assert config is not None and buffer is not None
     length = config.mini_batch_length or 1
-    if buffer.current_size < max(config.initial_collect_steps, length):
+    if _steps_in(buffer) < max(config.initial_collect_steps, length):
         return 0
     steps = 0
     for _ in range(config.num_updates_per_train_iter):

@@ -61,7 +61,7 @@ def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, w
         Experience ``[length, B, ...]``, or ``[length + 1, B, ...]`` with ``bootstrap``; and the environment's own
         step types, rewards, discounts and infos ``[length, B, ...]``, which metrics are made of.
     """
-    step = algorithm.collect_step if algorithm.recomputes_rollout_info else algorithm.rollout_step
+    step = algorithm.acting_step
     initial_state = algorithm.get_initial_rollout_state(env.batch_size)
     stateful = bool(nest.flatten(initial_state))
     device = algorithm.device

@@ -71,7 +71,7 @@ def apply_gradients(algorithm: 'Algorithm', loss_info: LossInfo, masks: torch.Te
     total = reduce_loss(loss_info, masks, weight, importance_weights)
     if not torch.isfinite(total.detach()):
         raise NonFiniteLossError(_describe_non_finite(algorithm, loss_info))
-    optimizers = algorithm.optimizers()
+    optimizers, params = algorithm.what_is_updated()
     for optimizer in optimizers:
         optimizer.zero_grad()
     if total.requires_grad:
@@ -81,7 +81,7 @@ def apply_gradients(algorithm: 'Algorithm', loss_info: LossInfo, masks: torch.Te
     loss_info = loss_info._replace(loss=total.detach())
     if context.should_record_summaries():
         loss_info = loss_info._replace(extra=_masked_means(loss_info.extra, masks))
-    return loss_info, algorithm.gradient_parameters()
+    return loss_info, params
 
 
 def _masked_means(extra: NestedTensor, masks: torch.Tensor | None) -> NestedTensor:
