@@ -7,6 +7,7 @@ other values is checked by the constructors themselves, see :mod:`alfx.gin_utils
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -102,15 +103,19 @@ def parameters_of(configurable: Any) -> tuple[dict[str, inspect.Parameter], bool
 
 
 def describe_missing(selector: str, unavailable: dict[str, str]) -> str:
-    """A hint for a name that nothing has: the nearest one, or the module that could not be imported."""
+    """A hint for a name that nothing has: the module that could not be imported, or the nearest name."""
     *modules, name = selector.split('.')
+    likely = (modules[-1] if modules else re.sub(r'(?<=[a-z0-9])(?=[A-Z])', '_', name).lower())
+    reasons = [f'{module} could not be imported: {reason}' for module, reason in sorted(unavailable.items())
+               if module.rsplit('.', 1)[-1] == likely]
+    if reasons:
+        return reasons[0]
     names = registry.registered_selectors()
     tails = {'.'.join(full.split('.')[-(len(modules) + 1):]) for full in names}
     nearest = nearest_name(selector, sorted(tails)) or nearest_name(name, sorted({n.split('.')[-1] for n in names}))
     if nearest:
         return f"did you mean '{nearest}'?"
-    reasons = [f'{module} could not be imported: {reason}' for module, reason in sorted(unavailable.items())]
-    return '\n  '.join(reasons) or 'import the module that defines it in the conf: import my_package.my_module'
+    return 'import the module that defines it in the conf: import my_package.my_module'
 
 
 def _find(selector, location, prefix, unavailable, problems):

@@ -11,7 +11,7 @@ import pytest
 import torch.nn.functional as F
 
 from alfx import gin_utils
-from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils import ConfError, configurable, static_check
 
 
 @configurable(module='toys')
@@ -284,6 +284,15 @@ def test_all_mistakes_are_reported_at_once(conf):
     message = message_of(conf("include 'base.gin'\nEngine.powr = 3\nEngine.power = 'x'\n"), ['Cra.seats=1'])
     assert [line.split(': ')[0] for line in message.splitlines() if not line.startswith('  ')] == [
         'base.gin:1', 'car.gin:2', 'car.gin:3', "--conf_param 'Cra.seats=1'"]
+
+
+def test_a_name_from_a_module_that_cannot_be_imported_gives_the_reason():
+    reasons = {'alfx.environments.suite_moon': "No module named 'moon'", 'alfx.algorithms.moon_lander': 'no fuel'}
+    assert static_check.describe_missing('suite_moon.load', reasons) == (
+        "alfx.environments.suite_moon could not be imported: No module named 'moon'")
+    assert static_check.describe_missing('MoonLander', reasons) == (
+        'alfx.algorithms.moon_lander could not be imported: no fuel')
+    assert static_check.describe_missing('Engin', reasons) == "did you mean 'Engine'?"
 
 
 # Errors while building --------------------------------------------------------------------------------------------
