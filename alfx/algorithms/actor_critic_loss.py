@@ -97,16 +97,13 @@ class ActorCriticLoss(Loss):
         if self._debug_summaries and context.should_record_summaries():
             self._summarize(info.value, returns, advantages)
         advantages = self._processed_advantages(info, advantages)
-        terms = ActorCriticLossInfo(pg_loss=self._pg_loss(info, advantages.detach()),
-                                    td_loss=self._td_error_loss_fn(returns.detach(), info.value),
-                                    neg_entropy=self._neg_entropy(info))
-        td_loss = terms.td_loss
-        if td_loss.ndim == 3:
-            td_loss = td_loss.mean(dim=2)
-        loss = torch.add(terms.pg_loss, td_loss, alpha=self._td_loss_weight)
+        pg_loss = self._pg_loss(info, advantages.detach())
+        td_loss = self._td_error_loss_fn(returns.detach(), info.value)
+        neg_entropy, neg_entropy_for_gradient = self._neg_entropy(info)
+        loss = torch.add(pg_loss, td_loss if td_loss.ndim == 2 else td_loss.mean(dim=2), alpha=self._td_loss_weight)
         if self._entropy_regularization is not None:
-            loss = torch.add(loss, terms.neg_entropy, alpha=self._entropy_regularization)
-        return LossInfo(loss=loss, extra=terms)
+            loss = torch.add(loss, neg_entropy_for_gradient, alpha=self._entropy_regularization)
+        return LossInfo(loss=loss, extra=ActorCriticLossInfo(pg_loss, td_loss, neg_entropy))
 
     def calc_returns_and_advantages(self, info: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Targets of the value and advantages, both of the shape of ``info.value`` and without gradient."""
@@ -147,11 +144,12 @@ class ActorCriticLoss(Loss):
         """``-A log pi(a)``, ``[T, B]``."""
         return -advantages * dist_utils.compute_log_probability(info.action_distribution, info.action)
 
-    def _neg_entropy(self, info: Any) -> torch.Tensor | tuple[()]:
-        """``-H(pi)``, ``[T, B]``; ``()`` where nobody asks for it."""
+    def _neg_entropy(self, info: Any) -> tuple[Any, Any]:
+        """``-H(pi)`` ``[T, B]`` and what to take its gradient from; ``()`` twice where nobody asks for it."""
         if self._entropy_regularization is None and not context.should_record_summaries():
-            return ()
-        return -dist_utils.entropy_with_fallback(info.action_distribution, return_sum=True)
+            return (), ()
+        entropy, entropy_for_gradient = dist_utils.entropy_with_fallback(info.action_distribution)
+        return -entropy, -entropy_for_gradient
 
     def _summarize(self, value: torch.Tensor, returns: torch.Tensor, advantages: torch.Tensor) -> None:
         with context.summary_scope(self._name):

@@ -64,6 +64,7 @@ class Algorithm(AlgorithmInterface):
         self._pre_loaded = False
         self._replay_buffer: ReplayBuffer | None = None
         self._replay_buffer_size: tuple[int, int] | None = None
+        self._context_steps = 0  # at the start of the replay buffer, trained on in an earlier iteration
         self._experience_spec: NestedTensorSpec = None
         self._processed_experience_spec: NestedTensorSpec = None
         self._train_info_spec: NestedTensorSpec = None
@@ -307,7 +308,9 @@ class Algorithm(AlgorithmInterface):
         assert self._replay_buffer_size is not None, 'set_replay_buffer comes first'
         num_envs, max_length = self._replay_buffer_size
         self._experience_spec = experience_spec
-        self._replay_buffer = ReplayBuffer(experience_spec, num_envs, max_length, name=f'{self._name}_replay_buffer')
+        stack_size = 1 if self.data_transformer is None else self.data_transformer.stack_size
+        self._replay_buffer = ReplayBuffer(experience_spec, num_envs, max_length, name=f'{self._name}_replay_buffer',
+                                           num_earliest_frames_ignored=stack_size - 1)
 
     @property
     def replay_buffer(self) -> ReplayBuffer | None:

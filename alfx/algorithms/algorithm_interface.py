@@ -4,7 +4,6 @@ An iteration of the root algorithm collects experience with ``rollout_step``, th
 directly through ``calc_loss``, off-policy by ``train_step`` on what the replay buffer hands out. A class says
 *what* to compute; :mod:`alfx.engine` says when. Read next: :mod:`alfx.algorithms.algorithm`.
 """
-from typing import Any
 
 from torch import nn
 

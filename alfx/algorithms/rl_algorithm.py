@@ -180,12 +180,9 @@ class RLAlgorithm(Algorithm):
         self._rollout_info_spec = probe.rollout_info_spec(self, step_spec)
         if self._env is not None and not self.on_policy:
             assert self._config is not None, 'a root algorithm has a config'
-            self.set_replay_buffer(self._env.batch_size, adjust_replay_buffer_length(
-                self._config, max(self._stack_size() - 1, 0)))
+            stack_size = 1 if self.data_transformer is None else self.data_transformer.stack_size
+            self.set_replay_buffer(self._env.batch_size, adjust_replay_buffer_length(self._config, stack_size - 1))
             self.build_replay_buffer(probe.experience_spec(self, self._env.time_step_spec()))
-
-    def _stack_size(self) -> int:
-        return 1 if self.data_transformer is None else self.data_transformer.stack_size
 
     def load_offline_replay_buffer(self, untransformed_observation_spec: NestedTensorSpec) -> None:
         """Offline replay buffers are not available in this version.
@@ -320,6 +317,10 @@ class RLAlgorithm(Algorithm):
         if self._cursor is not None:
             cursor = self._cursor
             state['cursor'] = nest.flatten((cursor.time_step, cursor.inputs, cursor.state, cursor.transform_state))
+        if self._context_steps:
+            assert self._replay_buffer is not None
+            context_steps, _ = self._replay_buffer.gather_all()
+            state['context'] = nest.flatten(context_steps)
         return state
 
     def set_rollout_state(self, state: dict[str, Any]) -> None:
@@ -329,3 +330,8 @@ class RLAlgorithm(Algorithm):
             like = start(self, self._env)
             parts = (like.time_step, like.inputs, like.state, like.transform_state)
             self._cursor = Cursor(*nest.pack_sequence_as(parts, state['cursor']))
+        if 'context' in state:
+            assert self._replay_buffer is not None
+            context_steps = [x.transpose(0, 1) for x in state['context']]
+            self._context_steps = context_steps[0].shape[0]
+            self._replay_buffer.add_sequence(nest.pack_sequence_as(self._experience_spec, context_steps))

@@ -38,12 +38,12 @@ def define_conf_flags(root_dir: bool = True) -> None:
         _define('root_dir', flags.DEFINE_string, None, 'the run folder')
 
 
-def conf_from_flags(root_dir: Optional[str] = None) -> gin_utils.Conf:
+def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True) -> gin_utils.Conf:
     """Load and check the conf that the flags ask for.
 
     Args:
-        root_dir: an existing run folder: used for the conf if ``--conf`` is not given, and checked to belong to
-            the same conf if it is.
+        root_dir: a run folder: its conf is used if ``--conf`` is not given.
+        same_run: whether the program goes on with the run in ``root_dir``, so that the conf has to be the same.
 
     Returns:
         What was loaded.
@@ -57,7 +57,8 @@ def conf_from_flags(root_dir: Optional[str] = None) -> gin_utils.Conf:
                                   "put include '...' statements into one file")
     if not given and root_dir is None:
         raise gin_utils.ConfError('no conf file is given', 'add --conf FILE')
-    return gin_utils.load(given[0] if given else None, [*FLAGS.conf_param, *FLAGS.gin_param], root_dir=root_dir)
+    return gin_utils.load(given[0] if given else None, [*FLAGS.conf_param, *FLAGS.gin_param], root_dir,
+                          same_run)
 
 
 def root_dir_from_flags() -> str:

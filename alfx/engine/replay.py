@@ -32,10 +32,7 @@ def train_from_replay_buffer(algorithm: 'Algorithm', update_global_counter: bool
     count_updates = update_global_counter and config.update_counter_every_mini_batch
     with context.replay_context():
         if config.whole_replay_buffer_training:
-            steps = _train_on_whole_buffer(algorithm, count_updates)
-            if config.clear_replay_buffer:
-                buffer.clear()
-            return steps
+            return _train_on_whole_buffer(algorithm, count_updates)
         return _train_on_samples(algorithm, count_updates)
 
 
@@ -45,10 +42,11 @@ def _train_on_whole_buffer(algorithm: 'Algorithm', count_updates: bool) -> int:
     assert config is not None and buffer is not None
     if _steps_in(buffer) < 1 + config.clear_replay_buffer:
         return 0
-    experience, batch_info = buffer.gather_all()
+    experience, batch_info = _without_context(*buffer.gather_all(), algorithm._context_steps)
     experience = _processed(algorithm, experience, batch_info)
     if config.clear_replay_buffer:  # the last step was stored to bootstrap from, see RLAlgorithm.unroll
         experience = nest.map_structure(lambda x: x[:, :-1], experience)
+        algorithm._context_steps = buffer.rewind(keep=buffer.num_earliest_frames_ignored)
     sequences = _as_sequences(experience, config.mini_batch_length or 1)
     count = sequences.time_step.step_type.shape[1]
     batch_size = min(config.mini_batch_size or count, count)
@@ -57,6 +55,14 @@ def _train_on_whole_buffer(algorithm: 'Algorithm', count_updates: bool) -> int:
         for batch in _minibatches(sequences, count, batch_size):
             steps += _update(algorithm, batch, None, count_updates)
     return steps
+
+
+def _without_context(experience: Experience, batch_info: BatchInfo, count: int) -> tuple[Experience, BatchInfo]:
+    """Leave out the first ``count`` steps, which an earlier unroll has left for the frame stacks of this one."""
+    if not count:
+        return experience, batch_info
+    batch_info = batch_info._replace(positions=batch_info.positions + count)
+    return nest.map_structure(lambda x: x[:, count:], experience), batch_info
 
 
 def _steps_in(buffer: ReplayBuffer) -> int:

@@ -127,6 +127,11 @@ class ReplayBuffer:
         return self._device
 
     @property
+    def enable_checkpoint(self) -> bool:
+        """Whether :meth:`state_dict` includes the contents."""
+        return self._enable_checkpoint
+
+    @property
     def current_pos(self) -> Tensor:
         """int64 ``[num_environments]``: the position that the next step of each environment gets."""
         return torch.full((self._num_envs, ), self._pos) if self._lockstep else self._env_pos.clone()
@@ -237,6 +242,25 @@ class ReplayBuffer:
         env_ids = self._check_env_ids(env_ids)
         self._leave_lockstep()
         self._env_size[env_ids] = 0
+
+    def rewind(self, keep: int = 0) -> int:
+        """Forget the newest step, whose place the next one takes, and all but ``keep`` steps before it.
+
+        Args:
+            keep: steps of each environment to keep as context of those that follow, such as for a frame stack.
+
+        Returns:
+            How many steps were kept.
+
+        Raises:
+            ValueError: the environments were not stored together, or there is no step.
+        """
+        if not self._lockstep or not self._size:
+            raise ValueError(f'{self.name}.rewind: expected at least one step of all environments together, found '
+                             f'{self.current_size.tolist()}')
+        self._pos -= 1
+        self._size = min(self._size - 1, keep)
+        return self._size
 
     def _leave_lockstep(self) -> None:
         if self._lockstep:

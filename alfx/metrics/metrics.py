@@ -73,6 +73,11 @@ class MetricBuffer(HostModule):
         self._values[np.arange(total - len(kept), total) % self._max_len] = kept
         self._count[...] = total
 
+    def values(self) -> np.ndarray:
+        """float64 ``[n, ...]``: a copy of the values kept, the oldest first."""
+        count = int(self._count)
+        return self._values[np.arange(count - len(self), count) % self._max_len]
+
     def mean(self) -> torch.Tensor:
         """Mean of the values kept, 0 if there is none."""
         return self._tensor(self._values[:len(self)].mean(0) if len(self) else 0 * self._values[0])

@@ -1,0 +1,546 @@
+"""What happens to observations and rewards between the environment and the algorithm.
+
+A transformer is applied twice: to each time step while collecting or evaluating (``transform_timestep``), and to
+experience from the replay buffer, which holds what the environment gave (``transform_experience``). Frame stacks are
+computed from indices at sampling, so that a frame is stored once. :func:`create_data_transformer` makes what a conf
+file lists; transformers that look into the replay buffer come first in such a list.
+
+``B`` is the batch size and ``T`` the length of sequences: time steps are ``[B, ...]``, experience is ``[B, T, ...]``.
+"""
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from alfx import context, nest
+from alfx.algorithms.frame_stacking import stack_from_replay, stack_time_step, stacked_spec
+from alfx.algorithms.transformer_checks import check_fields, check_order
+from alfx.data_structures import Experience, TimeStep, namedtuple
+from alfx.gin_utils import configurable, register_function
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.utils.normalizers import AdaptiveNormalizer, EMNormalizer, Normalizer, WindowNormalizer
+
+FrameStackState = namedtuple('FrameStackState', ['steps', 'prev_frames'], default_value=())
+"""State of :class:`FrameStacker`: ``steps`` int64 ``[B]``, how many steps it has seen of the episode; ``prev_frames``,
+a list with the ``stack_size - 1`` frames before the next one for each field, oldest first, joined along
+``stack_axis``."""
+
+_UPDATE_MODES = {'replay': context.is_replay, 'rollout': context.is_rollout, 'pretrain': context.is_pretrain}
+
+
+class DataTransformer(nn.Module):
+    """Base class of data transformers. Most can subclass :class:`SimpleDataTransformer`.
+
+    Args:
+        transformed_observation_spec: nest of specs of the transformed observation.
+        state_spec: nest of specs of the state that :meth:`transform_timestep` keeps between time steps.
+    """
+
+    # Whether ``transform_experience`` looks into the replay buffer, so that nothing may be transformed before it.
+    needs_replay_buffer = False
+    # Whether no other transformer may come before this one.
+    must_be_first = False
+    # Whether those that look into the replay buffer have to come before this one.
+    changes_time_steps = True
+    # Paths of what a FrameStacker stacks.
+    stacked_fields: Sequence[str] = ()
+
+    def __init__(self, transformed_observation_spec: NestedTensorSpec, state_spec: NestedTensorSpec) -> None:
+        super().__init__()
+        self._transformed_observation_spec = transformed_observation_spec
+        self._state_spec = state_spec
+
+    @property
+    def transformed_observation_spec(self) -> NestedTensorSpec:
+        """Nest of specs of the transformed observation.
+
+        Raises:
+            ValueError: the transformer was made without an observation spec.
+        """
+        if self._transformed_observation_spec is None:
+            raise ValueError(f'{type(self).__name__} was made without observation_spec, so that the spec of what it '
+                             'yields is not known; give it the spec')
+        return self._transformed_observation_spec
+
+    @property
+    def state_spec(self) -> NestedTensorSpec:
+        """Nest of specs of the state; zeros of it begin a sequence of time steps."""
+        return self._state_spec
+
+    @property
+    def stack_size(self) -> int:
+        """How many frames one transformed observation consists of."""
+        return 1
+
+    def transform_timestep(self, timestep: TimeStep, state: NestedTensor) -> tuple[TimeStep, NestedTensor]:
+        """Transform one time step.
+
+        Args:
+            timestep: ``[B, ...]``; left as it is.
+            state: what the previous call returned, or zeros.
+
+        Returns:
+            the transformed time step and the next state
+        """
+        raise NotImplementedError(f'{type(self).__name__}.transform_timestep')
+
+    def transform_experience(self, experience: Experience) -> Experience:
+        """Transform experience from the replay buffer.
+
+        Args:
+            experience: ``[B, T, ...]`` with ``batch_info`` and ``replay_buffer``; left as it is.
+        """
+        raise NotImplementedError(f'{type(self).__name__}.transform_experience')
+
+
+class SimpleDataTransformer(DataTransformer):
+    """Base class of transformers without state, which transform each time step by itself in :meth:`_transform`."""
+
+    def __init__(self, transformed_observation_spec: NestedTensorSpec, state_spec: NestedTensorSpec = ()) -> None:
+        super().__init__(transformed_observation_spec, state_spec)
+
+    def transform_timestep(self, timestep: TimeStep, state: NestedTensor) -> tuple[TimeStep, NestedTensor]:
+        return self._transform(timestep), state
+
+    def transform_experience(self, experience: Experience) -> Experience:
+        return experience._replace(time_step=self._transform(experience.time_step))
+
+    def _transform(self, time_step: TimeStep) -> TimeStep:
+        """The transformed copy of a time step of shape ``[B, ...]`` or ``[B, T, ...]``."""
+        raise NotImplementedError(f'{type(self).__name__}._transform')
+
+
+@configurable
+class IdentityDataTransformer(SimpleDataTransformer):
+    """Changes nothing.
+
+    Args:
+        observation_spec: nest of specs; only needed if ``transformed_observation_spec`` is asked for.
+    """
+
+    changes_time_steps = False
+
+    def __init__(self, observation_spec: Optional[NestedTensorSpec] = None) -> None:
+        super().__init__(observation_spec)
+
+    def _transform(self, time_step: TimeStep) -> TimeStep:
+        return time_step
+
+
+@configurable
+class UntransformedTimeStep(SimpleDataTransformer):
+    """Keeps the time step as it was in its field ``untransformed``; has to come before all other transformers.
+
+    Args:
+        observation_spec: nest of specs; only needed if ``transformed_observation_spec`` is asked for.
+    """
+
+    must_be_first = True
+    changes_time_steps = False
+
+    def __init__(self, observation_spec: Optional[NestedTensorSpec] = None) -> None:
+        super().__init__(observation_spec)
+
+    def _transform(self, time_step: TimeStep) -> TimeStep:
+        return time_step._replace(untransformed=time_step._replace(untransformed=()))
+
+
+class SequentialDataTransformer(DataTransformer):
+    """Several transformers, one after the other.
+
+    Args:
+        data_transformer_ctors: constructors; each is called with ``observation_spec=`` what the one before it yields.
+        observation_spec: nest of specs of the observation of the environment.
+
+    Raises:
+        ValueError: the order is wrong.
+    """
+
+    def __init__(self, data_transformer_ctors: Sequence[Callable[..., DataTransformer]],
+                 observation_spec: NestedTensorSpec) -> None:
+        transformers = []
+        for ctor in data_transformer_ctors:
+            transformers.append(ctor(observation_spec=observation_spec))
+            observation_spec = transformers[-1].transformed_observation_spec
+        check_order(transformers)
+        super().__init__(observation_spec, [transformer.state_spec for transformer in transformers])
+        self._data_transformers = nn.ModuleList(transformers)
+
+    @property
+    def stack_size(self) -> int:
+        """The largest stack size of any of the transformers."""
+        return max((t.stack_size for t in self.members()), default=1)
+
+    def members(self) -> list[DataTransformer]:
+        """The transformers in order."""
+        return list(self._data_transformers)  # type: ignore[arg-type]
+
+    def transform_timestep(self, timestep: TimeStep, state: NestedTensor) -> tuple[TimeStep, NestedTensor]:
+        new_state = []
+        for transformer, own_state in zip(self.members(), state):
+            timestep, own_state = transformer.transform_timestep(timestep, own_state)
+            new_state.append(own_state)
+        return timestep, new_state
+
+    def transform_experience(self, experience: Experience) -> Experience:
+        for transformer in self.members():
+            experience = transformer.transform_experience(experience)
+        return experience
+
+
+@configurable
+class FrameStacker(DataTransformer):
+    """Joins each observation with those before it in the same episode, oldest first.
+
+    The first observation of an episode stands in for those that would lie before it. If a step of a batch from the
+    replay buffer has predecessors that are not in the buffer any more, the oldest one there stands in for them;
+    ``ReplayBuffer.num_earliest_frames_ignored = stack_size - 1`` keeps such steps from being sampled.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        stack_size: how many frames are joined.
+        stack_axis: along which dimension of an observation.
+        fields: paths of the parts to stack, such as 'camera.front'; None if the observation is one tensor.
+
+    Raises:
+        SpecError: a field does not exist or has no dimension ``stack_axis``.
+        ValueError: ``stack_size`` is less than 1.
+    """
+
+    needs_replay_buffer = True
+    changes_time_steps = False
+
+    def __init__(self, observation_spec: NestedTensorSpec, stack_size: int = 4, stack_axis: int = 0,
+                 fields: Optional[Sequence[str]] = None) -> None:
+        if stack_size < 1:
+            raise ValueError(f'FrameStacker.stack_size: expected at least 1, found {stack_size}')
+        stacked_fields = check_fields('FrameStacker', observation_spec, fields)
+        specs = [nest.get_field(observation_spec, field) for field in stacked_fields]
+        for field, spec in zip(stacked_fields, specs):
+            if not -spec.ndim <= stack_axis < spec.ndim:
+                raise SpecError(f"FrameStacker.stack_axis: {stack_axis} is not a dimension of "
+                                f"'{field or 'observation'}', which is {spec}")
+        axes = [stack_axis % spec.ndim for spec in specs]
+        for field, spec, axis in zip(stacked_fields, specs, axes):
+            observation_spec = nest.set_field(observation_spec, field, stacked_spec(spec, stack_size, axis))
+        previous = [stacked_spec(TensorSpec.from_spec(s), stack_size - 1, axis) for s, axis in zip(specs, axes)]
+        super().__init__(observation_spec, FrameStackState(steps=TensorSpec((), torch.int64), prev_frames=previous))
+        self.stacked_fields = stacked_fields
+        self._stack_size = stack_size
+        self._axes = axes
+
+    @property
+    def stack_size(self) -> int:
+        """How many frames are joined."""
+        return self._stack_size
+
+    def transform_timestep(self, time_step: TimeStep, state: Any) -> tuple[TimeStep, Any]:
+        if self._stack_size == 1:
+            return time_step, state
+        observation, steps, prev_frames = stack_time_step(
+            time_step, state.steps, state.prev_frames, self.stacked_fields, self._axes, self._stack_size)
+        return time_step._replace(observation=observation), FrameStackState(steps, prev_frames)
+
+    def transform_experience(self, experience: Experience) -> Experience:
+        if self._stack_size == 1:
+            return experience
+        observation = stack_from_replay(experience, self.stacked_fields, self._axes, self._stack_size)
+        return experience.update_time_step_field('observation', observation)
+
+
+@configurable
+class ImageScaleTransformer(SimpleDataTransformer):
+    """Scales images of bytes linearly: 0 becomes ``min``, 255 becomes ``max``.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        min: what 0 becomes.
+        max: what 255 becomes.
+        fields: paths of the images; None if the observation is one image.
+
+    Raises:
+        SpecError: a field does not exist or is not uint8.
+        ValueError: ``min`` is not less than ``max``.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, min: float = -1., max: float = 1.,
+                 fields: Optional[Sequence[str]] = None) -> None:
+        if not min < max:
+            raise ValueError(f'ImageScaleTransformer: expected min < max, found min={min}, max={max}')
+        self._fields = check_fields('ImageScaleTransformer', observation_spec, fields)
+        for field in self._fields:
+            spec = nest.get_field(observation_spec, field)
+            if spec.dtype != torch.uint8:
+                raise SpecError(f"ImageScaleTransformer: '{field or 'observation'}': expected an image of uint8, found "
+                                f'{spec}')
+            observation_spec = nest.set_field(observation_spec, field,
+                                              BoundedTensorSpec(spec.shape, torch.float32, min, max))
+        super().__init__(observation_spec)
+        self._min, self._scale = min, (max - min) / 255.
+
+    def _transform(self, time_step: TimeStep) -> TimeStep:
+        observation = time_step.observation
+        for field in self._fields:
+            observation = nest.transform_nest(observation, field, self._scaled)
+        return time_step._replace(observation=observation)
+
+    def _scaled(self, image: Tensor) -> Tensor:
+        return image.to(torch.float32).mul_(self._scale).add_(self._min)
+
+
+@configurable
+class ObservationNormalizer(SimpleDataTransformer):
+    """Shifts and scales observations by running statistics of them.
+
+    The statistics are part of the ``state_dict``. They are updated whenever observations are transformed in the run
+    mode ``update_mode``, never in another one; evaluation leaves them alone.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        fields: paths of what is normalized; None for everything.
+        clipping: if above 0, the results are clipped to ``[-clipping, clipping]``.
+        window_size: how many updates ``WindowNormalizer`` averages over.
+        update_rate: of ``EMNormalizer``.
+        speed: of ``AdaptiveNormalizer``.
+        zero_mean: whether the mean is subtracted.
+        update_mode: 'replay', 'rollout' or 'pretrain'.
+        mode: 'adaptive', 'window' or 'em': which normalizer.
+
+    Raises:
+        SpecError: a field does not exist.
+        ValueError: an argument is not one of the choices.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, fields: Optional[Sequence[str]] = None,
+                 clipping: float = 0., window_size: int = 10000, update_rate: float = 1e-4, speed: float = 8.0,
+                 zero_mean: bool = True, update_mode: str = 'replay', mode: str = 'adaptive') -> None:
+        if fields is None:
+            self._fields = [path for path, _ in nest.flatten_with_path(observation_spec)]
+        else:
+            self._fields = check_fields('ObservationNormalizer', observation_spec, fields)
+        self._is_update_mode = _update_condition('ObservationNormalizer', update_mode, list(_UPDATE_MODES))
+        specs = [TensorSpec(nest.get_field(observation_spec, field).shape) for field in self._fields]
+        for field, spec in zip(self._fields, specs):
+            new = spec if clipping <= 0 else BoundedTensorSpec(spec.shape, spec.dtype, -clipping, clipping)
+            observation_spec = nest.set_field(observation_spec, field, new)
+        super().__init__(observation_spec)
+        self._clipping = clipping
+        common: dict[str, Any] = dict(auto_update=False, zero_mean=zero_mean, name='observations')
+        normalizers: dict[str, Callable[[], Normalizer]] = {
+            'adaptive': lambda: AdaptiveNormalizer(specs, speed=speed, **common),
+            'window': lambda: WindowNormalizer(specs, window_size=window_size, **common),
+            'em': lambda: EMNormalizer(specs, update_rate=update_rate, **common),
+        }
+        if mode not in normalizers:
+            raise ValueError(f'ObservationNormalizer.mode: expected one of {sorted(normalizers)}, found {mode!r}')
+        self._normalizer = normalizers[mode]()
+
+    def _transform(self, time_step: TimeStep) -> TimeStep:
+        observation = time_step.observation
+        parts = [nest.get_field(observation, field).to(torch.float32) for field in self._fields]
+        if self._is_update_mode():
+            self._normalizer.update(parts)
+        parts = self._normalizer.normalize(parts, self._clipping if self._clipping > 0 else -1.0)
+        for field, part in zip(self._fields, parts):
+            observation = nest.set_field(observation, field, part)
+        return time_step._replace(observation=observation)
+
+
+def _update_condition(owner: str, update_mode: str, choices: Sequence[str]) -> Callable[[], bool]:
+    """The function that tells whether the process is in the run mode ``update_mode``."""
+    if update_mode not in choices:
+        raise ValueError(f'{owner}.update_mode: expected one of {list(choices)}, found {update_mode!r}')
+    return _UPDATE_MODES[update_mode]
+
+
+class RewardTransformer(SimpleDataTransformer):
+    """Base class of what changes rewards and nothing else; ``transformer(reward)`` shapes a reward by itself.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec = ()) -> None:
+        super().__init__(observation_spec)
+
+    def _transform(self, time_step: TimeStep) -> TimeStep:
+        return time_step._replace(reward=self.forward(time_step.reward))
+
+    def forward(self, reward: Tensor) -> Tensor:
+        """The transformed copy of a reward of any batch shape, one- or multi-dimensional."""
+        raise NotImplementedError(f'{type(self).__name__}.forward')
+
+
+@configurable
+class FunctionalRewardTransformer(RewardTransformer):
+    """Applies a function to rewards.
+
+    Args:
+        func: takes the reward ``[B, ...]`` or ``[B, T, ...]`` and returns a new tensor of the same shape.
+        observation_spec: nest of specs of the observation.
+    """
+
+    def __init__(self, func: Callable[[Tensor], Tensor], observation_spec: NestedTensorSpec = ()) -> None:
+        super().__init__(observation_spec)
+        self._func = func
+
+    def forward(self, reward: Tensor) -> Tensor:
+        return self._func(reward)
+
+
+@configurable
+class RewardClipping(RewardTransformer):
+    """Clips rewards, each dimension by itself.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        minmax: smallest and largest reward.
+
+    Raises:
+        ValueError: the smallest exceeds the largest.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec = (), minmax: tuple[float, float] = (-1, 1)) -> None:
+        super().__init__(observation_spec)
+        if len(minmax) != 2 or not minmax[0] <= minmax[1]:
+            raise ValueError(f'RewardClipping.minmax: expected (smallest, largest), found {minmax}')
+        self._minmax = tuple(minmax)
+
+    def forward(self, reward: Tensor) -> Tensor:
+        return reward.clamp(*self._minmax)
+
+
+@configurable
+class RewardScaling(RewardTransformer):
+    """Multiplies rewards, all dimensions by the same factor.
+
+    Args:
+        scale: the factor.
+        observation_spec: nest of specs of the observation.
+    """
+
+    def __init__(self, scale: float, observation_spec: NestedTensorSpec = ()) -> None:
+        super().__init__(observation_spec)
+        self._scale = scale
+
+    def forward(self, reward: Tensor) -> Tensor:
+        return reward * self._scale
+
+
+@configurable
+class RewardShifting(RewardTransformer):
+    """Adds a constant to rewards, the same to all dimensions.
+
+    Args:
+        bias: the constant.
+        observation_spec: nest of specs of the observation.
+    """
+
+    def __init__(self, bias: float, observation_spec: NestedTensorSpec = ()) -> None:
+        super().__init__(observation_spec)
+        self._bias = bias
+
+    def forward(self, reward: Tensor) -> Tensor:
+        return reward + self._bias
+
+
+@configurable
+class RewardNormalizer(RewardTransformer):
+    """Shifts and scales rewards to zero mean and unit variance, each dimension by itself.
+
+    The statistics are part of the ``state_dict``; evaluation leaves them alone.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        normalizer: for the reward spec of the environment; None for an ``AdaptiveNormalizer``.
+        update_max_calls: if above 0, only so many first batches in the run mode ``update_mode`` update the statistics.
+        clip_value: if above 0, the results are clipped to ``[-clip_value, clip_value]``.
+        update_mode: 'replay' or 'rollout': in which run mode the statistics are updated.
+
+    Raises:
+        ValueError: ``update_mode`` is not one of the choices.
+    """
+
+    _num_updates: Tensor
+
+    def __init__(self, observation_spec: NestedTensorSpec = (), normalizer: Optional[Normalizer] = None,
+                 update_max_calls: int = 0, clip_value: float = -1., update_mode: str = 'replay') -> None:
+        super().__init__(observation_spec)
+        if normalizer is None:
+            normalizer = AdaptiveNormalizer(_reward_spec(), auto_update=False, name='rewards')
+        self._normalizer = normalizer
+        self._clip_value = clip_value
+        self._update_max_calls = update_max_calls
+        self._is_update_mode = _update_condition('RewardNormalizer', update_mode, ['replay', 'rollout'])
+        self.register_buffer('_num_updates', torch.zeros((), dtype=torch.int64))
+
+    @property
+    def normalizer(self) -> Normalizer:
+        """The normalizer."""
+        return self._normalizer
+
+    @property
+    def clip_value(self) -> float:
+        """The largest absolute value of a normalized reward, if above 0."""
+        return self._clip_value
+
+    def forward(self, reward: Tensor) -> Tensor:
+        """``reward`` normalized, after the statistics have been updated if it is time to."""
+        if self._is_update_mode() and not 0 < self._update_max_calls <= int(self._num_updates):
+            self._normalizer.update(reward)
+            self._num_updates += 1
+        return self._normalizer.normalize(reward, self._clip_value)
+
+
+def _reward_spec() -> TensorSpec:
+    """The reward spec of the run; that of a scalar outside of a run."""
+    try:
+        return context.get_reward_spec()
+    except RuntimeError:
+        return TensorSpec(())
+
+
+@register_function
+def l2_dist_close_reward_fn(achieved_goal: Tensor, goal: Tensor, threshold: float = .05) -> Tensor:
+    """0 where the goal is reached, -1 elsewhere.
+
+    Args:
+        achieved_goal: ``[B, T, ...]``.
+        goal: ``[B, T, ...]``.
+        threshold: the goal is reached at a Euclidean distance below this.
+
+    Returns:
+        float32 ``[B, T]``.
+    """
+    distance = (achieved_goal - goal).flatten(2).norm(dim=2) if goal.ndim > 2 else (achieved_goal - goal).abs()
+    return -(distance >= threshold).to(torch.float32)
+
+
+def create_data_transformer(data_transformer_ctor: Union[None, Callable[..., DataTransformer],
+                                                         Sequence[Callable[..., DataTransformer]]],
+                            observation_spec: NestedTensorSpec,
+                            device: Union[None, str, torch.device] = None) -> DataTransformer:
+    """Make the data transformer of a run.
+
+    Args:
+        data_transformer_ctor: a constructor, called with ``observation_spec=``, or a list of them, in the order in
+            which they are applied; None or ``[]`` to leave the data as it is.
+        observation_spec: nest of specs of the observation of the environment.
+        device: where its statistics live; None for the default device.
+
+    Raises:
+        SpecError: a transformer does not fit the observation.
+        ValueError: the order of the transformers is wrong.
+    """
+    if data_transformer_ctor is None:
+        data_transformer_ctor = []
+    if callable(data_transformer_ctor):
+        transformer = data_transformer_ctor(observation_spec=observation_spec)
+    elif len(data_transformer_ctor) == 0:
+        transformer = IdentityDataTransformer(observation_spec)
+    elif len(data_transformer_ctor) == 1:
+        transformer = data_transformer_ctor[0](observation_spec=observation_spec)
+    else:
+        transformer = SequentialDataTransformer(data_transformer_ctor, observation_spec)
+    return transformer.to(context.get_default_device() if device is None else device)

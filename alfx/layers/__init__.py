@@ -1,0 +1,22 @@
+"""Building blocks below a network: modules that take a batch and return a batch, without state.
+
+A layer whose name begins with ``Parallel`` stands for ``n`` layers with their own weights, stacked so that they are
+computed at once; ``layer.make_parallel(n)`` makes one. Read next: :mod:`alfx.layers.fc`, then
+:mod:`alfx.networks.network` for what has state.
+"""
+from alfx.layers.containers import (Branch, NaiveParallelLayer, Sequential, copy_module, make_parallel_input,
+                                    make_parallel_net, make_parallel_spec, reset_parameters)
+from alfx.layers.conv import Conv2D, ConvTranspose2D, ParallelConv2D, ParallelConvTranspose2D
+from alfx.layers.decoding import FixedDecodingLayer
+from alfx.layers.elementwise import (AddN, Cast, Detach, ElementwiseLayerBase, GetFields, Identity, Lambda, OneHot,
+                                     Permute, Reshape, Scale, ScaleGradient, Sum, Transpose)
+from alfx.layers.fc import FC, ParallelFC
+from alfx.layers.images import RandomCrop, ReplicationPad2d, ResidueBlock
+
+__all__ = [
+    'AddN', 'Branch', 'Cast', 'Conv2D', 'ConvTranspose2D', 'Detach', 'ElementwiseLayerBase', 'FC',
+    'FixedDecodingLayer', 'GetFields', 'Identity', 'Lambda', 'NaiveParallelLayer', 'OneHot', 'ParallelConv2D',
+    'ParallelConvTranspose2D', 'ParallelFC', 'Permute', 'RandomCrop', 'ReplicationPad2d', 'Reshape', 'ResidueBlock',
+    'Scale', 'ScaleGradient', 'Sequential', 'Sum', 'Transpose', 'copy_module', 'make_parallel_input',
+    'make_parallel_net', 'make_parallel_spec', 'reset_parameters'
+]

@@ -1,0 +1,281 @@
+"""Convolutions and transposed convolutions: one, and ``n`` of them as one grouped convolution."""
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from alfx.gin_utils import configurable
+from alfx.layers import weights as w
+
+Size2d = int | tuple[int, int]
+
+
+def pair(value: Size2d) -> tuple[int, int]:
+    """``3`` -> ``(3, 3)``; a pair as it is."""
+    if isinstance(value, int):
+        return value, value
+    height, width = value
+    return int(height), int(width)
+
+
+class _ConvBase(nn.Module):
+    """What the four convolutions share: weights, normalisation, activation. ``n`` is None for a single one."""
+
+    _transposed = False
+
+    def __init__(self, shape: tuple[int, int], kernel_size: Size2d, n: int | None, config: dict[str, Any]):
+        super().__init__()
+        name = type(self).__name__
+        use_torch_init, use_ln = config.get('use_torch_init', False), config.get('use_ln', False)
+        w.check_init_arguments(name, use_torch_init, config['kernel_initializer'], config['use_bn'], use_ln)
+        use_bias = not config['use_bn'] if config['use_bias'] is None else config['use_bias']
+        self._config = config
+        self._in_channels, self._out_channels = shape
+        self._kernel_size = pair(kernel_size)
+        self._n: Any = n
+        self._strides, self._padding = pair(config['strides']), pair(config['padding'])
+        self._activation = config['activation']
+        kernel = (shape[::-1] if not self._transposed else shape) + self._kernel_size
+        stack = () if n is None else (n, )
+        self.weight = w.parameter(stack + kernel, config.get('weight_opt_args'))
+        self.bias = w.parameter(stack + shape[1:], None) if use_bias else None
+        self._norm: Any = w.conv_norm(shape[1], n, config['use_bn'], use_ln, config['bn_ctor'])
+        self._has_norm = self._norm is not None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw new initial weights."""
+        c = self._config
+        use_torch_init = c.get('use_torch_init', False)
+        for i in range(self._n or 1):
+            weight: torch.Tensor = self.weight
+            bias: torch.Tensor | None = self.bias
+            if self._n is not None:
+                weight, bias = weight[i], None if bias is None else bias[i]
+            w.init_kernel(weight, c['kernel_initializer'], c['kernel_init_gain'], self._activation, use_torch_init,
+                          self._transposed)
+            if bias is not None:
+                w.init_bias(bias, weight, None, c['bias_init_value'], use_torch_init)
+        w.reset_norm(self._norm)
+
+    def _finish(self, y: torch.Tensor) -> torch.Tensor:
+        """Normalise ``[B, (n *) out, H, W]``, unstack it to ``[B, n, out, H, W]`` and apply the activation."""
+        if self._has_norm:
+            y = self._norm(y)
+        if self._n is not None:
+            y = y.view(y.shape[0], self._n, self._out_channels, *y.shape[2:])
+        return self._activation(y)
+
+    def _stacked(self, inputs: torch.Tensor) -> bool:
+        """Whether there is an input for each of the ``n`` layers."""
+        if inputs.ndim == 5 and inputs.shape[1] == self._n:
+            return True
+        if inputs.ndim == 4:
+            return False
+        raise ValueError(f'{type(self).__name__}: expected [B, {self._in_channels}, H, W] or '
+                         f'[B, {self._n}, {self._in_channels}, H, W], found {list(inputs.shape)}')
+
+    def extra_repr(self) -> str:
+        """The arguments shown by ``print``."""
+        n = '' if self._n is None else f', n={self._n}'
+        return (f'{self._in_channels}, {self._out_channels}, kernel_size={self._kernel_size}{n}, '
+                f'strides={self._strides}, padding={self._padding}, bias={self.bias is not None}')
+
+
+@configurable(module='alfx.layers')
+class Conv2D(_ConvBase):
+    """``activation(norm(conv(x) + b))`` over images.
+
+    Args:
+        in_channels: channels of the input.
+        out_channels: channels of the output.
+        kernel_size: height and width of the kernel, or one number for both.
+        activation: applied to the result; may work in place.
+        strides: vertical and horizontal stride, or one number for both.
+        padding: rows and columns of zeros on each side, or one number for both.
+        use_bias: whether there is a bias; ``None``: unless there is batch norm.
+        use_bn: whether to use batch norm before the activation.
+        use_ln: whether to normalise over channels and positions before the activation; not with ``use_bn``.
+        weight_opt_args: arguments of the optimizer for the weights, kept as ``weight.opt_args``.
+        bn_ctor: called with the number of channels to make the batch norm.
+        kernel_initializer: called with the weights to fill them; ``None`` for
+            :func:`~alfx.initializers.variance_scaling_init`.
+        kernel_init_gain: its ``gain``.
+        bias_init_value: initial bias.
+        use_torch_init: initialise weights and bias as ``torch.nn.Conv2d`` does instead.
+
+    Raises:
+        ValueError: arguments that exclude each other.
+    """
+
+    def __init__(self,
+                 in_channels: int,
+                 out_channels: int,
+                 kernel_size: Size2d,
+                 activation: w.Activation = torch.relu_,
+                 strides: Size2d = 1,
+                 padding: Size2d = 0,
+                 use_bias: bool | None = None,
+                 use_bn: bool = False,
+                 use_ln: bool = False,
+                 weight_opt_args: dict | None = None,
+                 bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm2d,
+                 kernel_initializer: w.Initializer | None = None,
+                 kernel_init_gain: float = 1.0,
+                 bias_init_value: float = 0.0,
+                 use_torch_init: bool = False):
+        super().__init__((in_channels, out_channels), kernel_size, None, dict(
+            activation=activation, strides=strides, padding=padding, use_bias=use_bias, use_bn=use_bn, use_ln=use_ln,
+            weight_opt_args=weight_opt_args, bn_ctor=bn_ctor, kernel_initializer=kernel_initializer,
+            kernel_init_gain=kernel_init_gain, bias_init_value=bias_init_value, use_torch_init=use_torch_init))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """``[B, in_channels, H, W]`` to ``[B, out_channels, H', W']``."""
+        return self._finish(F.conv2d(inputs, self.weight, self.bias, self._strides, self._padding))
+
+    def make_parallel(self, n: int) -> 'ParallelConv2D':
+        """``n`` layers like this one, each with its own initial weights."""
+        return ParallelConv2D(self._in_channels, self._out_channels, self._kernel_size, n, **self._config)
+
+
+@configurable(module='alfx.layers')
+class ParallelConv2D(_ConvBase):
+    """``n`` convolutions as one; ``weight [n, out, in, kh, kw]``, ``bias [n, out]``.
+
+    The arguments but for ``n`` are those of :class:`Conv2D`.
+    """
+
+    def __init__(self,
+                 in_channels: int,
+                 out_channels: int,
+                 kernel_size: Size2d,
+                 n: int,
+                 activation: w.Activation = torch.relu_,
+                 strides: Size2d = 1,
+                 padding: Size2d = 0,
+                 use_bias: bool | None = None,
+                 use_bn: bool = False,
+                 use_ln: bool = False,
+                 weight_opt_args: dict | None = None,
+                 bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm2d,
+                 kernel_initializer: w.Initializer | None = None,
+                 kernel_init_gain: float = 1.0,
+                 bias_init_value: float = 0.0,
+                 use_torch_init: bool = False):
+        super().__init__((in_channels, out_channels), kernel_size, n, dict(
+            activation=activation, strides=strides, padding=padding, use_bias=use_bias, use_bn=use_bn, use_ln=use_ln,
+            weight_opt_args=weight_opt_args, bn_ctor=bn_ctor, kernel_initializer=kernel_initializer,
+            kernel_init_gain=kernel_init_gain, bias_init_value=bias_init_value, use_torch_init=use_torch_init))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """``[B, n, in, H, W]``, or ``[B, in, H, W]`` shared by all, to ``[B, n, out, H', W']``.
+
+        Raises:
+            ValueError: any other shape.
+        """
+        groups = 1
+        if self._stacked(inputs):
+            inputs, groups = inputs.flatten(1, 2), self._n
+        bias = None if self.bias is None else self.bias.view(-1)
+        return self._finish(F.conv2d(inputs, self.weight.flatten(0, 1), bias, self._strides, self._padding, 1, groups))
+
+
+@configurable(module='alfx.layers')
+class ConvTranspose2D(_ConvBase):
+    """``activation(norm(transposed_conv(x) + b))`` over images.
+
+    Args:
+        in_channels: channels of the input.
+        out_channels: channels of the output.
+        kernel_size: height and width of the kernel, or one number for both.
+        activation: applied to the result; may work in place.
+        strides: vertical and horizontal stride, or one number for both.
+        padding: rows and columns that are cut off on each side, or one number for both.
+        output_padding: rows and columns added at the end, or one number for both.
+        use_bias: whether there is a bias; ``None``: unless there is batch norm.
+        use_bn: whether to use batch norm before the activation.
+        bn_ctor: called with the number of channels to make the batch norm.
+        kernel_initializer: called with the weights ``[in, out, kh, kw]`` to fill them; ``None`` for
+            :func:`~alfx.initializers.variance_scaling_init`.
+        kernel_init_gain: its ``gain``.
+        bias_init_value: initial bias.
+    """
+
+    _transposed = True
+
+    def __init__(self,
+                 in_channels: int,
+                 out_channels: int,
+                 kernel_size: Size2d,
+                 activation: w.Activation = torch.relu_,
+                 strides: Size2d = 1,
+                 padding: Size2d = 0,
+                 output_padding: Size2d = 0,
+                 use_bias: bool | None = None,
+                 use_bn: bool = False,
+                 bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm2d,
+                 kernel_initializer: w.Initializer | None = None,
+                 kernel_init_gain: float = 1.0,
+                 bias_init_value: float = 0.0):
+        super().__init__((in_channels, out_channels), kernel_size, None, dict(
+            activation=activation, strides=strides, padding=padding, output_padding=output_padding,
+            use_bias=use_bias, use_bn=use_bn, bn_ctor=bn_ctor, kernel_initializer=kernel_initializer,
+            kernel_init_gain=kernel_init_gain, bias_init_value=bias_init_value))
+        self._output_padding = pair(output_padding)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """``[B, in_channels, H, W]`` to ``[B, out_channels, H', W']``."""
+        return self._finish(F.conv_transpose2d(inputs, self.weight, self.bias, self._strides, self._padding,
+                                               self._output_padding))
+
+    def make_parallel(self, n: int) -> 'ParallelConvTranspose2D':
+        """``n`` layers like this one, each with its own initial weights."""
+        return ParallelConvTranspose2D(self._in_channels, self._out_channels, self._kernel_size, n, **self._config)
+
+
+@configurable(module='alfx.layers')
+class ParallelConvTranspose2D(_ConvBase):
+    """``n`` transposed convolutions as one; ``weight [n, in, out, kh, kw]``, ``bias [n, out]``.
+
+    The arguments but for ``n`` are those of :class:`ConvTranspose2D`.
+    """
+
+    _transposed = True
+
+    def __init__(self,
+                 in_channels: int,
+                 out_channels: int,
+                 kernel_size: Size2d,
+                 n: int,
+                 activation: w.Activation = torch.relu_,
+                 strides: Size2d = 1,
+                 padding: Size2d = 0,
+                 output_padding: Size2d = 0,
+                 use_bias: bool | None = None,
+                 use_bn: bool = False,
+                 bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm2d,
+                 kernel_initializer: w.Initializer | None = None,
+                 kernel_init_gain: float = 1.0,
+                 bias_init_value: float = 0.0):
+        super().__init__((in_channels, out_channels), kernel_size, n, dict(
+            activation=activation, strides=strides, padding=padding, output_padding=output_padding,
+            use_bias=use_bias, use_bn=use_bn, bn_ctor=bn_ctor, kernel_initializer=kernel_initializer,
+            kernel_init_gain=kernel_init_gain, bias_init_value=bias_init_value))
+        self._output_padding = pair(output_padding)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """``[B, n, in, H, W]``, or ``[B, in, H, W]`` shared by all, to ``[B, n, out, H', W']``.
+
+        Raises:
+            ValueError: any other shape.
+        """
+        if self._stacked(inputs):
+            inputs, groups, kernel = inputs.flatten(1, 2), self._n, self.weight.flatten(0, 1)
+        else:
+            groups, kernel = 1, self.weight.transpose(0, 1).flatten(1, 2)
+        bias = None if self.bias is None else self.bias.view(-1)
+        return self._finish(F.conv_transpose2d(inputs, kernel, bias, self._strides, self._padding,
+                                               self._output_padding, groups))

@@ -1,0 +1,89 @@
+"""A fixed linear map from coefficients to the values of a function."""
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from alfx.gin_utils import configurable
+
+
+@configurable(module='alfx.layers')
+class FixedDecodingLayer(nn.Module):
+    """Coefficients of basis functions to the values of their sum; nothing is trained.
+
+    With points ``x_i`` spread evenly over [-1, 1], the value at ``x_i`` is the sum over ``k`` of the coefficient
+    ``c_k`` times
+
+    - 'poly': ``tau^k x_i^k``;
+    - 'cheb': ``tau^k T_k(x_i)``, the Chebyshev polynomials of the first kind;
+    - 'rbf': ``exp(-(x_i - m_k)^2 / (2 sigma^2))``, the centres ``m_k`` spread evenly over [-1, 1];
+    - 'haar': ``tau^level h_k(x_i)``, the Haar functions; their level is 0 for the constant, ``1 + j`` for those of
+      width ``2 / 2^j``. Here ``x_i`` are the midpoints of ``output_size`` equal parts of [-1, 1].
+
+    Args:
+        input_size: number of coefficients.
+        output_size: number of points.
+        basis_type: 'poly', 'cheb', 'rbf' or 'haar'.
+        sigma: width of the radial basis functions.
+        tau: damps (< 1) or amplifies (> 1) functions of higher order.
+
+    Raises:
+        ValueError: unknown ``basis_type``, or ``sigma`` or ``tau`` not positive.
+    """
+
+    _weight: torch.Tensor
+
+    def __init__(self, input_size: int, output_size: int, basis_type: str = 'rbf', sigma: float = 1.0,
+                 tau: float = 0.5):
+        super().__init__()
+        if sigma <= 0 or tau <= 0:
+            raise ValueError(f'FixedDecodingLayer: sigma and tau must be positive, found {sigma} and {tau}')
+        bases = {'poly': _poly_basis, 'cheb': _chebyshev_basis, 'haar': _haar_basis}
+        if basis_type == 'rbf':
+            weight = _rbf_basis(input_size, output_size, sigma)
+        elif basis_type in bases:
+            values, order = bases[basis_type](input_size, output_size)
+            weight = values * torch.tensor(float(tau), dtype=torch.float64)**order
+        else:
+            raise ValueError(f"FixedDecodingLayer: unknown basis_type {basis_type!r}; expected 'rbf' or one of "
+                             f'{sorted(bases)}')
+        self.register_buffer('_weight', weight.float())
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The fixed weights ``[output_size, input_size]``."""
+        return self._weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Coefficients ``[B, input_size]`` to values ``[B, output_size]``."""
+        return F.linear(inputs, self._weight)
+
+
+def _points(count: int) -> torch.Tensor:
+    return torch.linspace(-1.0, 1.0, count, dtype=torch.float64)
+
+
+def _rbf_basis(input_size: int, output_size: int, sigma: float) -> torch.Tensor:
+    distance = _points(output_size)[:, None] - _points(input_size)[None, :]
+    return torch.exp(-distance.square() / (2 * sigma**2))
+
+
+def _poly_basis(input_size: int, output_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    order = torch.arange(input_size)
+    return _points(output_size)[:, None]**order[None, :], order
+
+
+def _chebyshev_basis(input_size: int, output_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    order = torch.arange(input_size)
+    return torch.cos(order[None, :] * torch.acos(_points(output_size))[:, None]), order
+
+
+def _haar_basis(input_size: int, output_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    t = (torch.arange(output_size, dtype=torch.float64) + 0.5) / output_size
+    columns, levels = [torch.ones_like(t)], [0]
+    for k in range(1, input_size):
+        j = k.bit_length() - 1
+        phase = t * 2**j - (k - 2**j)
+        up, down = (phase >= 0) & (phase < 0.5), (phase >= 0.5) & (phase < 1)
+        columns.append(2**(j / 2) * (up.double() - down.double()))
+        levels.append(1 + j)
+    return torch.stack(columns, dim=1), torch.tensor(levels)

@@ -1,0 +1,189 @@
+"""Fully connected layers: one, and ``n`` of them as one product."""
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from alfx.gin_utils import configurable
+from alfx.layers import weights as w
+from alfx.utils.math_ops import identity
+
+
+@configurable(module='alfx.layers')
+class FC(nn.Module):
+    """``activation(norm(W x + b))``.
+
+    Args:
+        input_size: number of inputs.
+        output_size: number of outputs.
+        activation: applied to the result; may work in place.
+        use_bias: whether there is a bias.
+        use_bn: whether to use batch norm before the activation.
+        use_ln: whether to use layer norm before the activation; not with ``use_bn``.
+        bn_ctor: called with the number of features to make the batch norm.
+        kernel_initializer: called with the weights to fill them; ``None`` for
+            :func:`~alfx.initializers.variance_scaling_init`.
+        kernel_init_gain: its ``gain``.
+        bias_init_value: initial bias.
+        bias_initializer: called with the bias to fill it, in place of ``bias_init_value``.
+        use_torch_init: initialise weights and bias as ``torch.nn.Linear`` does instead.
+        weight_opt_args: arguments of the optimizer for the weights, kept as ``weight.opt_args``.
+        bias_opt_args: arguments of the optimizer for the bias.
+
+    Raises:
+        ValueError: arguments that exclude each other.
+    """
+
+    def __init__(self,
+                 input_size: int,
+                 output_size: int,
+                 activation: w.Activation = identity,
+                 use_bias: bool = True,
+                 use_bn: bool = False,
+                 use_ln: bool = False,
+                 bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm1d,
+                 kernel_initializer: w.Initializer | None = None,
+                 kernel_init_gain: float = 1.0,
+                 bias_init_value: float = 0.0,
+                 bias_initializer: w.Initializer | None = None,
+                 use_torch_init: bool = False,
+                 weight_opt_args: dict | None = None,
+                 bias_opt_args: dict | None = None):
+        super().__init__()
+        w.check_init_arguments('FC', use_torch_init, kernel_initializer, use_bn, use_ln)
+        self._config: dict[str, Any] = dict(
+            activation=activation, use_bias=use_bias, use_bn=use_bn, use_ln=use_ln, bn_ctor=bn_ctor,
+            kernel_initializer=kernel_initializer, kernel_init_gain=kernel_init_gain,
+            bias_init_value=bias_init_value, bias_initializer=bias_initializer, use_torch_init=use_torch_init,
+            weight_opt_args=weight_opt_args, bias_opt_args=bias_opt_args)
+        self._input_size, self._output_size = input_size, output_size
+        self._activation = activation
+        self.weight = w.parameter((output_size, input_size), weight_opt_args)
+        self.bias = w.parameter((output_size, ), bias_opt_args) if use_bias else None
+        self._norm: Any = w.fc_norm(output_size, None, use_bn, use_ln, bn_ctor)
+        self._has_norm = self._norm is not None
+        self.reset_parameters()
+
+    @property
+    def input_size(self) -> int:
+        """Number of inputs."""
+        return self._input_size
+
+    @property
+    def output_size(self) -> int:
+        """Number of outputs."""
+        return self._output_size
+
+    def reset_parameters(self) -> None:
+        """Draw new initial weights."""
+        c = self._config
+        w.init_kernel(self.weight, c['kernel_initializer'], c['kernel_init_gain'], self._activation,
+                      c['use_torch_init'])
+        if self.bias is not None:
+            w.init_bias(self.bias, self.weight, c['bias_initializer'], c['bias_init_value'], c['use_torch_init'])
+        w.reset_norm(self._norm)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """``[B, ..., input_size]`` to ``[B, ..., output_size]``."""
+        y = F.linear(inputs, self.weight, self.bias)
+        if self._has_norm:
+            y = self._normalize(y)
+        return self._activation(y)
+
+    def _normalize(self, y: torch.Tensor) -> torch.Tensor:
+        if y.ndim == 2 or not self._config['use_bn']:
+            return self._norm(y)
+        return self._norm(y.flatten(0, -2)).view_as(y)
+
+    def make_parallel(self, n: int) -> 'ParallelFC':
+        """``n`` layers like this one, each with its own initial weights."""
+        return ParallelFC(self._input_size, self._output_size, n, **self._config)
+
+    def extra_repr(self) -> str:
+        """The arguments shown by ``print``."""
+        return f'{self._input_size}, {self._output_size}, bias={self.bias is not None}'
+
+
+@configurable(module='alfx.layers')
+class ParallelFC(nn.Module):
+    """``n`` fully connected layers computed as one batched product; ``weight [n, out, in]``, ``bias [n, out]``.
+
+    Each layer is initialised on its own, so that it is distributed as a single :class:`FC` is. The arguments but
+    for ``n`` are those of :class:`FC`.
+    """
+
+    def __init__(self,
+                 input_size: int,
+                 output_size: int,
+                 n: int,
+                 activation: w.Activation = identity,
+                 use_bias: bool = True,
+                 use_bn: bool = False,
+                 use_ln: bool = False,
+                 bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm1d,
+                 kernel_initializer: w.Initializer | None = None,
+                 kernel_init_gain: float = 1.0,
+                 bias_init_value: float = 0.0,
+                 use_torch_init: bool = False,
+                 bias_initializer: w.Initializer | None = None,
+                 weight_opt_args: dict | None = None,
+                 bias_opt_args: dict | None = None):
+        super().__init__()
+        w.check_init_arguments('ParallelFC', use_torch_init, kernel_initializer, use_bn, use_ln)
+        self._init_kernel = (kernel_initializer, kernel_init_gain, activation, use_torch_init)
+        self._init_bias = (bias_initializer, bias_init_value, use_torch_init)
+        self._input_size, self._output_size, self._n = input_size, output_size, n
+        self._activation = activation
+        self._use_bn = use_bn
+        self.weight = w.parameter((n, output_size, input_size), weight_opt_args)
+        self.bias = w.parameter((n, output_size), bias_opt_args) if use_bias else None
+        self._norm: Any = w.fc_norm(output_size, n, use_bn, use_ln, bn_ctor)
+        self._has_norm = self._norm is not None
+        self.reset_parameters()
+
+    @property
+    def input_size(self) -> int:
+        """Number of inputs of each layer."""
+        return self._input_size
+
+    @property
+    def output_size(self) -> int:
+        """Number of outputs of each layer."""
+        return self._output_size
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw new initial weights."""
+        for i in range(self._n):
+            w.init_kernel(self.weight[i], *self._init_kernel)
+            if self.bias is not None:
+                w.init_bias(self.bias[i], self.weight[i], *self._init_bias)
+        w.reset_norm(self._norm)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """``[B, n, input_size]``, or ``[B, input_size]`` shared by all layers, to ``[B, n, output_size]``.
+
+        Raises:
+            ValueError: any other shape.
+        """
+        weight, bias, n = self.weight, self.bias, self._n
+        if inputs.ndim == 2:
+            flat_bias = None if bias is None else bias.view(-1)
+            y = F.linear(inputs, weight.view(-1, self._input_size), flat_bias).view(-1, n, self._output_size)
+        elif inputs.ndim == 3 and inputs.shape[1] == n:
+            x = inputs.transpose(0, 1)
+            kernel = weight.transpose(1, 2)
+            y = torch.bmm(x, kernel) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, kernel)
+            y = y.transpose(0, 1)
+        else:
+            raise ValueError(f'ParallelFC: expected [B, {self._input_size}] or [B, {n}, {self._input_size}], '
+                             f'found {list(inputs.shape)}')
+        if self._has_norm:
+            y = self._norm(y.reshape(-1, n * self._output_size)).view(y.shape) if self._use_bn else self._norm(y)
+        return self._activation(y)
+
+    def extra_repr(self) -> str:
+        """The arguments shown by ``print``."""
+        return f'{self._input_size}, {self._output_size}, n={self._n}, bias={self.bias is not None}'

@@ -1,0 +1,93 @@
+"""What the layers with weights have in common: initial values, optimizer arguments, normalisation."""
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from alfx.initializers import variance_scaling_init
+from alfx.norm_layers import ParallelLayerNorm
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+Initializer = Callable[[torch.Tensor], Any]
+
+
+def parameter(shape: tuple[int, ...], opt_args: dict | None) -> nn.Parameter:
+    """An uninitialised parameter; ``opt_args`` is kept as its attribute for the optimizer to read."""
+    weights = nn.Parameter(torch.empty(shape))
+    if opt_args is not None:
+        weights.opt_args = dict(opt_args)  # type: ignore[attr-defined]
+    return weights
+
+
+def check_init_arguments(layer: str, use_torch_init: bool, kernel_initializer: Initializer | None, use_bn: bool,
+                         use_ln: bool) -> None:
+    """Raise ``ValueError`` for arguments that exclude each other."""
+    if use_torch_init and kernel_initializer is not None:
+        raise ValueError(f'{layer}: use_torch_init=True and kernel_initializer exclude each other')
+    if use_bn and use_ln:
+        raise ValueError(f'{layer}: use_bn=True and use_ln=True exclude each other')
+
+
+def init_kernel(weight: torch.Tensor, initializer: Initializer | None, gain: float, activation: Activation,
+                use_torch_init: bool = False, transposed: bool = False) -> None:
+    """Fill the weights ``[out, in, ...]`` (``[in, out, ...]`` if ``transposed``) of one layer in place.
+
+    Args:
+        weight: what to fill.
+        initializer: called with the weights; ``None`` for variance scaling with ``gain``.
+        gain: see :func:`alfx.initializers.variance_scaling_init`.
+        activation: the activation behind the layer.
+        use_torch_init: as ``torch.nn.Linear`` and ``torch.nn.Conv2d`` do, instead.
+        transposed: whether the layer is a transposed convolution.
+    """
+    if use_torch_init:
+        nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+    elif initializer is not None:
+        with torch.no_grad():
+            initializer(weight)
+    else:
+        variance_scaling_init(weight, gain=gain, nonlinearity=activation, transposed=transposed)
+
+
+def init_bias(bias: torch.Tensor, weight: torch.Tensor, initializer: Initializer | None, value: float,
+              use_torch_init: bool = False) -> None:
+    """Fill the biases ``[out]`` of one layer in place, whose weights are ``[out, in, ...]``."""
+    with torch.no_grad():
+        if use_torch_init:
+            bound = 1 / math.sqrt(max(1, math.prod(weight.shape[1:])))
+            bias.uniform_(-bound, bound)
+        elif initializer is not None:
+            initializer(bias)
+        else:
+            bias.fill_(value)
+
+
+def fc_norm(size: int, n: int | None, use_bn: bool, use_ln: bool, bn_ctor: Callable[[int], nn.Module]
+            ) -> nn.Module | None:
+    """The normalisation behind a fully connected layer, or behind ``n`` stacked ones."""
+    if use_bn:
+        return bn_ctor(size if n is None else n * size)
+    if use_ln:
+        return nn.LayerNorm(size) if n is None else ParallelLayerNorm(n, size)
+    return None
+
+
+def conv_norm(channels: int, n: int | None, use_bn: bool, use_ln: bool, bn_ctor: Callable[[int], nn.Module]
+              ) -> nn.Module | None:
+    """The normalisation behind a convolution, or behind ``n`` stacked ones, of ``[B, (n *) channels, H, W]``.
+
+    Layer norm is over channels and positions together, with a scale and a shift for each channel.
+    """
+    if use_bn:
+        return bn_ctor(channels if n is None else n * channels)
+    if use_ln:
+        return nn.GroupNorm(1, channels) if n is None else nn.GroupNorm(n, n * channels)
+    return None
+
+
+def reset_norm(norm: nn.Module | None) -> None:
+    """Reset a normalisation layer, running statistics included."""
+    if norm is not None:
+        norm.reset_parameters()  # type: ignore[operator]

@@ -1,0 +1,253 @@
+"""Combining the tensors of a nest into one, and other operations of whole nests on tensors."""
+import math
+from collections.abc import Callable
+from functools import reduce
+
+import torch
+from torch import nn
+
+from alfx import context, nest
+from alfx.gin_utils import configurable
+from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError
+
+
+class NestCombiner(nn.Module):
+    """Base of modules that make one tensor out of a nest of tensors.
+
+    Args:
+        name: name of the combiner.
+        batch_dims: number of leading dimensions which all tensors share and which stay as they are.
+    """
+
+    def __init__(self, name: str, batch_dims: int = 1):
+        super().__init__()
+        self._name = name
+        self._batch_dims = batch_dims
+
+    @property
+    def name(self) -> str:
+        """Name of the combiner."""
+        return self._name
+
+    def _combine(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        raise NotImplementedError
+
+    def forward(self, nested: NestedTensor) -> torch.Tensor:
+        """Combine the leaves of ``nested``, each ``[B, ...]``, in visiting order.
+
+        Raises:
+            ValueError: the nest has no leaves.
+        """
+        tensors = nest.flatten(nested)
+        if not tensors:
+            raise ValueError(f'{self._name}: the nest has no tensors to combine')
+        return self._combine(tensors)
+
+
+@configurable
+class NestConcat(NestCombiner):
+    """Concatenate the tensors of a nest.
+
+    Args:
+        nest_mask: a nest of the structure of the input, whose leaves say (``True``, ``False``) which tensors to
+            take; ``None``: all.
+        dim: the dimension to concatenate along; negative ones count from the end, 0 is the batch dimension.
+        name: name of the combiner.
+
+    Raises:
+        ValueError: ``dim`` is 0.
+    """
+
+    def __init__(self, nest_mask: Nested = None, dim: int = -1, name: str = 'NestConcat'):
+        super().__init__(name)
+        if dim == 0:
+            raise ValueError(f'{name}: cannot concatenate along the batch dimension (dim=0)')
+        self._nest_mask, self._dim = nest_mask, dim
+        self._selected = None if nest_mask is None else [bool(x) for x in nest.flatten(nest_mask)]
+
+    def forward(self, nested: NestedTensor) -> torch.Tensor:
+        """Concatenate; see the class.
+
+        Raises:
+            ValueError: the nest has not the structure of ``nest_mask``, or no tensors.
+        """
+        if self._nest_mask is not None:
+            nest.assert_same_structure(self._nest_mask, nested)
+        return super().forward(nested)
+
+    def _combine(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        if self._selected is not None:
+            tensors = [t for t, selected in zip(tensors, self._selected) if selected]
+        return torch.cat(tensors, dim=self._dim)
+
+    def make_parallel(self, n: int) -> 'NestConcat':
+        """The combiner for tensors ``[B, n, ...]``."""
+        return NestConcat(self._nest_mask, self._dim if self._dim < 0 else self._dim + 1, 'parallel_' + self._name)
+
+
+def _activated(tensors: list[torch.Tensor], combined: torch.Tensor, activation: Callable | None) -> torch.Tensor:
+    """``activation(combined)``; an activation that works in place must not reach a tensor of the caller."""
+    if activation is None:
+        return combined
+    return activation(combined.clone() if len(tensors) == 1 else combined)
+
+
+@configurable
+class NestSum(NestCombiner):
+    """Add the tensors of a nest, which have the same shape (or shapes that broadcast).
+
+    Args:
+        average: whether to divide by their number.
+        activation: applied to the result; ``None`` for none.
+        name: name of the combiner.
+    """
+
+    def __init__(self, average: bool = False, activation: Callable | None = None, name: str = 'NestSum'):
+        super().__init__(name)
+        self._average, self._activation = average, activation
+
+    def _combine(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        combined = reduce(torch.add, tensors)
+        if self._average:
+            combined = combined / len(tensors)
+        return _activated(tensors, combined, self._activation)
+
+    def make_parallel(self, n: int) -> 'NestSum':
+        """The combiner for tensors ``[B, n, ...]``."""
+        return NestSum(self._average, self._activation, 'parallel_' + self._name)
+
+
+@configurable
+class NestMultiply(NestCombiner):
+    """Multiply the tensors of a nest elementwise; they have the same shape (or shapes that broadcast).
+
+    Args:
+        activation: applied to the result; ``None`` for none.
+        name: name of the combiner.
+    """
+
+    def __init__(self, activation: Callable | None = None, name: str = 'NestMultiply'):
+        super().__init__(name)
+        self._activation = activation
+
+    def _combine(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        return _activated(tensors, reduce(torch.mul, tensors), self._activation)
+
+    def make_parallel(self, n: int) -> 'NestMultiply':
+        """The combiner for tensors ``[B, n, ...]``."""
+        return NestMultiply(self._activation, 'parallel_' + self._name)
+
+
+@configurable
+class NestOuterProduct(NestCombiner):
+    """The flattened outer product of the tensors of a nest.
+
+    Args:
+        activation: applied to the result; ``None`` for none.
+        batch_dims: number of leading dimensions which all tensors share.
+        padding: whether to append a 1 to each vector first, so that the products of fewer vectors are there too.
+        name: name of the combiner.
+    """
+
+    def __init__(self, activation: Callable | None = None, batch_dims: int = 1, padding: bool = False,
+                 name: str = 'NestOuterProduct'):
+        super().__init__(name, batch_dims)
+        self._activation, self._padding = activation, padding
+
+    def _combine(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        outer = tensors[0].shape[:self._batch_dims]
+        vectors = [t.reshape(*outer, math.prod(t.shape[self._batch_dims:])) for t in tensors]
+        if self._padding:
+            vectors = [torch.cat([v, v.new_ones(*outer, 1)], dim=-1) for v in vectors]
+        product = reduce(lambda a, b: (a.unsqueeze(-1) * b.unsqueeze(-2)).flatten(-2), vectors)
+        return _activated(tensors, product, self._activation)
+
+    def make_parallel(self, n: int) -> 'NestOuterProduct':
+        """The combiner for tensors ``[B, n, ...]``."""
+        return NestOuterProduct(self._activation, self._batch_dims + 1, self._padding, 'parallel_' + self._name)
+
+
+def stack_nests(nests: list[NestedTensor], dim: int = 0) -> NestedTensor:
+    """Stack corresponding tensors of equally structured nests along a new dimension ``dim``."""
+    return nest.stack(nests, dim)
+
+
+def get_outer_rank(tensors: NestedTensor, specs: NestedTensorSpec) -> int:
+    """The number of batch dimensions of ``tensors``: what their ranks exceed those of ``specs`` by.
+
+    Raises:
+        SpecError: the structures, shapes or dtypes disagree, or the tensors have different numbers of them.
+    """
+    ranks = set()
+    nest.assert_same_structure(specs, tensors)
+    for (path, spec), tensor in zip(nest.flatten_with_path(specs), nest.flatten(tensors)):
+        rank = tensor.ndim - spec.ndim
+        if rank < 0 or tuple(tensor.shape[rank:]) != tuple(spec.shape) or tensor.dtype != spec.dtype:
+            raise SpecError(f"'{path}': expected {spec} behind the batch dimensions, found {tensor.dtype} "
+                            f'{tuple(tensor.shape)}')
+        ranks.add(rank)
+    if len(ranks) != 1:
+        raise SpecError(f'expected the same number of batch dimensions for all tensors, found {sorted(ranks)}')
+    return ranks.pop()
+
+
+def convert_device(nests: Nested, device: str | torch.device | None = None) -> Nested:
+    """Move the tensors of a nest to a device; other leaves stay.
+
+    Args:
+        nests: any nest.
+        device: where to; ``None``: the default device.
+    """
+    target = context.get_default_device() if device is None else device
+    return nest.map_structure(lambda x: x.to(target) if isinstance(x, torch.Tensor) else x, nests)
+
+
+def grad(nested: NestedTensor, objective: torch.Tensor, retain_graph: bool = False) -> NestedTensor:
+    """The gradient of the scalar ``objective`` with respect to each tensor of ``nested``, as a nest.
+
+    Args:
+        nested: tensors that ``objective`` depends on.
+        objective: a scalar.
+        retain_graph: whether the graph is needed again.
+    """
+    gradients = torch.autograd.grad(objective, nest.flatten(nested), retain_graph=retain_graph)
+    return nest.pack_sequence_as(nested, gradients)
+
+
+def zeros_like(nested: NestedTensor) -> NestedTensor:
+    """A nest of zeros of the same shapes and dtypes."""
+    return nest.map_structure(torch.zeros_like, nested)
+
+
+def make_nested_module(nested: Nested, ignore_non_module_element: bool = True) -> nn.Module | None:
+    """One module that holds the modules of a nest, so that their parameters are found.
+
+    Args:
+        nested: nest of modules; a dict becomes a ``ModuleDict``, other nodes a ``ModuleList``.
+        ignore_non_module_element: whether to leave out what is no module.
+
+    Returns:
+        The module; ``None`` for something that is no module and is left out.
+
+    Raises:
+        ValueError: an element is no module and is not to be ignored.
+    """
+    if isinstance(nested, nn.Module):
+        return nested
+    if not nest.is_nested(nested):
+        if not ignore_non_module_element:
+            raise ValueError(f'expected a nest of modules, found {nested!r}')
+        return None
+    children = {name: make_nested_module(child, ignore_non_module_element)
+                for name, child in nest.extract_fields_from_nest(nested)}
+    kept = {name: child for name, child in children.items() if child is not None}
+    return nn.ModuleDict(kept) if isinstance(nested, dict) else nn.ModuleList(kept.values())
+
+
+def get_nested_field(nested: Nested, nest_fields: Nested) -> Nested:
+    """The nest of the parts of ``nested`` at the paths that are the leaves of ``nest_fields``.
+
+    Raises:
+        LookupError: a path does not exist.
+    """
+    return nest.map_structure(lambda path: nest.get_field(nested, path), nest_fields)

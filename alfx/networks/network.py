@@ -1,0 +1,384 @@
+"""The base class of networks, and making networks of other modules.
+
+A network is called as ``output, state = network(inputs, state)`` with a nest of tensors ``[B, ...]`` that matches
+``network.input_tensor_spec``; ``state`` matches ``network.state_spec``, which is ``()`` for a network without memory.
+It can make a new network like itself (:meth:`Network.copy`) and a stack of ``n`` of them computed at once
+(:meth:`Network.make_parallel`). Read next: :mod:`alfx.networks.encoding_networks`.
+"""
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from alfx import nest
+from alfx.layers import FC, ParallelFC, copy_module, make_parallel_input, make_parallel_net, make_parallel_spec
+from alfx.layers.activations import out_of_place
+from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec,
+                               check_consistent, extract_spec)
+
+
+class Network(nn.Module):
+    """Base class of networks.
+
+    A subclass defines ``forward(inputs, state=())``, which returns ``(output, state)`` and changes neither. The
+    arguments of its constructor are recorded, so that :meth:`copy` needs no code in it.
+
+    The first call is checked against the specs, and every call that fails.
+
+    Args:
+        input_tensor_spec: nest of specs of the inputs.
+        state_spec: nest of specs of the state; ``()`` for a network without memory.
+        name: name of the network, used in messages and summaries.
+    """
+
+    _parallelism: Any = None
+    """Number of networks of which this one is a stack (else ``None``); its inputs are ``[B, ...]`` or
+    ``[B, n, ...]``."""
+    _batch_dims = 1
+
+    def __init__(self, input_tensor_spec: NestedTensorSpec, state_spec: NestedTensorSpec = (), name: str = 'Network'):
+        super().__init__()
+        self._name = name
+        self._input_tensor_spec = input_tensor_spec
+        self._state_spec = state_spec
+        self._output_spec: NestedTensorSpec = None
+        self._singleton = False
+        self._unchecked = True
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if '__init__' in cls.__dict__:
+            cls.__init__ = _recording(cls.__init__)  # type: ignore[method-assign]
+
+    def __call__(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """Call :meth:`forward`.
+
+        Raises:
+            SpecError: the inputs or the state do not match their specs.
+        """
+        if self._unchecked:
+            self._check_call(inputs, state)
+            self._unchecked = False
+        try:
+            return super().__call__(inputs, state)
+        except (RuntimeError, TypeError, IndexError, AttributeError):
+            self._check_call(inputs, state)
+            raise
+
+    def _check_call(self, inputs: NestedTensor, state: NestedTensor) -> None:
+        from_dim, spec = self._batch_dims, self._input_tensor_spec
+        if self._parallelism is not None and is_stacked(inputs, spec):
+            spec = make_parallel_spec(spec, self._parallelism)
+        _check_batch(inputs, spec, from_dim, f'{self._name}: input')
+        if nest.flatten(self.state_spec) and not nest.flatten(state):
+            raise SpecError(f'{self._name}: this network has memory and was called without a state; begin with zeros '
+                            'of its state_spec, then pass on the state that it returned')
+        if nest.flatten(state):
+            _check_batch(state, self.state_spec, 1, f'{self._name}: state')
+
+    @property
+    def name(self) -> str:
+        """Name of the network."""
+        return self._name
+
+    @property
+    def input_tensor_spec(self) -> NestedTensorSpec:
+        """Nest of specs of the inputs."""
+        return self._input_tensor_spec
+
+    @property
+    def state_spec(self) -> NestedTensorSpec:
+        """Nest of specs of the state, ``()`` without memory."""
+        return self._state_spec
+
+    @property
+    def is_rnn(self) -> bool:
+        """Whether the network has memory."""
+        return bool(nest.flatten(self.state_spec))
+
+    @property
+    def output_spec(self) -> NestedTensorSpec:
+        """Nest of specs of the output; a distribution in it holds specs in the place of its parameters.
+
+        Found by one call on zeros when first needed, which leaves generators, gradients and statistics as they are.
+        """
+        if self._output_spec is None:
+            self._output_spec = self._probe_output_spec()
+        return self._output_spec
+
+    @property
+    def is_distribution_output(self) -> bool:
+        """Whether the output contains distributions."""
+        return any(nest.is_distribution(x) for x in nest.flatten(self.output_spec, is_leaf=nest.is_distribution))
+
+    def _probe_output_spec(self) -> NestedTensorSpec:
+        device = next((p.device for p in self.parameters()), torch.device('cpu'))
+        inputs = example_batch(self._input_tensor_spec, (2, ) * self._batch_dims, device)
+        state = example_batch(self.state_spec, (2, ), device)
+        unchecked, training = self._unchecked, [m for m in self.modules() if m.training]
+        try:
+            for module in training:
+                module.training = False
+            with torch.no_grad(), torch.random.fork_rng([device] if device.type == 'cuda' else []):
+                output, _ = self(inputs, state)
+        finally:
+            for module in training:
+                module.training = True
+            self._unchecked = unchecked
+        return extract_spec(output, from_dim=self._batch_dims)
+
+    @property
+    def saved_args(self) -> dict[str, Any]:
+        """The arguments the network was constructed with, defaults included."""
+        arguments = dict(self._bound_arguments().arguments)
+        arguments.pop('self', None)
+        for parameter in inspect.signature(type(self).__init__).parameters.values():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                arguments.update(arguments.pop(parameter.name, {}))
+        return arguments
+
+    def _bound_arguments(self) -> inspect.BoundArguments:
+        args, kwargs = self.__dict__['_constructor_args']
+        bound = inspect.signature(type(self).__init__).bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        return bound
+
+    def singleton(self, singleton: bool = True) -> 'Network':
+        """Choose whether :meth:`copy` returns the network itself.
+
+        Of a singleton, everything that would be made of copies shares the parameters.
+
+        Returns:
+            The network itself.
+        """
+        self._singleton = singleton
+        return self
+
+    def copy(self, **kwargs: Any) -> 'Network':
+        """A network constructed by the same arguments, with its own initial parameters.
+
+        Networks and modules among the arguments are copied likewise. A singleton is not copied but returned.
+
+        Args:
+            kwargs: arguments to change.
+
+        Raises:
+            TypeError: no such argument.
+            ValueError: a module among the arguments has parameters and no ``reset_parameters()``.
+        """
+        if self._singleton:
+            return self
+        bound = self._bound_arguments()
+        parameters = inspect.signature(type(self).__init__).parameters
+        for name, value in bound.arguments.items():
+            if name != 'self' and name not in kwargs:
+                bound.arguments[name] = _copied_argument(value)
+        extra = {name: value for name, value in kwargs.items() if name not in parameters}
+        bound.arguments.update((name, value) for name, value in kwargs.items() if name in parameters)
+        return type(self)(*bound.args[1:], **{**bound.kwargs, **extra})
+
+    def make_parallel(self, n: int) -> 'Network':
+        """``n`` networks like this one, each with its own initial parameters, as one network.
+
+        Its inputs are ``[B, ...]``, shared by all, or ``[B, n, ...]``; its outputs and states are ``[B, n, ...]``.
+        ``input_tensor_spec`` is that of a single network.
+        """
+        return NaiveParallelNetwork(self, n)
+
+
+def _recording(init: Callable[..., None]) -> Callable[..., None]:
+    """``init`` that keeps the arguments of the outermost constructor."""
+
+    @functools.wraps(init)
+    def recording(self: Network, *args: Any, **kwargs: Any) -> None:
+        self.__dict__.setdefault('_constructor_args', (args, kwargs))
+        init(self, *args, **kwargs)
+
+    return recording
+
+
+def _copied_argument(value: Any) -> Any:
+    if isinstance(value, nn.Module):
+        return copy_module(value)
+    if isinstance(value, (list, tuple, dict)) and any(isinstance(x, nn.Module) for x in nest.flatten(value)):
+        return nest.map_structure(copy_module, value)
+    return value
+
+
+def _check_batch(nested: NestedTensor, spec: NestedTensorSpec, from_dim: int, where: str) -> None:
+    """Check tensors ``[B, ...]`` against ``spec``."""
+    for path, leaf in nest.flatten_with_path(nested):
+        if not isinstance(leaf, torch.Tensor):
+            raise SpecError(f"{where}{'.' + path if path else ''}: expected a tensor, found {type(leaf).__name__}")
+    check_consistent(nested, spec, from_dim, where)
+    outer = {tuple(leaf.shape[:from_dim]) for leaf in nest.flatten(nested)}
+    if len(outer) > 1 or any(len(shape) < from_dim for shape in outer):
+        raise SpecError(f'{where}: expected {from_dim} batch dimension(s), the same for all tensors, found '
+                        f'{sorted(outer)}')
+
+
+def example_batch(spec: NestedTensorSpec, outer_dims: tuple[int, ...],
+                  device: torch.device = torch.device('cpu')) -> NestedTensor:
+    """A nest of tensors ``[*outer_dims, ...]`` within the bounds of ``spec``: zeros, or what is nearest to them."""
+
+    def example(leaf: TensorSpec) -> torch.Tensor:
+        zeros = leaf.zeros(outer_dims)
+        if isinstance(leaf, BoundedTensorSpec) and leaf.dtype != torch.bool:
+            low, high = (torch.as_tensor(bound.copy(), dtype=leaf.dtype) for bound in (leaf.minimum, leaf.maximum))
+            zeros = torch.minimum(torch.maximum(zeros, low), high)
+        return zeros.to(device)
+
+    return nest.map_structure(example, spec)
+
+
+def is_stacked(inputs: NestedTensor, spec: NestedTensorSpec) -> bool:
+    """Whether ``inputs`` are ``[B, n, ...]`` and not ``[B, ...]``, for specs of shape ``[...]``."""
+    if isinstance(inputs, torch.Tensor) and isinstance(spec, TensorSpec):
+        return inputs.ndim == spec.ndim + 2
+    leaves, specs = nest.flatten(inputs), nest.flatten(spec)
+    return bool(leaves) and bool(specs) and leaves[0].ndim == specs[0].ndim + 2
+
+
+class NaiveParallelNetwork(Network):
+    """``n`` copies of a network, called one after the other.
+
+    Args:
+        network: the network; its copies get their own parameters.
+        n: number of copies.
+        name: name of the network; ``None``: ``'naive_parallel_'`` and that of ``network``.
+    """
+
+    def __init__(self, network: Network, n: int, name: str | None = None):
+        super().__init__(network.input_tensor_spec, make_parallel_spec(network.state_spec, n),
+                         name or 'naive_parallel_' + network.name)
+        self._parallelism = n
+        self._networks = nn.ModuleList([network.copy() for _ in range(n)])
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """Nests of ``[B, ...]`` or ``[B, n, ...]`` to outputs and states ``[B, n, ...]``."""
+        stacked = is_stacked(inputs, self._input_tensor_spec)
+        outputs, states = [], []
+        for i, network in enumerate(self._networks):
+            own_inputs = _select(inputs, i) if stacked else inputs
+            output, new_state = network(own_inputs, _select(state, i))
+            outputs.append(output)
+            states.append(new_state)
+        return nest.stack(outputs, dim=1), nest.stack(states, dim=1) if self.is_rnn else state
+
+
+def _select(nested: NestedTensor, i: int) -> NestedTensor:
+    return nest.map_structure(lambda x: x[:, i], nested)
+
+
+class NetworkWrapper(Network):
+    """A module or function as a network.
+
+    Args:
+        module: called with the inputs, or with the inputs and the state if there is one.
+        input_tensor_spec: nest of specs of the inputs.
+        state_spec: nest of specs of the state; if it is not ``()``, ``module`` returns ``(output, state)``.
+        name: name of the network.
+    """
+
+    def __init__(self, module: Callable[..., Any], input_tensor_spec: NestedTensorSpec,
+                 state_spec: NestedTensorSpec = (), name: str = 'NetworkWrapper'):
+        super().__init__(input_tensor_spec, state_spec, name)
+        self._module = out_of_place(module)
+        self._has_state = bool(nest.flatten(state_spec))
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """Call the module."""
+        if self._has_state:
+            return self._module(inputs, state)
+        return self._module(inputs), state
+
+    def make_parallel(self, n: int) -> Network:
+        """See the base class."""
+        if self._has_state:
+            return NaiveParallelNetwork(self, n)
+        return ParallelNetworkWrapper(make_parallel_net(self._module, n), self._input_tensor_spec, n,
+                                      'parallel_' + self._name)
+
+
+class ParallelNetworkWrapper(Network):
+    """A module for ``n`` stacked inputs as a network.
+
+    Args:
+        module: called with inputs ``[B, n, ...]``.
+        input_tensor_spec: nest of specs of one input.
+        n: number of inputs.
+        name: name of the network.
+    """
+
+    def __init__(self, module: Callable[..., Any], input_tensor_spec: NestedTensorSpec, n: int,
+                 name: str = 'ParallelNetworkWrapper'):
+        super().__init__(input_tensor_spec, (), name)
+        self._module = module
+        self._parallelism = n
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """Nests of ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, ...]``."""
+        if not is_stacked(inputs, self._input_tensor_spec):
+            inputs = make_parallel_input(inputs, self._parallelism)
+        return self._module(inputs), state
+
+
+def get_input_tensor_spec(net: Any) -> NestedTensorSpec | None:
+    """The spec of the input of a network, or of a layer that knows its input size; ``None`` for others."""
+    if isinstance(net, Network):
+        return net.input_tensor_spec
+    if isinstance(net, (FC, ParallelFC)):
+        return TensorSpec((net.input_size, ))
+    if isinstance(net, nn.Linear):
+        return TensorSpec((net.in_features, ))
+    if isinstance(net, nn.Sequential) and len(net) > 0:
+        return get_input_tensor_spec(net[0])
+    return None
+
+
+def wrap_as_network(net: Any, input_tensor_spec: NestedTensorSpec | None) -> Network:
+    """``net`` if it is a network, otherwise a :class:`NetworkWrapper` of it.
+
+    Args:
+        net: network, module or function.
+        input_tensor_spec: spec of its input; ``None`` if ``net`` knows it.
+
+    Raises:
+        ValueError: the spec is not given and ``net`` does not know it.
+    """
+    if isinstance(net, Network):
+        return net
+    spec = get_input_tensor_spec(net) if input_tensor_spec is None else input_tensor_spec
+    if spec is None:
+        raise ValueError(f'input_tensor_spec is needed, as {net!r} does not know the spec of its input')
+    return NetworkWrapper(net, spec)
+
+
+class BatchSquashNetwork(Network):
+    """A network on inputs with several batch dimensions, which it sees as one.
+
+    Args:
+        network: a network without memory.
+        batch_dims: number of batch dimensions of inputs and outputs.
+        name: name of the network.
+
+    Raises:
+        ValueError: ``network`` has memory.
+    """
+
+    def __init__(self, network: Network, batch_dims: int = 2, name: str = 'BatchSquashNetwork'):
+        if network.is_rnn:
+            raise ValueError(f'{name}: {network.name} has memory, so its batch dimensions cannot be made one')
+        super().__init__(network.input_tensor_spec, (), name)
+        self._network = network
+        self._batch_dims = batch_dims
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """Nests of ``[B1, ..., Bk, ...]`` to ``[B1, ..., Bk, ...]``."""
+        outer = nest.get_nest_shape(inputs)[:self._batch_dims]
+        flat = nest.map_structure(lambda x: x.reshape(outer.numel(), *x.shape[self._batch_dims:]), inputs)
+        output, _ = self._network(flat)
+        return nest.map_structure(lambda x: x.reshape(*outer, *x.shape[1:]), output), state
