@@ -1,0 +1,109 @@
+"""Joining observations with those before them: what ``FrameStacker`` computes."""
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alfx import nest
+from alfx.data_structures import Experience, StepType, TimeStep
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, TensorSpec
+
+
+def stacked_spec(spec: TensorSpec, stack_size: int, axis: int) -> TensorSpec:
+    """The spec of ``stack_size`` tensors joined along dimension ``axis``."""
+    shape = list(spec.shape)
+    shape[axis] *= stack_size
+    if not isinstance(spec, BoundedTensorSpec):
+        return spec.replace(shape=shape)
+    bounds = [b if b.ndim == 0 else np.concatenate([b] * stack_size, axis) for b in (spec.minimum, spec.maximum)]
+    return spec.replace(shape=shape, minimum=bounds[0], maximum=bounds[1])
+
+
+def stack_time_step(time_step: TimeStep, steps: Tensor, prev_frames: Sequence[Tensor], fields: Sequence[str],
+                    axes: Sequence[int], stack_size: int) -> tuple[NestedTensor, Tensor, list[Tensor]]:
+    """The observation of a time step with stacked frames, from the frames before it.
+
+    Args:
+        time_step: ``[B, ...]``.
+        steps: int64 ``[B]``: how many steps of the episode came before.
+        prev_frames: for each field, the ``stack_size - 1`` frames before this one, joined.
+        fields: paths in the observation; '' for all of it.
+        axes: for each field, the dimension of an observation along which to stack.
+        stack_size: number of frames in a stack.
+
+    Returns:
+        the observation ``[B, ...]``, and ``steps`` and ``prev_frames`` for the next time step
+    """
+    begins = (time_step.step_type == StepType.FIRST) | (steps == 0)
+    observation, frames = time_step.observation, []
+    for field, axis, previous in zip(fields, axes, prev_frames):
+        frame = nest.get_field(observation, field)
+        dim = axis + 1
+        repeats = [1] * frame.ndim
+        repeats[dim] = stack_size - 1
+        previous = torch.where(begins.view(-1, *[1] * (frame.ndim - 1)), frame.repeat(repeats), previous)
+        stacked = torch.cat([previous, frame], dim)
+        frames.append(stacked.narrow(dim, frame.shape[dim], previous.shape[dim]))
+        observation = nest.set_field(observation, field, stacked)
+    return observation, torch.where(begins, 1, steps + 1), frames
+
+
+def stack_indices(step_type: Tensor, missing: Tensor, stack_size: int) -> Tensor:
+    """Which frames make up each stack: the step itself and those before it, but none before the episode began.
+
+    Args:
+        step_type: ``[B, L]`` with ``L = stack_size - 1 + T``: the steps before a batch, and those of the batch.
+        missing: int64 ``[B, 1]``: how many of these, from the first, do not exist.
+        stack_size: number of frames in a stack.
+
+    Returns:
+        int64 ``[B, T, stack_size]``: indices into the ``B * L`` steps, oldest first; what would lie before the first
+        step of the episode, or before the first that exists, is that step.
+    """
+    batch, length = step_type.shape
+    time = torch.arange(length, device=step_type.device)
+    begins = torch.where(step_type == StepType.FIRST, time, 0).cummax(dim=1).values
+    begins = torch.maximum(begins, missing)[:, stack_size - 1:]
+    stack = time[:length - stack_size + 1].unsqueeze(-1) + time[:stack_size]
+    rows = length * torch.arange(batch, device=step_type.device).view(-1, 1, 1)
+    return torch.maximum(stack, begins.unsqueeze(-1)) + rows
+
+
+def stack_from_replay(experience: Experience, fields: Sequence[str], axes: Sequence[int],
+                      stack_size: int) -> NestedTensor:
+    """The observation of a batch from the replay buffer with stacked frames, which are looked up there.
+
+    Args:
+        experience: ``[B, T, ...]`` with ``batch_info`` and ``replay_buffer``.
+        fields: paths in the observation; '' for all of it.
+        axes: for each field, the dimension of an observation along which to stack.
+        stack_size: number of frames in a stack.
+
+    Returns:
+        nest ``[B, T, ...]``.
+
+    Raises:
+        ValueError: ``batch_info`` or ``replay_buffer`` is missing.
+    """
+    buffer, info = experience.replay_buffer, experience.batch_info
+    if buffer == () or info == ():
+        raise ValueError('stacking frames needs experience with batch_info and replay_buffer, see '
+                         'data_structures.add_batch_info')
+    env_ids, first = info.env_ids.unsqueeze(-1), info.positions.unsqueeze(-1)
+    earliest = buffer.earliest_positions(info.env_ids).unsqueeze(-1)
+    positions = first + torch.arange(1 - stack_size, 0, device=first.device)
+    missing = (earliest - positions[:, :1]).clamp_(min=0)
+    positions = torch.maximum(positions, earliest)
+    step_type = torch.cat(
+        [buffer.get_field('time_step.step_type', env_ids, positions), experience.time_step.step_type], dim=1)
+    sources = stack_indices(step_type, missing, stack_size)
+    observation = experience.time_step.observation
+    for field, axis in zip(fields, axes):
+        path = f'time_step.observation.{field}' if field else 'time_step.observation'
+        frames = torch.cat([buffer.get_field(path, env_ids, positions), nest.get_field(observation, field)], dim=1)
+        stacked = frames.flatten(0, 1).index_select(0, sources.flatten())
+        stacked = stacked.view(*sources.shape, *frames.shape[2:])  # [B, T, stack_size, ...]
+        stacked = stacked.movedim(2, axis + 2).flatten(axis + 2, axis + 3)
+        observation = nest.set_field(observation, field, stacked)
+    return observation

@@ -1,0 +1,66 @@
+"""What is wrong with data transformers as configured; for :mod:`alfx.algorithms.data_transformer`."""
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from alfx import nest
+from alfx.tensor_specs import NestedTensorSpec, SpecError
+
+
+def check_fields(owner: str, observation_spec: NestedTensorSpec, fields: Optional[Sequence[str]]) -> list[str]:
+    """The paths of the tensors to transform.
+
+    Args:
+        owner: who asks, for errors.
+        observation_spec: nest of specs.
+        fields: paths such as 'camera.front'; None if the observation is one tensor.
+
+    Returns:
+        ``fields``, or ``['']`` for the observation itself.
+
+    Raises:
+        SpecError: a field does not exist or is a nest.
+    """
+    if fields is None:
+        if nest.is_nested(observation_spec):
+            raise SpecError(f'{owner}.fields: needed, as the observation is a nest; choose from '
+                            f'{_paths(observation_spec)}')
+        return ['']
+    if isinstance(fields, str):
+        raise SpecError(f'{owner}.fields: expected a list of paths, found {fields!r}; write [{fields!r}]')
+    for field in fields:
+        try:
+            part = nest.get_field(observation_spec, field)
+        except LookupError as error:
+            raise SpecError(f'{owner}.fields: {error}') from None
+        if nest.is_nested(part):
+            raise SpecError(f"{owner}.fields: '{field}' is a nest; choose from {_paths(part, field + '.')}")
+    return list(fields)
+
+
+def _paths(spec: NestedTensorSpec, prefix: str = '') -> list[str]:
+    return [prefix + path for path, _ in nest.flatten_with_path(spec)]
+
+
+def check_order(transformers: Sequence[Any]) -> None:
+    """Raise unless the data transformers can work in this order.
+
+    Raises:
+        ValueError: one that must be first is not, one that reads the replay buffer comes after one that changes
+            the data, or a field is stacked twice.
+    """
+    names = [type(transformer).__name__ for transformer in transformers]
+    where = f'data_transformer_ctor {names}'
+    changed_by = None
+    stacked: set[str] = set()
+    for position, (name, transformer) in enumerate(zip(names, transformers)):
+        if transformer.must_be_first and position > 0:
+            raise ValueError(f'{where}: {name} has to come first, as it keeps the time step as it was before any other')
+        if transformer.needs_replay_buffer and changed_by is not None:
+            raise ValueError(f'{where}: {name} has to come before {changed_by}, as it looks up steps in the replay '
+                             'buffer, which are not transformed')
+        twice = stacked & set(transformer.stacked_fields)
+        if twice:
+            raise ValueError(f'{where}: {sorted(twice)} would be stacked twice; use one {name} of a larger stack_size')
+        stacked |= set(transformer.stacked_fields)
+        if transformer.changes_time_steps:
+            changed_by = changed_by or name
