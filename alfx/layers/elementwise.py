@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from alfx import nest
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import Nested, NestedTensor
-from alfx.utils import math_ops, tensor_utils
+from alfx.utils import math_ops
+from alfx.utils.tensor_utils import scale_gradient
 
 
 class ElementwiseLayerBase(nn.Module):
@@ -247,4 +248,4 @@ class ScaleGradient(ElementwiseLayerBase):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """The value of ``inputs``."""
-        return tensor_utils.scale_gradient(inputs, self._scale)
+        return scale_gradient(inputs, self._scale)

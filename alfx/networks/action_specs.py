@@ -1,0 +1,60 @@
+"""What the heads of actor networks need to know of an action spec."""
+import numpy as np
+import torch
+
+from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
+
+_UNBOUNDED = 1e30
+
+
+def require_discrete(spec: TensorSpec, head: str) -> None:
+    """Raise ``SpecError`` unless ``spec`` is that of a bounded discrete action."""
+    _require_action(spec, head)
+    if not spec.is_discrete:
+        raise SpecError(f'{head} is for discrete actions: expected a spec of integers, found {spec}; use a continuous '
+                        'head such as NormalProjectionNetwork (of an actor network: continuous_projection_net_ctor)')
+    if not isinstance(spec, BoundedTensorSpec):
+        raise SpecError(f'{head}: a discrete action needs bounds (BoundedTensorSpec), found {spec}')
+
+
+def require_continuous(spec: TensorSpec, head: str) -> None:
+    """Raise ``SpecError`` unless ``spec`` is that of a continuous action."""
+    _require_action(spec, head)
+    if not spec.is_continuous:
+        raise SpecError(f'{head} is for continuous actions: expected a spec of floats, found {spec}; use a discrete '
+                        'head such as CategoricalProjectionNetwork (of an actor network: discrete_projection_net_ctor)')
+
+
+def _require_action(spec: TensorSpec, head: str) -> None:
+    if not isinstance(spec, TensorSpec):
+        raise SpecError(f'{head}: expected the spec of one action, found {spec!r}; for nests there is '
+                        'NestedProjectionNetwork')
+    if spec.numel == 0:
+        raise SpecError(f'{head}: the action {spec} has no components')
+
+
+def require_vector(spec: TensorSpec, head: str) -> None:
+    """Raise ``SpecError`` unless ``spec`` has one dimension."""
+    if spec.ndim != 1:
+        raise SpecError(f'{head}: expected an action of shape (D,), found {spec}; NormalProjectionNetwork takes any '
+                        'shape')
+
+
+def action_range(spec: TensorSpec, head: str, remedy: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Middle and half width of the bounds of a continuous action, both of the shape of ``spec``.
+
+    Args:
+        spec: the action spec.
+        head: name of the head, for messages.
+        remedy: what to do if there are no bounds.
+
+    Raises:
+        SpecError: a bound is missing or infinite.
+    """
+    if not isinstance(spec, BoundedTensorSpec):
+        raise SpecError(f'{head}: expected an action with bounds, found {spec}; {remedy}')
+    low = np.broadcast_to(spec.minimum, tuple(spec.shape)).astype(np.float64)
+    high = np.broadcast_to(spec.maximum, tuple(spec.shape)).astype(np.float64)
+    if np.any(low < -_UNBOUNDED) or np.any(high > _UNBOUNDED):
+        raise SpecError(f'{head}: expected an action with finite bounds, found {spec}; {remedy}')
+    return torch.from_numpy((high + low) / 2).to(spec.dtype), torch.from_numpy((high - low) / 2).to(spec.dtype)

@@ -1,0 +1,242 @@
+"""Networks from observations to distributions of actions: an encoder and a head."""
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from alfx import nest
+from alfx.gin_utils import configurable
+from alfx.layers.weights import Activation, Initializer
+from alfx.networks.action_specs import require_continuous
+from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
+from alfx.networks.network import Network
+from alfx.networks.projection_networks import (CategoricalProjectionNetwork, NestedProjectionNetwork,
+                                               NormalProjectionNetwork, make_projection_net)
+from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.utils.dist_utils import DiagMultivariateNormal
+
+
+class _EncoderAndHead(Network):
+    """Runs an encoder, then a head. The state is that of the encoder, or a pair if the head has one too."""
+
+    def _set_parts(self, encoder: Network, head: Network) -> None:
+        self._encoding_net = encoder
+        self._projection_net = head
+        self._head_has_state = head.is_rnn
+        self._state_spec = (encoder.state_spec, head.state_spec) if self._head_has_state else encoder.state_spec
+
+    @property
+    def state_spec(self) -> NestedTensorSpec:
+        """Spec of the state of the encoder; ``(encoder, head)`` if the head has memory."""
+        return self._state_spec
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """A nest of observations ``[B, ...]`` to a nest of distributions with batch shape ``[B]``."""
+        if self._head_has_state:
+            encoded, encoder_state = self._encoding_net(inputs, state[0])
+            dist, head_state = self._projection_net(encoded, state[1])
+            return dist, (encoder_state, head_state)
+        encoded, state = self._encoding_net(inputs, state)
+        return self._projection_net(encoded)[0], state
+
+
+@configurable
+class ActorDistributionNetworkBase(_EncoderAndHead):
+    """An encoder of any kind with a head for the actions.
+
+    Args:
+        input_tensor_spec: nest of specs of the observation.
+        action_spec: nest of specs of the action; the output is a nest of distributions of its structure.
+        encoding_network_ctor: called with ``input_tensor_spec`` and ``encoder_kwargs`` to make the encoder, whose
+            output is a vector.
+        discrete_projection_net_ctor: makes the head of a discrete action; called with the size of the vector and the
+            spec of the action.
+        continuous_projection_net_ctor: makes the head of a continuous action.
+        name: name of the network.
+        encoder_kwargs: arguments of the encoder.
+
+    Raises:
+        SpecError: an encoder or head that does not fit its spec.
+    """
+
+    def __init__(self, input_tensor_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 encoding_network_ctor: Callable[..., Network],
+                 discrete_projection_net_ctor: Callable[..., Network],
+                 continuous_projection_net_ctor: Callable[..., Network],
+                 name: str = 'ActorDistributionNetworkBase', **encoder_kwargs: Any):
+        super().__init__(input_tensor_spec, (), name)
+        encoder = encoding_network_ctor(input_tensor_spec, **encoder_kwargs)
+        encoded = encoder.output_spec
+        if not isinstance(encoded, TensorSpec) or encoded.ndim != 1:
+            raise SpecError(f'{name}: the output of the encoder must be a vector, it is {encoded}')
+        make_head = make_projection_net if isinstance(action_spec, TensorSpec) else NestedProjectionNetwork
+        self._action_spec = action_spec
+        self._set_parts(encoder, make_head(encoded.numel, action_spec, discrete_projection_net_ctor,
+                                           continuous_projection_net_ctor))
+
+    @property
+    def action_spec(self) -> NestedTensorSpec:
+        """Nest of specs of the action."""
+        return self._action_spec
+
+    def make_parallel(self, n: int) -> Network:
+        """See the base class."""
+        return ParallelActorDistributionNetwork(self, n, 'parallel_' + self._name)
+
+
+@configurable
+class ActorDistributionNetwork(ActorDistributionNetworkBase):
+    """An :class:`~alfx.networks.encoding_networks.EncodingNetwork` with a head for the actions.
+
+    Args:
+        input_tensor_spec: nest of specs of the observation.
+        action_spec: nest of specs of the action; the output is a nest of distributions of its structure.
+        input_preprocessors: see ``EncodingNetwork``.
+        input_preprocessors_ctor: see ``EncodingNetwork``.
+        preprocessing_combiner: see ``EncodingNetwork``; needed for a nested observation.
+        conv_layer_params: see ``EncodingNetwork``.
+        fc_layer_params: see ``EncodingNetwork``.
+        activation: activation of the encoder.
+        kernel_initializer: see ``EncodingNetwork``.
+        use_fc_bn: whether the encoder uses batch norm.
+        use_fc_ln: whether the encoder uses layer norm.
+        discrete_projection_net_ctor: makes the head of a discrete action.
+        continuous_projection_net_ctor: makes the head of a continuous action.
+        name: name of the network.
+
+    Raises:
+        SpecError: an observation that the encoder cannot take, or a head that does not fit its action.
+    """
+
+    def __init__(self,
+                 input_tensor_spec: NestedTensorSpec,
+                 action_spec: NestedTensorSpec,
+                 input_preprocessors: Nested = None,
+                 input_preprocessors_ctor: Callable[[NestedTensorSpec], Nested] | None = None,
+                 preprocessing_combiner: Callable | None = None,
+                 conv_layer_params: Sequence[tuple] | None = None,
+                 fc_layer_params: Sequence[int] | None = None,
+                 activation: Activation = torch.relu_,
+                 kernel_initializer: Initializer | None = None,
+                 use_fc_bn: bool = False,
+                 use_fc_ln: bool = False,
+                 discrete_projection_net_ctor: Callable[..., Network] = CategoricalProjectionNetwork,
+                 continuous_projection_net_ctor: Callable[..., Network] = NormalProjectionNetwork,
+                 name: str = 'ActorDistributionNetwork'):
+        super().__init__(
+            input_tensor_spec, action_spec, EncodingNetwork, discrete_projection_net_ctor,
+            continuous_projection_net_ctor, name, input_preprocessors=input_preprocessors,
+            input_preprocessors_ctor=input_preprocessors_ctor, preprocessing_combiner=preprocessing_combiner,
+            conv_layer_params=conv_layer_params, fc_layer_params=fc_layer_params, activation=activation,
+            kernel_initializer=kernel_initializer, use_fc_bn=use_fc_bn, use_fc_ln=use_fc_ln)
+
+
+class ParallelActorDistributionNetwork(_EncoderAndHead):
+    """``n`` actor networks as one; the distributions have batch shape ``[B, n]``.
+
+    Args:
+        actor_network: the network to stack.
+        n: number of networks.
+        name: name of the network.
+    """
+
+    def __init__(self, actor_network: ActorDistributionNetworkBase, n: int,
+                 name: str = 'ParallelActorDistributionNetwork'):
+        super().__init__(actor_network.input_tensor_spec, (), name)
+        self._parallelism = n
+        self._set_parts(actor_network._encoding_net.make_parallel(n), actor_network._projection_net.make_parallel(n))
+
+
+@configurable
+class ActorDistributionRNNNetwork(ActorDistributionNetworkBase):
+    """An :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork` with a head for the actions.
+
+    Args:
+        input_tensor_spec: nest of specs of the observation.
+        action_spec: nest of specs of the action; the output is a nest of distributions of its structure.
+        input_preprocessors: see ``LSTMEncodingNetwork``.
+        preprocessing_combiner: see ``LSTMEncodingNetwork``; needed for a nested observation.
+        conv_layer_params: see ``LSTMEncodingNetwork``.
+        fc_layer_params: sizes of the layers before the LSTM layers.
+        lstm_hidden_size: sizes of the LSTM layers, or of the only one.
+        actor_fc_layer_params: sizes of the layers behind the LSTM layers.
+        activation: activation of the encoder.
+        kernel_initializer: see ``LSTMEncodingNetwork``.
+        discrete_projection_net_ctor: makes the head of a discrete action.
+        continuous_projection_net_ctor: makes the head of a continuous action.
+        name: name of the network.
+
+    Raises:
+        SpecError: an observation that the encoder cannot take, or a head that does not fit its action.
+    """
+
+    def __init__(self,
+                 input_tensor_spec: NestedTensorSpec,
+                 action_spec: NestedTensorSpec,
+                 input_preprocessors: Nested = None,
+                 preprocessing_combiner: Callable | None = None,
+                 conv_layer_params: Sequence[tuple] | None = None,
+                 fc_layer_params: Sequence[int] | None = None,
+                 lstm_hidden_size: int | Sequence[int] = 100,
+                 actor_fc_layer_params: Sequence[int] | None = None,
+                 activation: Activation = torch.relu_,
+                 kernel_initializer: Initializer | None = None,
+                 discrete_projection_net_ctor: Callable[..., Network] = CategoricalProjectionNetwork,
+                 continuous_projection_net_ctor: Callable[..., Network] = NormalProjectionNetwork,
+                 name: str = 'ActorRNNDistributionNetwork'):
+        super().__init__(
+            input_tensor_spec, action_spec, LSTMEncodingNetwork, discrete_projection_net_ctor,
+            continuous_projection_net_ctor, name, input_preprocessors=input_preprocessors,
+            preprocessing_combiner=preprocessing_combiner, conv_layer_params=conv_layer_params,
+            pre_fc_layer_params=fc_layer_params, hidden_size=lstm_hidden_size,
+            post_fc_layer_params=actor_fc_layer_params, activation=activation, kernel_initializer=kernel_initializer)
+
+
+@configurable
+class UnitNormalActorDistributionNetwork(Network):
+    """Standard normal actions, whatever the observation.
+
+    Args:
+        input_tensor_spec: nest of specs of the observation.
+        action_spec: nest of specs of continuous actions.
+        name: name of the network.
+
+    Raises:
+        SpecError: an action is not continuous.
+    """
+
+    def __init__(self, input_tensor_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 name: str = 'UnitNormalActorDistributionNetwork'):
+        super().__init__(input_tensor_spec, (), name)
+        for spec in nest.flatten(action_spec):
+            require_continuous(spec, name)
+        self._action_spec = action_spec
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """A nest of ``[B, ...]`` to a nest of distributions with batch shape ``[B]``."""
+        leaf = nest.extract_any_leaf_from_nest(inputs)
+        return self._unit_normals(leaf.shape[:1], leaf.device), state
+
+    def _unit_normals(self, batch_shape: Sequence[int], device: torch.device) -> Any:
+
+        def unit_normal(spec: TensorSpec) -> DiagMultivariateNormal:
+            zeros = torch.zeros((*batch_shape, *spec.shape), dtype=spec.dtype, device=device)
+            return DiagMultivariateNormal(zeros, torch.ones_like(zeros), spec.ndim)
+
+        return nest.map_structure(unit_normal, self._action_spec)
+
+    def make_parallel(self, n: int) -> Network:
+        """See the base class."""
+        return _StackedUnitNormals(self, n)
+
+
+class _StackedUnitNormals(UnitNormalActorDistributionNetwork):
+    """Standard normal actions of batch shape ``[B, n]``."""
+
+    def __init__(self, network: UnitNormalActorDistributionNetwork, n: int):
+        super().__init__(network.input_tensor_spec, network._action_spec, 'parallel_' + network.name)
+        self._parallelism = n
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        leaf = nest.extract_any_leaf_from_nest(inputs)
+        return self._unit_normals((leaf.shape[0], self._parallelism), leaf.device), state

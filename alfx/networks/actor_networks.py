@@ -1,0 +1,216 @@
+"""Networks from observations to continuous actions: an encoder and one layer for each action."""
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from alfx import nest
+from alfx.gin_utils import configurable
+from alfx.layers import FC, Reshape, make_parallel_net
+from alfx.layers.activations import out_of_place
+from alfx.layers.weights import Activation, Initializer
+from alfx.networks.action_specs import action_range, require_continuous
+from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
+from alfx.networks.network import Network
+from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+
+# Initial actions near the middle of their bounds, where the squashing does not saturate (Lillicrap et al. 2016,
+# arXiv:1509.02971, section 7).
+_last_kernel_initializer = partial(nn.init.uniform_, a=-0.003, b=0.003)
+
+
+class _ActionLayer(nn.Module):
+    """From the encoding to one action within its bounds.
+
+    Args:
+        layers: makes ``[B, *action_shape]``.
+        squashing_func: into (-1, 1).
+        middle: of the bounds of the action.
+        half: half width of the bounds.
+    """
+
+    _middle: torch.Tensor
+    _half: torch.Tensor
+
+    def __init__(self, layers: list[Any], squashing_func: Activation, middle: torch.Tensor, half: torch.Tensor):
+        super().__init__()
+        self._layers = nn.ModuleList(layers)
+        self._chain = layers
+        self._squash = squashing_func
+        self.register_buffer('_middle', middle, persistent=False)
+        self.register_buffer('_half', half, persistent=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for layer in self._chain:
+            inputs = layer(inputs)
+        return torch.addcmul(self._middle, self._half, self._squash(inputs))
+
+    def make_parallel(self, n: int) -> '_ActionLayer':
+        return _ActionLayer([make_parallel_net(layer, n) for layer in self._chain], self._squash, self._middle,
+                            self._half)
+
+
+def _action_layer(input_size: int, spec: TensorSpec, squashing_func: Activation, name: str) -> _ActionLayer:
+    require_continuous(spec, name)
+    middle, half = action_range(spec, name, 'the bounds say what the outputs are scaled to')
+    layers: list[nn.Module] = [FC(input_size, spec.numel, kernel_initializer=_last_kernel_initializer)]
+    if spec.ndim != 1:
+        layers.append(Reshape(*spec.shape))
+    return _ActionLayer(layers, out_of_place(squashing_func), middle, half)
+
+
+class _EncoderAndActions(Network):
+    """Runs an encoder, then a layer for each action."""
+
+    def _set_parts(self, encoder: Network, layers: Nested) -> None:
+        self._encoding_net = encoder
+        self._structure = nest.structure(layers)
+        self._action_list = nest.flatten(layers)
+        self._action_layers = nn.ModuleList(self._action_list)
+
+    @property
+    def state_spec(self) -> NestedTensorSpec:
+        """Spec of the state of the encoder."""
+        return self._encoding_net.state_spec
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[NestedTensor, NestedTensor]:
+        """A nest of observations ``[B, ...]`` to a nest of actions ``[B, ...]``."""
+        encoded, state = self._encoding_net(inputs, state)
+        return self._structure.unflatten([layer(encoded) for layer in self._action_list]), state
+
+
+@configurable
+class ActorNetworkBase(_EncoderAndActions):
+    """An encoder of any kind with a layer for each action.
+
+    Args:
+        input_tensor_spec: nest of specs of the observation.
+        action_spec: nest of bounded specs of continuous actions.
+        encoding_network_ctor: called with ``input_tensor_spec`` and ``encoder_kwargs`` to make the encoder, whose
+            output is a vector.
+        squashing_func: into (-1, 1), which is then scaled to the bounds of the action.
+        name: name of the network.
+        encoder_kwargs: arguments of the encoder.
+
+    Raises:
+        SpecError: an action that is not continuous or has no bounds, or an observation that the encoder cannot take.
+    """
+
+    def __init__(self, input_tensor_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 encoding_network_ctor: Callable[..., Network] = EncodingNetwork,
+                 squashing_func: Activation = torch.tanh, name: str = 'ActorNetworkBase', **encoder_kwargs: Any):
+        super().__init__(input_tensor_spec, (), name)
+        encoder = encoding_network_ctor(input_tensor_spec, **encoder_kwargs)
+        encoded = encoder.output_spec
+        if not isinstance(encoded, TensorSpec) or encoded.ndim != 1:
+            raise SpecError(f'{name}: the output of the encoder must be a vector, it is {encoded}')
+        self._action_spec = action_spec
+        self._set_parts(encoder, nest.map_structure(
+            lambda spec: _action_layer(encoded.numel, spec, squashing_func, name), action_spec))
+
+    @property
+    def action_spec(self) -> NestedTensorSpec:
+        """Nest of specs of the action."""
+        return self._action_spec
+
+    def make_parallel(self, n: int) -> Network:
+        """See the base class."""
+        return ParallelActorNetwork(self, n, 'parallel_' + self._name)
+
+
+class ParallelActorNetwork(_EncoderAndActions):
+    """``n`` actor networks as one.
+
+    Args:
+        actor_network: the network to stack.
+        n: number of networks.
+        name: name of the network.
+    """
+
+    def __init__(self, actor_network: ActorNetworkBase, n: int, name: str = 'ParallelActorNetwork'):
+        super().__init__(actor_network.input_tensor_spec, (), name)
+        self._parallelism = n
+        layers = [layer.make_parallel(n) for layer in actor_network._action_list]
+        self._set_parts(actor_network._encoding_net.make_parallel(n), actor_network._structure.unflatten(layers))
+
+
+@configurable
+class ActorNetwork(ActorNetworkBase):
+    """An :class:`~alfx.networks.encoding_networks.EncodingNetwork` with a layer for each action.
+
+    Args:
+        input_tensor_spec: nest of specs of the observation.
+        action_spec: nest of bounded specs of continuous actions.
+        input_preprocessors: see ``EncodingNetwork``.
+        preprocessing_combiner: see ``EncodingNetwork``; needed for a nested observation.
+        conv_layer_params: see ``EncodingNetwork``.
+        fc_layer_params: see ``EncodingNetwork``.
+        activation: activation of the encoder.
+        squashing_func: into (-1, 1), which is then scaled to the bounds of the action.
+        kernel_initializer: see ``EncodingNetwork``.
+        name: name of the network.
+
+    Raises:
+        SpecError: an action that is not continuous or has no bounds, or an observation that the encoder cannot take.
+    """
+
+    def __init__(self,
+                 input_tensor_spec: NestedTensorSpec,
+                 action_spec: NestedTensorSpec,
+                 input_preprocessors: Nested = None,
+                 preprocessing_combiner: Callable | None = None,
+                 conv_layer_params: Sequence[tuple] | None = None,
+                 fc_layer_params: Sequence[int] | None = None,
+                 activation: Activation = torch.relu_,
+                 squashing_func: Activation = torch.tanh,
+                 kernel_initializer: Initializer | None = None,
+                 name: str = 'ActorNetwork'):
+        super().__init__(
+            input_tensor_spec, action_spec, EncodingNetwork, squashing_func, name,
+            input_preprocessors=input_preprocessors, preprocessing_combiner=preprocessing_combiner,
+            conv_layer_params=conv_layer_params, fc_layer_params=fc_layer_params, activation=activation,
+            kernel_initializer=kernel_initializer)
+
+
+@configurable
+class ActorRNNNetwork(ActorNetworkBase):
+    """An :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork` with a layer for each action.
+
+    Args:
+        input_tensor_spec: nest of specs of the observation.
+        action_spec: nest of bounded specs of continuous actions.
+        input_preprocessors: see ``LSTMEncodingNetwork``.
+        preprocessing_combiner: see ``LSTMEncodingNetwork``; needed for a nested observation.
+        conv_layer_params: see ``LSTMEncodingNetwork``.
+        fc_layer_params: sizes of the layers before the LSTM layers.
+        lstm_hidden_size: sizes of the LSTM layers, or of the only one.
+        actor_fc_layer_params: sizes of the layers behind the LSTM layers.
+        activation: activation of the encoder.
+        squashing_func: into (-1, 1), which is then scaled to the bounds of the action.
+        kernel_initializer: see ``LSTMEncodingNetwork``.
+        name: name of the network.
+
+    Raises:
+        SpecError: an action that is not continuous or has no bounds, or an observation that the encoder cannot take.
+    """
+
+    def __init__(self,
+                 input_tensor_spec: NestedTensorSpec,
+                 action_spec: NestedTensorSpec,
+                 input_preprocessors: Nested = None,
+                 preprocessing_combiner: Callable | None = None,
+                 conv_layer_params: Sequence[tuple] | None = None,
+                 fc_layer_params: Sequence[int] | None = None,
+                 lstm_hidden_size: int | Sequence[int] = 100,
+                 actor_fc_layer_params: Sequence[int] | None = None,
+                 activation: Activation = torch.relu_,
+                 squashing_func: Activation = torch.tanh,
+                 kernel_initializer: Initializer | None = None,
+                 name: str = 'ActorRNNNetwork'):
+        super().__init__(
+            input_tensor_spec, action_spec, LSTMEncodingNetwork, squashing_func, name,
+            input_preprocessors=input_preprocessors, preprocessing_combiner=preprocessing_combiner,
+            conv_layer_params=conv_layer_params, pre_fc_layer_params=fc_layer_params, hidden_size=lstm_hidden_size,
+            post_fc_layer_params=actor_fc_layer_params, activation=activation, kernel_initializer=kernel_initializer)

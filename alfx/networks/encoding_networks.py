@@ -1,0 +1,493 @@
+"""Encoders: from observations to a vector, with or without memory, and from a vector to an image.
+
+Read next: :mod:`alfx.networks.actor_distribution_networks` and :mod:`alfx.networks.value_networks`, which put heads
+on them.
+"""
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from alfx.gin_utils import configurable
+from alfx.layers import (FC, Conv2D, ConvTranspose2D, ElementwiseLayerBase, Reshape, Sequential, make_parallel_input,
+                         make_parallel_net, make_parallel_spec)
+from alfx.layers.conv import Size2d, pair
+from alfx.layers.weights import Activation, Initializer
+from alfx.networks.network import Network, ParallelNetworkWrapper
+from alfx.networks.networks import LSTMCell
+from alfx.networks.preprocessor_networks import PreprocessorNetwork
+from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, torch_dtype_to_str
+
+
+class _MaxPool2D(ElementwiseLayerBase):
+    """Maximum over squares of ``[..., C, H, W]``."""
+
+    def __init__(self, kernel: int):
+        super().__init__()
+        self._kernel = kernel
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        pooled = F.max_pool2d(inputs.flatten(0, -4), self._kernel)
+        return pooled.view(*inputs.shape[:-2], *pooled.shape[-2:])
+
+
+def _conv_layers(shape: Sequence[int], conv_layer_params: Sequence[tuple], same_padding: bool, activation: Activation,
+                 kernel_initializer: Initializer | None, where: str) -> tuple[list[nn.Module], tuple[int, int, int]]:
+    """The convolutions and the ``(C, H, W)`` behind them."""
+    channels, height, width = shape
+    modules: list[nn.Module] = []
+    for i, params in enumerate(conv_layer_params):
+        if not 3 <= len(params) <= 5:
+            raise ValueError(f'{where}: conv_layer_params[{i}]: expected (filters, kernel_size, strides[, padding[, '
+                             f'pooling_kernel]]), found {params}')
+        filters, pooling = params[0], params[4] if len(params) > 4 else 0
+        kernel, strides, padding = pair(params[1]), pair(params[2]), pair(params[3] if len(params) > 3 else 0)
+        if same_padding:
+            padding = ((kernel[0] - 1) // 2, (kernel[1] - 1) // 2)
+        modules.append(Conv2D(channels, filters, kernel, activation, strides, padding,
+                              kernel_initializer=kernel_initializer))
+        channels = filters
+        height, width = ((size + 2 * p - k) // s + 1
+                         for size, p, k, s in zip((height, width), padding, kernel, strides))
+        if pooling:
+            modules.append(_MaxPool2D(pooling))
+            height, width = height // pooling, width // pooling
+        if height < 1 or width < 1:
+            raise ValueError(f'{where}: nothing is left of an image {tuple(shape)} behind conv_layer_params[{i}] '
+                             f'{params}')
+    return modules, (channels, height, width)
+
+
+def _refuse_batch_ensemble(use_batch_ensemble: bool, where: str) -> None:
+    if use_batch_ensemble:
+        raise ValueError(f'{where}: use_batch_ensemble=True is not supported; use make_parallel(n) for an ensemble')
+
+
+class _LayersNetwork(Network):
+    """A network that is a list of layers."""
+
+    def _set_layers(self, modules: list[Any]) -> None:
+        self._layers = nn.ModuleList(modules)
+        self._chain = modules
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
+        """``[B, ...]`` to ``[B, ...]``."""
+        for layer in self._chain:
+            inputs = layer(inputs)
+        return inputs, state
+
+    def make_parallel(self, n: int) -> Network:
+        """See the base class."""
+        stacked = Sequential(*(make_parallel_net(layer, n) for layer in self._chain))
+        return ParallelNetworkWrapper(stacked, self._input_tensor_spec, n, 'parallel_' + self._name)
+
+
+@configurable
+class ImageEncodingNetwork(_LayersNetwork):
+    """Convolutions.
+
+    Args:
+        input_channels: channels of the input.
+        input_size: height and width of the input, or one number for both.
+        conv_layer_params: for each layer ``(filters, kernel_size, strides[, padding[, pooling_kernel]])``; with a
+            pooling kernel k the maximum of each k x k square follows.
+        use_batch_ensemble: not supported.
+        ensemble_size: used with ``use_batch_ensemble`` only.
+        same_padding: whether to pad by ``(kernel_size - 1) // 2`` instead of what ``conv_layer_params`` says.
+        activation: activation of all layers.
+        kernel_initializer: called with the weights of a layer to fill them; ``None`` for variance scaling.
+        flatten_output: whether the output is a vector instead of an image.
+        name: name of the network.
+
+    Raises:
+        ValueError: no or malformed layers, or images too small for them.
+    """
+
+    def __init__(self, input_channels: int, input_size: Size2d, conv_layer_params: Sequence[tuple],
+                 use_batch_ensemble: bool = False, ensemble_size: int = 10, same_padding: bool = False,
+                 activation: Activation = torch.relu_, kernel_initializer: Initializer | None = None,
+                 flatten_output: bool = False, name: str = 'ImageEncodingNetwork'):
+        _refuse_batch_ensemble(use_batch_ensemble, name)
+        if not conv_layer_params:
+            raise ValueError(f'{name}: expected at least one layer in conv_layer_params')
+        spec = TensorSpec((input_channels, *pair(input_size)))
+        super().__init__(spec, (), name)
+        modules, shape = _conv_layers(spec.shape, conv_layer_params, same_padding, activation, kernel_initializer,
+                                      name)
+        self._output_spec = TensorSpec(shape)
+        if flatten_output:
+            self._output_spec = TensorSpec((self._output_spec.numel, ))
+            modules.append(Reshape(self._output_spec.numel))
+        self._set_layers(modules)
+
+
+@configurable
+class ImageDecodingNetwork(_LayersNetwork):
+    """A vector to an image: fully connected layers, then transposed convolutions.
+
+    Args:
+        input_size: number of inputs.
+        transconv_layer_params: for each layer ``(filters, kernel_size, strides[, padding])``.
+        start_decoding_size: height and width of the image made by the last fully connected layer.
+        start_decoding_channels: its number of channels.
+        same_padding: whether each layer makes the image exactly ``strides`` times as large, whatever padding is
+            given.
+        preprocess_fc_layer_params: sizes of fully connected layers in front.
+        activation: activation of all layers but the last.
+        kernel_initializer: called with the weights of a layer to fill them; ``None`` for variance scaling.
+        output_activation: activation of the last layer.
+        name: name of the network.
+
+    Raises:
+        ValueError: no or malformed layers, or ``same_padding`` with an even kernel and a stride of 1.
+    """
+
+    def __init__(self, input_size: int, transconv_layer_params: Sequence[tuple], start_decoding_size: Size2d,
+                 start_decoding_channels: int, same_padding: bool = False,
+                 preprocess_fc_layer_params: Sequence[int] | None = None, activation: Activation = torch.relu_,
+                 kernel_initializer: Initializer | None = None, output_activation: Activation = torch.tanh,
+                 name: str = 'ImageDecodingNetwork'):
+        if not transconv_layer_params:
+            raise ValueError(f'{name}: expected at least one layer in transconv_layer_params')
+        super().__init__(TensorSpec((input_size, )), (), name)
+        start = (start_decoding_channels, *pair(start_decoding_size))
+        modules: list[nn.Module] = []
+        size = input_size
+        for width in (*(preprocess_fc_layer_params or ()), TensorSpec(start).numel):
+            modules.append(FC(size, width, activation, kernel_initializer=kernel_initializer))
+            size = width
+        modules.append(Reshape(*start))
+        channels = start_decoding_channels
+        for i, params in enumerate(transconv_layer_params):
+            if not 3 <= len(params) <= 4:
+                raise ValueError(f'{name}: transconv_layer_params[{i}]: expected (filters, kernel_size, strides[, '
+                                 f'padding]), found {params}')
+            filters, kernel, strides = params[:3]
+            padding = params[3] if len(params) > 3 else 0
+            output_padding: Size2d = 0
+            if same_padding:
+                padding, output_padding = _same_transposed_padding(pair(kernel), pair(strides), f'{name}: layer {i}')
+            last = i == len(transconv_layer_params) - 1
+            modules.append(ConvTranspose2D(channels, filters, kernel, output_activation if last else activation,
+                                           strides, padding, output_padding, kernel_initializer=kernel_initializer))
+            channels = filters
+        self._set_layers(modules)
+
+
+def _same_transposed_padding(kernel: tuple[int, int], strides: tuple[int, int], where: str) -> tuple[Size2d, Size2d]:
+    """Padding and output padding by which the output is ``strides`` times as large as the input."""
+    padding = [max(0, -((s - k) // 2)) for k, s in zip(kernel, strides)]
+    extra = [s - k + 2 * p for k, s, p in zip(kernel, strides, padding)]
+    if any(e >= s for e, s in zip(extra, strides)):
+        raise ValueError(f'{where}: same_padding is impossible with kernel_size {kernel} and strides {strides}: an '
+                         'even kernel needs a stride of at least 2')
+    return (padding[0], padding[1]), (extra[0], extra[1])
+
+
+def _check_encodable(spec: TensorSpec, with_conv: bool, where: str) -> None:
+    """Raise ``SpecError`` for an input that the layers cannot take; says what to do about it."""
+    found = f'{where}: expected a float32 input, found {torch_dtype_to_str(spec.dtype)} {tuple(spec.shape)}; '
+    if spec.dtype == torch.uint8:
+        raise SpecError(found + 'images are not converted silently: add @ImageScaleTransformer to '
+                        'TrainerConfig.data_transformer_ctor, which scales them to floats')
+    if spec.is_discrete:
+        raise SpecError(found + 'for integers choose an input preprocessor, e.g. '
+                        'input_preprocessors=@EmbeddingPreprocessor() or an alfx.layers.OneHot')
+    if spec.dtype != torch.get_default_dtype():
+        raise SpecError(found + 'add alfx.layers.Cast() as input preprocessor')
+    if with_conv and spec.ndim != 3:
+        raise SpecError(f'{where}: conv_layer_params are for images (channels, height, width), found '
+                        f'{tuple(spec.shape)}; leave them out for vectors')
+
+
+@configurable
+class EncodingNetwork(PreprocessorNetwork):
+    """Preprocessing, convolutions, fully connected layers, in this order; each is optional.
+
+    What is not a vector is flattened before the fully connected layers.
+
+    Args:
+        input_tensor_spec: nest of specs of the input.
+        output_tensor_spec: if given, the output gets its shape.
+        input_preprocessors: see :class:`~alfx.networks.preprocessor_networks.PreprocessorNetwork`.
+        input_preprocessors_ctor: called with ``input_tensor_spec`` to make ``input_preprocessors``.
+        preprocessing_combiner: see ``PreprocessorNetwork``; needed for a nested input.
+        conv_layer_params: see :class:`ImageEncodingNetwork`.
+        fc_layer_params: sizes of the fully connected layers.
+        activation: activation of all layers but the last one.
+        kernel_initializer: called with the weights of a layer to fill them; ``None`` for variance scaling.
+        use_fc_bn: whether to use batch norm in fully connected layers.
+        use_fc_ln: whether to use layer norm in fully connected layers.
+        use_batch_ensemble: not supported.
+        ensemble_size: used with ``use_batch_ensemble`` only.
+        input_with_ensemble_ids: used with ``use_batch_ensemble`` only.
+        last_layer_size: size of an additional layer.
+        last_activation: its activation; must be given with ``last_layer_size``.
+        last_kernel_initializer: its initializer; ``None``: ``kernel_initializer``.
+        last_use_fc_bn: whether it uses batch norm.
+        last_use_fc_ln: whether it uses layer norm.
+        name: name of the network.
+
+    Raises:
+        SpecError: an input that the layers cannot take; says what to do about it.
+        ValueError: arguments that contradict each other.
+    """
+
+    def __init__(self,
+                 input_tensor_spec: NestedTensorSpec,
+                 output_tensor_spec: TensorSpec | None = None,
+                 input_preprocessors: Nested = None,
+                 input_preprocessors_ctor: Callable[[NestedTensorSpec], Nested] | None = None,
+                 preprocessing_combiner: Callable | None = None,
+                 conv_layer_params: Sequence[tuple] | None = None,
+                 fc_layer_params: Sequence[int] | None = None,
+                 activation: Activation = torch.relu_,
+                 kernel_initializer: Initializer | None = None,
+                 use_fc_bn: bool = False,
+                 use_fc_ln: bool = False,
+                 use_batch_ensemble: bool = False,
+                 ensemble_size: int = 10,
+                 input_with_ensemble_ids: bool = False,
+                 last_layer_size: int | None = None,
+                 last_activation: Activation | None = None,
+                 last_kernel_initializer: Initializer | None = None,
+                 last_use_fc_bn: bool = False,
+                 last_use_fc_ln: bool = False,
+                 name: str = 'EncodingNetwork'):
+        _refuse_batch_ensemble(use_batch_ensemble or input_with_ensemble_ids, name)
+        if (last_layer_size is None) != (last_activation is None):
+            raise ValueError(f'{name}: last_layer_size and last_activation must be given together, found '
+                             f'{last_layer_size} and {last_activation}')
+        if input_preprocessors_ctor is not None:
+            if input_preprocessors is not None:
+                raise ValueError(f'{name}: input_preprocessors and input_preprocessors_ctor exclude each other')
+            input_preprocessors = input_preprocessors_ctor(input_tensor_spec)
+        super().__init__(input_tensor_spec, input_preprocessors, preprocessing_combiner, name)
+        spec = self._processed_input_tensor_spec
+        _check_encodable(spec, bool(conv_layer_params), name)
+        modules: list[nn.Module] = []
+        shape = tuple(spec.shape)
+        if conv_layer_params:
+            modules, shape = _conv_layers(shape, conv_layer_params, False, activation, kernel_initializer, name)
+        size = TensorSpec(shape).numel
+        if len(shape) != 1:
+            modules.append(Reshape(size))
+        for width in fc_layer_params or ():
+            modules.append(FC(size, width, activation, use_bn=use_fc_bn, use_ln=use_fc_ln,
+                              kernel_initializer=kernel_initializer))
+            size = width
+        if last_layer_size is not None and last_activation is not None:
+            initializer = kernel_initializer if last_kernel_initializer is None else last_kernel_initializer
+            modules.append(FC(size, last_layer_size, last_activation, use_bn=last_use_fc_bn, use_ln=last_use_fc_ln,
+                              kernel_initializer=initializer))
+            size = last_layer_size
+        self._output_spec = TensorSpec((size, ))
+        if output_tensor_spec is not None and tuple(output_tensor_spec.shape) != (size, ):
+            if output_tensor_spec.numel != size:
+                raise ValueError(f'{name}: the {size} outputs cannot be reshaped to {output_tensor_spec}; '
+                                 f'last_layer_size should be {output_tensor_spec.numel}')
+            self._output_spec = TensorSpec(output_tensor_spec.shape)
+            modules.append(Reshape(*output_tensor_spec.shape))
+        self._set_layers(modules)
+
+    def _set_layers(self, modules: list[Any]) -> None:
+        self._layers = nn.ModuleList(modules)
+        self._chain = modules
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """A nest of ``[B, ...]`` to ``[B, size]``, or to the shape of ``output_tensor_spec``."""
+        if self._preprocess is not None:
+            inputs = self._preprocess(inputs)
+        for layer in self._chain:
+            inputs = layer(inputs)
+        return inputs, state
+
+    def make_parallel(self, n: int) -> Network:
+        """See the base class."""
+        return StackedEncodingNetwork(self, n, 'parallel_' + self._name)
+
+
+class StackedEncodingNetwork(EncodingNetwork):
+    """``n`` encoders as one, each layer a single batched product.
+
+    Args:
+        network: the encoder to stack.
+        n: number of encoders.
+        name: name of the network.
+    """
+
+    def __init__(self, network: EncodingNetwork, n: int, name: str = 'StackedEncodingNetwork'):
+        Network.__init__(self, network.input_tensor_spec, (), name)
+        self._stack_preprocessing(network, n)
+        chain = network._chain
+        # A leading Reshape sees inputs without the stack dimension where all share them.
+        self._shared_reshape = chain[0] if chain and isinstance(chain[0], Reshape) else None
+        self._has_weights = any(True for layer in chain for _ in layer.parameters())
+        self._set_layers([make_parallel_net(layer, n) for layer in chain])
+        self._output_spec = make_parallel_spec(network.output_spec, n)
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """Nests of ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, size]``."""
+        if self._preprocess is not None:
+            inputs = self._preprocess(inputs)
+        chain = self._chain
+        if inputs.ndim == self._processed_input_tensor_spec.ndim + 1:
+            if not self._has_weights:
+                inputs = make_parallel_input(inputs, self._parallelism)
+            elif self._shared_reshape is not None:
+                inputs, chain = self._shared_reshape(inputs), chain[1:]
+        for layer in chain:
+            inputs = layer(inputs)
+        return inputs, state
+
+    def make_parallel(self, n: int) -> Network:
+        """Not available: raises ``ValueError``."""
+        raise ValueError(f'{self._name} is a stack of networks already')
+
+
+@configurable
+def ParallelEncodingNetwork(input_tensor_spec: NestedTensorSpec,
+                            n: int,
+                            output_tensor_spec: TensorSpec | None = None,
+                            input_preprocessors: Nested = None,
+                            preprocessing_combiner: Callable | None = None,
+                            conv_layer_params: Sequence[tuple] | None = None,
+                            fc_layer_params: Sequence[int] | None = None,
+                            activation: Activation = torch.relu_,
+                            kernel_initializer: Initializer | None = None,
+                            use_fc_bn: bool = False,
+                            use_fc_ln: bool = False,
+                            last_layer_size: int | None = None,
+                            last_activation: Activation | None = None,
+                            last_kernel_initializer: Initializer | None = None,
+                            last_use_fc_bn: bool = False,
+                            last_use_fc_ln: bool = False,
+                            name: str = 'ParallelEncodingNetwork') -> StackedEncodingNetwork:
+    """``n`` :class:`EncodingNetwork` as one; see there for the arguments but for ``n``."""
+    single = EncodingNetwork(
+        input_tensor_spec, output_tensor_spec, input_preprocessors=input_preprocessors,
+        preprocessing_combiner=preprocessing_combiner, conv_layer_params=conv_layer_params,
+        fc_layer_params=fc_layer_params, activation=activation, kernel_initializer=kernel_initializer,
+        use_fc_bn=use_fc_bn, use_fc_ln=use_fc_ln, last_layer_size=last_layer_size, last_activation=last_activation,
+        last_kernel_initializer=last_kernel_initializer, last_use_fc_bn=last_use_fc_bn,
+        last_use_fc_ln=last_use_fc_ln, name=name)
+    return StackedEncodingNetwork(single, n, name)
+
+
+@configurable
+class LSTMEncodingNetwork(Network):
+    """An encoder, LSTM layers, and a second encoder.
+
+    The state is a tuple with ``(h, c)`` of each LSTM layer.
+
+    Args:
+        input_tensor_spec: nest of specs of the input.
+        output_tensor_spec: if given, the output gets its shape.
+        input_preprocessors: see :class:`EncodingNetwork`.
+        preprocessing_combiner: see :class:`EncodingNetwork`.
+        conv_layer_params: see :class:`EncodingNetwork`.
+        pre_fc_layer_params: sizes of the fully connected layers before the LSTM layers.
+        hidden_size: sizes of the LSTM layers, or of the only one.
+        lstm_output_layers: which LSTM layers make up the output, a number or several; -1 is the last one.
+        post_fc_layer_params: sizes of the fully connected layers behind the LSTM layers.
+        activation: activation of all layers but the last one.
+        kernel_initializer: called with the weights of a layer (but the LSTM) to fill them.
+        last_layer_size: size of an additional layer.
+        last_activation: its activation; must be given with ``last_layer_size``.
+        last_kernel_initializer: its initializer; ``None``: ``kernel_initializer``.
+        name: name of the network.
+
+    Raises:
+        SpecError: an input that the layers cannot take.
+        ValueError: no LSTM layer, or ``lstm_output_layers`` that do not exist.
+    """
+
+    def __init__(self,
+                 input_tensor_spec: NestedTensorSpec,
+                 output_tensor_spec: TensorSpec | None = None,
+                 input_preprocessors: Nested = None,
+                 preprocessing_combiner: Callable | None = None,
+                 conv_layer_params: Sequence[tuple] | None = None,
+                 pre_fc_layer_params: Sequence[int] | None = None,
+                 hidden_size: int | Sequence[int] = (100, ),
+                 lstm_output_layers: int | Sequence[int] = -1,
+                 post_fc_layer_params: Sequence[int] | None = None,
+                 activation: Activation = torch.relu_,
+                 kernel_initializer: Initializer | None = None,
+                 last_layer_size: int | None = None,
+                 last_activation: Activation | None = None,
+                 last_kernel_initializer: Initializer | None = None,
+                 name: str = 'LSTMEncodingNetwork'):
+        sizes = (hidden_size, ) if isinstance(hidden_size, int) else tuple(hidden_size)
+        chosen = (lstm_output_layers, ) if isinstance(lstm_output_layers, int) else tuple(lstm_output_layers)
+        if not sizes or not chosen or any(not -len(sizes) <= i < len(sizes) for i in chosen):
+            raise ValueError(f'{name}: expected at least one LSTM layer, and lstm_output_layers among them, found '
+                             f'hidden_size={hidden_size}, lstm_output_layers={lstm_output_layers}')
+        super().__init__(input_tensor_spec, (), name)
+        self._pre_encoding_net: Network = EncodingNetwork(
+            input_tensor_spec, input_preprocessors=input_preprocessors, preprocessing_combiner=preprocessing_combiner,
+            conv_layer_params=conv_layer_params, fc_layer_params=pre_fc_layer_params, activation=activation,
+            kernel_initializer=kernel_initializer, name=name)
+        inputs = (self._pre_encoding_net.output_spec.numel, ) + sizes
+        self._set_cells([LSTMCell(size, hidden) for size, hidden in zip(inputs, sizes)])
+        self._output_layers = chosen
+        size = sum(sizes[i] for i in chosen)
+        self._output_spec = TensorSpec((size, ))
+        self._post_encoding_net: Network | None = None
+        if post_fc_layer_params or last_layer_size is not None or output_tensor_spec is not None:
+            self._post_encoding_net = EncodingNetwork(
+                TensorSpec((size, )), output_tensor_spec, fc_layer_params=post_fc_layer_params, activation=activation,
+                kernel_initializer=kernel_initializer, last_layer_size=last_layer_size,
+                last_activation=last_activation, last_kernel_initializer=last_kernel_initializer, name=name)
+            self._output_spec = self._post_encoding_net.output_spec
+        elif last_activation is not None:
+            raise ValueError(f'{name}: last_activation was given without last_layer_size')
+
+    def _set_cells(self, cells: list[Network]) -> None:
+        self._cells = nn.ModuleList(cells)
+        self._cell_list = cells
+        self._state_spec = tuple(cell.state_spec for cell in cells)
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """A nest of ``[B, ...]`` to ``[B, size]``, or to the shape of ``output_tensor_spec``."""
+        x, _ = self._pre_encoding_net(inputs)
+        hidden, new_state = [], []
+        for cell, cell_state in zip(self._cell_list, state):
+            x, cell_state = cell(x, cell_state)
+            hidden.append(x)
+            new_state.append(cell_state)
+        chosen = [hidden[i] for i in self._output_layers]
+        x = chosen[0] if len(chosen) == 1 else torch.cat(chosen, dim=-1)
+        if self._post_encoding_net is not None:
+            x, _ = self._post_encoding_net(x)
+        return x, tuple(new_state)
+
+    def make_parallel(self, n: int) -> Network:
+        """See the base class."""
+        return StackedLSTMEncodingNetwork(self, n, 'parallel_' + self._name)
+
+
+class StackedLSTMEncodingNetwork(LSTMEncodingNetwork):
+    """``n`` encoders with memory as one.
+
+    Args:
+        network: the encoder to stack.
+        n: number of encoders.
+        name: name of the network.
+    """
+
+    def __init__(self, network: LSTMEncodingNetwork, n: int, name: str = 'StackedLSTMEncodingNetwork'):
+        Network.__init__(self, network.input_tensor_spec, (), name)
+        self._parallelism = n
+        self._pre_encoding_net = network._pre_encoding_net.make_parallel(n)
+        self._set_cells([cell.make_parallel(n) for cell in network._cell_list])
+        self._output_layers = network._output_layers
+        post = network._post_encoding_net
+        self._post_encoding_net = None if post is None else post.make_parallel(n)
+        self._output_spec = make_parallel_spec(network.output_spec, n)
+
+    def make_parallel(self, n: int) -> Network:
+        """Not available: raises ``ValueError``."""
+        raise ValueError(f'{self._name} is a stack of networks already')

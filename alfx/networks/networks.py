@@ -1,0 +1,342 @@
+"""Small networks with memory, residual connections and noise, to be combined by :mod:`alfx.networks.containers`."""
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from alfx import context, nest
+from alfx.gin_utils import configurable
+from alfx.layers import FC, make_parallel_spec
+from alfx.layers import weights as w
+from alfx.networks.network import Network, wrap_as_network
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils.math_ops import identity
+
+
+class LSTMCell(Network):
+    """One step of a long short-term memory; the state is ``(h, c)`` and the output ``h``.
+
+    Args:
+        input_size: number of inputs.
+        hidden_size: number of outputs.
+        name: name of the network.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, name: str = 'LSTMCell'):
+        hidden = TensorSpec((hidden_size, ))
+        super().__init__(TensorSpec((input_size, )), (hidden, hidden), name)
+        self._output_spec = hidden
+        self._cell = nn.LSTMCell(input_size, hidden_size)
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
+        """``[B, input_size]`` to ``[B, hidden_size]``."""
+        h, c = self._cell(inputs, state)
+        return h, (h, c)
+
+    def make_parallel(self, n: int) -> Network:
+        """See the base class."""
+        return StackedLSTMCell(self._cell.input_size, self._cell.hidden_size, n, 'parallel_' + self._name)
+
+
+class StackedLSTMCell(Network):
+    """``n`` LSTM cells as two batched products; the weights are those of ``torch.nn.LSTMCell`` with a first
+    dimension ``n``.
+
+    Args:
+        input_size: number of inputs.
+        hidden_size: number of outputs.
+        n: number of cells.
+        name: name of the network.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, n: int, name: str = 'StackedLSTMCell'):
+        super().__init__(TensorSpec((input_size, )), make_parallel_spec((TensorSpec((hidden_size, )), ) * 2, n), name)
+        self._parallelism = n
+        self._hidden_size = hidden_size
+        self.weight_ih = nn.Parameter(torch.empty(n, 4 * hidden_size, input_size))
+        self.weight_hh = nn.Parameter(torch.empty(n, 4 * hidden_size, hidden_size))
+        self.bias_ih = nn.Parameter(torch.empty(n, 4 * hidden_size))
+        self.bias_hh = nn.Parameter(torch.empty(n, 4 * hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new initial weights, distributed as those of ``torch.nn.LSTMCell``."""
+        bound = self._hidden_size**-0.5
+        for weight in self.parameters():
+            nn.init.uniform_(weight, -bound, bound)
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
+        """``[B, n, input_size]`` or ``[B, input_size]`` to ``[B, n, hidden_size]``."""
+        h, c = state
+        if inputs.ndim == 2:
+            inputs = inputs.unsqueeze(1).expand(-1, self._parallelism, -1)
+        gates = torch.baddbmm((self.bias_ih + self.bias_hh).unsqueeze(1), inputs.transpose(0, 1),
+                              self.weight_ih.transpose(1, 2))
+        gates = torch.baddbmm(gates, h.transpose(0, 1), self.weight_hh.transpose(1, 2)).transpose(0, 1)
+        i, f, g, o = gates.chunk(4, dim=-1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        return h, (h, c)
+
+
+class GRUCell(Network):
+    """One step of a gated recurrent unit; the state is the output.
+
+    Args:
+        input_size: number of inputs.
+        hidden_size: number of outputs.
+        name: name of the network.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, name: str = 'GRUCell'):
+        hidden = TensorSpec((hidden_size, ))
+        super().__init__(TensorSpec((input_size, )), hidden, name)
+        self._output_spec = hidden
+        self._cell = nn.GRUCell(input_size, hidden_size)
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
+        """``[B, input_size]`` to ``[B, hidden_size]``."""
+        h = self._cell(inputs, state)
+        return h, h
+
+
+class Residue(Network):
+    """``activation(x + block(x))``.
+
+    Args:
+        block: network, layer or function whose output has the shape of its input.
+        input_tensor_spec: spec of the input; ``None`` if ``block`` knows it.
+        activation: applied to the sum.
+        name: name of the network.
+
+    Raises:
+        ValueError: ``block`` does not know its input and ``input_tensor_spec`` is not given.
+    """
+
+    def __init__(self, block: Any, input_tensor_spec: TensorSpec | None = None,
+                 activation: w.Activation = torch.relu_, name: str = 'Residue'):
+        net = wrap_as_network(block, input_tensor_spec)
+        super().__init__(net.input_tensor_spec, net.state_spec, name)
+        self._block = net
+        self._activation = activation
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
+        """``[B, ...]`` to ``[B, ...]``."""
+        y, new_state = self._block(inputs, state)
+        return self._activation(inputs + y), new_state
+
+    def make_parallel(self, n: int) -> Network:
+        """See the base class."""
+        return StackedResidue(self, n, 'parallel_' + self._name)
+
+
+class StackedResidue(Network):
+    """``n`` networks with a residual connection, stacked.
+
+    Args:
+        network: the network to stack.
+        n: number of networks.
+        name: name of the network.
+    """
+
+    def __init__(self, network: Residue, n: int, name: str = 'StackedResidue'):
+        block = network._block.make_parallel(n)
+        super().__init__(network.input_tensor_spec, block.state_spec, name)
+        self._parallelism = n
+        self._block = block
+        self._activation = network._activation
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
+        """``[B, n, ...]`` or ``[B, ...]`` to ``[B, n, ...]``."""
+        y, new_state = self._block(inputs, state)
+        if inputs.ndim < y.ndim:
+            inputs = inputs.unsqueeze(1)
+        return self._activation(inputs + y), new_state
+
+
+class TemporalPool(Network):
+    """The last ``stack_size`` features, each pooled over ``pooling_size`` steps.
+
+    For inputs 1, 2, 3, 4, 5 with ``stack_size=2`` and ``pooling_size=2`` the outputs are
+
+    - 'skip': (0, 1), (0, 1), (1, 3), (1, 3), (3, 5): the first of each group of steps, at once;
+    - 'avg': (0, 0), (0, 1.5), (0, 1.5), (1.5, 3.5), (1.5, 3.5): the mean of each group, when it is complete;
+    - 'max': (0, 0), (0, 2), (0, 2), (2, 4), (2, 4): the maximum of each group, when it is complete.
+
+    Args:
+        input_size: shape of the input, or its size if it is a vector.
+        stack_size: number of groups in the output.
+        pooling_size: number of steps in a group.
+        dtype: dtype of the input.
+        mode: 'skip', 'avg' or 'max'.
+        name: name of the network.
+
+    Raises:
+        ValueError: unknown mode, or sizes below 1.
+    """
+
+    def __init__(self, input_size: int | tuple[int, ...], stack_size: int, pooling_size: int = 1,
+                 dtype: torch.dtype = torch.float32, mode: str = 'skip', name: str = 'TemporalPool'):
+        if mode not in ('skip', 'avg', 'max'):
+            raise ValueError(f"{name}: unknown mode {mode!r}; expected 'skip', 'avg' or 'max'")
+        if stack_size < 1 or pooling_size < 1:
+            raise ValueError(f'{name}: stack_size and pooling_size must be at least 1')
+        shape = (input_size, ) if isinstance(input_size, int) else tuple(input_size)
+        spec, stack = TensorSpec(shape, dtype), TensorSpec((stack_size, *shape), dtype)
+        count = TensorSpec((), torch.int64)
+        super().__init__(spec, (stack, count) if mode == 'skip' else (stack, count, spec), name)
+        self._output_spec = stack
+        self._pooling_size, self._mode = pooling_size, mode
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
+        """``[B, *shape]`` to ``[B, stack_size, *shape]``, the most recent last."""
+        stack, count = state[:2]
+        position = count % self._pooling_size
+        if self._mode == 'skip':
+            stack = self._push(stack, inputs, position == 0)
+            return stack, (stack, position + 1)
+        pooled = self._pool(state[2], inputs, position)
+        stack = self._push(stack, pooled, position == self._pooling_size - 1)
+        return stack, (stack, position + 1, pooled)
+
+    def _pool(self, pooled: torch.Tensor, inputs: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        position = position.view(-1, *(1, ) * (inputs.ndim - 1))
+        if self._mode == 'max':
+            return torch.where(position == 0, inputs, torch.maximum(pooled, inputs))
+        return torch.where(position == 0, inputs, pooled + (inputs - pooled) / (position + 1))
+
+    def _push(self, stack: torch.Tensor, newest: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        pushed = torch.cat([stack[:, 1:], newest.unsqueeze(1)], dim=1)
+        return torch.where(mask.view(-1, *(1, ) * (stack.ndim - 1)), pushed, stack)
+
+
+class Delay(Network):
+    """The input of ``delay`` steps ago; zeros before.
+
+    Args:
+        input_tensor_spec: nest of specs of the input.
+        delay: number of steps, at least 1.
+        name: name of the network.
+
+    Raises:
+        ValueError: ``delay`` < 1.
+    """
+
+    def __init__(self, input_tensor_spec: NestedTensorSpec, delay: int = 1, name: str = 'Delay'):
+        if delay < 1:
+            raise ValueError(f'{name}: delay must be at least 1, found {delay}')
+        super().__init__(input_tensor_spec, (input_tensor_spec, ) * delay, name)
+        self._output_spec = input_tensor_spec
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[NestedTensor, NestedTensor]:
+        """A nest of ``[B, ...]`` to such a nest."""
+        return state[0], (*state[1:], inputs)
+
+
+@configurable
+class NoisyFC(Network):
+    """A fully connected layer with factorised noise on its weights (Fortunato et al. 2018, arXiv:1706.10295, eq. 9-11).
+
+    ``y = activation((W + S * e_o e_i^T) x + b + s * e_o)`` with ``e = f(z)``, ``f(z) = sign(z) sqrt|z|``, ``z``
+    standard normal. Each sample of a batch has its own noise. It is the state of the network, so it is kept from
+    step to step: a sample gets new noise if its state is zeros (at the begin of an episode) and, with probability
+    ``new_noise_prob``, at any step. There is no noise in evaluation.
+
+    Args:
+        input_size: number of inputs.
+        output_size: number of outputs.
+        std_init: initial standard deviation of the noise of a unit: the entries of ``S`` and ``s`` are
+            ``std_init / sqrt(input_size)``.
+        new_noise_prob: probability of new noise, for each step and sample.
+        activation: applied to the result.
+        use_bn: whether to use batch norm before the activation.
+        use_ln: whether to use layer norm before the activation.
+        bn_ctor: called with the number of features to make the batch norm.
+        kernel_initializer: called with ``W`` to fill it; ``None`` for variance scaling.
+        kernel_init_gain: its ``gain``.
+        bias_init_value: initial ``b``.
+        bias_initializer: called with ``b`` to fill it, in place of ``bias_init_value``.
+        weight_opt_args: arguments of the optimizer for ``W`` and ``S``.
+        bias_opt_args: arguments of the optimizer for ``b`` and ``s``.
+
+    Raises:
+        ValueError: ``new_noise_prob`` not in [0, 1], or both norms.
+    """
+
+    def __init__(self, input_size: int, output_size: int, std_init: float = 0.5, new_noise_prob: float = 0.01,
+                 activation: w.Activation = identity, use_bn: bool = False, use_ln: bool = False,
+                 bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm1d,
+                 kernel_initializer: w.Initializer | None = None, kernel_init_gain: float = 1.0,
+                 bias_init_value: float = 0.0, bias_initializer: w.Initializer | None = None,
+                 weight_opt_args: dict | None = None, bias_opt_args: dict | None = None):
+        if not 0 <= new_noise_prob <= 1:
+            raise ValueError(f'NoisyFC: new_noise_prob must be in [0, 1], found {new_noise_prob}')
+        w.check_init_arguments('NoisyFC', False, kernel_initializer, use_bn, use_ln)
+        noise_spec = (TensorSpec((input_size, )), TensorSpec((output_size, )))
+        super().__init__(noise_spec[0], noise_spec, 'NoisyFC')
+        self._output_spec = noise_spec[1]
+        self._std_init, self._new_noise_prob = std_init, new_noise_prob
+        # The layer without noise; its normalisation and activation come behind the noise.
+        if kernel_initializer is None:
+            kernel_initializer = partial(w.init_kernel, initializer=None, gain=kernel_init_gain, activation=activation)
+        self._fc = FC(input_size, output_size, kernel_initializer=kernel_initializer, bias_init_value=bias_init_value,
+                      bias_initializer=bias_initializer, weight_opt_args=weight_opt_args, bias_opt_args=bias_opt_args)
+        self._weight_std = w.parameter((output_size, input_size), weight_opt_args)
+        self._bias_std = w.parameter((output_size, ), bias_opt_args)
+        self._norm = w.fc_norm(output_size, None, use_bn, use_ln, bn_ctor)
+        self._activation = activation
+        self._reset_std()
+
+    def _reset_std(self) -> None:
+        for std in (self._weight_std, self._bias_std):
+            nn.init.constant_(std, self._std_init * self.input_size**-0.5)
+
+    @property
+    def input_size(self) -> int:
+        """Number of inputs."""
+        return self._fc.input_size
+
+    @property
+    def output_size(self) -> int:
+        """Number of outputs."""
+        return self._fc.output_size
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """``W``."""
+        return self._fc.weight
+
+    @property
+    def bias(self) -> nn.Parameter | None:
+        """``b``."""
+        return self._fc.bias
+
+    def reset_parameters(self) -> None:
+        """Draw new initial weights."""
+        self._fc.reset_parameters()
+        self._reset_std()
+        w.reset_norm(self._norm)
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
+        """``[B, input_size]`` to ``[B, output_size]``; the state is the noise of inputs and outputs."""
+        y = self._fc(inputs)
+        if self.training and not context.is_eval():
+            noise_in, noise_out = state = self._next_noise(state)
+            y = torch.addcmul(y, noise_out, F.linear(inputs * noise_in, self._weight_std, self._bias_std))
+        if self._norm is not None:
+            y = self._norm(y)
+        return self._activation(y), state
+
+    def _next_noise(self, state: NestedTensor) -> NestedTensor:
+        noise_in, noise_out = state
+        renew = (torch.rand(noise_in.shape[0], 1, device=noise_in.device) < self._new_noise_prob)
+        renew = renew | (noise_out == 0).all(dim=-1, keepdim=True)
+        return nest.map_structure(lambda old: torch.where(renew, _scaled_noise(old), old), (noise_in, noise_out))
+
+
+def _scaled_noise(like: torch.Tensor) -> torch.Tensor:
+    z = torch.randn_like(like)
+    return z.sign() * z.abs().sqrt()

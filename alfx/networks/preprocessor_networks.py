@@ -1,0 +1,138 @@
+"""From a nest of observations to the one tensor that an encoder takes."""
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from alfx import nest
+from alfx.layers import Identity, copy_module, make_parallel_input, make_parallel_net
+from alfx.layers.activations import out_of_place
+from alfx.layers.steps import add_child
+from alfx.networks.network import Network, example_batch, is_stacked
+from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, extract_spec
+
+
+class PreprocessorNetwork(Network):
+    """Preprocess the parts of a nested input, then combine them.
+
+    Args:
+        input_tensor_spec: nest of specs of the input.
+        input_preprocessors: nest of networks, layers or functions, whose structure is a prefix of that of
+            ``input_tensor_spec``; ``None`` at a leaf leaves that part as it is. They are copied, with new
+            parameters, unless they are singletons; so one conf value can serve several networks.
+        preprocessing_combiner: makes one tensor of the preprocessed parts, e.g.
+            :class:`~alfx.nest.utils.NestConcat`.
+        name: name of the network.
+
+    Raises:
+        SpecError: the structures do not match, or there are several tensors left and no combiner.
+        ValueError: a preprocessor has memory.
+    """
+
+    def __init__(self, input_tensor_spec: NestedTensorSpec, input_preprocessors: Nested = None,
+                 preprocessing_combiner: Callable[[NestedTensor], torch.Tensor] | None = None,
+                 name: str = 'PreprocessorNetwork'):
+        super().__init__(input_tensor_spec, (), name)
+        self._preprocessors = None
+        if input_preprocessors is not None:
+            self._set_preprocessors(nest.map_structure(_own_copy, input_preprocessors))
+        self._combiner = copy_module(preprocessing_combiner)
+        self._set_processed_spec()
+
+    def _set_preprocessors(self, preprocessors: Nested) -> None:
+        try:
+            nest.assert_same_structure_up_to(preprocessors, self._input_tensor_spec)
+        except ValueError as error:
+            raise SpecError(f'{self._name}: input_preprocessors do not match the input {self._input_tensor_spec}: '
+                            f'{error}') from None
+        self._preprocessors = preprocessors
+        for path, module in nest.flatten_with_path(preprocessors):
+            if isinstance(module, nn.Module):
+                add_child(self, f'preprocessor-{path}' if path else 'preprocessor', module)
+
+    def _set_processed_spec(self) -> None:
+        """Find the spec of the preprocessed input, and choose the shortest way to compute it."""
+        self._preprocess: Any = None
+        if self._preprocessors is not None:
+            self._preprocess = self._apply_both
+        elif self._combiner is not None:
+            self._preprocess = self._combiner
+        spec = self._input_tensor_spec
+        if self._preprocess is not None:
+            spec = self._probe_processed_spec()
+        if not isinstance(spec, TensorSpec):
+            raise SpecError(_several_tensors(self._name, spec))
+        self._processed_input_tensor_spec = spec
+
+    def _probe_processed_spec(self) -> NestedTensorSpec:
+        """The spec of the preprocessed input; see :attr:`Network.output_spec` for what a probe leaves alone."""
+        training = [m for m in self.modules() if m.training]
+        try:
+            for module in training:
+                module.training = False
+            with torch.no_grad(), torch.random.fork_rng([]):
+                return extract_spec(self._preprocess(example_batch(self._input_tensor_spec, (2, ))))
+        finally:
+            for module in training:
+                module.training = True
+
+    def _apply_both(self, inputs: NestedTensor) -> NestedTensor:
+        processed = nest.map_structure_up_to(self._preprocessors, _apply, self._preprocessors, inputs)
+        return processed if self._combiner is None else self._combiner(processed)
+
+    @property
+    def processed_input_tensor_spec(self) -> TensorSpec:
+        """The spec of the preprocessed and combined input."""
+        return self._processed_input_tensor_spec
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """A nest of ``[B, ...]`` to one tensor ``[B, ...]``."""
+        return (inputs if self._preprocess is None else self._preprocess(inputs)), state
+
+    def _stack_preprocessing(self, single: 'PreprocessorNetwork', n: int) -> None:
+        """Become the stack of ``n`` preprocessings like that of ``single``."""
+        self._parallelism = n
+        self._preprocess = self._preprocessors = self._combiner = None
+        if single._preprocessors is not None:
+            self._set_preprocessors(nest.map_structure(lambda p: make_parallel_net(p, n), single._preprocessors))
+            combiner = single._combiner
+            self._combiner = None if combiner is None else make_parallel_net(combiner, n)
+            self._preprocess = self._apply_stacked
+        elif single._combiner is not None:
+            self._combiner = copy_module(single._combiner)
+            self._stacked_combiner = make_parallel_net(single._combiner, n)
+            self._preprocess = self._combine_stacked
+        self._processed_input_tensor_spec = single._processed_input_tensor_spec
+
+    def _apply_stacked(self, inputs: NestedTensor) -> NestedTensor:
+        if not is_stacked(inputs, self._input_tensor_spec):
+            inputs = make_parallel_input(inputs, self._parallelism)
+        return self._apply_both(inputs)
+
+    def _combine_stacked(self, inputs: NestedTensor) -> NestedTensor:
+        """Inputs shared by all are combined once and stay ``[B, ...]``."""
+        stacked = is_stacked(inputs, self._input_tensor_spec)
+        return self._stacked_combiner(inputs) if stacked else self._combiner(inputs)
+
+
+def _own_copy(preprocessor: Any) -> Any:
+    if preprocessor is None:
+        return Identity()
+    if isinstance(preprocessor, Network) and preprocessor.is_rnn:
+        raise ValueError(f'{preprocessor.name}: a preprocessor cannot have memory')
+    if not callable(preprocessor):
+        raise ValueError(f'input_preprocessors: expected networks, layers or functions, found {preprocessor!r}')
+    return out_of_place(copy_module(preprocessor))
+
+
+def _apply(preprocessor: Any, inputs: NestedTensor) -> NestedTensor:
+    return preprocessor(inputs)[0] if isinstance(preprocessor, Network) else preprocessor(inputs)
+
+
+def _several_tensors(name: str, spec: NestedTensorSpec) -> str:
+    parts = [f"'{path}': {leaf}" for path, leaf in nest.flatten_with_path(spec)]
+    return (f'{name}: expected one tensor, found a nest of {len(parts)}: {", ".join(parts)}. Say how to make one of '
+            'them: preprocessing_combiner=@NestConcat() concatenates their last dimensions (also where all are '
+            'vectors, nothing is combined unasked); with images or integers among them add input_preprocessors, '
+            'e.g. @EmbeddingPreprocessor()')

@@ -1,0 +1,499 @@
+"""Heads: from the vector of an encoder to the distribution of an action.
+
+Each takes ``[B, input_size]`` and returns a distribution with batch shape ``[B]`` over actions of its spec. Stacked
+ones (``parallelism=n``, ``make_parallel(n)``) take ``[B, n, input_size]`` too and return batch shape ``[B, n]``.
+"""
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributions as td
+from torch import nn
+from torch.nn import functional as F
+
+from alfx import nest
+from alfx.gin_utils import configurable
+from alfx.layers import FC
+from alfx.layers.activations import out_of_place
+from alfx.layers.weights import Activation
+from alfx.networks.action_specs import action_range, require_discrete, require_vector
+from alfx.networks.location_scale import LocationScaleProjection
+from alfx.networks.network import Network
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.utils import dist_utils
+from alfx.utils.dist_utils import DiagMultivariateNormal, StableTanh
+from alfx.utils.math_ops import identity
+
+_STABLE_TANH = StableTanh()
+
+
+@configurable
+class CategoricalProjectionNetwork(Network):
+    """Logits of a discrete action.
+
+    The action may start at any number, and may be a vector (MultiDiscrete, MultiBinary) whose components, each with
+    its own range, are independent.
+
+    Args:
+        input_size: number of inputs.
+        action_spec: bounded spec of integers.
+        fc_ctor: makes the layer; called with the numbers of inputs and outputs and ``kernel_init_gain``.
+        logits_init_output_factor: the initial logits have about this standard deviation.
+        weight_opt_args: arguments of the optimizer for the weights.
+        bias_opt_args: arguments of the optimizer for the bias.
+        name: name of the network.
+
+    Raises:
+        SpecError: the action is not discrete and bounded.
+    """
+
+    def __init__(self, input_size: int, action_spec: BoundedTensorSpec, fc_ctor: Callable[..., nn.Module] = FC,
+                 logits_init_output_factor: float = 0.1, weight_opt_args: dict | None = None,
+                 bias_opt_args: dict | None = None, name: str = 'CategoricalProjectionNetwork'):
+        require_discrete(action_spec, name)
+        super().__init__(TensorSpec((input_size, )), (), name)
+        opt_args = {'weight_opt_args': weight_opt_args, 'bias_opt_args': bias_opt_args}
+        fc_ctor = partial(fc_ctor, **{key: value for key, value in opt_args.items() if value is not None})
+        self._set_layer(fc_ctor, logits_init_output_factor, action_spec)
+
+    def _set_layer(self, fc_ctor: Callable[..., nn.Module], gain: float, spec: BoundedTensorSpec) -> None:
+        self._stack_args = (fc_ctor, gain, spec)
+        count = dist_utils.num_categories(spec)
+        layer: Any = fc_ctor(self._input_tensor_spec.shape[0], spec.numel * count, kernel_init_gain=gain)
+        if self._parallelism is not None:
+            layer = layer.make_parallel(self._parallelism)
+        self._projection_layer = layer
+        self._layer_is_network = isinstance(layer, Network)
+        self._state_spec = layer.state_spec if self._layer_is_network else ()
+        self._logits_shape = (*spec.shape, count) if spec.ndim else None
+        # The distribution of this spec, to be filled with logits; components with fewer categories exclude the rest.
+        template = dist_utils.categorical_from_spec(torch.zeros(*spec.shape, count), spec)
+        logits, = nest.flatten(template)
+        self._structure = nest.structure(template)
+        excluded = logits == -torch.inf
+        self.register_buffer('_excluded', excluded if bool(excluded.any()) else None, persistent=False)
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """``[B, input_size]`` to a categorical distribution, see ``dist_utils.categorical_from_spec``."""
+        if self._layer_is_network:
+            logits, state = self._projection_layer(inputs, state)
+        else:
+            logits = self._projection_layer(inputs)
+        if self._logits_shape is not None:
+            logits = logits.unflatten(-1, self._logits_shape)
+            if self._excluded is not None:
+                logits = logits.masked_fill(self._excluded, -torch.inf)
+        return self._structure.unflatten((logits, )), state
+
+    def make_parallel(self, n: int) -> Network:
+        """See the base class."""
+        fc_ctor, gain, spec = self._stack_args
+        return ParallelCategoricalProjectionNetwork(self._input_tensor_spec.shape[0], spec, n, fc_ctor, gain,
+                                                    'parallel_' + self._name)
+
+
+@configurable
+class ParallelCategoricalProjectionNetwork(CategoricalProjectionNetwork):
+    """``n`` :class:`CategoricalProjectionNetwork` as one; see there for the arguments but for ``n``."""
+
+    def __init__(self, input_size: int, action_spec: BoundedTensorSpec, n: int,
+                 fc_ctor: Callable[..., nn.Module] = FC, logits_init_output_factor: float = 0.1,
+                 name: str = 'ParallelCategoricalProjectionNetwork'):
+        require_discrete(action_spec, name)
+        Network.__init__(self, TensorSpec((input_size, )), (), name)
+        self._parallelism = n
+        self._set_layer(fc_ctor, logits_init_output_factor, action_spec)
+
+
+_SQUASH_REMEDY = 'without bounds choose squash_mean=False and scale_distribution=False'
+
+
+@configurable
+class NormalProjectionNetwork(LocationScaleProjection):
+    """A normal distribution with a diagonal covariance, squashed into the bounds of the action or not.
+
+    Args:
+        input_size: number of inputs.
+        action_spec: spec of a continuous action of any shape; bounded for ``squash_mean`` or
+            ``scale_distribution``.
+        parallelism: make a stack of that many.
+        activation: activation of the layer of means (and standard deviations).
+        projection_output_init_gain: the initial means have about this standard deviation.
+        std_bias_initializer_value: initial value of what ``std_transform`` is applied to.
+        squash_mean: whether the mean is put into the bounds by tanh; not used with ``scale_distribution`` or
+            ``mean_transform``.
+        mean_transform: applied to the mean in place of that; with ``scale_distribution`` before the squashing.
+        state_dependent_std: whether the standard deviation is computed from the input, or is a parameter.
+        std_transform: makes the standard deviation positive.
+        scale_distribution: whether the distribution itself is squashed into the bounds.
+        dist_squashing_transform: by which transform to (-1, 1).
+        name: name of the network.
+
+    Raises:
+        SpecError: the action is not continuous, or has no bounds where they are needed.
+    """
+
+    def __init__(self, input_size: int, action_spec: TensorSpec, parallelism: int | None = None,
+                 activation: Activation = identity, projection_output_init_gain: float = 0.3,
+                 std_bias_initializer_value: float = 0.0, squash_mean: bool = True,
+                 mean_transform: Activation | None = None, state_dependent_std: bool = False,
+                 std_transform: Activation = F.softplus, scale_distribution: bool = False,
+                 dist_squashing_transform: td.Transform = _STABLE_TANH, name: str = 'NormalProjectionNetwork'):
+        super().__init__(input_size, action_spec, parallelism, name)
+        self._set_layer(activation, projection_output_init_gain, std_bias_initializer_value, state_dependent_std)
+        self._set_range(squash_mean and mean_transform is None, scale_distribution, dist_squashing_transform,
+                        _SQUASH_REMEDY)
+        self._mean_transform = None if mean_transform is None else out_of_place(mean_transform)
+        self._std_transform = out_of_place(std_transform)
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """``[B, input_size]`` to a distribution over actions."""
+        loc, raw = self._project(inputs)
+        if self._mean_transform is not None:
+            loc = self._mean_transform(loc)
+        dist = DiagMultivariateNormal(self._squashed_loc(loc), self._std_transform(raw), self._action_spec.ndim)
+        return self._scaled(dist), state
+
+
+@configurable
+class StableNormalProjectionNetwork(LocationScaleProjection):
+    """A normal distribution whose parameters keep gradients bounded when its standard deviation becomes small.
+
+    With outputs ``a`` and ``b`` of the layer, ``std = c0 + 1 / (f(b) + c1)`` and ``mean = a * std``; ``c0 = min_std``
+    and ``c1 = 1 / (max_std - min_std)`` keep ``min_std < std < max_std``.
+
+    Args:
+        input_size: number of inputs.
+        action_spec: see :class:`NormalProjectionNetwork`.
+        parallelism: make a stack of that many.
+        activation: activation of the layer.
+        projection_output_init_gain: the initial ``a`` have about this standard deviation.
+        squash_mean: see :class:`NormalProjectionNetwork`.
+        state_dependent_std: whether ``b`` is computed from the input, or is a parameter.
+        inverse_std_transform: ``f``, 'softplus' or 'exp'.
+        scale_distribution: see :class:`NormalProjectionNetwork`.
+        init_std: initial standard deviation.
+        min_std: its lower limit.
+        max_std: its upper limit; ``None`` for none.
+        dist_squashing_transform: see :class:`NormalProjectionNetwork`.
+        name: name of the network.
+
+    Raises:
+        SpecError: the action is not continuous, or has no bounds where they are needed.
+        ValueError: unknown ``inverse_std_transform``, or not ``min_std < init_std < max_std``.
+    """
+
+    def __init__(self, input_size: int, action_spec: TensorSpec, parallelism: int | None = None,
+                 activation: Activation = identity, projection_output_init_gain: float = 1e-5,
+                 squash_mean: bool = True, state_dependent_std: bool = False, inverse_std_transform: str = 'softplus',
+                 scale_distribution: bool = False, init_std: float = 1.0, min_std: float = 0.0,
+                 max_std: float | None = None, dist_squashing_transform: td.Transform = _STABLE_TANH,
+                 name: str = 'StableNormalProjectionNetwork'):
+        super().__init__(input_size, action_spec, parallelism, name)
+        if inverse_std_transform not in ('softplus', 'exp'):
+            raise ValueError(f"{name}: inverse_std_transform must be 'softplus' or 'exp', found "
+                             f'{inverse_std_transform!r}')
+        if not 0 <= min_std < init_std < (math.inf if max_std is None else max_std):
+            raise ValueError(f'{name}: expected 0 <= min_std < init_std < max_std, found {min_std}, {init_std}, '
+                             f'{max_std}')
+        self._min_std = min_std
+        self._c1 = 0.0 if max_std is None else 1.0 / (max_std - min_std)
+        self._f = F.softplus if inverse_std_transform == 'softplus' else torch.exp
+        initial = 1.0 / (init_std - min_std) - self._c1
+        raw = math.log(initial) if inverse_std_transform == 'exp' else initial + math.log(-math.expm1(-initial))
+        self._set_layer(activation, projection_output_init_gain, raw, state_dependent_std)
+        self._set_range(squash_mean, scale_distribution, dist_squashing_transform, _SQUASH_REMEDY)
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """``[B, input_size]`` to a distribution over actions."""
+        a, b = self._project(inputs)
+        std = self._min_std + (self._f(b) + self._c1).reciprocal()
+        dist = DiagMultivariateNormal(self._squashed_loc(a * std), std, self._action_spec.ndim)
+        return self._scaled(dist), state
+
+
+@configurable
+class CauchyProjectionNetwork(LocationScaleProjection):
+    """Independent Cauchy distributions, squashed into the bounds of the action or not.
+
+    Args:
+        input_size: number of inputs.
+        action_spec: spec of a continuous action ``(D,)``; bounded for ``squash_median`` or ``scale_distribution``.
+        squash_median: whether the median is put into the bounds by tanh; not used with ``scale_distribution``.
+        scale_bias_initializer_value: initial value of what ``scale_transform`` is applied to.
+        state_dependent_scale: whether the scale is computed from the input, or is a parameter.
+        scale_transform: makes the scale positive.
+        scale_distribution: whether the distribution itself is squashed into the bounds.
+        dist_squashing_transform: by which transform to (-1, 1).
+        name: name of the network.
+
+    Raises:
+        SpecError: the action is no continuous vector, or has no bounds where they are needed.
+    """
+
+    def __init__(self, input_size: int, action_spec: TensorSpec, squash_median: bool = True,
+                 scale_bias_initializer_value: float = 0.0, state_dependent_scale: bool = False,
+                 scale_transform: Activation = F.softplus, scale_distribution: bool = False,
+                 dist_squashing_transform: td.Transform = _STABLE_TANH, name: str = 'CauchyProjectionNetwork'):
+        super().__init__(input_size, action_spec, None, name)
+        require_vector(action_spec, name)
+        self._set_layer(identity, 0.3, scale_bias_initializer_value, state_dependent_scale)
+        self._set_range(squash_median, scale_distribution, dist_squashing_transform,
+                        'without bounds choose squash_median=False and scale_distribution=False')
+        self._scale_transform = out_of_place(scale_transform)
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """``[B, input_size]`` to a distribution over actions."""
+        loc, raw = self._project(inputs)
+        dist = dist_utils.DiagMultivariateCauchy(self._squashed_loc(loc), self._scale_transform(raw))
+        return self._scaled(dist), state
+
+
+@configurable
+class BetaProjectionNetwork(LocationScaleProjection):
+    """Independent Beta distributions, stretched over the bounds of the action (Chou et al. 2017).
+
+    Args:
+        input_size: number of inputs.
+        action_spec: bounded spec of a continuous action ``(D,)``.
+        parallelism: make a stack of that many.
+        activation: makes the concentrations positive.
+        min_concentration: added to them; from 1 on the density has one peak inside the bounds.
+        projection_output_init_gain: how much the initial concentrations depend on the input.
+        bias_init_value: initial bias; the default makes the initial concentrations 1, a uniform distribution.
+        grad_clip: the gradients of the concentrations are clipped to this size; ``None`` not to.
+        name: name of the network.
+
+    Raises:
+        SpecError: the action is no bounded continuous vector.
+    """
+
+    _low: torch.Tensor
+    _width: torch.Tensor
+
+    def __init__(self, input_size: int, action_spec: BoundedTensorSpec, parallelism: int | None = None,
+                 activation: Activation = F.softplus, min_concentration: float = 0.0,
+                 projection_output_init_gain: float = 0.0, bias_init_value: float = 0.541324854612918,
+                 grad_clip: float | None = 0.01, name: str = 'BetaProjectionNetwork'):
+        super().__init__(input_size, action_spec, parallelism, name)
+        require_vector(action_spec, name)
+        self._set_layer(activation, projection_output_init_gain, bias_init_value, True, bias_init_value)
+        middle, half = action_range(action_spec, name, 'use NormalProjectionNetwork with squash_mean=False')
+        self.register_buffer('_low', middle - half, persistent=False)
+        self.register_buffer('_width', 2 * half, persistent=False)
+        self._min_concentration, self._grad_clip = min_concentration, grad_clip
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """``[B, input_size]`` to a distribution over actions."""
+        concentrations = self._projection_layer(inputs)
+        if self._min_concentration:
+            concentrations = concentrations + self._min_concentration
+        limit = self._grad_clip
+        if limit is not None and concentrations.requires_grad:
+            concentrations.register_hook(lambda gradient: gradient.clamp(-limit, limit))
+        base = dist_utils.DiagMultivariateBeta(*concentrations.chunk(2, dim=-1))
+        return dist_utils.AffineTransformedDistribution(base, self._low, self._width), state
+
+
+@configurable
+class TruncatedProjectionNetwork(LocationScaleProjection):
+    """A distribution cut off at the bounds of the action.
+
+    With outputs ``a`` and ``b`` of the layer, and all relative to the half width of the bounds, the centre is
+    ``loc_transform(a)`` away from the middle and the scale is ``scale_transform(b)`` clamped to
+    ``[min_scale, max_scale]``.
+
+    Args:
+        input_size: number of inputs.
+        action_spec: bounded spec of a continuous action ``(D,)``.
+        activation: activation of the layer.
+        projection_output_init_gain: the initial ``a`` have about this standard deviation.
+        scale_bias_initializer_value: initial ``b``.
+        state_dependent_scale: whether ``b`` is computed from the input, or is a parameter.
+        loc_transform: see above.
+        scale_transform: see above; positive.
+        min_scale: lower limit of the scale; ``None`` for none.
+        max_scale: upper limit of the scale; ``None`` for none.
+        dist_ctor: makes the distribution; called with ``loc``, ``scale``, ``lower_bound`` and ``upper_bound``.
+        name: name of the network.
+
+    Raises:
+        SpecError: the action is no bounded continuous vector.
+    """
+
+    def __init__(self, input_size: int, action_spec: BoundedTensorSpec, activation: Activation = identity,
+                 projection_output_init_gain: float = 0.3, scale_bias_initializer_value: float = 0.0,
+                 state_dependent_scale: bool = False, loc_transform: Activation = torch.tanh,
+                 scale_transform: Activation = F.softplus, min_scale: float | None = None,
+                 max_scale: float | None = None, dist_ctor: Callable[..., td.Distribution] = dist_utils.TruncatedNormal,
+                 name: str = 'TruncatedProjectionNetwork'):
+        super().__init__(input_size, action_spec, None, name)
+        require_vector(action_spec, name)
+        self._set_layer(activation, projection_output_init_gain, scale_bias_initializer_value, state_dependent_scale)
+        self._set_range(True, False, _STABLE_TANH, 'use NormalProjectionNetwork with squash_mean=False')
+        self._loc_transform, self._scale_transform = out_of_place(loc_transform), out_of_place(scale_transform)
+        self._limits = None if min_scale is None and max_scale is None else (min_scale, max_scale)
+        self._dist_ctor = dist_ctor
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """``[B, input_size]`` to a distribution over actions."""
+        a, b = self._project(inputs)
+        scale = self._scale_transform(b)
+        if self._limits is not None:
+            scale = scale.clamp(*self._limits)
+        loc = torch.addcmul(self._middle, self._half, self._loc_transform(a))
+        return self._dist_ctor(loc=loc, scale=scale * self._half, lower_bound=self._middle - self._half,
+                               upper_bound=self._middle + self._half), state
+
+
+@configurable
+class OnehotCategoricalProjectionNetwork(Network):
+    """One-hot actions through which gradients flow.
+
+    Args:
+        input_size: number of inputs.
+        action_spec: spec of a one-hot vector: shape ``(N,)``, bounds 0 and 1.
+        logits_init_output_factor: the initial logits have about this standard deviation.
+        mode: gradients of samples are those of the probabilities ('st', straight-through) or of a Gumbel softmax
+            ('gumbel').
+        gumbel_temperature: its temperature.
+        name: name of the network.
+
+    Raises:
+        SpecError: another spec.
+        ValueError: another mode.
+    """
+
+    def __init__(self, input_size: int, action_spec: BoundedTensorSpec, logits_init_output_factor: float = 0.1,
+                 mode: str = 'st', gumbel_temperature: float = 1.0,
+                 name: str = 'OnehotCategoricalProjectionNetwork'):
+        if (not isinstance(action_spec, BoundedTensorSpec) or action_spec.ndim != 1 or action_spec.numel == 0
+                or (action_spec.minimum != 0).any() or (action_spec.maximum != 1).any()):
+            raise SpecError(f'{name}: expected the spec of a one-hot vector, of shape (N,) with bounds 0 and 1, found '
+                            f'{action_spec}')
+        if mode not in ('st', 'gumbel'):
+            raise ValueError(f"{name}: mode must be 'st' or 'gumbel', found {mode!r}")
+        super().__init__(TensorSpec((input_size, )), (), name)
+        self._projection_layer = FC(input_size, action_spec.numel, kernel_init_gain=logits_init_output_factor)
+        self._dist_ctor: Callable[..., td.Distribution] = dist_utils.OneHotCategoricalStraightThrough
+        if mode == 'gumbel':
+            self._dist_ctor = partial(dist_utils.OneHotCategoricalGumbelSoftmax, hard_sample=True,
+                                      tau=gumbel_temperature)
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """``[B, input_size]`` to a distribution over one-hot vectors."""
+        return self._dist_ctor(logits=self._projection_layer(inputs)), state
+
+
+@configurable
+class MixtureProjectionNetwork(Network):
+    """A mixture of ``num_components`` distributions of the same family.
+
+    Args:
+        input_size: number of inputs.
+        action_spec: spec of the action.
+        num_components: number of components.
+        component_ctor: called with ``input_size``, ``action_spec`` and ``parallelism=num_components`` to make the
+            head of the components.
+        mixture_ctor: called with ``input_size`` and the spec of a number below ``num_components`` to make the head of
+            the weights.
+        name: name of the network.
+    """
+
+    def __init__(self, input_size: int, action_spec: TensorSpec, num_components: int,
+                 component_ctor: Callable[..., Network],
+                 mixture_ctor: Callable[..., Network] = CategoricalProjectionNetwork, name: str = 'mix_proj_net'):
+        super().__init__(TensorSpec((input_size, )), (), name)
+        self._num_components = num_components
+        self._components = component_ctor(input_size, action_spec, parallelism=num_components)
+        self._mixture = mixture_ctor(input_size, BoundedTensorSpec((), torch.int64, 0, num_components - 1))
+
+    @property
+    def num_components(self) -> int:
+        """Number of components."""
+        return self._num_components
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """``[B, input_size]`` to a ``MixtureSameFamily``."""
+        weights, _ = self._mixture(inputs)
+        components, _ = self._components(inputs)
+        return td.MixtureSameFamily(weights, components, validate_args=False), state
+
+
+@configurable
+class NestedProjectionNetwork(Network):
+    """A nest of heads for a nest of actions, which may be discrete and continuous.
+
+    The output is a nest of distributions, the state a nest of the states of the heads (``()`` if none has any).
+
+    Args:
+        input_size: number of inputs.
+        action_spec: nest of action specs.
+        discrete_projection_net_ctor: called with ``input_size`` and a spec of integers to make a head.
+        continuous_projection_net_ctor: called with ``input_size`` and a spec of floats to make a head.
+        name: name of the network.
+
+    Raises:
+        SpecError: a head does not fit its spec.
+    """
+
+    def __init__(self, input_size: int, action_spec: NestedTensorSpec,
+                 discrete_projection_net_ctor: Callable[..., Network] = CategoricalProjectionNetwork,
+                 continuous_projection_net_ctor: Callable[..., Network] = NormalProjectionNetwork,
+                 name: str = 'NestedProjectionNetwork'):
+        super().__init__(TensorSpec((input_size, )), (), name)
+        self._set_heads(nest.map_structure(
+            lambda spec: make_projection_net(input_size, spec, discrete_projection_net_ctor,
+                                             continuous_projection_net_ctor), action_spec))
+
+    def _set_heads(self, heads: Any) -> None:
+        self._heads = nn.ModuleList(nest.flatten(heads))
+        self._head_list = nest.flatten(heads)
+        self._structure = nest.structure(heads)
+        spec = nest.map_structure(lambda head: head.state_spec, heads)
+        self._has_state = bool(nest.flatten(spec))
+        self._state_spec = spec if self._has_state else ()
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """``[B, input_size]`` to a nest of distributions."""
+        if not self._has_state:
+            return self._structure.unflatten([head(inputs)[0] for head in self._head_list]), state
+        states = self._structure.flatten_up_to(state)
+        results = [head(inputs, s) for head, s in zip(self._head_list, states)]
+        return (self._structure.unflatten([result[0] for result in results]),
+                self._structure.unflatten([result[1] for result in results]))
+
+    def make_parallel(self, n: int) -> Network:
+        """See the base class."""
+        return StackedNestedProjectionNetwork(self, n, 'parallel_' + self._name)
+
+
+class StackedNestedProjectionNetwork(NestedProjectionNetwork):
+    """``n`` nests of heads, stacked.
+
+    Args:
+        network: the nest of heads.
+        n: number of nests.
+        name: name of the network.
+    """
+
+    def __init__(self, network: NestedProjectionNetwork, n: int, name: str = 'StackedNestedProjectionNetwork'):
+        Network.__init__(self, network.input_tensor_spec, (), name)
+        self._parallelism = n
+        self._set_heads(network._structure.unflatten([head.make_parallel(n) for head in network._head_list]))
+
+
+def make_projection_net(input_size: int, action_spec: TensorSpec,
+                        discrete_ctor: Callable[..., Network], continuous_ctor: Callable[..., Network]) -> Network:
+    """The head for one action: ``discrete_ctor`` or ``continuous_ctor`` called with ``(input_size, action_spec)``.
+
+    Raises:
+        SpecError: there is no constructor for the kind of action, or its head does not fit.
+    """
+    ctor = discrete_ctor if action_spec.is_discrete else continuous_ctor
+    if ctor is None:
+        kind = 'discrete' if action_spec.is_discrete else 'continuous'
+        raise SpecError(f'the action {action_spec} is {kind}, and {kind}_projection_net_ctor is None')
+    return ctor(input_size, action_spec)

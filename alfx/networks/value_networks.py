@@ -1,0 +1,158 @@
+"""Networks from observations to values: an encoder whose last layer has the values as outputs."""
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from alfx.gin_utils import configurable
+from alfx.layers.weights import Activation, Initializer
+from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
+from alfx.networks.network import Network
+from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils.math_ops import identity
+
+_SCALAR = TensorSpec(())
+# Small initial values, as the error of the first targets would otherwise be dominated by them.
+_last_kernel_initializer = partial(nn.init.uniform_, a=-0.03, b=0.03)
+
+
+@configurable
+class ValueNetworkBase(Network):
+    """An encoder of any kind that ends in a layer of values.
+
+    Args:
+        input_tensor_spec: nest of specs of the observation.
+        output_tensor_spec: spec of the values; ``()`` for one number.
+        encoding_network_ctor: called with ``input_tensor_spec``, ``output_tensor_spec``, ``last_layer_size``,
+            ``last_activation``, ``last_kernel_initializer`` and ``encoder_kwargs`` to make the encoder.
+        name: name of the network.
+        encoder_kwargs: arguments of the encoder.
+    """
+
+    def __init__(self, input_tensor_spec: NestedTensorSpec, output_tensor_spec: TensorSpec,
+                 encoding_network_ctor: Callable[..., Network], name: str = 'ValueNetworkBase', **encoder_kwargs: Any):
+        super().__init__(input_tensor_spec, (), name)
+        self._encoding_net = encoding_network_ctor(
+            input_tensor_spec, output_tensor_spec=output_tensor_spec, last_layer_size=output_tensor_spec.numel,
+            last_activation=identity, last_kernel_initializer=_last_kernel_initializer, **encoder_kwargs)
+
+    @property
+    def state_spec(self) -> NestedTensorSpec:
+        """Spec of the state of the encoder."""
+        return self._encoding_net.state_spec
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
+        """A nest of observations ``[B, ...]`` to values ``[B, *output_tensor_spec.shape]``."""
+        return self._encoding_net(inputs, state)
+
+    def make_parallel(self, n: int) -> Network:
+        """See the base class."""
+        return ParallelValueNetwork(self, n, 'parallel_' + self._name)
+
+
+@configurable
+class ValueNetwork(ValueNetworkBase):
+    """An :class:`~alfx.networks.encoding_networks.EncodingNetwork` that ends in a layer of values.
+
+    Args:
+        input_tensor_spec: nest of specs of the observation.
+        output_tensor_spec: spec of the values; ``()`` for one number.
+        input_preprocessors: see ``EncodingNetwork``.
+        input_preprocessors_ctor: see ``EncodingNetwork``.
+        preprocessing_combiner: see ``EncodingNetwork``; needed for a nested observation.
+        conv_layer_params: see ``EncodingNetwork``.
+        fc_layer_params: see ``EncodingNetwork``.
+        activation: activation of all layers but the last.
+        kernel_initializer: initializer of all layers but the last.
+        use_fc_bn: whether to use batch norm in all layers but the last.
+        use_fc_ln: whether to use layer norm in all layers but the last.
+        name: name of the network.
+
+    Raises:
+        SpecError: an observation that the encoder cannot take.
+    """
+
+    def __init__(self,
+                 input_tensor_spec: NestedTensorSpec,
+                 output_tensor_spec: TensorSpec = _SCALAR,
+                 input_preprocessors: Nested = None,
+                 input_preprocessors_ctor: Callable[[NestedTensorSpec], Nested] | None = None,
+                 preprocessing_combiner: Callable | None = None,
+                 conv_layer_params: Sequence[tuple] | None = None,
+                 fc_layer_params: Sequence[int] | None = None,
+                 activation: Activation = torch.relu_,
+                 kernel_initializer: Initializer | None = None,
+                 use_fc_bn: bool = False,
+                 use_fc_ln: bool = False,
+                 name: str = 'ValueNetwork'):
+        super().__init__(
+            input_tensor_spec, output_tensor_spec, EncodingNetwork, name, input_preprocessors=input_preprocessors,
+            input_preprocessors_ctor=input_preprocessors_ctor, preprocessing_combiner=preprocessing_combiner,
+            conv_layer_params=conv_layer_params, fc_layer_params=fc_layer_params, activation=activation,
+            kernel_initializer=kernel_initializer, use_fc_bn=use_fc_bn, use_fc_ln=use_fc_ln)
+
+
+class ParallelValueNetwork(Network):
+    """``n`` value networks as one.
+
+    Args:
+        value_network: the network to stack.
+        n: number of networks.
+        name: name of the network.
+    """
+
+    def __init__(self, value_network: ValueNetworkBase, n: int, name: str = 'ParallelValueNetwork'):
+        super().__init__(value_network.input_tensor_spec, (), name)
+        self._parallelism = n
+        self._encoding_net = value_network._encoding_net.make_parallel(n)
+
+    @property
+    def state_spec(self) -> NestedTensorSpec:
+        """Spec of the state of the encoders."""
+        return self._encoding_net.state_spec
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
+        """Nests of ``[B, ...]`` or ``[B, n, ...]`` to values ``[B, n, *output_tensor_spec.shape]``."""
+        return self._encoding_net(inputs, state)
+
+
+@configurable
+class ValueRNNNetwork(ValueNetworkBase):
+    """An :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork` that ends in a layer of values.
+
+    Args:
+        input_tensor_spec: nest of specs of the observation.
+        output_tensor_spec: spec of the values; ``()`` for one number.
+        input_preprocessors: see ``LSTMEncodingNetwork``.
+        preprocessing_combiner: see ``LSTMEncodingNetwork``; needed for a nested observation.
+        conv_layer_params: see ``LSTMEncodingNetwork``.
+        fc_layer_params: sizes of the layers before the LSTM layers.
+        lstm_hidden_size: sizes of the LSTM layers, or of the only one.
+        value_fc_layer_params: sizes of the layers behind the LSTM layers.
+        activation: activation of all layers but the last.
+        kernel_initializer: initializer of all layers but the last.
+        name: name of the network.
+
+    Raises:
+        SpecError: an observation that the encoder cannot take.
+    """
+
+    def __init__(self,
+                 input_tensor_spec: NestedTensorSpec,
+                 output_tensor_spec: TensorSpec = _SCALAR,
+                 input_preprocessors: Nested = None,
+                 preprocessing_combiner: Callable | None = None,
+                 conv_layer_params: Sequence[tuple] | None = None,
+                 fc_layer_params: Sequence[int] | None = None,
+                 lstm_hidden_size: int | Sequence[int] = 100,
+                 value_fc_layer_params: Sequence[int] | None = None,
+                 activation: Activation = torch.relu_,
+                 kernel_initializer: Initializer | None = None,
+                 name: str = 'ValueRNNNetwork'):
+        super().__init__(
+            input_tensor_spec, output_tensor_spec, LSTMEncodingNetwork, name, input_preprocessors=input_preprocessors,
+            preprocessing_combiner=preprocessing_combiner, conv_layer_params=conv_layer_params,
+            pre_fc_layer_params=fc_layer_params, hidden_size=lstm_hidden_size,
+            post_fc_layer_params=value_fc_layer_params, activation=activation, kernel_initializer=kernel_initializer)
