@@ -1,0 +1,406 @@
+"""Keeping the entropy of a policy above a target by adjusting the weight alpha of an entropy bonus.
+
+:class:`EntropyTargetAlgorithm` raises and lowers ``log(alpha)`` by a rule in three stages;
+:class:`SGDEntropyTargetAlgorithm` learns it by gradient descent as soft actor-critic does (Haarnoja et al. 2018,
+arXiv:1812.05905, section 5). Both add the loss ``-alpha * entropy``.
+"""
+import math
+from collections.abc import Callable
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from alfx import context, nest, summary
+from alfx.algorithms.algorithm import Algorithm
+from alfx.data_structures import AlgStep, LossInfo, StepType, namedtuple
+from alfx.gin_utils import configurable
+from alfx.tensor_specs import Nested, NestedTensorSpec
+from alfx.utils import dist_utils
+from alfx.utils.averager import ScalarWindowAverager
+
+EntropyTargetLossInfo = namedtuple('EntropyTargetLossInfo', ['neg_entropy'], default_value=())
+"""``neg_entropy``: minus the entropy, ``[T, B]``."""
+
+EntropyTargetInfo = namedtuple('EntropyTargetInfo', ['step_type', 'loss'], default_value=())
+"""What the loss needs: ``step_type`` and a ``LossInfo`` whose ``loss`` is minus the entropy, ``[B]`` each."""
+
+_INITIAL_STAGE, _FREE_STAGE, _ADJUST_STAGE = 0, 1, 2
+_ESTIMATE_STAGE = -1  # before the initial stage: max_entropy is being estimated
+_LOWEST_LOG_ALPHA = -100.
+
+
+class _EntropyAlgorithm(Algorithm):
+    """The steps that these algorithms share: the entropy of the policy, and no output."""
+
+    def _entropy_step(self, distribution_and_step_type: tuple[Any, Tensor]) -> AlgStep:
+        distribution, step_type = distribution_and_step_type
+        entropy, entropy_for_gradient = dist_utils.entropy_with_fallback(distribution)
+        loss = LossInfo(loss=-entropy_for_gradient, extra=EntropyTargetLossInfo(neg_entropy=-entropy))
+        return AlgStep(info=EntropyTargetInfo(step_type=step_type, loss=loss))
+
+    def predict_step(self, distribution_and_step_type: tuple[Any, Tensor], state: Any = None) -> AlgStep:
+        """Nothing."""
+        return AlgStep()
+
+    def rollout_step(self, distribution_and_step_type: tuple[Any, Tensor], state: Any = None) -> AlgStep:
+        """The entropy if training is on-policy, otherwise nothing.
+
+        Args:
+            distribution_and_step_type: nest of the distributions of the action, batch shape ``[B]``, and the step type
+                ``[B]``.
+            state: not used.
+
+        Returns:
+            ``info`` is an ``EntropyTargetInfo``.
+        """
+        return AlgStep() if self.on_policy is False else self._entropy_step(distribution_and_step_type)
+
+    def train_step(self, distribution_and_step_type: tuple[Any, Tensor], state: Any = None,
+                   rollout_info: Any = None) -> AlgStep:
+        """The entropy; see :meth:`rollout_step`."""
+        return self._entropy_step(distribution_and_step_type)
+
+
+def _mean_entropy(info: Any, valid_mask: Optional[Tensor] = None) -> Optional[Tensor]:
+    """The mean entropy of the steps at which the policy acted; None if there are none.
+
+    Args:
+        info: ``EntropyTargetInfo`` of ``[T, B]``.
+        valid_mask: ``[T, B]``; LAST steps are left out in any case, as no action is taken there.
+    """
+    mask = (info.step_type != StepType.LAST).to(torch.float32)
+    if valid_mask is not None:
+        mask = mask * valid_mask
+    count = mask.sum()
+    if float(count) == 0:
+        return None
+    return -(info.loss.extra.neg_entropy.detach() * mask).sum() / count
+
+
+def _default_target_entropy(action_spec: NestedTensorSpec) -> float:
+    return sum(dist_utils.calc_default_target_entropy(spec) for spec in nest.flatten(action_spec))
+
+
+def _check_alpha(name: str, initial_alpha: float) -> None:
+    if not initial_alpha > 0:
+        raise ValueError(f'{name}.initial_alpha: expected a number above 0, found {initial_alpha}')
+
+
+@configurable
+class EntropyTargetAlgorithm(_EntropyAlgorithm):
+    """Adjusts alpha so that the entropy does not stay below ``target_entropy``.
+
+    There are three stages, which look at the mean entropy of the last ``average_window`` calls:
+
+    1. initial: as long as the entropy is not below ``max_entropy``, ``log(alpha)`` is lowered by
+       ``very_slow_update_rate`` a call. So ``initial_alpha`` may be chosen generously.
+    2. free: alpha is left alone until the entropy is below ``target_entropy``.
+    3. adjust: with the entropy below or above the target, and decreasing or increasing,
+
+           log(alpha) += update_rate * ((below + above / 2) * decreasing - (above + below / 2) * increasing)
+
+       so that alpha falls when the entropy recovers, even below the target, and does not overshoot.
+       ``update_rate`` is at first ``fast_update_rate``. Each time the entropy crosses the target it is multiplied by
+       0.9, down to ``slow_update_rate``, before it is used; it is ``fast_update_rate`` again while the entropy is far
+       below the target: below half of a positive one, or twice a negative one. An entropy that stays the same counts
+       as moving away from the target, so that a policy that has collapsed is not left alone.
+
+    Each call makes one stage's step; the next stage begins with the call after.
+
+    The rule for the temperature in soft actor-critic is approximated by ``skip_free_stage=True`` with
+    ``slow_update_rate`` and ``fast_update_rate`` both four times its learning rate.
+
+    Args:
+        action_spec: nest of ``BoundedTensorSpec``.
+        initial_alpha: alpha at the start.
+        skip_free_stage: start with the adjust stage.
+        max_entropy: of the initial stage; None for ``min(0.8 * e, e / 0.8)`` with e the mean entropy of the first
+            ``average_window`` calls, or ``target_entropy`` if that is larger.
+        target_entropy: lower bound of the entropy, summed over the nest; None for the sum of
+            ``dist_utils.calc_default_target_entropy``.
+        very_slow_update_rate: of the initial stage.
+        slow_update_rate: the smallest one of the adjust stage.
+        fast_update_rate: the largest one of the adjust stage.
+        min_alpha: alpha is never less; ``exp(-100)`` if not above 0.
+        average_window: how many calls the entropy is averaged over.
+        debug_summaries: write alpha, the entropy, the stage and the update rate.
+        name: name of this algorithm.
+
+    Raises:
+        ValueError: ``target_entropy`` exceeds ``max_entropy``, or an argument is out of range.
+    """
+
+    _log_alpha: Tensor
+    _stage: Tensor
+    _update_rate: Tensor
+    _max_entropy: Tensor
+    _num_calls: Tensor
+
+    def __init__(self, action_spec: NestedTensorSpec, initial_alpha: float = 0.1, skip_free_stage: bool = False,
+                 max_entropy: Optional[float] = None, target_entropy: Optional[float] = None,
+                 very_slow_update_rate: float = 0.001, slow_update_rate: float = 0.01,
+                 fast_update_rate: float = math.log(2), min_alpha: float = 0.0001, average_window: int = 2,
+                 debug_summaries: bool = False, name: str = 'EntropyTargetAlgorithm') -> None:
+        super().__init__(debug_summaries=debug_summaries, name=name)
+        _check_alpha(name, initial_alpha)
+        if not slow_update_rate <= fast_update_rate:
+            raise ValueError(f'{name}: expected slow_update_rate <= fast_update_rate, found {slow_update_rate} and '
+                             f'{fast_update_rate}')
+        if target_entropy is None:
+            target_entropy = _default_target_entropy(action_spec)
+        if max_entropy is not None and target_entropy > max_entropy:
+            raise ValueError(f'{name}: expected target_entropy <= max_entropy, found {target_entropy} and '
+                             f'{max_entropy}')
+        stage = _INITIAL_STAGE if max_entropy is not None else _ESTIMATE_STAGE
+        self.register_buffer('_log_alpha', torch.tensor(math.log(initial_alpha)))
+        self.register_buffer('_stage', torch.tensor(_ADJUST_STAGE if skip_free_stage else stage, dtype=torch.int32))
+        self.register_buffer('_update_rate', torch.tensor(float(fast_update_rate)))
+        self.register_buffer('_max_entropy', torch.tensor(math.nan if max_entropy is None else float(max_entropy)))
+        self.register_buffer('_num_calls', torch.zeros((), dtype=torch.int64))
+        self._avg_entropy = ScalarWindowAverager(average_window)
+        self._average_window = average_window
+        self._target_entropy = float(target_entropy)
+        self._very_slow_update_rate = very_slow_update_rate
+        self._slow_update_rate = slow_update_rate
+        self._fast_update_rate = fast_update_rate
+        self._min_log_alpha = math.log(min_alpha) if min_alpha > 0 else _LOWEST_LOG_ALPHA
+        self._fast_stage_thresh = self._target_entropy * (0.5 if target_entropy > 0 else 2.0)
+
+    def calc_loss(self, info: Any, valid_mask: Optional[Tensor] = None) -> LossInfo:
+        """Adjust alpha, then weight the loss by it.
+
+        Args:
+            info: ``EntropyTargetInfo`` of ``[T, B]``.
+            valid_mask: ``[T, B]``: 0 for steps whose entropy is not to be looked at.
+
+        Returns:
+            ``loss [T, B]``: minus alpha times the entropy; ``extra``: ``EntropyTargetLossInfo``.
+        """
+        entropy = _mean_entropy(info, valid_mask)
+        alpha = self._log_alpha.exp() if entropy is None else self.adjust_alpha(entropy)
+        return info.loss._replace(loss=info.loss.loss * alpha)
+
+    @torch.no_grad()
+    def adjust_alpha(self, entropy: Tensor) -> Tensor:
+        """Make one step of the rule described above.
+
+        Args:
+            entropy: scalar, the current entropy.
+
+        Returns:
+            scalar, the adjusted alpha.
+        """
+        previous = float(self._avg_entropy.get())
+        average = float(self._avg_entropy.average(entropy))
+        if int(self._num_calls) == 0:
+            previous = average
+        self._num_calls += 1
+        stage = int(self._stage)
+        if stage == _ESTIMATE_STAGE:
+            self._estimate(average)
+        elif stage == _INITIAL_STAGE:
+            self._initial_step(average)
+        elif stage == _FREE_STAGE:
+            self._stage += average < self._target_entropy
+        else:
+            self._adjust_step(previous, average)
+        self._log_alpha.clamp_(min=self._min_log_alpha)
+        alpha = self._log_alpha.exp()
+        if self._debug_summaries and context.should_record_summaries():
+            self._summarize(alpha, entropy, average)
+        return alpha
+
+    def _estimate(self, average: float) -> None:
+        """Set ``max_entropy`` once the window is full."""
+        if int(self._num_calls) >= self._average_window:
+            self._max_entropy.fill_(max(min(0.8 * average, average / 0.8), self._target_entropy))
+            self._stage.fill_(_INITIAL_STAGE)
+
+    def _initial_step(self, average: float) -> None:
+        if average < float(self._max_entropy):
+            self._stage.fill_(_FREE_STAGE)
+        else:
+            self._log_alpha -= self._very_slow_update_rate
+
+    def _adjust_step(self, previous: float, average: float) -> None:
+        target = self._target_entropy
+        below = average < target
+        if average < self._fast_stage_thresh:
+            self._update_rate.fill_(self._fast_update_rate)
+        elif (previous < target) != below:
+            self._update_rate.mul_(0.9).clamp_(min=self._slow_update_rate)
+        decreasing = average < previous if average != previous else below
+        if decreasing:
+            self._log_alpha += self._update_rate * (1.0 if below else 0.5)
+        else:
+            self._log_alpha -= self._update_rate * (0.5 if below else 1.0)
+
+    def _summarize(self, alpha: Tensor, entropy: Tensor, average: float) -> None:
+        with summary.scope(self._name):
+            summary.scalar('alpha', alpha)
+            summary.scalar('entropy', entropy)
+            summary.scalar('average_entropy', average)
+            summary.scalar('target_entropy', self._target_entropy)
+            summary.scalar('stage', self._stage)
+            summary.scalar('update_rate', self._update_rate)
+
+
+@configurable
+class NestedEntropyTargetAlgorithm(Algorithm):
+    """An :class:`EntropyTargetAlgorithm` for each action of a nest, so that none of them loses its entropy.
+
+    Args:
+        action_spec: nest of ``BoundedTensorSpec``.
+        initial_alpha: of each, as all numbers below; see :class:`EntropyTargetAlgorithm`.
+        skip_free_stage: start with the adjust stage.
+        max_entropy: a nest like ``action_spec`` of numbers and None, or one of them for all.
+        target_entropy: a nest like ``action_spec`` of numbers and None, or one of them for all.
+        very_slow_update_rate: of the initial stage.
+        slow_update_rate: the smallest one of the adjust stage.
+        fast_update_rate: the largest one of the adjust stage.
+        min_alpha: alpha is never less; ``exp(-100)`` if not above 0.
+        average_window: how many calls the entropy is averaged over.
+        debug_summaries: write alpha, the entropy, the stage and the update rate of each action.
+        name: name of this algorithm.
+
+    Raises:
+        ValueError: the structures differ, or an argument is out of range.
+    """
+
+    def __init__(self, action_spec: NestedTensorSpec, initial_alpha: float = 0.1, skip_free_stage: bool = False,
+                 max_entropy: Nested = None, target_entropy: Nested = None, very_slow_update_rate: float = 0.001,
+                 slow_update_rate: float = 0.01, fast_update_rate: float = math.log(2), min_alpha: float = 0.0001,
+                 average_window: int = 2, debug_summaries: bool = False,
+                 name: str = 'EntropyTargetAlgorithm') -> None:
+        super().__init__(debug_summaries=debug_summaries, name=name)
+        self._action_structure = nest.structure(action_spec)
+        parts = zip(nest.flatten_with_path(action_spec), _for_each(action_spec, max_entropy),
+                    _for_each(action_spec, target_entropy))
+        self._algorithms = nn.ModuleList([
+            EntropyTargetAlgorithm(
+                spec, initial_alpha=initial_alpha, skip_free_stage=skip_free_stage, max_entropy=maximum,
+                target_entropy=target, very_slow_update_rate=very_slow_update_rate,
+                slow_update_rate=slow_update_rate, fast_update_rate=fast_update_rate, min_alpha=min_alpha,
+                average_window=average_window, debug_summaries=debug_summaries,
+                name=f'{name}/{path}' if path else name) for (path, spec), maximum, target in parts
+        ])
+
+    def set_on_policy(self, is_on_policy: bool) -> None:
+        """Set it for all parts."""
+        super().set_on_policy(is_on_policy)
+        for algorithm in getattr(self, '_algorithms', ()):
+            algorithm.set_on_policy(is_on_policy)
+
+    def _steps(self, method: str, distribution_and_step_type: tuple[Any, Tensor]) -> AlgStep:
+        distributions, step_type = distribution_and_step_type
+        flat = nest.flatten(distributions, is_leaf=nest.is_distribution)
+        if len(flat) != len(self._algorithms):
+            raise ValueError(f'{self._name}: expected a nest of {len(self._algorithms)} distributions, one for each '
+                             f'action, found {len(flat)}')
+        infos = [getattr(algorithm, method)((distribution, step_type)).info
+                 for algorithm, distribution in zip(self._algorithms, flat)]
+        return AlgStep(info=self._action_structure.unflatten(infos))
+
+    def predict_step(self, distribution_and_step_type: tuple[Any, Tensor], state: Any = None) -> AlgStep:
+        """Nothing."""
+        return AlgStep()
+
+    def rollout_step(self, distribution_and_step_type: tuple[Any, Tensor], state: Any = None) -> AlgStep:
+        """The entropies if training is on-policy, otherwise nothing.
+
+        Args:
+            distribution_and_step_type: nest of the distributions of the action, batch shape ``[B]``, and the step type
+                ``[B]``.
+            state: not used.
+
+        Returns:
+            ``info`` is a nest like ``action_spec`` of ``EntropyTargetInfo``.
+        """
+        return AlgStep() if self.on_policy is False else self._steps('rollout_step', distribution_and_step_type)
+
+    def train_step(self, distribution_and_step_type: tuple[Any, Tensor], state: Any = None,
+                   rollout_info: Any = None) -> AlgStep:
+        """The entropies; see :meth:`rollout_step`."""
+        return self._steps('train_step', distribution_and_step_type)
+
+    def calc_loss(self, info: Any, valid_mask: Optional[Tensor] = None) -> LossInfo:
+        """Adjust each alpha, then add up the weighted losses.
+
+        Args:
+            info: nest of ``EntropyTargetInfo`` of ``[T, B]``.
+            valid_mask: ``[T, B]``: 0 for steps whose entropy is not to be looked at.
+
+        Returns:
+            ``loss [T, B]``; ``extra``: nest of ``EntropyTargetLossInfo``.
+        """
+        losses = [algorithm.calc_loss(part, valid_mask)
+                  for algorithm, part in zip(self._algorithms, self._action_structure.flatten_up_to(info))]
+        return LossInfo(loss=torch.stack([loss.loss for loss in losses]).sum(0),
+                        extra=self._action_structure.unflatten([loss.extra for loss in losses]))
+
+
+def _for_each(action_spec: NestedTensorSpec, value: Nested) -> list[Any]:
+    """``value`` for each spec: its leaves if it is a nest, itself if it is not."""
+    if not nest.is_nested(value):
+        return [value] * len(nest.flatten(action_spec))
+    nest.assert_same_structure(action_spec, value)
+    return nest.flatten(value)
+
+
+@configurable
+class SGDEntropyTargetAlgorithm(_EntropyAlgorithm):
+    """Learns ``log(alpha)`` by gradient descent on ``log(alpha) * (entropy - target_entropy)``.
+
+    This is the temperature loss of soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905, eq. 18) with
+    ``log(alpha)`` in the place of its factor alpha, which changes the size of a step and not its sign.
+
+    Args:
+        action_spec: nest of ``BoundedTensorSpec``.
+        initial_alpha: alpha at the start.
+        target_entropy: of the whole nest; a callable (a scheduler) is asked at each loss; None for the sum of
+            ``dist_utils.calc_default_target_entropy``.
+        window_size: how many calls the entropy is averaged over.
+        optimizer: learns ``log(alpha)``; None to leave that to the optimizer of the enclosing algorithm.
+        debug_summaries: write alpha and the entropy.
+        name: name of this algorithm.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    _target_entropy: Union[Callable[[], float], float]
+
+    def __init__(self, action_spec: NestedTensorSpec, initial_alpha: float = 0.1,
+                 target_entropy: Union[Callable[[], float], float, None] = None, window_size: int = 1,
+                 optimizer: Optional[torch.optim.Optimizer] = None, debug_summaries: bool = False,
+                 name: str = 'SGDEntropyTargetAlgorithm') -> None:
+        super().__init__(optimizer=optimizer, debug_summaries=debug_summaries, name=name)
+        _check_alpha(name, initial_alpha)
+        self._log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
+        self._target_entropy = _default_target_entropy(action_spec) if target_entropy is None else target_entropy
+        self._avg_entropy = ScalarWindowAverager(window_size)
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The loss of the policy and that of alpha.
+
+        Args:
+            info: ``EntropyTargetInfo`` of ``[T, B]``.
+
+        Returns:
+            ``loss [T, B]``: minus alpha times the entropy, with alpha taken as constant; ``scalar_loss``: the loss of
+            ``log(alpha)``, which the LAST steps have no part in; ``extra``: ``EntropyTargetLossInfo``.
+        """
+        alpha = self._log_alpha.detach().exp()
+        loss = info.loss._replace(loss=info.loss.loss * alpha)
+        entropy = _mean_entropy(info)
+        if entropy is None:
+            return loss
+        average = self._avg_entropy.average(entropy)
+        target = self._target_entropy() if callable(self._target_entropy) else self._target_entropy
+        if self._debug_summaries and context.should_record_summaries():
+            with summary.scope(self._name):
+                summary.scalar('alpha', alpha)
+                summary.scalar('average_entropy', average)
+                summary.scalar('target_entropy', target)
+        return loss._replace(scalar_loss=self._log_alpha * (average - target))
