@@ -1,0 +1,585 @@
+"""Distributions against torch's own, numerical integration, and samples."""
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch.distributions as td
+
+from alfx.tensor_specs import BoundedTensorSpec, SpecError
+from alfx.utils import dist_utils as du
+from alfx.utils import math_ops
+
+
+def grid(low, high, n=200_001):
+    return torch.linspace(low, high, n, dtype=torch.float64)
+
+
+def frequencies(samples, n):
+    return torch.bincount(samples.reshape(-1), minlength=n).double() / samples.numel()
+
+
+# Categorical ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('form', ['logits', 'probs'])
+def test_categorical_agrees_with_torch(form):
+    parameter = torch.rand(5, 7) * 3
+    ours, theirs = du.Categorical(**{form: parameter}), td.Categorical(**{form: parameter})
+    action = torch.randint(7, (5, ))
+    assert isinstance(ours, td.Categorical)
+    torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action))
+    torch.testing.assert_close(ours.entropy(), theirs.entropy())
+    torch.testing.assert_close(ours.probs, theirs.probs)
+    torch.testing.assert_close(ours.logits, theirs.logits)
+    torch.testing.assert_close(ours.mode, theirs.mode)
+    torch.testing.assert_close(ours.enumerate_support(), theirs.enumerate_support())
+    many = torch.randint(7, (3, 5))
+    torch.testing.assert_close(ours.log_prob(many), theirs.log_prob(many))
+    assert (ours.batch_shape, ours.event_shape) == (theirs.batch_shape, theirs.event_shape)
+    other = torch.randn(5, 7)
+    torch.testing.assert_close(td.kl_divergence(ours, du.Categorical(logits=other)),
+                               td.kl_divergence(theirs, td.Categorical(logits=other)))
+
+
+def test_categorical_has_the_gradients_of_torch():
+    logits = torch.randn(4, 5, dtype=torch.float64)
+    action = torch.tensor([0, 1, 2, 4])
+    gradients = []
+    for cls in (du.Categorical, td.Categorical):
+        leaf = logits.clone().requires_grad_()
+        dist = cls(logits=leaf)
+        (dist.log_prob(action) + 0.3 * dist.entropy()).sum().backward()
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_entropy_of_a_fair_coin_is_log_two():
+    assert du.Categorical(logits=torch.zeros(2)).entropy().item() == pytest.approx(0.693147, abs=1e-6)
+
+
+@pytest.mark.parametrize('form', ['logits', 'probs'])
+def test_an_excluded_category_is_never_drawn_and_adds_nothing(form):
+    # Probabilities 0, 1/4, 3/4, 0: entropy 1/4 log 4 + 3/4 log 4/3 = 0.562335
+    probs = torch.tensor([0.0, 0.25, 0.75, 0.0])
+    parameter = (probs if form == 'probs' else probs.log()).requires_grad_()
+    dist = du.Categorical(**{form: parameter})
+    assert dist.entropy().item() == pytest.approx(0.562335, abs=1e-6)
+    assert dist.log_prob(torch.tensor(0)).item() == -math.inf
+    (dist.entropy() + dist.log_prob(torch.tensor(2))).backward()
+    assert torch.isfinite(parameter.grad).all()
+    if form == 'logits':
+        assert parameter.grad[0] == 0 and parameter.grad[3] == 0
+    for shape in ((50, ), (5000, )):  # both ways of drawing
+        assert set(dist.sample(shape).tolist()) <= {1, 2}
+
+
+@pytest.mark.parametrize('batch', [1, 4000])
+def test_categories_are_drawn_as_often_as_they_should(batch):
+    probs = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    dist = du.Categorical(probs=probs.expand(batch, 4))
+    samples = torch.stack([dist.sample() for _ in range(40_000 // batch)])
+    # One standard deviation is at most sqrt(0.24 / 40000) = 0.0025.
+    torch.testing.assert_close(frequencies(samples, 4), probs.double(), atol=0.01, rtol=0)
+
+
+def test_the_last_category_is_in_range_however_the_probabilities_round():
+    logits = torch.randn(20_000, 3) * 5
+    samples = du.Categorical(logits=logits).sample((5, ))
+    assert samples.min() >= 0 and samples.max() <= 2
+
+
+def test_a_distribution_first_used_without_gradients_gives_gradients_later():
+    logits = torch.randn(3, 4, requires_grad=True)
+    dist = du.Categorical(logits=logits * 1.0)
+    normal = du.DiagMultivariateNormal(logits * 1.0, logits.exp())
+    with torch.no_grad():
+        action, value = dist.sample(), normal.sample()
+        dist.log_prob(action)
+        dist.entropy()
+        normal.log_prob(value)
+    assert dist.log_prob(action).requires_grad
+    assert dist.entropy().requires_grad
+    assert normal.entropy().requires_grad
+
+
+def test_validation_is_off_unless_asked_for():
+    bad = torch.full((2, 3), torch.nan)
+    du.Categorical(logits=bad)
+    with pytest.raises(ValueError, match='finite maximum'):
+        du.Categorical(logits=bad, validate_args=True)
+    with pytest.raises(ValueError, match='either probs or logits'):
+        du.Categorical()
+    with pytest.raises(ValueError, match='either probs or logits'):
+        du.Categorical(probs=bad, logits=bad)
+
+
+def test_a_start_other_than_zero_shifts_everything():
+    logits = torch.randn(6, 3)
+    shifted, plain = du.ShiftedCategorical(logits, start=-2), du.Categorical(logits=logits)
+    actions = shifted.sample((400, ))
+    assert set(actions.unique().tolist()) == {-2, -1, 0}
+    torch.testing.assert_close(shifted.log_prob(actions), plain.log_prob(actions + 2))
+    torch.testing.assert_close(shifted.mode, plain.mode - 2)
+    torch.testing.assert_close(shifted.entropy(), plain.entropy())
+    assert shifted.enumerate_support(expand=False).flatten().tolist() == [-2, -1, 0]
+
+
+def test_multidiscrete_with_unequal_counts_and_starts_is_a_product_of_categoricals():
+    spec = BoundedTensorSpec((3, ), torch.int64, minimum=[0, 5, -1], maximum=[1, 8, 0])
+    logits = torch.randn(4, 3, 4)
+    dist = du.categorical_from_spec(logits, spec)
+    assert isinstance(dist, td.Independent)
+    parts = [td.Categorical(logits=logits[:, i, :n]) for i, n in enumerate([2, 4, 2])]
+    actions = dist.sample((300, ))
+    starts = torch.tensor([0, 5, -1])
+    assert actions.amin((0, 1)).tolist() == [0, 5, -1] and actions.amax((0, 1)).tolist() == [1, 8, 0]
+    expected = sum(part.log_prob((actions - starts)[..., i]) for i, part in enumerate(parts))
+    torch.testing.assert_close(dist.log_prob(actions), expected)
+    torch.testing.assert_close(dist.entropy(), sum(part.entropy() for part in parts))
+    modes = torch.stack([part.probs.argmax(-1) for part in parts], -1) + starts
+    torch.testing.assert_close(dist.mode, modes)
+    assert (dist.batch_shape, dist.event_shape) == ((4, ), (3, ))
+
+
+def test_actions_with_two_dimensions_have_one_log_probability():
+    spec = BoundedTensorSpec((2, 3), torch.int64, 0, 4)
+    dist = du.categorical_from_spec(torch.randn(6, 2, 3, 5), spec)
+    assert dist.sample().shape == (6, 2, 3)
+    assert dist.log_prob(dist.sample()).shape == dist.entropy().shape == (6, )
+
+
+def test_the_spec_decides_the_kind_of_categorical():
+    assert type(du.categorical_from_spec(torch.zeros(2, 3), BoundedTensorSpec((), torch.int64, 0, 2))) is du.Categorical
+    shifted = du.categorical_from_spec(torch.zeros(2, 3), BoundedTensorSpec((), torch.int64, 1, 3))
+    assert type(shifted) is du.ShiftedCategorical and shifted.start == 1
+    with pytest.raises(SpecError, match='expected shape'):
+        du.categorical_from_spec(torch.zeros(2, 4), BoundedTensorSpec((), torch.int64, 0, 2))
+    with pytest.raises(SpecError, match='bounded spec of integers'):
+        du.categorical_from_spec(torch.zeros(2, 4), BoundedTensorSpec((), torch.float32, 0, 2))
+
+
+# One-hot ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_hot_agrees_with_torch():
+    logits = torch.randn(5, 4)
+    ours, theirs = (cls(logits=logits) for cls in (du.OneHotCategoricalStraightThrough,
+                                                   td.OneHotCategoricalStraightThrough))
+    value = ours.sample()
+    assert value.sum(-1).eq(1).all() and value.shape == (5, 4)
+    torch.testing.assert_close(ours.log_prob(value), theirs.log_prob(value))
+    torch.testing.assert_close(ours.entropy(), theirs.entropy())
+    torch.testing.assert_close(ours.mode, theirs.mode)
+    assert (ours.batch_shape, ours.event_shape) == (theirs.batch_shape, theirs.event_shape)
+
+
+def test_straight_through_samples_are_one_hot_with_the_gradient_of_the_probabilities():
+    logits = torch.randn(5, 4, requires_grad=True)
+    weight = torch.randn(5, 4)
+    dist = du.OneHotCategoricalStraightThrough(logits=logits)
+    sample = dist.rsample()
+    torch.testing.assert_close(sample.detach().sort(-1).values[:, -1], torch.ones(5))
+    (found, ) = torch.autograd.grad((sample * weight).sum(), logits)
+    (expected, ) = torch.autograd.grad((logits.softmax(-1) * weight).sum(), logits)
+    torch.testing.assert_close(found, expected)
+    assert torch.autograd.grad((dist.rmode * weight).sum(), logits)[0].abs().sum() > 0
+    assert not dist.mode.requires_grad
+
+
+def test_gumbel_softmax_is_one_hot_if_hard_and_has_the_right_frequencies():
+    probs = torch.tensor([0.2, 0.3, 0.5])
+    dist = du.OneHotCategoricalGumbelSoftmax(hard_sample=True, tau=0.7, probs=probs.expand(20_000, 3))
+    torch.testing.assert_close(dist.rsample().mean(0), probs, atol=0.02, rtol=0)
+    soft = du.OneHotCategoricalGumbelSoftmax(hard_sample=False, tau=0.7, probs=probs).rsample((10, ))
+    torch.testing.assert_close(soft.sum(-1), torch.ones(10))
+    assert ((soft > 0.01) & (soft < 0.99)).any()
+    with pytest.raises(ValueError, match='tau'):
+        du.OneHotCategoricalGumbelSoftmax(tau=0.0, probs=probs)
+
+
+# Continuous -------------------------------------------------------------------------------------------------------
+
+
+def test_diagonal_normal_agrees_with_torch():
+    loc, scale, other = torch.randn(5, 3), torch.rand(5, 3) + 0.1, torch.randn(5, 3)
+    ours, theirs = du.DiagMultivariateNormal(loc, scale), td.Independent(td.Normal(loc, scale), 1)
+    value = torch.randn(2, 5, 3)
+    torch.testing.assert_close(ours.log_prob(value), theirs.log_prob(value))
+    torch.testing.assert_close(ours.entropy(), theirs.entropy())
+    torch.testing.assert_close(ours.mean, theirs.mean)
+    torch.testing.assert_close(ours.stddev, theirs.stddev)
+    torch.testing.assert_close(ours.variance, theirs.variance)
+    assert isinstance(ours, td.Independent) and isinstance(ours.base_dist, td.Normal)
+    assert (ours.batch_shape, ours.event_shape) == (theirs.batch_shape, theirs.event_shape)
+    second = td.Independent(td.Normal(other, scale + 1), 1)
+    torch.testing.assert_close(td.kl_divergence(ours, du.DiagMultivariateNormal(other, scale + 1)),
+                               td.kl_divergence(theirs, second))
+    torch.testing.assert_close(td.kl_divergence(ours, second), td.kl_divergence(theirs, second))
+
+
+def test_the_density_of_a_standard_normal_at_zero_is_known():
+    # 2 dimensions: log 1/(2 pi) = -1.837877; entropy log(2 pi e) = 2.837877
+    dist = du.DiagMultivariateNormal(torch.zeros(2), torch.ones(2))
+    assert dist.log_prob(torch.zeros(2)).item() == pytest.approx(-1.837877, abs=1e-5)
+    assert dist.entropy().item() == pytest.approx(2.837877, abs=1e-5)
+
+
+def test_normal_samples_have_the_mean_and_deviation_and_are_reparameterized():
+    loc, scale = torch.tensor([1.0, -2.0], requires_grad=True), torch.tensor([0.5, 3.0], requires_grad=True)
+    dist = du.DiagMultivariateNormal(loc, scale)
+    for sample in (dist.sample((20_000, )), dist.rsample((20_000, ))):
+        torch.testing.assert_close(sample.mean(0), loc, atol=0.08, rtol=0)
+        torch.testing.assert_close(sample.std(0), scale, atol=0.08, rtol=0)
+    assert not dist.sample().requires_grad
+    torch.testing.assert_close(torch.autograd.grad(dist.rsample().sum(), loc)[0], torch.ones(2))
+
+
+def test_a_number_as_scale_is_spread_over_the_vector():
+    dist = du.DiagMultivariateNormal(torch.zeros(4, 3), 2.0)
+    assert dist.stddev.shape == (4, 3) and dist.log_prob(dist.sample()).shape == (4, )
+
+
+def test_beta_agrees_with_torch_and_stays_inside_the_interval():
+    alpha, beta = torch.rand(6, 2) * 4 + 0.2, torch.rand(6, 2) * 4 + 0.2
+    ours, theirs = du.DiagMultivariateBeta(alpha, beta), td.Independent(td.Beta(alpha, beta), 1)
+    value = torch.rand(6, 2) * 0.98 + 0.01
+    torch.testing.assert_close(ours.log_prob(value), theirs.log_prob(value), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours.entropy(), theirs.entropy(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours.mean, theirs.mean)
+    extreme = du.Beta(torch.full((1000, ), 0.01), torch.full((1000, ), 0.01), eps=1e-3)
+    sample = extreme.rsample()
+    assert sample.min() >= 1e-3 and sample.max() <= 1 - 1e-3 and torch.isfinite(extreme.log_prob(sample)).all()
+
+
+def test_the_mode_of_a_beta_is_where_its_density_is_greatest():
+    pairs = [(3.0, 2.0), (1.5, 1.2), (0.5, 2.0), (2.0, 0.5), (0.3, 0.6), (1.0, 1.0)]
+    # (a - 1) / (a + b - 2) = 2/3 and 5/7; then the ends; for (1, 1) the middle
+    expected = torch.tensor([2 / 3, 5 / 7, 0.0, 1.0, 0.0, 0.5])
+    alpha, beta = (torch.tensor(x) for x in zip(*pairs))
+    torch.testing.assert_close(du.Beta(alpha, beta).mode, expected)
+
+
+def test_cauchy_samples_have_the_quartiles_and_are_finite():
+    dist = du.DiagMultivariateCauchy(torch.tensor([1.0]), torch.tensor([2.0]))
+    sample = dist.rsample((40_000, )).squeeze(-1)
+    # Quartiles of a Cauchy are at loc -+ scale; clipping at 0.49 scales the probabilities by 0.98:
+    # tan(pi * 0.98 * 0.25) = 0.969
+    quartiles = torch.quantile(sample, torch.tensor([0.25, 0.5, 0.75]))
+    torch.testing.assert_close(quartiles, torch.tensor([1 - 1.938, 1.0, 1 + 1.938]), atol=0.1, rtol=0)
+    assert sample.abs().max() < 2 * 32 + 2
+    value = torch.randn(3, 1)
+    torch.testing.assert_close(dist.log_prob(value), td.Cauchy(1.0, 2.0).log_prob(value).squeeze(-1))
+
+
+@pytest.mark.parametrize('cls,plain', [(du.TruncatedNormal, td.Normal), (du.TruncatedCauchy, td.Cauchy),
+                                       (du.TruncatedT2, lambda loc, scale: td.StudentT(2.0, loc, scale))])
+@pytest.mark.parametrize('loc', [-3.0, 0.2, 4.0])
+def test_truncated_densities_are_the_plain_ones_renormalized(cls, plain, loc):
+    loc, scale = torch.tensor(loc, dtype=torch.float64), torch.tensor(0.7, dtype=torch.float64)
+    points = grid(-1.0, 2.0)
+    dist = cls(loc.view(1), scale.view(1), -1.0, 2.0)
+    density = dist.log_prob(points.unsqueeze(-1)).exp()
+    assert torch.trapezoid(density, points).item() == pytest.approx(1.0, abs=1e-6)
+    reference = plain(loc, scale).log_prob(points).exp()
+    torch.testing.assert_close(density, reference / torch.trapezoid(reference, points), rtol=1e-6, atol=1e-9)
+    sample = dist.sample((40_000, )).squeeze(-1)
+    assert sample.min() >= -1.0 and sample.max() <= 2.0
+    mean = torch.trapezoid(points * density, points)
+    torch.testing.assert_close(sample.mean(), mean, atol=0.03, rtol=0)
+
+
+def test_a_truncated_normal_far_outside_its_box_sits_at_the_nearest_end():
+    dist = du.TruncatedNormal(torch.tensor([[-500.0, 500.0]]), torch.tensor([[0.1, 0.1]]), -1.0, 1.0)
+    sample = dist.sample((100, ))
+    assert torch.isfinite(sample).all()
+    torch.testing.assert_close(sample[:, 0], torch.tensor([[-1.0, 1.0]]).expand(100, 2))
+    torch.testing.assert_close(dist.mode, torch.tensor([[-1.0, 1.0]]))
+
+
+def test_truncated_samples_move_with_their_parameters():
+    loc, scale = torch.zeros(1, 2, requires_grad=True), torch.ones(1, 2, requires_grad=True)
+    dist = du.TruncatedNormal(loc, scale, torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 0.5]))
+    grads = torch.autograd.grad(dist.rsample((100, )).sum(), (loc, scale))
+    assert all(torch.isfinite(g).all() and g.abs().sum() > 0 for g in grads)
+
+
+# Transforms and squashing -------------------------------------------------------------------------------------------
+
+
+TRANSFORMS = [du.StableTanh(), du.Softsign(), du.Softplus(0.3), du.Softclip(-1.0, 2.0, 0.2), du.Softlower(-0.5, 0.4),
+              du.Softupper(0.5, 0.4), du.SoftclipTF(-1.0, 2.0, 0.3), du.AffineTransform(1.0, -2.0)]
+
+
+@pytest.mark.parametrize('transform', TRANSFORMS, ids=lambda t: type(t).__name__)
+def test_transforms_invert_and_have_the_right_jacobian(transform):
+    x = torch.linspace(-2.0, 2.0, 41, dtype=torch.float64, requires_grad=True)
+    y = transform(x)
+    torch.testing.assert_close(transform.with_cache(0).inv(y.detach().clone()), x.detach(), atol=1e-6, rtol=1e-6)
+    assert transform.inv(y) is x or torch.allclose(transform.inv(y), x)
+    (slope, ) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(transform.log_abs_det_jacobian(x, y), slope.abs().log(), atol=1e-8, rtol=1e-8)
+
+
+@pytest.mark.parametrize('transform,function', [
+    (du.Softlower(-0.5, 0.4), lambda x: math_ops.softlower(x, -0.5, 0.4)),
+    (du.Softupper(0.5, 0.4), lambda x: math_ops.softupper(x, 0.5, 0.4)),
+    (du.SoftclipTF(-1.0, 2.0, 0.3), lambda x: math_ops.softclip_tf(x, -1.0, 2.0, 0.3)),
+    (du.Softclip(-1.0, 2.0, 0.3), lambda x: math_ops.softclip(x, -1.0, 2.0, 0.3)),
+    (du.Softsign(), math_ops.softsign),
+])
+def test_transforms_are_the_functions_of_math_ops(transform, function):
+    x = torch.linspace(-5, 5, 101)
+    torch.testing.assert_close(transform(x), function(x))
+
+
+def test_transforms_with_a_graph_in_their_cache_can_be_copied_and_pickled():
+    for transform in (du.StableTanh(), du.AffineTransform(0.0, 2.0), du.Softlower(0.0)):
+        transform(torch.randn(3, requires_grad=True) * 2)
+        assert torch.equal(copy.deepcopy(transform)(torch.ones(2)), transform(torch.ones(2)))
+        assert torch.equal(pickle.loads(pickle.dumps(transform))(torch.ones(2)), transform(torch.ones(2)))
+
+
+def squashed(loc, scale, low=-1.0, high=1.0):
+    middle, half = torch.full(loc.shape[-1:], (low + high) / 2), torch.full(loc.shape[-1:], (high - low) / 2)
+    return du.TransformedDistribution(du.DiagMultivariateNormal(loc, scale),
+                                      [du.StableTanh(), du.AffineTransform(middle, half)])
+
+
+def test_squashed_log_probability_is_exact_where_tanh_saturates():
+    # At loc = 12, tanh rounds to 1 in float32, where atanh of a clamped action would give x = 8.3 and an error of
+    # (12 - 8.3)^2 / 2 = 6.8 nats. The truth is N(x; 12, 1) - log(1 - tanh(x)^2), computed here in float64.
+    dist = squashed(torch.full((1000, 1), 12.0), torch.ones(1000, 1))
+    torch.manual_seed(3)
+    action, log_prob = du.sample_action_distribution(dist, return_log_prob=True)
+    assert (action == 1.0).any()
+    torch.manual_seed(3)
+    x = dist.base_dist.sample().double()
+    log_one_minus_square = -2 * (x.cosh().log())
+    truth = td.Normal(12.0, 1.0).log_prob(x) - log_one_minus_square
+    torch.testing.assert_close(log_prob, truth.squeeze(-1).float(), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize('draw', [du.sample_action_distribution, du.rsample_action_distribution])
+def test_squashed_log_probability_agrees_with_torch_where_it_is_well_conditioned(draw):
+    loc, scale = torch.randn(64, 3, dtype=torch.float64), torch.rand(64, 3, dtype=torch.float64) * 0.5 + 0.1
+    ours = du.TransformedDistribution(du.DiagMultivariateNormal(loc, scale),
+                                      [du.StableTanh(), du.AffineTransform(0.5, 2.0)])
+    theirs = td.TransformedDistribution(td.Independent(td.Normal(loc, scale), 1),
+                                        [td.TanhTransform(), td.AffineTransform(0.5, 2.0)])
+    action, log_prob = draw(ours, return_log_prob=True)
+    torch.testing.assert_close(log_prob, theirs.log_prob(action))
+    torch.testing.assert_close(ours.log_prob(action.clone()), theirs.log_prob(action))
+    assert (ours.batch_shape, ours.event_shape) == (theirs.batch_shape, theirs.event_shape)
+
+
+def test_a_squashed_density_integrates_to_one_over_the_action_range():
+    dist = squashed(torch.tensor([0.3], dtype=torch.float64), torch.tensor([0.8], dtype=torch.float64), -2.0, 4.0)
+    points = grid(-2 + 1e-9, 4 - 1e-9)
+    density = dist.log_prob(points.unsqueeze(-1)).exp()
+    assert torch.trapezoid(density, points).item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_squashed_gradients_are_those_of_the_formula():
+    loc, log_scale = (torch.randn(5, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    noise = torch.randn(5, 2, dtype=torch.float64)
+
+    def formula(loc, log_scale):
+        x = loc + log_scale.exp() * noise
+        return (td.Normal(loc, log_scale.exp()).log_prob(x) - torch.log(1 - torch.tanh(x)**2)).sum()
+
+    class Fixed(du.DiagMultivariateNormal):
+
+        def rsample(self, sample_shape=()):
+            return self.loc + self.scale * noise
+
+    dist = du.TransformedDistribution(Fixed(loc, log_scale.exp()), [du.StableTanh()])
+    _, log_prob = du.rsample_action_distribution(dist, return_log_prob=True)
+    found = torch.autograd.grad(log_prob.sum(), (loc, log_scale))
+    expected = torch.autograd.grad(formula(loc, log_scale), (loc, log_scale))
+    torch.testing.assert_close(found, expected)
+
+
+def test_an_action_at_the_limits_from_elsewhere_has_a_finite_log_probability():
+    dist = squashed(torch.zeros(2, 1), torch.ones(2, 1))
+    assert torch.isfinite(dist.log_prob(torch.tensor([[-1.0], [1.0]]))).all()
+
+
+def test_a_transform_that_is_not_elementwise_is_refused():
+    with pytest.raises(ValueError, match='SoftmaxTransform is not elementwise'):
+        du.TransformedDistribution(du.DiagMultivariateNormal(torch.zeros(2), torch.ones(2)), du.SoftmaxTransform())
+
+
+def test_an_affine_distribution_has_the_moments_and_entropy_of_the_scaled_normal():
+    loc, scale = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.5])
+    base = du.DiagMultivariateNormal(torch.randn(4, 2), torch.rand(4, 2) + 0.1)
+    dist = du.AffineTransformedDistribution(base, loc, scale)
+    expected = du.DiagMultivariateNormal(loc + scale * base.loc, scale * base.scale)
+    torch.testing.assert_close(dist.entropy(), expected.entropy())
+    torch.testing.assert_close(dist.mean, expected.mean)
+    torch.testing.assert_close(dist.stddev, expected.stddev)
+    torch.testing.assert_close(dist.variance, expected.variance)
+    value = torch.randn(4, 2)
+    torch.testing.assert_close(dist.log_prob(value), expected.log_prob(value), atol=1e-4, rtol=1e-4)
+    number = du.AffineTransformedDistribution(base, 0.0, 2.0)
+    torch.testing.assert_close(number.entropy(), base.entropy() + 2 * math.log(2))
+
+
+# Nests of actions -------------------------------------------------------------------------------------------------
+
+
+def mixed_nest(batch=5):
+    return {'turn': du.Categorical(logits=torch.randn(batch, 3)),
+            'push': (du.DiagMultivariateNormal(torch.randn(batch, 2), torch.ones(batch, 2)), )}
+
+
+def test_nested_actions_add_up_to_one_number_for_each_element_of_the_batch():
+    dists = mixed_nest()
+    actions, log_prob = du.sample_action_distribution(dists, return_log_prob=True)
+    expected = dists['turn'].log_prob(actions['turn']) + dists['push'][0].log_prob(actions['push'][0])
+    torch.testing.assert_close(log_prob, expected)
+    entropy = du.compute_entropy(dists)
+    torch.testing.assert_close(entropy, dists['turn'].entropy() + dists['push'][0].entropy())
+    assert log_prob.shape == entropy.shape == (5, )
+    with pytest.raises(ValueError, match='differ in structure'):
+        du.compute_log_probability(dists, {'turn': actions['turn']})
+
+
+def test_categoricals_cannot_be_reparameterized():
+    with pytest.raises(NotImplementedError, match='Categorical'):
+        du.rsample_action_distribution(mixed_nest())
+
+
+def test_epsilon_greedy_takes_the_mode_but_for_a_fraction():
+    logits = torch.tensor([0.0, 1.0, 0.0]).expand(20_000, 3)
+    dist = du.Categorical(logits=logits)
+    assert (du.epsilon_greedy_sample(dist, 0.0) == 1).all()
+    p = torch.softmax(logits[0], -1)[1].item()
+    for eps in (0.3, 1.0):
+        share = (du.epsilon_greedy_sample((dist, ), eps)[0] == 1).double().mean().item()
+        assert share == pytest.approx(1 - eps + eps * p, abs=0.02)
+    assert (du.epsilon_greedy_sample(dist, lambda: 0.0) == 1).all()
+    vector = du.epsilon_greedy_sample(du.DiagMultivariateNormal(torch.zeros(1000, 2), torch.ones(1000, 2)), 0.5)
+    assert 350 < (vector == 0).all(-1).sum() < 650 and ((vector == 0).all(-1) == (vector == 0).any(-1)).all()
+
+
+def test_modes_of_every_kind():
+    loc = torch.randn(4, 2)
+    normal = du.DiagMultivariateNormal(loc, torch.ones(4, 2))
+    assert torch.equal(du.get_mode(normal), loc)
+    assert torch.equal(du.get_mode(td.Independent(td.Normal(loc, torch.ones(4, 2)), 1)), loc)
+    assert torch.equal(du.get_mode(du.DiagMultivariateCauchy(loc, torch.ones(4, 2))), loc)
+    torch.testing.assert_close(du.get_mode(du.TransformedDistribution(normal, du.StableTanh())), torch.tanh(loc))
+    assert torch.equal(du.get_mode(td.Bernoulli(probs=torch.tensor([0.2, 0.7]))), torch.tensor([0.0, 1.0]))
+    components = du.DiagMultivariateNormal(torch.arange(12.0).view(2, 3, 2), torch.ones(2, 3, 2))
+    mixture = td.MixtureSameFamily(du.Categorical(probs=torch.tensor([[0.1, 0.2, 0.7], [0.8, 0.1, 0.1]])), components,
+                                   validate_args=False)
+    assert torch.equal(du.get_mode(mixture), torch.tensor([[4.0, 5.0], [6.0, 7.0]]))
+
+
+def test_base_distributions_and_modes_with_gradient():
+    loc = torch.zeros(2, 3, requires_grad=True)
+    normal = du.DiagMultivariateNormal(loc, torch.ones(2, 3))
+    wrapped = du.TransformedDistribution(normal, [du.StableTanh()])
+    assert type(du.get_base_dist(wrapped)) is td.Normal
+    assert du.get_rmode(wrapped).requires_grad
+    with pytest.raises(NotImplementedError, match='no gradient'):
+        du.get_rmode(du.Categorical(logits=loc))
+
+
+def test_estimated_entropy_is_unbiased():
+    # Entropy of N(0, 2^2): 0.5 log(2 pi e 4) = 2.112086
+    dist = du.DiagMultivariateNormal(torch.zeros(4, 1), torch.full((4, 1), 2.0))
+    entropy, for_gradient = du.estimated_entropy(dist, num_samples=20_000)
+    torch.testing.assert_close(entropy, torch.full((4, ), 2.112086), atol=0.03, rtol=0)
+    assert for_gradient is entropy
+
+
+def test_the_gradient_estimate_of_the_entropy_of_a_categorical_is_unbiased():
+    logits = torch.tensor([[0.5, -1.0, 2.0]], requires_grad=True)
+    dist = du.Categorical(logits=logits)
+    _, for_gradient = du.estimated_entropy(dist, num_samples=200_000)
+    (estimate, ) = torch.autograd.grad(for_gradient.sum(), logits)
+    (truth, ) = torch.autograd.grad(du.Categorical(logits=logits).entropy().sum(), logits)
+    torch.testing.assert_close(estimate, truth, atol=0.01, rtol=0)
+
+
+def test_entropies_fall_back_to_estimates_only_where_there_is_no_closed_form():
+    normal = du.DiagMultivariateNormal(torch.zeros(3, 2), torch.ones(3, 2))
+    entropy, for_gradient = du.entropy_with_fallback(normal)
+    torch.testing.assert_close(entropy, normal.entropy())
+    squashed_normal = du.TransformedDistribution(normal, du.StableTanh())
+    with pytest.raises(NotImplementedError):
+        du.compute_entropy(squashed_normal)
+    nested = {'a': squashed_normal, 'b': du.Categorical(logits=torch.zeros(3, 4))}
+    total, _ = du.entropy_with_fallback(nested)
+    assert total.shape == (3, )
+    each, _ = du.entropy_with_fallback(nested, return_sum=False)
+    torch.testing.assert_close(each['b'], torch.full((3, ), math.log(4)))
+    affine = du.AffineTransformedDistribution(squashed_normal, 0.0, 2.0)
+    assert torch.isfinite(du.entropy_with_fallback(affine)[0]).all()
+    with pytest.raises(FloatingPointError, match='not finite'):
+        du.estimated_entropy(du.DiagMultivariateNormal(torch.full((1, 1), torch.nan), 1.0), check_numerics=True)
+
+
+def test_squashed_entropy_is_that_found_by_integration():
+    dist = squashed(torch.tensor([[0.3]], dtype=torch.float64), torch.tensor([[0.8]], dtype=torch.float64))
+    points = grid(-1 + 1e-9, 1 - 1e-9)
+    log_density = dist.log_prob(points.view(-1, 1, 1)).squeeze(-1)
+    truth = -torch.trapezoid(log_density.exp() * log_density, points)
+    entropy, _ = du.estimated_entropy(dist, num_samples=100_000)
+    assert entropy.item() == pytest.approx(truth.item(), abs=0.02)
+
+
+# Target entropies -------------------------------------------------------------------------------------------------
+
+
+def test_target_entropy_of_continuous_actions_has_the_sign_and_size_of_the_paper_like_default():
+    # One component over [-1, 1]: log(0.1 * 2) = -1.609438; three of them three times that.
+    one = BoundedTensorSpec((1, ), torch.float32, -1.0, 1.0)
+    assert du.calc_default_target_entropy(one) == pytest.approx(-1.609438, abs=1e-6)
+    three = BoundedTensorSpec((3, ), torch.float32, -1.0, 1.0)
+    assert du.calc_default_target_entropy(three) == pytest.approx(3 * -1.609438, abs=1e-5)
+    # Unequal ranges: log(0.2 * 2) + log(0.2 * 10) = -0.916291 + 0.693147
+    wide = BoundedTensorSpec((2, ), torch.float32, [-1.0, -5.0], [1.0, 5.0])
+    assert du.calc_default_target_entropy(wide, min_prob=0.2) == pytest.approx(-0.223144, abs=1e-5)
+
+
+def test_target_entropy_of_discrete_actions_is_positive_and_attainable():
+    # Two values: 0.1 * log(1 / 0.1) = 0.230259 < log 2
+    two = BoundedTensorSpec((), torch.int64, 0, 1)
+    assert du.calc_default_target_entropy(two) == pytest.approx(0.230259, abs=1e-6)
+    # MultiDiscrete [2, 5] with starts: 0.230259 + 0.1 * log(4 / 0.1) = 0.230259 + 0.368888
+    many = BoundedTensorSpec((2, ), torch.int64, [3, -1], [4, 3])
+    assert du.calc_default_target_entropy(many) == pytest.approx(0.599147, abs=1e-5)
+    single = BoundedTensorSpec((), torch.int64, 2, 2)
+    assert du.calc_default_target_entropy(single) == 0.0
+    for n in range(2, 30):
+        spec = BoundedTensorSpec((), torch.int64, 0, n - 1)
+        assert 0 < du.calc_default_target_entropy(spec) < math.log(n)
+
+
+def test_other_entropies_of_a_spec():
+    box = BoundedTensorSpec((2, ), torch.float32, -1.0, 3.0)
+    four = BoundedTensorSpec((3, ), torch.int64, 0, 3)
+    assert du.calc_uniform_log_prob(box) == pytest.approx(-2 * math.log(4))
+    assert du.calc_uniform_log_prob(four) == pytest.approx(-3 * math.log(4))
+    assert du.calc_default_max_entropy(box, 0.5) == pytest.approx(2 * math.log(2))
+    assert du.calc_default_max_entropy(four, 0.5) == pytest.approx(1.5 * math.log(4))
+    # Entropy -1 for each component in bins of width 4/8: -1 - log(1/2) = -0.306853 each
+    assert du.calc_default_target_entropy_quantized(box, 8) == pytest.approx(2 * -0.306853, abs=1e-5)
+    # The quantized uniform density has entropy log(4) + log(8) - log(4) = log 8.
+    assert du.calc_default_target_entropy_quantized(box, 8, math.log(4)) == pytest.approx(2 * math.log(8))
+
+
+def test_specs_without_finite_bounds_have_no_target_entropy():
+    for spec in (BoundedTensorSpec((2, ), torch.float32, -np.inf, np.inf),
+                 BoundedTensorSpec((2, ), torch.float32, -3e38, 3e38)):
+        with pytest.raises(SpecError, match='finite bounds'):
+            du.calc_default_target_entropy(spec)
+    with pytest.raises(ValueError, match='min_prob'):
+        du.calc_default_target_entropy(BoundedTensorSpec(()), min_prob=1.5)
+    with pytest.raises(SpecError, match='continuous'):
+        du.calc_default_target_entropy_quantized(BoundedTensorSpec((), torch.int64, 0, 3), 4)
