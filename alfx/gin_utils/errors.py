@@ -63,7 +63,7 @@ def nearest_name(name: str, candidates: Sequence[str]) -> Optional[str]:
     """The candidate that ``name`` most likely was meant to be, or None if none is near."""
     candidates = list(dict.fromkeys(candidates))
     same_but_case = [c for c in candidates if c.lower() == name.lower()]
-    matches = same_but_case or difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
+    matches = same_but_case or difflib.get_close_matches(name, candidates, n=1, cutoff=0.7)
     return matches[0] if matches else None
 
 

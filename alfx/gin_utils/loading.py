@@ -77,7 +77,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
     resolved, more = static_check.check(rest, _unavailable, complete and not problems)
     problems = reader.problems + problems + more
     if problems:
-        raise ConfError(list(dict.fromkeys(problems)))
+        raise ConfError(_merged(problems))
     _apply(resolved, imports)
     result = Conf(path, tuple(reader.sources), tuple(conf_params), tuple(locations.bindings()), tuple(imports))
     if root_dir is not None and same_run:
@@ -133,6 +133,17 @@ def _module_names(path: Sequence[str], prefix: str) -> Iterator[str]:
         if module.ispkg:
             folder = os.path.join(list(path)[0], module.name.rsplit('.', 1)[-1])
             yield from _module_names([folder], module.name + '.')
+
+
+def _merged(problems: Sequence[Problem]) -> list[Problem]:
+    """The problems, each once; the same mistake in several places tells the others."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for problem in problems:
+        known = places.setdefault((problem.message, problem.hint), [])
+        if problem.location not in known:
+            known.append(problem.location)
+    return [Problem(first, f'{message} (also in {", ".join(others)})' if others else message, hint)
+            for (message, hint), (first, *others) in places.items()]
 
 
 def _existing(conf: str) -> str:

@@ -286,6 +286,12 @@ def test_all_mistakes_are_reported_at_once(conf):
         'base.gin:1', 'car.gin:2', 'car.gin:3', "--conf_param 'Cra.seats=1'"]
 
 
+def test_the_same_mistake_in_several_places_is_told_once(conf):
+    assert message_of(conf('Engin.power = 3\nEngin.cylinders = 3\nCar.engine = @Engin()')) == (
+        "car.gin:1: there is no configurable 'Engin' (also in car.gin:2)\n  did you mean 'Engine'?\n"
+        "car.gin:3: there is no configurable '@Engin'\n  did you mean 'Engine'?")
+
+
 def test_a_name_from_a_module_that_cannot_be_imported_gives_the_reason():
     reasons = {'alfx.environments.suite_moon': "No module named 'moon'", 'alfx.algorithms.moon_lander': 'no fuel'}
     assert static_check.describe_missing('suite_moon.load', reasons) == (
