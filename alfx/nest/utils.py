@@ -2,6 +2,7 @@
 import math
 from collections.abc import Callable
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,6 +32,10 @@ class NestCombiner(nn.Module):
 
     def _combine(self, tensors: list[torch.Tensor]) -> torch.Tensor:
         raise NotImplementedError
+
+    def combined_leaves(self, nested: Nested) -> list[tuple[str, Any]]:
+        """``(path, leaf)`` of those leaves of ``nested`` which :meth:`forward` combines."""
+        return nest.flatten_with_path(nested)
 
     def forward(self, nested: NestedTensor) -> torch.Tensor:
         """Combine the leaves of ``nested``, each ``[B, ...]``, in visiting order.
@@ -64,6 +69,11 @@ class NestConcat(NestCombiner):
             raise ValueError(f'{name}: cannot concatenate along the batch dimension (dim=0)')
         self._nest_mask, self._dim = nest_mask, dim
         self._selected = None if nest_mask is None else [bool(x) for x in nest.flatten(nest_mask)]
+
+    def combined_leaves(self, nested: Nested) -> list[tuple[str, Any]]:
+        """``(path, leaf)`` of the leaves that ``nest_mask`` selects."""
+        leaves = nest.flatten_with_path(nested)
+        return leaves if self._selected is None else [x for x, selected in zip(leaves, self._selected) if selected]
 
     def forward(self, nested: NestedTensor) -> torch.Tensor:
         """Concatenate; see the class.

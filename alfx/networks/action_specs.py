@@ -5,6 +5,7 @@ import torch
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 _UNBOUNDED = 1e30
+_MAX_CATEGORIES = 1 << 20
 
 
 def require_discrete(spec: TensorSpec, head: str) -> None:
@@ -15,6 +16,9 @@ def require_discrete(spec: TensorSpec, head: str) -> None:
                         'head such as NormalProjectionNetwork (of an actor network: continuous_projection_net_ctor)')
     if not isinstance(spec, BoundedTensorSpec):
         raise SpecError(f'{head}: a discrete action needs bounds (BoundedTensorSpec), found {spec}')
+    most = int(np.max(spec.maximum.astype(np.float64) - spec.minimum.astype(np.float64))) + 1
+    if most > _MAX_CATEGORIES:
+        raise SpecError(f'{head}: {most} values of an action are too many for one logit each, found {spec}')
 
 
 def require_continuous(spec: TensorSpec, head: str) -> None:
@@ -57,4 +61,5 @@ def action_range(spec: TensorSpec, head: str, remedy: str) -> tuple[torch.Tensor
     high = np.broadcast_to(spec.maximum, tuple(spec.shape)).astype(np.float64)
     if np.any(low < -_UNBOUNDED) or np.any(high > _UNBOUNDED):
         raise SpecError(f'{head}: expected an action with finite bounds, found {spec}; {remedy}')
-    return torch.from_numpy((high + low) / 2).to(spec.dtype), torch.from_numpy((high - low) / 2).to(spec.dtype)
+    dtype = torch.get_default_dtype()
+    return torch.from_numpy((high + low) / 2).to(dtype), torch.from_numpy((high - low) / 2).to(dtype)

@@ -10,7 +10,7 @@ from alfx.layers import FC
 from alfx.layers.weights import Activation
 from alfx.networks.action_specs import action_range, require_continuous
 from alfx.networks.network import Network
-from alfx.tensor_specs import TensorSpec
+from alfx.tensor_specs import SpecError, TensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.dist_utils import TransformedDistribution
 
@@ -56,6 +56,9 @@ class LocationScaleProjection(Network):
         self._transforms: list[Any] | None = None
         if squash_loc or scale_distribution:
             middle, half = action_range(self._action_spec, self._name, remedy)
+            if scale_distribution and not bool((half > 0).all()):
+                raise SpecError(f'{self._name}: scale_distribution=True needs a range for each component, found '
+                                f'{self._action_spec}')
             self._is_unit_range = bool((middle == 0).all() and (half == 1).all())
             self.register_buffer('_middle', middle, persistent=False)
             self.register_buffer('_half', half, persistent=False)

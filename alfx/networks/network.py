@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import gin
 import torch
 from torch import nn
 
@@ -70,6 +71,7 @@ class Network(nn.Module):
 
     def _check_call(self, inputs: NestedTensor, state: NestedTensor) -> None:
         from_dim, spec = self._batch_dims, self._input_tensor_spec
+        _check_tensors(inputs, f'{self._name}: input')
         if self._parallelism is not None and is_stacked(inputs, spec):
             spec = make_parallel_spec(spec, self._parallelism)
         _check_batch(inputs, spec, from_dim, f'{self._name}: input')
@@ -77,6 +79,7 @@ class Network(nn.Module):
             raise SpecError(f'{self._name}: this network has memory and was called without a state; begin with zeros '
                             'of its state_spec, then pass on the state that it returned')
         if nest.flatten(state):
+            _check_tensors(state, f'{self._name}: state')
             _check_batch(state, self.state_spec, 1, f'{self._name}: state')
 
     @property
@@ -141,7 +144,7 @@ class Network(nn.Module):
         return arguments
 
     def _bound_arguments(self) -> inspect.BoundArguments:
-        args, kwargs = self.__dict__['_constructor_args']
+        args, kwargs, _ = self.__dict__['_constructor_args']
         bound = inspect.signature(type(self).__init__).bind(self, *args, **kwargs)
         bound.apply_defaults()
         return bound
@@ -178,7 +181,8 @@ class Network(nn.Module):
                 bound.arguments[name] = _copied_argument(value)
         extra = {name: value for name, value in kwargs.items() if name not in parameters}
         bound.arguments.update((name, value) for name, value in kwargs.items() if name in parameters)
-        return type(self)(*bound.args[1:], **{**bound.kwargs, **extra})
+        with gin.config_scope(self.__dict__['_constructor_args'][2]):
+            return type(self)(*bound.args[1:], **{**bound.kwargs, **extra})
 
     def make_parallel(self, n: int) -> 'Network':
         """``n`` networks like this one, each with its own initial parameters, as one network.
@@ -190,11 +194,12 @@ class Network(nn.Module):
 
 
 def _recording(init: Callable[..., None]) -> Callable[..., None]:
-    """``init`` that keeps the arguments of the outermost constructor."""
+    """``init`` that keeps the arguments of the outermost constructor, and the gin scope in which it was called."""
 
     @functools.wraps(init)
     def recording(self: Network, *args: Any, **kwargs: Any) -> None:
-        self.__dict__.setdefault('_constructor_args', (args, kwargs))
+        if '_constructor_args' not in self.__dict__:
+            self.__dict__['_constructor_args'] = args, kwargs, gin.current_scope()
         init(self, *args, **kwargs)
 
     return recording
@@ -208,11 +213,14 @@ def _copied_argument(value: Any) -> Any:
     return value
 
 
-def _check_batch(nested: NestedTensor, spec: NestedTensorSpec, from_dim: int, where: str) -> None:
-    """Check tensors ``[B, ...]`` against ``spec``."""
+def _check_tensors(nested: NestedTensor, where: str) -> None:
     for path, leaf in nest.flatten_with_path(nested):
         if not isinstance(leaf, torch.Tensor):
             raise SpecError(f"{where}{'.' + path if path else ''}: expected a tensor, found {type(leaf).__name__}")
+
+
+def _check_batch(nested: NestedTensor, spec: NestedTensorSpec, from_dim: int, where: str) -> None:
+    """Check tensors ``[B, ...]`` against ``spec``."""
     check_consistent(nested, spec, from_dim, where)
     outer = {tuple(leaf.shape[:from_dim]) for leaf in nest.flatten(nested)}
     if len(outer) > 1 or any(len(shape) < from_dim for shape in outer):

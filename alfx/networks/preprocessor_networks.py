@@ -9,8 +9,10 @@ from alfx import nest
 from alfx.layers import Identity, copy_module, make_parallel_input, make_parallel_net
 from alfx.layers.activations import out_of_place
 from alfx.layers.steps import add_child
+from alfx.nest.utils import NestCombiner
 from alfx.networks.network import Network, example_batch, is_stacked
-from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, extract_spec
+from alfx.tensor_specs import (Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, extract_spec,
+                               torch_dtype_to_str)
 
 
 class PreprocessorNetwork(Network):
@@ -72,14 +74,30 @@ class PreprocessorNetwork(Network):
             for module in training:
                 module.training = False
             with torch.no_grad(), torch.random.fork_rng([]):
-                return extract_spec(self._preprocess(example_batch(self._input_tensor_spec, (2, ))))
+                processed = self._apply_preprocessors(example_batch(self._input_tensor_spec, (2, )))
+                if isinstance(self._combiner, NestCombiner):
+                    _check_combinable(self._combiner, processed, self._name)
+                return extract_spec(processed if self._combiner is None else self._combine(processed))
         finally:
             for module in training:
                 module.training = True
 
+    def _combine(self, processed: NestedTensor) -> NestedTensor:
+        try:
+            return self._combiner(processed)
+        except RuntimeError as error:
+            parts = [f"'{path}': {leaf}" for path, leaf in nest.flatten_with_path(extract_spec(processed))]
+            raise SpecError(f'{self._name}: the preprocessing_combiner cannot combine {", ".join(parts)}: {error}; add '
+                            'input_preprocessors that make vectors of them') from None
+
     def _apply_both(self, inputs: NestedTensor) -> NestedTensor:
-        processed = nest.map_structure_up_to(self._preprocessors, _apply, self._preprocessors, inputs)
+        processed = self._apply_preprocessors(inputs)
         return processed if self._combiner is None else self._combiner(processed)
+
+    def _apply_preprocessors(self, inputs: NestedTensor) -> NestedTensor:
+        if self._preprocessors is None:
+            return inputs
+        return nest.map_structure_up_to(self._preprocessors, _apply, self._preprocessors, inputs)
 
     @property
     def processed_input_tensor_spec(self) -> TensorSpec:
@@ -128,6 +146,17 @@ def _own_copy(preprocessor: Any) -> Any:
 
 def _apply(preprocessor: Any, inputs: NestedTensor) -> NestedTensor:
     return preprocessor(inputs)[0] if isinstance(preprocessor, Network) else preprocessor(inputs)
+
+
+def _check_combinable(combiner: NestCombiner, nested: NestedTensor, where: str) -> None:
+    """Integers would become floats when they are combined with them, which is hardly what is wanted."""
+    for path, tensor in combiner.combined_leaves(nested):
+        if not tensor.dtype.is_floating_point:
+            raise SpecError(f"{where}: '{path}' is {torch_dtype_to_str(tensor.dtype)} {tuple(tensor.shape[1:])} and "
+                            f'would be combined by {combiner.name} as if it were a quantity; choose an input '
+                            'preprocessor for it, e.g. @EmbeddingPreprocessor(), an alfx.layers.OneHot, or an '
+                            'alfx.layers.Cast if it is a quantity; for images add @ImageScaleTransformer to '
+                            'TrainerConfig.data_transformer_ctor')
 
 
 def _several_tensors(name: str, spec: NestedTensorSpec) -> str:
