@@ -6,12 +6,11 @@ prefixed by the enclosing scopes. The step is the global counter unless given. T
 so it may change afterwards.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import threading
-from typing import Any, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch

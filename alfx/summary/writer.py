@@ -5,14 +5,13 @@ tensorboard is imported as well, when the first summary arrives. So neither ``im
 iterations of a run wait for it.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import queue
 import threading
 import time
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +26,10 @@ class SummaryWriter:
     The event file is created with the first summary. An error of the background thread (a full disk, a
     missing permission) does not stop the run: it is logged once and further summaries are dropped.
 
+    Attributes:
+        latest_scalars: the value written last of each scalar; the reader may clear it.
+        walltime: the time that summaries get, in seconds since the epoch; None is the time when they are written.
+
     Args:
         log_dir: folder of the event file.
         flush_secs: the file is flushed this often, in seconds.
@@ -35,6 +38,8 @@ class SummaryWriter:
 
     def __init__(self, log_dir: str, flush_secs: float = 10, max_queue: int = 10):
         self.log_dir = str(log_dir)
+        self.latest_scalars: dict[str, float] = {}
+        self.walltime: float | None = None
         self._flush_secs = flush_secs
         self._max_queue = max_queue
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
@@ -44,6 +49,7 @@ class SummaryWriter:
 
     def add_scalar(self, tag: str, value: float, step: int, walltime: float | None = None) -> None:
         """Write a number."""
+        self.latest_scalars[tag] = value
         self._put(_encode_scalar, tag, value, step, walltime)
 
     def add_histogram(self, tag: str, counts: np.ndarray, edges: np.ndarray, stats: tuple[float, ...], step: int,
@@ -109,7 +115,8 @@ class SummaryWriter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_all, name='summary-writer', daemon=True)
             self._thread.start()
-        self._queue.put((encode, tag, data, int(step), time.time() if walltime is None else walltime))
+        walltime = walltime or self.walltime or time.time()
+        self._queue.put((encode, tag, data, int(step), walltime))
 
     def _write_all(self) -> None:
         """Body of the thread."""

@@ -119,7 +119,7 @@ class Checkpointer:
         return path
 
     def load(self, global_step: int | str = 'latest', ignored_parameter_prefixes: Sequence[str] = (),
-             ignore_unexpected: bool = False) -> int:
+             ignore_unexpected: bool = False, load_options: dict[str, dict[str, Any]] | None = None) -> int:
         """Load a checkpoint into the modules.
 
         Args:
@@ -128,6 +128,7 @@ class Checkpointer:
                 that they have.
             ignore_unexpected: pass over what the checkpoint holds and the modules do not have, as when a policy is
                 played without its critics. What the modules have and the checkpoint does not hold is always an error.
+            load_options: arguments for the ``load_state_dict`` of a module, by its name.
 
         Returns:
             The step of the checkpoint.
@@ -143,7 +144,7 @@ class Checkpointer:
         for name, module in self._modules.items():
             state = _fill_in(module, states[name], name, ignored_parameter_prefixes, ignore_unexpected)
             try:
-                module.load_state_dict(state)
+                module.load_state_dict(state, **(load_options or {}).get(name, {}))
             except (RuntimeError, ValueError, KeyError) as error:
                 raise CheckpointError(f'{path} does not fit what is to be loaded, part {name!r}: {error}; was it '
                                       'written by another conf?') from error

@@ -1,0 +1,216 @@
+"""Evaluation in a process of its own, while training goes on.
+
+The process is started for the first evaluation; it makes its own environments and its own algorithm from the conf in
+the run folder, and gets the weights with each request. Requests wait in a short queue: where evaluations take longer
+than the training between them, training waits, so that no point of the curve is left out.
+"""
+import io
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import time
+import traceback
+from typing import Any
+
+import torch
+
+from alfx import context
+from alfx.trainers import building, random_state
+from alfx.trainers.evaluator import EvalJob, EvalLog, evaluate
+
+logger = logging.getLogger(__name__)
+
+_MAX_WAITING = 3
+_MAX_STARTS = 3
+_POLL_SECONDS = 0.5
+_ORPHAN_SECONDS = 5.0
+_NOT_EVALUATED = ('_metrics.', '_root_replay_buffer.')
+
+
+class Evaluator:
+    """Evaluates in another process.
+
+    If that process dies, this is reported with its own words, what it had not done yet is lost, and the next request
+    starts another one; after three deaths no more evaluation takes place, and training goes on.
+
+    Args:
+        config: the configuration of the run.
+        conf_file: the conf file that the process makes its algorithm from: one in which everything is resolved.
+    """
+
+    def __init__(self, config: Any, conf_file: str):
+        self._config = config
+        self._conf_file = conf_file
+        self._context = multiprocessing.get_context('spawn')
+        self._process: Any = None
+        self._starts = 0
+        self._messages: list[str] = []
+
+    def eval(self, algorithm: Any, step_metrics: dict[str, int]) -> None:
+        """Ask for an evaluation of the present weights; waits only while several others are still to be done.
+
+        Args:
+            algorithm: what to evaluate.
+            step_metrics: counters that go with the result by name, 'EnvironmentSteps' among them.
+        """
+        if not self._ensure_process():
+            return
+        job = EvalJob('eval', context.get_global_counter(), step_metrics, _pack(policy_state(algorithm)),
+                      context.get_all_progresses(), time.time())
+        while self._is_alive():
+            try:
+                self._jobs.put(tuple(job), timeout=_POLL_SECONDS)
+                return
+            except queue.Full:
+                continue
+
+    def messages(self) -> list[str]:
+        """What there is to tell about evaluations since the last call: results, and the death of the process."""
+        self._is_alive()
+        messages, self._messages = self._messages, []
+        return messages
+
+    def close(self, timeout: float | None = None) -> None:
+        """Wait for the evaluations that have been asked for, and end the process.
+
+        Args:
+            timeout: seconds to wait at most; None for as long as it takes.
+        """
+        if self._process is None:
+            return
+        end = time.monotonic() + (float('inf') if timeout is None else timeout)
+        stop_sent = False
+        while time.monotonic() < end and self._is_alive(expected_end=stop_sent):
+            if not stop_sent:
+                stop_sent = self._try_to_stop()
+            self._process.join(_POLL_SECONDS)
+        self._collect()
+        if self._process is not None and self._process.is_alive():
+            self._process.terminate()
+            self._process.join()
+        self._process = None
+
+    def _try_to_stop(self) -> bool:
+        try:
+            self._jobs.put(tuple(EvalJob('stop')), timeout=_POLL_SECONDS)
+        except queue.Full:
+            return False
+        return True
+
+    def _ensure_process(self) -> bool:
+        if self._is_alive():
+            return True
+        if self._starts >= _MAX_STARTS:
+            return False
+        self._starts += 1
+        self._jobs = self._context.Queue(_MAX_WAITING)
+        self._reports = self._context.Queue()
+        settings = {'root_dir': self._config.root_dir, 'random_seed': self._config.random_seed,
+                    'float32_matmul_precision': torch.get_float32_matmul_precision()}
+        self._process = self._context.Process(target=_work, name='alfx-evaluator', daemon=True,
+                                              args=(self._jobs, self._reports, self._conf_file, settings))
+        self._process.start()
+        return True
+
+    def _is_alive(self, expected_end: bool = False) -> bool:
+        if self._process is None:
+            return False
+        alive = self._process.is_alive()
+        self._collect()
+        if alive:
+            return True
+        if not (expected_end and self._process.exitcode == 0):
+            again = 'no more evaluations' if self._starts >= _MAX_STARTS else 'the next one starts another'
+            message = f'the evaluation process died with exit code {self._process.exitcode}; {again}'
+            logger.error(message)
+            self._messages.append(message)
+        self._process = None
+        self._jobs.cancel_join_thread()
+        return False
+
+    def _collect(self) -> None:
+        while True:
+            try:
+                self._messages.append(self._reports.get_nowait())
+            except queue.Empty:
+                return
+
+
+def policy_state(algorithm: Any) -> dict[str, torch.Tensor]:
+    """The tensors that decide how an algorithm acts: parameters and buffers, without optimizers and metrics."""
+    return {key: value.detach().cpu() for key, value in algorithm.state_dict().items()
+            if isinstance(value, torch.Tensor) and not key.startswith(_NOT_EVALUATED)}
+
+
+def load_policy_state(algorithm: Any, state: dict[str, torch.Tensor]) -> None:
+    """Copy what :func:`policy_state` returned into an algorithm.
+
+    Raises:
+        ValueError: a tensor is missing or has another shape.
+    """
+    with torch.no_grad():
+        for key, own in algorithm.state_dict(keep_vars=True).items():
+            if not isinstance(own, torch.Tensor) or key.startswith(_NOT_EVALUATED):
+                continue
+            if key not in state or state[key].shape != own.shape:
+                found = tuple(state[key].shape) if key in state else 'nothing'
+                raise ValueError(f'{key}: expected a tensor of shape {tuple(own.shape)}, found {found}')
+            own.copy_(state[key])
+
+
+def _pack(state: dict[str, torch.Tensor]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def _work(jobs: Any, reports: Any, conf_file: str, settings: dict[str, Any]) -> None:
+    """Body of the evaluation process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of the terminal; the trainer decides
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision(settings['float32_matmul_precision'])
+    os.environ.setdefault('OMP_NUM_THREADS', '1')
+    try:
+        _serve(jobs, reports, conf_file, settings)
+    finally:
+        if sys.exception() is not None:
+            reports.put(f'the evaluation failed:\n{traceback.format_exc()}')
+        reports.close()
+        reports.join_thread()
+
+
+def _serve(jobs: Any, reports: Any, conf_file: str, settings: dict[str, Any]) -> None:
+    from alfx import gin_utils
+    from alfx.algorithms.config import TrainerConfig
+    gin_utils.load(conf_file)
+    config = TrainerConfig(root_dir=settings['root_dir'])
+    config.random_seed = settings['random_seed']
+    seed = building.evaluation_seed(config.random_seed)
+    random_state.set_random_seed(seed)
+    env = building.create_eval_environment(config, config.num_eval_environments, seed)
+    algorithm = building.create_algorithm(config, env, trains=False)
+    log = EvalLog(config.root_dir, config)
+    while (job := _next_job(jobs)).type != 'stop':
+        context.set_global_counter(job.global_counter)
+        context.update_all_progresses(job.progresses)
+        load_policy_state(algorithm, torch.load(io.BytesIO(job.state_dict), weights_only=True))
+        result = evaluate(env, algorithm, config.num_eval_episodes)
+        log.write(result, job.global_counter, job.step_metrics, job.walltime)
+        reports.put(f'evaluation at {job.global_counter}: {result}')
+    log.close()
+    env.close()
+
+
+def _next_job(jobs: Any) -> EvalJob:
+    """The next request; 'stop' if the trainer is gone."""
+    trainer = multiprocessing.parent_process()
+    while True:
+        try:
+            return EvalJob(*jobs.get(timeout=_ORPHAN_SECONDS))
+        except queue.Empty:
+            if trainer is not None and not trainer.is_alive():
+                return EvalJob('stop')

@@ -1,0 +1,78 @@
+"""From a configuration to an environment and an algorithm; shared by training, evaluation and play."""
+import logging
+from typing import Any
+
+from alfx import context
+from alfx.algorithms.config import TrainerConfig
+from alfx.gin_utils import ConfError
+
+logger = logging.getLogger(__name__)
+
+
+def create_algorithm(config: TrainerConfig, env: Any, trains: bool) -> Any:
+    """The algorithm of a run, ready to be used.
+
+    Its ``data_transformer`` is made and put into ``config``, and the specs of the run are made known to what the conf
+    constructs.
+
+    Args:
+        config: the configuration of the run.
+        env: the environment that it acts in; None in supervised learning.
+        trains: whether the algorithm trains: it then gets the environment, metrics and a replay buffer.
+    """
+    if env is None:
+        algorithm = _required_ctor(config)(config=config)
+    else:
+        observation_spec = _create_data_transformer(config, env)
+        algorithm = _required_ctor(config)(observation_spec=observation_spec, action_spec=env.action_spec(),
+                                           reward_spec=env.reward_spec(), env=env if trains else None, config=config,
+                                           debug_summaries=config.debug_summaries)
+    algorithm.to(context.get_default_device())
+    algorithm.set_path('')
+    algorithm.finalize()
+    return algorithm
+
+
+def create_eval_environment(config: TrainerConfig, num_environments: int, seed: int | None) -> Any:
+    """Environments to evaluate or play in.
+
+    Args:
+        config: the configuration of the run.
+        num_environments: how many; one is created in this process.
+        seed: of the environments.
+    """
+    from alfx.environments.utils import create_environment
+    return create_environment(for_evaluation=True, num_parallel_environments=num_environments, seed=seed,
+                              **({'nonparallel': True} if num_environments == 1 else {}))
+
+
+def evaluation_seed(random_seed: int) -> int:
+    """A seed for the environments of evaluations, other than those of training."""
+    return (random_seed + 1_000_003) % 2**31
+
+
+def set_epsilon_greedy(algorithm: Any, epsilon_greedy: float) -> None:
+    """Let ``predict_step`` sample an action with this probability, and take the most likely one otherwise."""
+    for part in algorithm.modules():
+        if hasattr(part, '_epsilon_greedy'):
+            part._epsilon_greedy = epsilon_greedy
+
+
+def _create_data_transformer(config: TrainerConfig, env: Any) -> Any:
+    """Make the data transformer; returns the spec of the observation that comes out of it."""
+    raw_spec = env.observation_spec()
+    context.set_run_specs(raw_spec, raw_spec, env.action_spec(), env.reward_spec())
+    ctors = config.data_transformer_ctors()
+    if not ctors:
+        return raw_spec
+    from alfx.algorithms.data_transformer import create_data_transformer
+    config.data_transformer = create_data_transformer(ctors, raw_spec)
+    spec = config.data_transformer.transformed_observation_spec
+    context.set_run_specs(raw_spec, spec, env.action_spec(), env.reward_spec())
+    return spec
+
+
+def _required_ctor(config: TrainerConfig) -> Any:
+    if config.algorithm_ctor is None:
+        raise ConfError('TrainerConfig.algorithm_ctor is not set', 'set it to the algorithm, such as @Agent')
+    return config.algorithm_ctor

@@ -1,0 +1,129 @@
+"""How torch computes on the CPU: with how many threads, and by which path of float32 matrix products.
+
+Both depend on the sizes of the networks. Small products are slower on several threads. For large ones,
+``torch.set_float32_matmul_precision('medium')`` selects oneDNN in place of MKL, which on some CPUs is twice as fast and
+just as precise, and on others (with AMX, or for small products) neither; so it is tried on the products that the run is
+going to compute. The outcome is part of a run: it is kept with the checkpoints, since other threads or another path
+round differently.
+"""
+import logging
+import statistics
+import time
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+logger = logging.getLogger(__name__)
+
+_MIN_FLOP_TO_TIME = 3e6  # below, oneDNN's overhead for each call outweighs what it could gain
+_MAX_FLOP_TO_TIME = 1e8  # larger products are timed with fewer rows
+_MIN_FLOP_FOR_THREADS = 2e7  # less than about half a millisecond on one core
+_MAX_SHAPES = 3
+_REPETITIONS = 5
+_WORTHWHILE = 0.9  # of the time
+_TOLERANCE = 1.25  # of the error: another order of summation changes it by less
+
+
+class Tuning(NamedTuple):
+    """How torch computes on the CPU.
+
+    Attributes:
+        num_threads: as for ``torch.set_num_threads``.
+        float32_matmul_precision: as for ``torch.set_float32_matmul_precision``.
+    """
+    num_threads: int
+    float32_matmul_precision: str
+
+    def apply(self) -> None:
+        """Make it so in this process."""
+        torch.set_num_threads(self.num_threads)
+        torch.set_float32_matmul_precision(self.float32_matmul_precision)
+
+
+def choose(algorithm: nn.Module, config: Any, batch_size: int) -> Tuning:
+    """Choose for the networks of ``algorithm``, log why, and apply it.
+
+    Args:
+        algorithm: holds the networks.
+        config: ``num_threads`` and ``float32_matmul_precision`` of the ``TrainerConfig``, where not None, are taken as
+            they are.
+        batch_size: number of rows that a layer sees in an update.
+    """
+    shapes = _product_shapes(algorithm)
+    threads, why_threads = _choose_threads(algorithm, shapes, batch_size)
+    if config.num_threads is not None:
+        threads, why_threads = config.num_threads, 'TrainerConfig.num_threads'
+    torch.set_num_threads(threads)
+    precision, why_precision = config.float32_matmul_precision, 'TrainerConfig.float32_matmul_precision'
+    if precision is None:
+        precision, why_precision = _choose_precision(algorithm, shapes, batch_size)
+    logger.info('torch computes with %d thread(s) (%s), float32 products in precision %r (%s)', threads, why_threads,
+                precision, why_precision)
+    tuning = Tuning(threads, precision)
+    tuning.apply()
+    return tuning
+
+
+def _product_shapes(algorithm: nn.Module) -> list[tuple[int, int]]:
+    """``(out, in)`` of the layers that multiply by a matrix, the largest first."""
+    weights = [p for name, p in algorithm.named_parameters() if name.endswith('weight') and p.ndim in (2, 3)]
+    shapes = {(w.shape[-2] * (w.shape[0] if w.ndim == 3 else 1), w.shape[-1]) for w in weights}
+    return sorted(shapes, key=lambda shape: -shape[0] * shape[1])
+
+
+def _choose_threads(algorithm: nn.Module, shapes: list[tuple[int, int]], batch_size: int) -> tuple[int, str]:
+    available = torch.get_num_threads()  # what the cores and OMP_NUM_THREADS allow
+    if any(p.ndim >= 4 for p in algorithm.parameters()):
+        return available, 'convolutions'
+    flop = max((2.0 * batch_size * rows * columns for rows, columns in shapes), default=0.0)
+    if flop < _MIN_FLOP_FOR_THREADS:
+        return 1, f'its largest product is {flop / 1e6:.3g} MFLOP'
+    return available, f'its largest product is {flop / 1e6:.3g} MFLOP'
+
+
+def _choose_precision(algorithm: nn.Module, shapes: list[tuple[int, int]], batch_size: int) -> tuple[str, str]:
+    if any(p.device.type != 'cpu' for p in algorithm.parameters()):
+        return torch.get_float32_matmul_precision(), 'not on the CPU'
+    timed = [(rows, columns) for rows, columns in shapes if 2 * batch_size * rows * columns >= _MIN_FLOP_TO_TIME]
+    if not timed:
+        return 'highest', 'all products are small'
+    seconds = {'highest': 0.0, 'medium': 0.0}
+    for rows, columns in timed[:_MAX_SHAPES]:
+        outcome = _try(rows, columns, batch_size)
+        if outcome['medium'][1] > _TOLERANCE * outcome['highest'][1]:
+            return 'highest', f"'medium' is less precise at {batch_size}x{columns}x{rows}"
+        for precision, (duration, _) in outcome.items():
+            seconds[precision] += duration
+    faster = seconds['medium'] < _WORTHWHILE * seconds['highest']
+    return ('medium' if faster else 'highest',
+            f"{seconds['highest'] * 1e6:.0f} us in 'highest', {seconds['medium'] * 1e6:.0f} us in 'medium', as precise")
+
+
+def _try(rows: int, columns: int, batch_size: int) -> dict[str, tuple[float, float]]:
+    """Median time in seconds and root mean square error of one product in each precision."""
+    batch_size = max(1, min(batch_size, int(_MAX_FLOP_TO_TIME / (2 * rows * columns))))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(batch_size, columns, generator=generator)
+    weight = torch.randn(rows, columns, generator=generator)
+    exact = x[:64].double() @ weight.double().T
+    before = torch.get_float32_matmul_precision()
+    outcome = {}
+    try:
+        with torch.no_grad():
+            for precision in ('highest', 'medium'):
+                torch.set_float32_matmul_precision(precision)
+                error = (nn.functional.linear(x, weight)[:64] - exact).square().mean().sqrt().item()
+                outcome[precision] = (_seconds(x, weight), error)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return outcome
+
+
+def _seconds(x: torch.Tensor, weight: torch.Tensor) -> float:
+    times = []
+    for _ in range(_REPETITIONS):
+        start = time.perf_counter()
+        nn.functional.linear(x, weight)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)

@@ -1,0 +1,254 @@
+"""Evaluation of a policy while it is being trained, or afterwards.
+
+:func:`evaluate` plays episodes and counts. :class:`SyncEvaluator` calls it between two iterations;
+:class:`Evaluator` lets another process do that (``async_eval_worker``) while training goes on.
+"""
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from alfx import context, nest, summary
+from alfx.data_structures import StepType, TimeStep, namedtuple
+from alfx.engine.unroll import reset_state_at_first
+from alfx.metrics.metrics import (AverageEnvInfoMetric, AverageEpisodeLengthMetric, AverageReturnMetric, StepMetric,
+                                  update_metrics)
+from alfx.trainers import building, random_state, run_files
+from alfx.utils.confidence import confidence_interval
+
+EvalJob = namedtuple('EvalJob', ['type', 'global_counter', 'step_metrics', 'state_dict', 'progresses', 'walltime'])
+"""A request to the process that evaluates: ``type`` is 'eval' or 'stop'."""
+
+_FIRST_COLUMNS = ('global_counter', 'env_steps', 'iteration', 'episodes', 'average_return', 'std_return', 'ci95_return',
+                  'average_length')
+
+
+class EvalResult(NamedTuple):
+    """What N episodes gave.
+
+    Attributes:
+        returns: float64 ``[N]``, or ``[N, K]`` for K-dimensional rewards.
+        lengths: float64 ``[N]``, in steps.
+        metrics: the metrics that the episodes were measured by.
+    """
+    returns: np.ndarray
+    lengths: np.ndarray
+    metrics: list[StepMetric]
+
+    def statistics(self) -> dict[str, float]:
+        """Number of episodes, mean, standard deviation and half the 95% confidence interval of the return (summed over
+        the dimensions of the reward), mean length."""
+        returns = self.returns.reshape(len(self.returns), -1).sum(1)
+        return {
+            'episodes': len(returns),
+            'average_return': float(returns.mean()),
+            'std_return': float(returns.std(ddof=1)) if len(returns) > 1 else float('nan'),
+            'ci95_return': float(confidence_interval(returns)),
+            'average_length': float(self.lengths.mean())
+        }
+
+    def __str__(self) -> str:
+        s = self.statistics()
+        margin = f" +- {s['ci95_return']:.4g}" if np.isfinite(s['ci95_return']) else ''
+        return f"return {s['average_return']:.6g}{margin}, length {s['average_length']:.4g}, {s['episodes']} episodes"
+
+
+def evaluate(env: Any, algorithm: Any, num_episodes: int,
+             on_step: Callable[[TimeStep, Any], None] | None = None) -> EvalResult:
+    """Play episodes with ``predict_step`` and measure them.
+
+    Each environment contributes a number of episodes that is fixed beforehand. To take the first ``num_episodes`` that
+    end would favour short ones. Nothing is trained by it: modules are in evaluation mode, the run mode is 'eval', no
+    summary is recorded, and the generators of this process are left as they were found.
+
+    Args:
+        env: batched environment; it is reset.
+        algorithm: its epsilon_greedy says how it acts.
+        num_episodes: N, in all environments together.
+        on_step: called with each time step and the ``AlgStep`` that follows it.
+
+    Raises:
+        ValueError: ``num_episodes`` is less than 1.
+    """
+    if num_episodes < 1:
+        raise ValueError(f'num_episodes must be at least 1, got {num_episodes}')
+    with _evaluation_mode(algorithm), context.record_if(False), torch.no_grad():
+        return _play(env, algorithm, num_episodes, on_step)
+
+
+@contextlib.contextmanager
+def _evaluation_mode(algorithm: Any) -> Iterator[None]:
+    """All modules in evaluation mode, the run mode 'eval', the generators of this process left as they were."""
+    training = [(module, module.training) for module in algorithm.modules()]
+    try:
+        algorithm.eval()
+        with context.eval_context(), random_state.preserved():
+            yield
+    finally:
+        for module, mode in training:
+            module.training = mode
+
+
+def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None) -> EvalResult:
+    batch_size = env.batch_size
+    remaining = torch.full((batch_size, ), num_episodes // batch_size)
+    remaining[:num_episodes % batch_size] += 1
+    time_step = env.reset()
+    metrics = _metrics(time_step, num_episodes)
+    initial_state = algorithm.get_initial_predict_state(batch_size)
+    state, transform_state = initial_state, algorithm.get_initial_transform_state(batch_size)
+    device = context.get_default_device()
+    while True:
+        is_counted = remaining > 0
+        # Episodes that do not count never end for the metrics.
+        seen = torch.where(is_counted, time_step.step_type, torch.full_like(time_step.step_type, StepType.MID))
+        update_metrics(metrics, time_step._replace(step_type=seen), stacked=False)
+        remaining -= (is_counted & time_step.is_last()).to(remaining.dtype)
+        inputs, transform_state = algorithm.transform_timestep(
+            time_step if device.type == 'cpu' else time_step.to(device), transform_state)
+        if nest.flatten(state):
+            state = reset_state_at_first(state, initial_state, inputs)
+        alg_step = algorithm.predict_step(inputs, state)
+        if on_step is not None:
+            on_step(time_step, alg_step)
+        if not remaining.any():
+            break
+        time_step, state = env.step(alg_step.output), alg_step.state
+    returns, lengths = (metric.buffers_of_episodes[0].values() for metric in metrics[:2])
+    return EvalResult(returns, lengths, metrics)
+
+
+def _metrics(example: TimeStep, num_episodes: int) -> list[StepMetric]:
+    metrics = [ctor(example_time_step=example, buffer_size=num_episodes)
+               for ctor in (AverageReturnMetric, AverageEpisodeLengthMetric)]
+    if nest.flatten(example.env_info):
+        metrics.append(AverageEnvInfoMetric(example_time_step=example, buffer_size=num_episodes))
+    return metrics
+
+
+class EvalLog:
+    """Writes results of evaluations to the ``eval`` folder of a run: event files and ``progress.csv``.
+
+    Args:
+        root_dir: the run folder.
+        config: ``summaries_flush_secs``, ``summary_max_queue``.
+    """
+
+    def __init__(self, root_dir: str, config: Any):
+        folder = run_files.eval_dir(root_dir)
+        self._writer = summary.create_summary_writer(folder, config.summaries_flush_secs, config.summary_max_queue)
+        self._table = run_files.ProgressLog(run_files.eval_table(root_dir), _FIRST_COLUMNS)
+
+    def write(self, result: EvalResult, global_counter: int, step_metrics: dict[str, int], walltime: float) -> None:
+        """Write one result.
+
+        Args:
+            result: what to write.
+            global_counter: the counter when it was asked for.
+            step_metrics: further counters at that time by name, 'EnvironmentSteps' among them.
+            walltime: when it was asked for; a run that goes on from an earlier checkpoint cuts what is later.
+        """
+        self._writer.walltime = walltime
+        with summary.push_summary_writer(self._writer), context.record_if(True):
+            for metric in result.metrics:
+                metric.gen_summaries(global_counter)
+            statistics = result.statistics()
+            for name in ('std_return', 'ci95_return'):
+                if np.isfinite(statistics[name]):
+                    summary.scalar(f'Metrics/{name}', statistics[name], step=global_counter)
+            for name, value in step_metrics.items():
+                summary.scalar(f'Metrics_vs_{name}/AverageReturn', statistics['average_return'], step=value)
+        self._table.append({'global_counter': global_counter, 'env_steps': step_metrics.get('EnvironmentSteps', ''),
+                            'iteration': step_metrics.get('Iterations', ''), **statistics})
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()
+
+
+class SyncEvaluator:
+    """Evaluates in this process; training waits.
+
+    Args:
+        env: the environments to evaluate in; None creates them as the conf says when they are first needed.
+        config: the configuration of the run.
+    """
+
+    def __init__(self, env: Any, config: Any):
+        self._env = env
+        self._config = config
+        self._log = EvalLog(config.root_dir, config)
+        self._messages: list[str] = []
+
+    def eval(self, algorithm: Any, step_metrics: dict[str, int]) -> None:
+        """Evaluate and write the result.
+
+        Args:
+            algorithm: what to evaluate.
+            step_metrics: counters that go with the result by name, 'EnvironmentSteps' among them.
+        """
+        if self._env is None:
+            with random_state.preserved():
+                self._env = building.create_eval_environment(self._config, self._config.num_eval_environments,
+                                                             building.evaluation_seed(self._config.random_seed))
+        walltime = time.time()
+        result = evaluate(self._env, algorithm, self._config.num_eval_episodes)
+        self._log.write(result, context.get_global_counter(), step_metrics, walltime)
+        self._messages += [f'evaluation at {context.get_global_counter()}: {result}']
+
+    def messages(self) -> list[str]:
+        """What there is to tell about evaluations since the last call."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    def close(self, timeout: float | None = None) -> None:
+        """Close the environments and the files; there is nothing to wait for."""
+        if self._env is not None:
+            self._env.close()
+        self._log.close()
+
+
+class SupervisedEvaluator:
+    """Lets an algorithm that brings its own data evaluate itself.
+
+    Args:
+        config: the configuration of the run.
+    """
+
+    def __init__(self, config: Any):
+        self._writer = summary.create_summary_writer(run_files.eval_dir(config.root_dir), config.summaries_flush_secs,
+                                                     config.summary_max_queue)
+        self._messages: list[str] = []
+
+    def eval(self, algorithm: Any, step_metrics: dict[str, int]) -> None:
+        """Call ``algorithm.evaluate()``; numbers that it returns in a dict are written as well."""
+        with _evaluation_mode(algorithm), summary.push_summary_writer(self._writer), context.record_if(True):
+            numbers = algorithm.evaluate()
+            for name, value in numbers.items() if isinstance(numbers, dict) else ():
+                summary.scalar(f'eval/{name}', value)
+        shown = ', '.join(f'{name} {value:.5g}' for name, value in self._writer.latest_scalars.items())
+        self._writer.latest_scalars.clear()
+        self._messages.append(f'evaluation at {context.get_global_counter()}: {shown or "done"}')
+
+    def messages(self) -> list[str]:
+        """What there is to tell about evaluations since the last call."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    def close(self, timeout: float | None = None) -> None:
+        """Close the files; there is nothing to wait for."""
+        self._writer.close()
+
+
+def read_results(root_dir: str) -> list[dict[str, float]]:
+    """The results of all evaluations of a run, in the order in which they were asked for."""
+    path = run_files.eval_table(root_dir)
+    if not os.path.isfile(path):
+        return []
+    rows = [{key: float(value) for key, value in row.items() if value} for row in run_files.read_table(path)]
+    return sorted(rows, key=lambda row: row['global_counter'])

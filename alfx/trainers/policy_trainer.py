@@ -1,0 +1,481 @@
+"""Training: the schedule of a run from its start, or from its latest checkpoint, to its end.
+
+:meth:`Trainer.train` is that schedule. What an iteration does is in ``algorithms/rl_algorithm.py: train_iter``, what a
+checkpoint holds in ``run_state.py``.
+"""
+import contextlib
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from alfx import context, gin_utils, summary
+from alfx.algorithms.config import TrainerConfig
+from alfx.engine.update import NonFiniteLossError
+from alfx.trainers import building, cpu_tuning, random_state, run_files
+from alfx.trainers.async_evaluator import Evaluator
+from alfx.trainers.evaluator import SupervisedEvaluator, SyncEvaluator, read_results
+from alfx.trainers.profiling import profiled
+from alfx.trainers.progress_display import ProgressDisplay
+from alfx.trainers.run_state import RunState
+from alfx.trainers.run_summary import RunSummary
+from alfx.trainers.signals import StopSignals
+from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
+
+logger = logging.getLogger(__name__)
+
+_TEMPORARY_CHECKPOINT_SECONDS = 120.0  # a kill loses no more than this
+_TEMPORARY_CHECKPOINT_SHARE = 0.02  # of the time, where a checkpoint takes long
+_TEMPORARY_CHECKPOINTS_KEPT = 2
+_CLOSE_SECONDS = 5.0
+
+
+def compute_summary_or_eval_interval(config: TrainerConfig, batch_size: int, calls: int = 100) -> int:
+    """Iterations between two summaries or evaluations, so that there are ``calls`` of them in the whole run.
+
+    Args:
+        config: says how long the run is.
+        batch_size: number of environments.
+        calls: how many there shall be.
+    """
+    iterations = config.num_iterations
+    if config.num_env_steps:
+        until_steps = math.ceil(config.num_env_steps / max(config.unroll_length * batch_size, 1e-9))
+        iterations = min(iterations, until_steps) if iterations else until_steps
+    return max(1, iterations // calls)
+
+
+class Trainer:
+    """Trains an algorithm, from the latest checkpoint in the run folder if there is one.
+
+    Checkpoints are written ``num_checkpoints`` times in the run, at its end, and when it is asked to stop; in between,
+    every two minutes, temporary ones are, of which the latest two are kept. What was decided at the start (random seed,
+    threads) is kept in the run folder. So a run that is killed at any time and started again goes on as if it had not
+    been, up to the same parameters bit for bit, where the state of its environments can be saved.
+
+    Args:
+        config: the configuration of the run.
+        ddp_rank: rank of this process in training on several GPUs, which is not available in this version.
+
+    Raises:
+        NotImplementedError: ``ddp_rank`` is not -1.
+    """
+
+    def __init__(self, config: TrainerConfig, ddp_rank: int = -1):
+        if ddp_rank != -1:
+            raise NotImplementedError('training on several GPUs is not available in this version')
+        self._config = config
+        self._start_record = run_files.StartRecord(config.root_dir)
+        started = self._start_record.read()
+        if config.random_seed is None:
+            config.random_seed = started.get('random_seed')
+        config.random_seed = random_state.set_random_seed(config.random_seed)
+        logger.info('random seed %d', config.random_seed)
+        summary.should_summarize_output(config.summarize_output)
+        self._env = self._create_environment()
+        batch_size = 1 if self._env is None else self._env.batch_size
+        self._algorithm = building.create_algorithm(config, self._env, trains=True)
+        self._state = RunState(self._algorithm, self._env, self._tuning(started.get('tuning')), config.random_seed)
+        self._start_record.write(random_seed=config.random_seed, tuning=list(self._state.tuning))
+        self._checkpointer = Checkpointer(run_files.checkpoint_dir(config.root_dir), alg=self._algorithm,
+                                          trainer=self._state)
+        self._summary = RunSummary(config, self._algorithm, self._metrics())
+        self._display = ProgressDisplay(unit='iterations' if self._env is None else 'steps')
+        self._signals = StopSignals()
+        self._evaluator: Any = None
+        self._summary_interval, self._eval_interval = (
+            interval if count is None else compute_summary_or_eval_interval(config, batch_size, count)
+            for interval, count in ((config.summary_interval, config.num_summaries),
+                                    (config.eval_interval, config.num_evals)))
+        self._last_summary_counter = -1
+        self._evaluated_at = -1
+        self._saved_counter, self._checkpoints_done = -1, 0
+        self._last_save, self._save_seconds = time.monotonic(), 0.0
+        self._conf_recorded = self._warned_of_env = False
+
+    # The schedule ----------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Run the schedule to its end, or until a signal asks it to stop.
+
+        Raises:
+            NonFiniteLossError: a loss is NaN or infinite; a checkpoint of the state before that has been written.
+            CheckpointError: a checkpoint cannot be written, or the one to go on from cannot be used.
+        """
+        with self._running():
+            self._resume()
+            while not self._is_finished() and self._signals.stop_signal is None:
+                with context.record_if(self._summary_is_due()):
+                    self._train_iter()        # unroll, then update the parameters
+                    self._summarize()         # every summary_interval iterations
+                self._advance()               # the counters, and the progress that schedules follow
+                if self._eval_is_due():       # every eval_interval iterations
+                    self._evaluate()
+                if self._checkpoint_is_due():  # num_checkpoints in the run, and when a signal asks for it
+                    self._save_checkpoint()
+                elif self._temporary_checkpoint_is_due():  # every two minutes
+                    self._save_checkpoint(temporary=True)
+                self._show_progress()         # twice a second on a terminal
+            self._finish()
+
+    def _train_iter(self) -> None:
+        if self._config.empty_cache:
+            torch.cuda.empty_cache()
+        self._algorithm.train_iter()
+        if not self._conf_recorded:
+            self._conf_recorded = True
+            self._record_conf()
+
+    def _summarize(self) -> None:
+        if context.should_record_summaries():
+            self._last_summary_counter = context.get_global_counter()
+            if self._env is not None:
+                self._algorithm.summarize_metrics()
+            self._summary.write(self._state.iteration, self._state.seconds)
+
+    def _advance(self) -> None:
+        self._state.iteration += 1
+        if not self._config.update_counter_every_mini_batch:
+            context.increment_global_counter()
+        self._update_progress()
+
+    def _update_progress(self) -> None:
+        context.update_all_progresses({
+            'percent': self.progress(), 'iterations': self.current_iterations(),
+            'env_steps': self.current_env_steps(), 'global_counter': context.get_global_counter()})
+
+    def _summary_is_due(self) -> bool:
+        counter = context.get_global_counter()
+        if self._config.summarize_first_interval and counter < self._summary_interval:
+            return True
+        # With update_counter_every_mini_batch an iteration moves the counter by several steps.
+        return counter // self._summary_interval > self._last_summary_counter // self._summary_interval
+
+    def _eval_is_due(self) -> bool:
+        return self._config.evaluate and self._state.iteration % self._eval_interval == 0
+
+    def _evaluate(self) -> None:
+        self._evaluated_at = self._state.iteration
+        if self._evaluator is None:
+            self._evaluator = self._create_evaluator()
+        self._evaluator.eval(self._algorithm, self._step_counts())
+        self._show_messages()
+
+    def _checkpoints_to_be_done(self) -> int:
+        return int(self.progress() * self._config.num_checkpoints + 1e-9)
+
+    def _checkpoint_is_due(self) -> bool:
+        due = self._checkpoints_done < self._checkpoints_to_be_done() < self._config.num_checkpoints
+        return self._signals.take_checkpoint_request() or due  # the last one is written at the end
+
+    def _temporary_checkpoint_is_due(self) -> bool:
+        wait = max(_TEMPORARY_CHECKPOINT_SECONDS, self._save_seconds / _TEMPORARY_CHECKPOINT_SHARE)
+        return time.monotonic() - self._last_save > wait
+
+    def _show_progress(self) -> None:
+        if self._display.is_due():
+            self._show_messages()
+            self._display.show(self.progress(), self._count(), self._progress_values())
+
+    def _count(self) -> int:
+        return self._state.iteration if self._env is None else self.current_env_steps()
+
+    def _progress_values(self) -> dict[str, str]:
+        values = {'iteration': f'{self._state.iteration:,}'}
+        if self._env is not None:
+            values['env steps'] = f'{self.current_env_steps():,}'
+        return values | {name.removeprefix('average_'): f'{value:.5g}'
+                         for name, value in self._summary.episode_averages().items()}
+
+    def _show_messages(self) -> None:
+        if self._evaluator is not None:
+            for message in self._evaluator.messages():
+                self._display.message(message)
+
+    # What a kind of training decides ---------------------------------------------------------------------------
+
+    def _create_environment(self) -> Any:
+        """The environments to train in, or None."""
+        raise NotImplementedError
+
+    def _create_evaluator(self) -> Any:
+        """What evaluates: has ``eval(algorithm, step_counts)``, ``messages()`` and ``close()``."""
+        raise NotImplementedError
+
+    def _metrics(self) -> list[Any]:
+        """The metrics to report."""
+        raise NotImplementedError
+
+    def _rows_per_update(self) -> int:
+        """How many rows a layer sees in one update."""
+        raise NotImplementedError
+
+    def _is_finished(self) -> bool:
+        """Whether the run has come to its end."""
+        raise NotImplementedError
+
+    def progress(self) -> float:
+        """How much of the run is done, in ``[0, 1]``."""
+        raise NotImplementedError
+
+    def current_iterations(self) -> int:
+        """Number of iterations done."""
+        return self._state.iteration
+
+    def current_env_steps(self) -> int:
+        """Number of environment steps taken."""
+        return self._summary.count('EnvironmentSteps')
+
+    # Start and end ---------------------------------------------------------------------------------------------
+
+    @property
+    def algorithm(self) -> Any:
+        """The algorithm that is trained."""
+        return self._algorithm
+
+    @property
+    def stop_signal(self) -> int | None:
+        """The signal that made ``train`` return before the end of the run, or None."""
+        return self._signals.stop_signal
+
+    def _step_counts(self) -> dict[str, int]:
+        return {'EnvironmentSteps': self.current_env_steps(), 'Iterations': self._state.iteration}
+
+    def _tuning(self, chosen_before: list | None) -> cpu_tuning.Tuning:
+        """How torch computes; decided once in a run, unless the conf does."""
+        config = self._config
+        if chosen_before is None:
+            return cpu_tuning.choose(self._algorithm, config, self._rows_per_update())
+        return self._forced(cpu_tuning.Tuning(*chosen_before))
+
+    def _forced(self, tuning: cpu_tuning.Tuning) -> cpu_tuning.Tuning:
+        config = self._config
+        tuning = cpu_tuning.Tuning(config.num_threads or tuning.num_threads,
+                                   config.float32_matmul_precision or tuning.float32_matmul_precision)
+        tuning.apply()
+        return tuning
+
+    def _resume(self) -> None:
+        """Go on from the latest checkpoint, or start."""
+        saved_at, counter = 0.0, -1
+        if self._checkpointer.has_checkpoint():
+            step = self._checkpointer.load('latest', load_options={'alg': {'skip_preloded': False}})
+            saved_at, counter = self._state.saved_at, context.get_global_counter()
+            self._state.tuning = self._forced(self._state.tuning)
+            self._state.resume_rollout(self._checkpointer.load_environment_state(step))
+            self._saved_counter = counter
+            self._display.message(f'going on from {self._checkpointer.path(step)}, {self.progress():.1%} done')
+        self._cut_files(saved_at, counter)
+        self._checkpoints_done = self._checkpoints_to_be_done()
+        self._last_summary_counter = counter - 1
+        self._update_progress()
+        if counter >= 0 and self._eval_is_due() and not self._has_evaluation():
+            self._evaluate()
+
+    def _cut_files(self, saved_at: float, counter: int) -> None:
+        """Remove what was written after the checkpoint: it will be written again."""
+        root_dir = self._config.root_dir
+        self._summary.cut(counter - 1)
+        run_files.ProgressLog(run_files.eval_table(root_dir), ()).cut('global_counter', counter)
+        for folder in (run_files.train_dir(root_dir), run_files.eval_dir(root_dir)):
+            run_files.cut_event_files(folder, saved_at)
+
+    def _has_evaluation(self) -> bool:
+        """Whether there is a result of an evaluation of the present parameters."""
+        if self._evaluated_at == self._state.iteration:
+            return True
+        return any(result['global_counter'] == context.get_global_counter()
+                   for result in read_results(self._config.root_dir))
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """What surrounds the schedule: signals, the summary writer, a checkpoint after a crash, closing."""
+        report = os.path.join(self._config.root_dir, 'py_train.INFO') if self._config.profiling else None
+        try:
+            with self._signals.handled(), summary.push_summary_writer(self._summary.writer), profiled(report):
+                try:
+                    yield
+                finally:
+                    self._save_after_error(sys.exception())
+        finally:
+            self._close(wait=sys.exception() is None and self._signals.stop_signal is None)
+
+    def _finish(self) -> None:
+        """The last evaluation and the last checkpoint."""
+        stop_signal = self._signals.stop_signal
+        if stop_signal is None and self._config.evaluate and not self._has_evaluation():
+            self._evaluate()
+        if self._saved_counter != context.get_global_counter():
+            self._save_checkpoint()
+        self._display.show(self.progress(), self._count(), self._progress_values())
+        if stop_signal is not None:
+            self._display.message(f'stopped at {self.progress():.1%}; the same command goes on from the checkpoint')
+
+    def _close(self, wait: bool) -> None:
+        if self._evaluator is not None:
+            self._evaluator.close(timeout=None if wait else _CLOSE_SECONDS)
+            self._show_messages()
+        self._display.close()
+        self._summary.writer.close()
+        if self._env is not None:
+            self._env.close()
+
+    # Checkpoints -----------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, temporary: bool = False) -> None:
+        start = time.monotonic()
+        environment_state = None if self._env is None else self._env.get_state()
+        if environment_state is None and self._env is not None and not self._warned_of_env:
+            self._warned_of_env = True
+            logger.info('the state of this environment cannot be saved: a run that goes on starts new episodes')
+        self._checkpointer.save(context.get_global_counter(), environment_state, temporary)
+        self._checkpointer.remove_temporaries(_TEMPORARY_CHECKPOINTS_KEPT)
+        if not temporary:
+            self._saved_counter = context.get_global_counter()
+            self._checkpoints_done = self._checkpoints_to_be_done()
+        self._last_save = time.monotonic()
+        self._save_seconds = self._last_save - start
+
+    def _save_after_error(self, error: BaseException | None) -> None:
+        """Save what is still good when training ends with an error.
+
+        Before a loss that is not finite the state is sound: it becomes a checkpoint like the others. After any other
+        error it may be from the middle of something: it goes to a folder of its own, from which no run goes on by
+        itself.
+        """
+        if isinstance(error, NonFiniteLossError):
+            if self._saved_counter != context.get_global_counter():
+                self._save_checkpoint()
+            self._display.message(f'the state before it is in {self._checkpointer.path(self._saved_counter)}')
+        elif isinstance(error, Exception) and not isinstance(error, CheckpointError) and self._may_save_crash(error):
+            folder = os.path.join(self._checkpointer.ckpt_dir, 'crash')
+            crash = Checkpointer(folder, alg=self._algorithm, trainer=self._state)
+            self._display.message(f'the state after the crash is in {crash.save(context.get_global_counter())}')
+
+    def _may_save_crash(self, error: Exception) -> bool:
+        is_finite = all(bool(torch.isfinite(p).all()) for p in self._algorithm.parameters())
+        if self._state.iteration == 0 or not is_finite:
+            return False
+        if not (self._config.confirm_checkpoint_upon_crash and sys.stdin is not None and sys.stdin.isatty()):
+            return True
+        self._display.message(f'{type(error).__name__}: {error}\nsave a checkpoint of the state after it? [y/N]')
+        return sys.stdin.readline().strip().lower() in ('y', 'yes')
+
+    def _record_conf(self) -> None:
+        """Write the operative configuration and tell which bindings nothing has used."""
+        gin_utils.write_operative(self._config.root_dir)
+        for binding in gin_utils.unused_bindings():
+            logger.warning('%s: nothing has used this binding so far: %s', binding.location, binding)
+
+
+class RLTrainer(Trainer):
+    """Trains in environments.
+
+    The run ends after ``num_iterations`` or ``num_env_steps``, whichever is set. If both are, an algorithm that can go
+    on from its replay buffer does so without further environment steps until ``num_iterations``; any other ends with
+    whichever comes first.
+
+    Args:
+        config: the configuration of the run.
+        ddp_rank: see :class:`Trainer`.
+    """
+
+    def __init__(self, config: TrainerConfig, ddp_rank: int = -1):
+        super().__init__(config, ddp_rank)
+        self._check_length()
+
+    def _create_environment(self) -> Any:
+        from alfx.environments.utils import create_environment
+        return create_environment(seed=self._config.random_seed)
+
+    def _create_evaluator(self) -> Any:
+        conf_file = os.path.join(self._config.root_dir, 'conf', 'config.gin')
+        if self._config.async_eval and os.path.isfile(conf_file):
+            return Evaluator(self._config, conf_file)
+        return SyncEvaluator(None, self._config)
+
+    def _metrics(self) -> list[Any]:
+        return self._algorithm.get_metrics()
+
+    def _rows_per_update(self) -> int:
+        config, on_policy = self._config, self._algorithm.on_policy
+        collected = max(1, int(config.unroll_length * self._env.batch_size))
+        sampled = (config.mini_batch_size or self._env.batch_size) * (config.mini_batch_length or 1)
+        if on_policy:
+            return collected
+        if not config.whole_replay_buffer_training:
+            return sampled
+        return min(sampled, collected) if config.mini_batch_size else collected
+
+    def _trains_without_new_steps(self) -> bool:
+        uses_up = self._config.whole_replay_buffer_training and self._config.clear_replay_buffer
+        return not self._algorithm.on_policy and not uses_up
+
+    def _is_finished(self) -> bool:
+        config = self._config
+        if config.num_iterations and self._state.iteration >= config.num_iterations:
+            return True
+        if not config.num_env_steps or self.current_env_steps() < config.num_env_steps:
+            return False
+        return not (config.num_iterations and self._trains_without_new_steps())
+
+    def progress(self) -> float:
+        """How much of the run is done, in ``[0, 1]``."""
+        config, done = self._config, 0.0
+        if config.num_iterations:
+            done = self._state.iteration / config.num_iterations
+        if config.num_env_steps and not (config.num_iterations and self._trains_without_new_steps()):
+            done = max(done, self.current_env_steps() / config.num_env_steps)
+        return min(done, 1.0)
+
+    def _check_length(self) -> None:
+        config = self._config
+        steps = config.num_iterations * config.unroll_length * self._env.batch_size
+        if config.num_iterations and steps < config.num_env_steps:
+            logger.warning('TrainerConfig.num_iterations = %d iterations take %d environment steps, fewer than '
+                           'TrainerConfig.num_env_steps = %d: the run ends early; set num_iterations to 0 for no limit',
+                           config.num_iterations, steps, config.num_env_steps)
+
+
+class SLTrainer(Trainer):
+    """Trains without environments: an iteration is an epoch of the algorithm's own data.
+
+    The algorithm does an epoch in ``train_iter()``. If it has ``evaluate()``, this is called where the configuration
+    asks for evaluations; what it writes as summaries goes to the ``eval`` folder.
+
+    Args:
+        config: the configuration of the run.
+
+    Raises:
+        ConfError: ``TrainerConfig.evaluate`` is set and the algorithm has no ``evaluate()``.
+    """
+
+    def __init__(self, config: TrainerConfig):
+        super().__init__(config)
+        if config.evaluate and not callable(getattr(self._algorithm, 'evaluate', None)):
+            raise gin_utils.ConfError(f'TrainerConfig.evaluate = True, but {type(self._algorithm).__name__} has no '
+                                      'evaluate()', 'set it to False')
+
+    def _create_environment(self) -> Any:
+        return None
+
+    def _create_evaluator(self) -> Any:
+        return SupervisedEvaluator(self._config)
+
+    def _metrics(self) -> list[Any]:
+        return []
+
+    def _rows_per_update(self) -> int:
+        return self._config.mini_batch_size or 64
+
+    def _is_finished(self) -> bool:
+        return self._state.iteration >= self._config.num_iterations
+
+    def progress(self) -> float:
+        """How much of the run is done, in ``[0, 1]``."""
+        return min(self._state.iteration / self._config.num_iterations, 1.0)

@@ -1,0 +1,87 @@
+"""What a run shows while it goes on: a bar on a terminal, a line now and then elsewhere."""
+import sys
+import time
+from typing import Any, TextIO
+
+_BAR_SECONDS = 0.5
+_LINE_SECONDS = 10.0
+_FIRST_LINE_SECONDS = 2.0
+_RATE_WINDOW_SECONDS = 30.0
+
+
+class ProgressDisplay:
+    """Shows how far a run has come.
+
+    Args:
+        stream: where to; None is stderr. A terminal gets a bar.
+        unit: what is counted for the rate, ``'steps'`` or ``'iterations'``.
+    """
+
+    def __init__(self, stream: TextIO | None = None, unit: str = 'steps'):
+        self._stream = sys.stderr if stream is None else stream
+        self._unit = unit
+        self._is_terminal = self._stream.isatty()
+        self._bar: Any = None
+        self._next = time.monotonic() + (_BAR_SECONDS if self._is_terminal else _FIRST_LINE_SECONDS)
+        self._samples: list[tuple[float, float, float]] = []  # time, percent, count
+
+    def is_due(self) -> bool:
+        """Whether ``show`` should be called now; costs next to nothing."""
+        return time.monotonic() >= self._next
+
+    def show(self, percent: float, count: float, values: dict[str, str]) -> None:
+        """Show the current state.
+
+        Args:
+            percent: how much of the run is done, in ``[0, 1]``.
+            count: what the rate is the increase of, such as environment steps.
+            values: what else to show, by name.
+        """
+        now = time.monotonic()
+        self._next = now + (_BAR_SECONDS if self._is_terminal else _LINE_SECONDS)
+        self._samples.append((now, percent, count))
+        while len(self._samples) > 2 and now - self._samples[0][0] > _RATE_WINDOW_SECONDS:
+            self._samples.pop(0)
+        then, percent_then, count_then = self._samples[0]
+        elapsed = now - then
+        values = dict(values)
+        if elapsed > 0:
+            values[f'{self._unit}/s'] = f'{(count - count_then) / elapsed:,.0f}'
+            if percent > percent_then:
+                values['time left'] = format_seconds((1 - percent) / (percent - percent_then) * elapsed)
+        text = '  '.join(f'{name} {value}' for name, value in values.items())
+        if self._is_terminal:
+            self._show_bar(percent, text)
+        else:
+            self._write(f'{percent:6.1%}  {text}')
+
+    def message(self, text: str) -> None:
+        """Show a line of its own."""
+        if self._bar is not None:
+            self._bar.clear()
+        self._write(text)
+
+    def close(self) -> None:
+        """Leave the bar as it is and go to the next line."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _show_bar(self, percent: float, text: str) -> None:
+        if self._bar is None:
+            from tqdm import tqdm
+            self._bar = tqdm(total=100, file=self._stream, dynamic_ncols=True, leave=True,
+                             bar_format='{percentage:3.0f}%|{bar:20}| {postfix}')
+        self._bar.n = round(100 * percent, 1)
+        self._bar.set_postfix_str(text, refresh=True)
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text + '\n')
+        self._stream.flush()
+
+
+def format_seconds(seconds: float) -> str:
+    """``1:02:03`` or ``2:03``."""
+    minutes, seconds = divmod(int(round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f'{hours}:{minutes:02}:{seconds:02}' if hours else f'{minutes}:{seconds:02}'

@@ -1,0 +1,60 @@
+"""The random number generators of the process: seeded together, saved with a checkpoint, left alone by evaluation."""
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def set_random_seed(seed: int | None) -> int:
+    """Seed the generators of Python, numpy and torch.
+
+    Args:
+        seed: in ``[0, 2**32)``; None draws one.
+
+    Returns:
+        The seed.
+    """
+    if seed is None:
+        seed = random.SystemRandom().randrange(2**31)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 (what libraries draw from)
+    torch.manual_seed(seed)
+    return seed
+
+
+def capture() -> dict[str, Any]:
+    """The states of the generators of Python, numpy, torch and, where one is in use, the GPUs."""
+    version, numbers, gauss = random.getstate()
+    name, keys, *position = np.random.get_state()  # noqa: NPY002
+    state = {
+        'python': [version, list(numbers), gauss],
+        'numpy': [name, torch.from_numpy(keys.astype(np.int64)), *position],
+        'torch': torch.get_rng_state()
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state['cuda'] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def restore(state: dict[str, Any]) -> None:
+    """The inverse of :func:`capture`."""
+    version, numbers, gauss = state['python']
+    random.setstate((version, tuple(numbers), gauss))
+    name, keys, *position = state['numpy']
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *position))  # noqa: NPY002
+    torch.set_rng_state(state['torch'])
+    if 'cuda' in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state['cuda'][:torch.cuda.device_count()])
+
+
+@contextlib.contextmanager
+def preserved() -> Iterator[None]:
+    """Context manager that leaves all generators as it found them."""
+    state = capture()
+    try:
+        yield
+    finally:
+        restore(state)

@@ -1,0 +1,113 @@
+"""What the trainer itself writes: metrics, throughput, the conf, ``progress.csv``."""
+import os
+import re
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+import alfx
+from alfx import context, gin_utils, summary
+from alfx.trainers import run_files
+
+_COLUMNS = ('iteration', 'global_counter', 'env_steps', 'episodes', 'seconds', 'average_return', 'average_length',
+            'steps_per_second')
+_LOSS = re.compile(r'(^|/)(scalar_)?loss(/|$)')
+
+
+class RunSummary:
+    """Writes the summaries and ``progress.csv`` of a run.
+
+    Args:
+        config: the configuration of the run.
+        algorithm: the root algorithm.
+        metrics: its metrics, empty in supervised learning; the number of environment steps comes first.
+    """
+
+    def __init__(self, config: Any, algorithm: nn.Module, metrics: list[Any]):
+        self._config = config
+        self._algorithm = algorithm
+        self._metrics = {metric.name: metric for metric in metrics}
+        self.writer = summary.create_summary_writer(run_files.train_dir(config.root_dir), config.summaries_flush_secs,
+                                                    config.summary_max_queue)
+        self._table = run_files.ProgressLog(os.path.join(config.root_dir, 'progress.csv'), _COLUMNS)
+        self._last: tuple[float, int, int] | None = None
+        self._is_first = True
+
+    def write(self, iteration: int, seconds: float) -> None:
+        """Write what the trainer knows at the end of an iteration that records summaries.
+
+        Args:
+            iteration: number of iterations done before this one.
+            seconds: time spent in training so far.
+        """
+        if self._is_first:
+            self._write_once()
+            self._is_first = False
+        env_steps = self.count('EnvironmentSteps')
+        rate = self._rate(iteration, env_steps)
+        for name, value in rate.items():
+            summary.scalar(f'throughput/{name}', value)
+        row = {'iteration': iteration, 'global_counter': context.get_global_counter(), 'env_steps': env_steps,
+               'episodes': self.count('NumberOfEpisodes'), 'seconds': round(seconds, 3), **self.episode_averages(),
+               'steps_per_second': rate.get('environment_steps_per_second', '')}
+        losses = {tag: value for tag, value in self.writer.latest_scalars.items() if _LOSS.search(tag)}
+        self.writer.latest_scalars.clear()
+        self._table.append({**row, **losses})
+
+    def cut(self, global_counter: int) -> None:
+        """Remove the rows of ``progress.csv`` that are later than ``global_counter``."""
+        self._table.cut('global_counter', global_counter)
+
+    def count(self, name: str) -> int:
+        """The value of a counting metric, 0 if there is none."""
+        return int(self._metrics[name].result()) if name in self._metrics else 0
+
+    def episode_averages(self) -> dict[str, float]:
+        """``average_return`` (summed over the dimensions of the reward) and ``average_length`` of the latest episodes;
+        empty before one has ended."""
+        averages = {}
+        for key, name in (('average_return', 'AverageReturn'), ('average_length', 'AverageEpisodeLength')):
+            metric = self._metrics.get(name)
+            if metric is not None and metric.has_result():
+                averages[key] = float(metric.result().sum())
+        return averages
+
+    def _rate(self, iteration: int, env_steps: int) -> dict[str, float]:
+        now = time.perf_counter()
+        last, self._last = self._last, (now, iteration, env_steps)
+        if last is None or now <= last[0]:
+            return {}
+        elapsed = now - last[0]
+        rate = {'iterations_per_second': (iteration - last[1]) / elapsed}
+        if env_steps:
+            rate['environment_steps_per_second'] = (env_steps - last[2]) / elapsed
+        return rate
+
+    def _write_once(self) -> None:
+        summary.text('config/operative', _as_code(gin_utils.operative_config_str()))
+        summary.text('networks/parameters', parameter_table(self._algorithm))
+        package = os.path.dirname(os.path.abspath(alfx.__file__))
+        for name in self._config.code_snapshots or ():
+            with open(os.path.join(package, name), encoding='utf8') as file:
+                summary.text(f'code/{name}', _as_code(file.read()))
+
+
+def parameter_table(algorithm: nn.Module) -> str:
+    """The number of parameters of each part of an algorithm, as a Markdown table."""
+    rows = [(name, _count_parameters(part)) for name, part in algorithm.named_children()]
+    own = sum(p.numel() for p in algorithm.parameters(recurse=False))
+    rows = [(name, count) for name, count in [*rows, ('(its own)', own)] if count]
+    total = _count_parameters(algorithm)
+    lines = ['| part | parameters |', '|---|---:|', *(f'| {name} | {count:,} |' for name, count in rows),
+             f'| **{type(algorithm).__name__}** | **{total:,}** |']
+    return '\n'.join(lines)
+
+
+def _count_parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if isinstance(p, torch.Tensor))
+
+
+def _as_code(text: str) -> str:
+    return ''.join(f'    {line}\n' for line in text.splitlines())
