@@ -9,13 +9,12 @@ os.environ.setdefault('MPLBACKEND', 'Agg')
 
 import random  # noqa: E402
 
-import gin  # noqa: E402
 import hypothesis  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from alfx import context  # noqa: E402
+from alfx import context, gin_utils  # noqa: E402
 
 hypothesis.settings.register_profile('alfx', deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile('alfx')
@@ -44,7 +43,7 @@ def fresh_process_state():
     torch.manual_seed(0)
     yield
     context.reset()
-    gin.clear_config(clear_constants=False)
+    gin_utils.clear()
 
 
 @pytest.fixture

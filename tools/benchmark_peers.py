@@ -10,6 +10,7 @@ import importlib.util
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +43,38 @@ WORKLOADS = {
                               'A2C, 8 x 5 steps, one update each, 2 x 64 tanh, RMSprop 7e-4'),
 }
 
-_ALFX_CONF = """
+# Networks and environments as in the other peers; summaries and progress.csv as TrainerConfig has them by default.
+_ALFX_COMMON = """
 create_environment.env_name = '{env_name}'
 create_environment.num_parallel_environments = {num_envs}
+create_environment.nonparallel = True
+ActorDistributionNetwork.fc_layer_params = (64, 64)
+ActorDistributionNetwork.activation = @torch.tanh
+ValueNetwork.fc_layer_params = (64, 64)
+ValueNetwork.activation = @torch.tanh
+TrainerConfig.unroll_length = {unroll_length}
+TrainerConfig.num_env_steps = {steps}
+TrainerConfig.num_iterations = 0
+TrainerConfig.num_summaries = None
+TrainerConfig.summarize_first_interval = True
+TrainerConfig.random_seed = {seed}
 """
+_ALFX_CONFS = {
+    'ppo': """include 'ppo.gin'
+ppo/Adam.lr = 3e-4
+TrainerConfig.mini_batch_size = {batch_size}
+TrainerConfig.num_updates_per_train_iter = {epochs}
+""",
+    'a2c': """include 'ac_simple.gin'
+Agent.optimizer = @ac/RMSprop()
+ac/RMSprop.lr = 7e-4
+ac/RMSprop.alpha = 0.99
+ac/RMSprop.eps = 1e-5
+ac/RMSprop.gradient_clipping = 0.5
+ac/RMSprop.clip_by_global_norm = True
+ActorCriticLoss.td_lambda = 1.0
+""",
+}
 
 
 def run_bare(workload: Workload, steps: int, seed: int) -> tuple[int, float]:
@@ -91,8 +120,22 @@ def run_sbx(workload: Workload, steps: int, seed: int) -> tuple[int, float]:
 
 
 def run_alfx(workload: Workload, steps: int, seed: int) -> tuple[int, float]:
-    """alfx from a conf file of the shipped kind, with its default summaries, progress file and checkpoints."""
-    raise NotImplementedError
+    """alfx as `python -m alfx.bin.train` runs it: summaries, progress.csv and checkpoints included."""
+    from alfx import gin_utils
+    from alfx.algorithms.config import TrainerConfig
+    from alfx.trainers.policy_trainer import RLTrainer
+
+    fields = {**dataclasses.asdict(workload), 'batch_size': workload.num_envs * workload.unroll_length,
+              'steps': steps, 'seed': seed}
+    with tempfile.TemporaryDirectory() as folder:
+        conf = Path(folder, 'benchmark.gin')
+        conf.write_text((_ALFX_CONFS[workload.algorithm] + _ALFX_COMMON).format(**fields))
+        gin_utils.write_conf(f'{folder}/run', gin_utils.load(str(conf)))
+        trainer = RLTrainer(TrainerConfig(root_dir=f'{folder}/run'))
+        start = time.perf_counter()
+        trainer.train()
+        seconds = time.perf_counter() - start
+        return trainer.current_env_steps(), seconds
 
 
 PEERS: dict[str, Callable[[Workload, int, int], tuple[int, float]]] = {
