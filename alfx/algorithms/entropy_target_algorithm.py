@@ -18,6 +18,7 @@ from alfx.gin_utils import configurable
 from alfx.tensor_specs import Nested, NestedTensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.averager import ScalarWindowAverager
+from alfx.utils.schedulers import as_scheduler
 
 EntropyTargetLossInfo = namedtuple('EntropyTargetLossInfo', ['neg_entropy'], default_value=())
 """``neg_entropy``: minus the entropy, ``[T, B]``."""
@@ -286,6 +287,10 @@ class NestedEntropyTargetAlgorithm(Algorithm):
                 name=f'{name}/{path}' if path else name) for (path, spec), maximum, target in parts
         ])
 
+    def members(self) -> list[Any]:
+        """The algorithm of each action, in the order of the nest."""
+        return list(self._algorithms)
+
     def set_on_policy(self, is_on_policy: bool) -> None:
         """Set it for all parts."""
         super().set_on_policy(is_on_policy)
@@ -299,7 +304,7 @@ class NestedEntropyTargetAlgorithm(Algorithm):
             raise ValueError(f'{self._name}: expected a nest of {len(self._algorithms)} distributions, one for each '
                              f'action, found {len(flat)}')
         infos = [getattr(algorithm, method)((distribution, step_type)).info
-                 for algorithm, distribution in zip(self._algorithms, flat)]
+                 for algorithm, distribution in zip(self.members(), flat)]
         return AlgStep(info=self._action_structure.unflatten(infos))
 
     def predict_step(self, distribution_and_step_type: tuple[Any, Tensor], state: Any = None) -> AlgStep:
@@ -335,7 +340,7 @@ class NestedEntropyTargetAlgorithm(Algorithm):
             ``loss [T, B]``; ``extra``: nest of ``EntropyTargetLossInfo``.
         """
         losses = [algorithm.calc_loss(part, valid_mask)
-                  for algorithm, part in zip(self._algorithms, self._action_structure.flatten_up_to(info))]
+                  for algorithm, part in zip(self.members(), self._action_structure.flatten_up_to(info))]
         return LossInfo(loss=torch.stack([loss.loss for loss in losses]).sum(0),
                         extra=self._action_structure.unflatten([loss.extra for loss in losses]))
 
@@ -369,8 +374,6 @@ class SGDEntropyTargetAlgorithm(_EntropyAlgorithm):
         ValueError: an argument is out of range.
     """
 
-    _target_entropy: Union[Callable[[], float], float]
-
     def __init__(self, action_spec: NestedTensorSpec, initial_alpha: float = 0.1,
                  target_entropy: Union[Callable[[], float], float, None] = None, window_size: int = 1,
                  optimizer: Optional[torch.optim.Optimizer] = None, debug_summaries: bool = False,
@@ -378,7 +381,9 @@ class SGDEntropyTargetAlgorithm(_EntropyAlgorithm):
         super().__init__(optimizer=optimizer, debug_summaries=debug_summaries, name=name)
         _check_alpha(name, initial_alpha)
         self._log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
-        self._target_entropy = _default_target_entropy(action_spec) if target_entropy is None else target_entropy
+        if target_entropy is None:
+            target_entropy = _default_target_entropy(action_spec)
+        self._get_target_entropy = as_scheduler(target_entropy)
         self._avg_entropy = ScalarWindowAverager(window_size)
 
     def calc_loss(self, info: Any) -> LossInfo:
@@ -397,7 +402,7 @@ class SGDEntropyTargetAlgorithm(_EntropyAlgorithm):
         if entropy is None:
             return loss
         average = self._avg_entropy.average(entropy)
-        target = self._target_entropy() if callable(self._target_entropy) else self._target_entropy
+        target = self._get_target_entropy()
         if self._debug_summaries and context.should_record_summaries():
             with summary.scope(self._name):
                 summary.scalar('alpha', alpha)
