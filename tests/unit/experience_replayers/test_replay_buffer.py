@@ -78,6 +78,7 @@ operations = st.lists(
         st.tuples(st.just('sequence'), st.integers(1, 12)),
         st.tuples(st.just('clear'), st.one_of(st.none(), st.lists(st.integers(0, NUM_ENVS - 1), max_size=2,
                                                                   unique=True))),
+        st.tuples(st.just('keep'), st.tuples(st.integers(0, 4), st.integers(0, 2))),
         st.tuples(st.just('reload'), st.none()),
     ),
     max_size=12)
@@ -113,6 +114,13 @@ def play(buffer, reference, history, make_buffer):
                 reference.contents[env] = []
             if argument is None:
                 reference.positions = [max(reference.positions)] * NUM_ENVS
+        elif operation == 'keep':
+            keep, drop = argument
+            buffer.keep_newest(keep, drop)
+            for env, items in enumerate(reference.contents):
+                left = items[:max(len(items) - drop, 0)]
+                reference.positions[env] -= len(items) - len(left)
+                reference.contents[env] = left[max(len(left) - keep, 0):]
         else:
             state = io.BytesIO()
             torch.save(buffer.state_dict(), state)

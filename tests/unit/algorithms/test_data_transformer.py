@@ -1,0 +1,375 @@
+"""Data transformers: rollout and replay agree, statistics, order, errors, inputs left as they are."""
+import copy
+
+import gin
+import pytest
+import torch
+
+from alfx import context, nest
+from alfx.algorithms import data_transformer as dt
+from alfx.algorithms.data_transformer import (FrameStacker, FunctionalRewardTransformer, IdentityDataTransformer,
+                                              ImageScaleTransformer, ObservationNormalizer, RewardClipping,
+                                              RewardNormalizer, RewardScaling, RewardShifting,
+                                              SequentialDataTransformer, UntransformedTimeStep,
+                                              create_data_transformer)
+from alfx.data_structures import Experience, StepType, TimeStep, add_batch_info
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
+from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec, check_consistent, extract_spec, zeros_from_spec
+from alfx.utils.normalizers import AdaptiveNormalizer, EMNormalizer, WindowNormalizer
+
+IMAGE = BoundedTensorSpec((2, 3), torch.uint8, 0, 255)
+NESTED = {'camera': {'front': IMAGE, 'back': IMAGE}, 'speed': TensorSpec((2, ))}
+
+
+def time_step(observation, step_type=None, reward=None):
+    batch = nest.get_nest_shape(observation)[:1]
+    return TimeStep(
+        step_type=torch.full(batch, StepType.MID, dtype=torch.int32) if step_type is None else step_type,
+        reward=torch.zeros(batch) if reward is None else reward, discount=torch.ones(batch), observation=observation)
+
+
+def sample(spec, *outer):
+    """Random values of a nest of specs."""
+    def draw(s):
+        values = torch.rand(*outer, *s.shape) * 200
+        return values.to(s.dtype)
+    return nest.map_structure(draw, spec)
+
+
+def history(num_steps, num_envs, spec, first_probability=0.25):
+    """Time steps [T, B, ...] with random episodes; all environments begin with FIRST."""
+    first = torch.rand(num_steps, num_envs) < first_probability
+    first[0] = True
+    last = torch.cat([first[1:], torch.zeros(1, num_envs, dtype=torch.bool)])
+    step_type = torch.where(first, 0, torch.where(last, 2, 1)).to(torch.int32)
+    return TimeStep(step_type=step_type, reward=torch.rand(num_steps, num_envs),
+                    discount=torch.ones(num_steps, num_envs), observation=sample(spec, num_steps, num_envs))
+
+
+def rolled_out(transformer, steps):
+    """Transformed time steps [T, B, ...] of a rollout."""
+    num_steps, num_envs = steps.step_type.shape
+    state = zeros_from_spec(transformer.state_spec, num_envs)
+    results = []
+    for t in range(num_steps):
+        result, state = transformer.transform_timestep(nest.map_structure(lambda x, t=t: x[t], steps), state)
+        check_consistent(state, transformer.state_spec)
+        results.append(result)
+    return nest.stack(results)
+
+
+def stored(steps, **kwargs):
+    num_steps, num_envs = steps.step_type.shape
+    spec = extract_spec(Experience(time_step=steps), from_dim=2)
+    buffer = ReplayBuffer(spec, num_envs, **kwargs)
+    for t in range(num_steps):
+        buffer.add_batch(Experience(time_step=nest.map_structure(lambda x, t=t: x[t], steps)))
+    return buffer
+
+
+class TestFrameStacker:
+
+    def test_a_rollout_by_hand(self):
+        stacker = FrameStacker(TensorSpec((1, )), stack_size=3)
+        step_type = torch.tensor([[0], [1], [1], [2], [0], [1]], dtype=torch.int32)
+        steps = TimeStep(step_type=step_type, observation=torch.arange(1., 7.).reshape(6, 1, 1))
+        found = rolled_out(stacker, steps).observation.squeeze(1).tolist()
+        assert found == [[1, 1, 1], [1, 1, 2], [1, 2, 3], [2, 3, 4], [5, 5, 5], [5, 5, 6]]
+
+    def test_a_rollout_that_begins_within_an_episode_begins_with_its_first_step(self):
+        stacker = FrameStacker(TensorSpec((1, )), stack_size=3)
+        steps = TimeStep(step_type=torch.ones(2, 1, dtype=torch.int32), observation=torch.tensor([[[7.]], [[8.]]]))
+        assert rolled_out(stacker, steps).observation.squeeze(1).tolist() == [[7, 7, 7], [7, 7, 8]]
+
+    @pytest.mark.parametrize('stack_size', [1, 2, 4])
+    @pytest.mark.parametrize('axis', [0, 1, -1])
+    def test_replay_gives_the_frames_of_the_rollout(self, stack_size, axis):
+        spec = {'image': IMAGE, 'other': TensorSpec((1, 2))}
+        stacker = FrameStacker(spec, stack_size, axis, fields=['image', 'other'])
+        steps = history(40, 3, spec)
+        wanted = rolled_out(stacker, steps).observation
+        check_consistent(wanted, stacker.transformed_observation_spec, from_dim=2)
+        buffer = stored(steps, max_length=25, num_earliest_frames_ignored=stack_size - 1)
+        for length in (1, 5):
+            batch, info = buffer.get_batch(32, length)
+            batch = add_batch_info(batch, info, buffer)
+            before = copy.deepcopy(nest.flatten(batch.time_step))
+            result = stacker.transform_experience(batch)
+            times = info.positions.unsqueeze(-1) + torch.arange(length)
+            for name in spec:
+                assert torch.equal(result.observation[name], wanted[name][times, info.env_ids.unsqueeze(-1)])
+            assert all(torch.equal(a, b) for a, b in zip(before, nest.flatten(batch.time_step)))
+
+    def test_the_whole_buffer_is_stacked_as_in_the_rollout_but_for_missing_frames(self):
+        stacker = FrameStacker(IMAGE, 4)
+        steps = history(30, 2, IMAGE, first_probability=0.1)
+        wanted = rolled_out(stacker, steps).observation.transpose(0, 1)
+        buffer = stored(steps, max_length=20)
+        batch, info = buffer.gather_all()
+        result = stacker.transform_experience(add_batch_info(batch, info, buffer)).observation
+        assert torch.equal(result[:, 3:], wanted[:, 13:])
+        # The oldest frame there stands in for those before it.
+        oldest = steps.observation[10]
+        assert torch.equal(result[:, 0], torch.cat([oldest] * 4, dim=1))
+
+    def test_other_fields_are_left_alone(self):
+        stacker = FrameStacker(NESTED, 2, fields=['camera.front'])
+        assert stacker.transformed_observation_spec == {
+            'camera': {'front': BoundedTensorSpec((4, 3), torch.uint8, 0, 255), 'back': IMAGE},
+            'speed': TensorSpec((2, ))}
+        steps = history(5, 2, NESTED)
+        found = rolled_out(stacker, steps).observation
+        assert torch.equal(found['camera']['back'], steps.observation['camera']['back'])
+
+    def test_bounds_are_stacked_too(self):
+        spec = BoundedTensorSpec((2, ), torch.float32, [0., 1.], [2., 3.])
+        stacked = FrameStacker(spec, 2).transformed_observation_spec
+        assert stacked.minimum.tolist() == [0, 1, 0, 1] and stacked.maximum.tolist() == [2, 3, 2, 3]
+
+    def test_wrong_arguments_are_refused(self):
+        with pytest.raises(SpecError, match=r"stack_axis: 2 is not a dimension of 'observation'"):
+            FrameStacker(IMAGE, stack_axis=2)
+        with pytest.raises(SpecError, match='stack_axis'):
+            FrameStacker(TensorSpec(()))
+        with pytest.raises(ValueError, match='stack_size: expected at least 1, found 0'):
+            FrameStacker(IMAGE, 0)
+        with pytest.raises(ValueError, match='batch_info'):
+            FrameStacker(IMAGE).transform_experience(Experience(time_step=TimeStep()))
+
+
+@pytest.mark.parametrize('cls', [FrameStacker, ImageScaleTransformer, ObservationNormalizer])
+class TestFields:
+
+    def test_a_field_that_does_not_exist_is_an_error_with_the_nearest_one(self, cls):
+        with pytest.raises(SpecError, match=rf"{cls.__name__}.fields: .*did you mean 'front'"):
+            cls(NESTED, fields=['camera.fron'])
+
+    def test_a_nest_in_the_place_of_a_field_is_an_error_with_those_below_it(self, cls):
+        with pytest.raises(SpecError, match=r'camera.front'):
+            cls(NESTED, fields=['camera'])
+
+    def test_one_string_is_an_error(self, cls):
+        with pytest.raises(SpecError, match=r"write \['speed'\]"):
+            cls(NESTED, fields='speed')
+
+
+@pytest.mark.parametrize('cls', [FrameStacker, ImageScaleTransformer])
+def test_a_nested_observation_needs_fields(cls):
+    with pytest.raises(SpecError, match='camera.back'):
+        cls(NESTED)
+
+
+class TestImageScaleTransformer:
+
+    def test_bytes_are_mapped_linearly(self):
+        scaler = ImageScaleTransformer(TensorSpec((3, ), torch.uint8), min=-1., max=3.)
+        assert scaler.transformed_observation_spec == BoundedTensorSpec((3, ), torch.float32, -1., 3.)
+        observation = torch.tensor([[0, 51, 255]], dtype=torch.uint8)
+        result, _ = scaler.transform_timestep(time_step(observation), ())
+        assert result.observation.tolist()[0] == pytest.approx([-1.0, -0.2, 3.0])
+        assert observation.tolist() == [[0, 51, 255]]
+
+    def test_only_images_of_bytes_are_taken(self):
+        with pytest.raises(SpecError, match=r"'speed': expected an image of uint8, found TensorSpec"):
+            ImageScaleTransformer(NESTED, fields=['camera.front', 'speed'])
+        with pytest.raises(ValueError, match='min < max'):
+            ImageScaleTransformer(IMAGE, min=1., max=1.)
+
+
+MODES = {'replay': context.replay_context, 'rollout': context.rollout_context, 'pretrain': context.pretrain_context,
+         'eval': context.eval_context}
+
+
+class TestObservationNormalizer:
+
+    @pytest.mark.parametrize('update_mode', ['replay', 'rollout', 'pretrain'])
+    def test_statistics_are_updated_in_their_mode_and_in_no_other(self, update_mode):
+        normalizer = ObservationNormalizer(TensorSpec((2, )), update_mode=update_mode)
+        for mode, enter in MODES.items():
+            before = copy.deepcopy(normalizer.state_dict())
+            with enter():
+                normalizer.transform_timestep(time_step(torch.rand(8, 2) + 5), ())
+            changed = any(not torch.equal(a, b) for a, b in zip(before.values(), normalizer.state_dict().values()))
+            assert changed == (mode == update_mode), mode
+
+    @pytest.mark.parametrize('mode', ['adaptive', 'window', 'em'])
+    def test_the_first_batch_gets_zero_mean_and_unit_variance_over_batch_and_time(self, mode):
+        normalizer = ObservationNormalizer(TensorSpec((2, )), mode=mode)
+        observation = torch.randn(16, 8, 2) * torch.tensor([3.0, 0.1]) + torch.tensor([10.0, -2.0])
+        with context.replay_context():
+            result = normalizer.transform_experience(Experience(time_step=TimeStep(observation=observation)))
+        flat = result.observation.reshape(-1, 2)
+        torch.testing.assert_close(flat.mean(0), torch.zeros(2), atol=1e-4, rtol=0)
+        torch.testing.assert_close(flat.std(0, correction=0), torch.ones(2), atol=1e-3, rtol=0)
+
+    def test_statistics_come_back_from_a_checkpoint(self):
+        first, second = ObservationNormalizer(NESTED), ObservationNormalizer(NESTED)
+        with context.replay_context():
+            first.transform_timestep(time_step(sample(NESTED, 8)), ())
+        second.load_state_dict(first.state_dict())
+        observation = time_step(sample(NESTED, 4))
+        a, b = (n.transform_timestep(observation, ())[0].observation for n in (first, second))
+        assert all(torch.equal(x, y) for x, y in zip(nest.flatten(a), nest.flatten(b)))
+        check_consistent(a, first.transformed_observation_spec)
+
+    def test_only_the_chosen_fields_change_and_are_clipped(self):
+        normalizer = ObservationNormalizer(NESTED, fields=['speed'], clipping=0.5)
+        assert normalizer.transformed_observation_spec['speed'] == BoundedTensorSpec((2, ), torch.float32, -0.5, 0.5)
+        observation = sample(NESTED, 16)
+        with context.replay_context():
+            result, _ = normalizer.transform_timestep(time_step(observation), ())
+        assert result.observation['speed'].abs().max().item() == 0.5
+        assert result.observation['camera']['front'] is observation['camera']['front']
+
+    def test_without_zero_mean_the_sign_is_kept(self):
+        normalizer = ObservationNormalizer(TensorSpec((2, )), zero_mean=False)
+        with context.replay_context():
+            result, _ = normalizer.transform_timestep(time_step(torch.rand(16, 2) + 1.0), ())
+        assert (result.observation > 0).all()
+
+    def test_arguments_choose_the_normalizer(self):
+        for mode, cls in (('adaptive', AdaptiveNormalizer), ('window', WindowNormalizer), ('em', EMNormalizer)):
+            assert isinstance(ObservationNormalizer(TensorSpec(()), mode=mode)._normalizer, cls)
+        with pytest.raises(ValueError, match=r"mode: expected one of .* found 'fixed'"):
+            ObservationNormalizer(TensorSpec(()), mode='fixed')
+        with pytest.raises(ValueError, match=r"update_mode: expected one of .* found 'eval'"):
+            ObservationNormalizer(TensorSpec(()), update_mode='eval')
+
+
+REWARD_TRANSFORMERS = [
+    (lambda **kw: RewardClipping(minmax=(-1, 2), **kw), [-1.0, 0.5, 2.0]),
+    (lambda **kw: RewardScaling(0.1, **kw), [-0.3, 0.05, 0.4]),
+    (lambda **kw: RewardShifting(1.5, **kw), [-1.5, 2.0, 5.5]),
+    (lambda **kw: FunctionalRewardTransformer(torch.sign, **kw), [-1.0, 1.0, 1.0]),
+]
+
+
+@pytest.mark.parametrize('ctor,expected', REWARD_TRANSFORMERS)
+def test_rewards_are_transformed_in_a_copy_and_observations_left_alone(ctor, expected):
+    transformer = ctor(observation_spec=NESTED)
+    assert transformer.transformed_observation_spec is NESTED
+    reward = torch.tensor([-3.0, 0.5, 4.0])
+    step = time_step(sample(NESTED, 3), reward=reward)
+    result, state = transformer.transform_timestep(step, ())
+    assert result.reward.tolist() == pytest.approx(expected) and state == ()
+    assert result.observation is step.observation
+    sequence = Experience(time_step=TimeStep(reward=reward.reshape(1, 3), observation=()))
+    assert transformer.transform_experience(sequence).reward[0].tolist() == pytest.approx(expected)
+    many = torch.stack([reward, reward], dim=-1)
+    assert transformer(many).shape == (3, 2)
+    assert reward.tolist() == [-3.0, 0.5, 4.0]
+
+
+class TestRewardNormalizer:
+
+    def test_rewards_of_one_batch_get_zero_mean_and_unit_variance(self):
+        normalizer = RewardNormalizer()
+        reward = torch.randn(4, 50) * 7 + 3
+        with context.replay_context():
+            result = normalizer.transform_experience(Experience(time_step=TimeStep(reward=reward))).reward
+        assert result.mean().item() == pytest.approx(0.0, abs=1e-4)
+        assert result.std(correction=0).item() == pytest.approx(1.0, abs=1e-3)
+
+    def test_each_dimension_of_a_reward_has_its_own_statistics(self):
+        context.set_run_specs((), (), TensorSpec(()), TensorSpec((2, )))
+        normalizer = RewardNormalizer()
+        reward = torch.randn(64, 2) * torch.tensor([10.0, 0.1])
+        with context.replay_context():
+            result = normalizer(reward)
+        torch.testing.assert_close(result.std(0, correction=0), torch.ones(2), atol=1e-3, rtol=0)
+
+    def test_statistics_are_updated_so_many_times_also_after_a_checkpoint(self):
+        normalizer = RewardNormalizer(update_max_calls=2, update_mode='rollout')
+        with context.rollout_context():
+            normalizer(torch.rand(8))
+            other = RewardNormalizer(update_max_calls=2, update_mode='rollout')
+            other.load_state_dict(normalizer.state_dict())
+            other(torch.rand(8))
+            before = copy.deepcopy(other.state_dict())
+            other(torch.rand(8) * 100)
+        assert all(torch.equal(a, b) for a, b in zip(before.values(), other.state_dict().values()))
+
+    def test_statistics_stay_in_every_other_mode(self):
+        normalizer = RewardNormalizer()
+        for mode, enter in MODES.items():
+            before = copy.deepcopy(normalizer.state_dict())
+            with enter():
+                normalizer(torch.rand(8))
+            changed = any(not torch.equal(a, b) for a, b in zip(before.values(), normalizer.state_dict().values()))
+            assert changed == (mode == 'replay'), mode
+
+    def test_results_are_clipped(self):
+        normalizer = RewardNormalizer(clip_value=0.1)
+        with context.replay_context():
+            assert normalizer(torch.randn(50)).abs().max().item() == pytest.approx(0.1)
+        assert normalizer.clip_value == 0.1
+
+    def test_a_normalizer_of_ones_own_is_used(self):
+        own = EMNormalizer(TensorSpec(()), auto_update=False)
+        assert RewardNormalizer(normalizer=own).normalizer is own
+        with pytest.raises(ValueError, match='update_mode'):
+            RewardNormalizer(update_mode='pretrain')
+
+
+class TestComposition:
+
+    def test_transformers_are_applied_in_order_and_keep_their_own_states(self):
+        spec = IMAGE
+        transformer = create_data_transformer(
+            [UntransformedTimeStep, FrameStacker, ImageScaleTransformer, lambda **kw: RewardScaling(2.0, **kw)], spec)
+        assert isinstance(transformer, SequentialDataTransformer)
+        assert transformer.stack_size == 4
+        assert transformer.transformed_observation_spec == BoundedTensorSpec((8, 3), torch.float32, -1., 1.)
+        steps = history(12, 2, spec)
+        found = rolled_out(transformer, steps)
+        stacked = rolled_out(FrameStacker(spec), steps).observation
+        torch.testing.assert_close(found.observation, stacked.float() / 127.5 - 1)
+        assert torch.equal(found.untransformed.observation, steps.observation)
+        assert torch.equal(found.reward, steps.reward * 2)
+        buffer = stored(steps, max_length=20)
+        batch, info = buffer.gather_all()
+        result = transformer.transform_experience(add_batch_info(batch, info, buffer)).time_step
+        for (path, a), b in zip(nest.flatten_with_path(result), nest.flatten(found)):
+            torch.testing.assert_close(a, b.transpose(0, 1), msg=path)
+
+    @pytest.mark.parametrize('ctors,message', [
+        ([ImageScaleTransformer, FrameStacker], 'FrameStacker has to come before ImageScaleTransformer'),
+        ([lambda **kw: RewardScaling(2.0, **kw), FrameStacker], 'FrameStacker has to come before RewardScaling'),
+        ([FrameStacker, UntransformedTimeStep], 'UntransformedTimeStep has to come first'),
+        ([FrameStacker, FrameStacker], 'stacked twice'),
+    ])
+    def test_a_wrong_order_is_refused(self, ctors, message):
+        with pytest.raises(ValueError, match=message):
+            create_data_transformer(ctors, IMAGE)
+
+    @pytest.mark.parametrize('ctor', [None, [], IdentityDataTransformer, [IdentityDataTransformer]])
+    def test_without_transformers_nothing_changes(self, ctor):
+        transformer = create_data_transformer(ctor, IMAGE)
+        step = time_step(sample(IMAGE, 2))
+        assert transformer.transform_timestep(step, ())[0] is step
+        assert transformer.transformed_observation_spec is IMAGE and transformer.state_spec == ()
+        assert transformer.stack_size == 1
+
+    def test_the_spec_of_the_result_needs_the_spec_of_the_observation(self):
+        with pytest.raises(ValueError, match='observation_spec'):
+            UntransformedTimeStep().transformed_observation_spec
+
+    def test_a_conf_file_sets_arguments_of_what_it_lists(self):
+        gin.parse_config("""
+            RewardScaling.scale = 0.25
+            FrameStacker.stack_size = 2
+            data_transformer.RewardClipping.minmax = (0, 1)
+            """)
+        transformer = create_data_transformer([FrameStacker, RewardScaling, RewardClipping], IMAGE)
+        assert transformer.stack_size == 2
+        result, _ = transformer.transform_timestep(
+            time_step(sample(IMAGE, 2), reward=torch.tensor([2.0, 8.0])), zeros_from_spec(transformer.state_spec, 2))
+        assert result.reward.tolist() == [0.5, 1.0]
+
+
+def test_a_goal_within_the_threshold_is_reached():
+    goal = torch.zeros(1, 3, 2)
+    achieved = torch.tensor([[[0.03, 0.03], [0.04, 0.04], [1.0, 0.0]]])
+    assert dt.l2_dist_close_reward_fn(achieved, goal).tolist() == [[0.0, -1.0, -1.0]]
+    assert dt.l2_dist_close_reward_fn(achieved, goal, threshold=0.06).tolist() == [[0.0, 0.0, -1.0]]
+    assert dt.l2_dist_close_reward_fn(achieved[..., 0], goal[..., 0]).tolist() == [[0.0, 0.0, -1.0]]
