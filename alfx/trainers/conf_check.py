@@ -1,8 +1,10 @@
 """What a conf builds, in words: specs as they flow, parameters and their optimizers, memory of the replay buffer.
 
-``python -m alfx.bin.check`` prints it. Each function takes what a trainer has built and returns lines.
+``python -m alfx.bin.check`` prints what :func:`check` yields; the other functions make its parts.
 """
 
+import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +13,62 @@ from torch import nn
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.config import TrainerConfig
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec, TensorSpec
 
-__all__ = ['spec_lines', 'parameter_lines', 'memory_lines', 'nested_spec_lines', 'replay_bytes']
+__all__ = ['check', 'shorten', 'spec_lines', 'parameter_lines', 'memory_lines', 'nested_spec_lines', 'replay_bytes']
+
+
+def check(root_dir: str, conf_file: str = '') -> Iterator[str]:
+    """Build what the loaded conf describes and train until parameters have been updated once.
+
+    Args:
+        root_dir: an empty folder for what the run writes.
+        conf_file: for the record.
+
+    Yields:
+        Lines of text.
+
+    Raises:
+        ConfError: the conf is wrong.
+    """
+    from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
+    config = TrainerConfig(root_dir=root_dir, conf_file=conf_file)
+    is_rl = config.ml_type == 'rl'
+    trainer = RLTrainer(config) if is_rl else SLTrainer(config)
+    algorithm = trainer.algorithm
+    shorten(config, trainer._env.batch_size if is_rl else 1)
+    if is_rl:
+        yield from spec_lines(trainer._env, algorithm)
+        yield ''
+    yield from parameter_lines(algorithm)
+    yield ''
+    yield from memory_lines(algorithm)
+    yield ''
+    started = time.perf_counter()
+    trainer.train()
+    what = 'epoch' if not is_rl else 'iteration' if config.num_iterations == 1 else 'iterations'
+    yield f'{config.num_iterations} {what} in {time.perf_counter() - started:.1f} seconds'
+    if algorithm.train_info_spec is not None:
+        yield from nested_spec_lines('train info', algorithm.train_info_spec)
+
+
+def shorten(config: TrainerConfig, batch_size: int) -> None:
+    """Change a configuration to run for as many iterations as the first update of parameters takes.
+
+    Args:
+        config: the configuration of a trainer that has not started.
+        batch_size: number of environments.
+    """
+    config.num_env_steps = 0
+    config.num_iterations = 1
+    if config.ml_type == 'rl' and config.initial_collect_steps:
+        steps = (config.mini_batch_length or 1) + 1  # of each environment: enough to sample a sequence
+        config.initial_collect_steps = min(config.initial_collect_steps, steps * batch_size)
+        config.num_iterations = math.ceil(steps / config.unroll_length) + 1
+    config.num_checkpoints = min(config.num_checkpoints, 1)
+    config.async_eval = False
+    config.num_eval_episodes = config.num_eval_environments
 
 
 def spec_lines(env: Any, algorithm: Any) -> list[str]:
@@ -21,7 +76,7 @@ def spec_lines(env: Any, algorithm: Any) -> list[str]:
 
     Args:
         env: the batched environment.
-        algorithm: the root algorithm; after its first training step the list also tells what it trains on.
+        algorithm: the root algorithm.
     """
     parts = [
         ('observation of the environment', env.observation_spec()),
@@ -32,7 +87,6 @@ def spec_lines(env: Any, algorithm: Any) -> list[str]:
         ('rollout state', algorithm.rollout_state_spec),
         ('rollout info', algorithm.rollout_info_spec),
         ('stored in the replay buffer', algorithm.experience_spec),
-        ('train info', algorithm.train_info_spec),
     ]
     lines = [f'environments: {env.batch_size}']
     for title, spec in parts:

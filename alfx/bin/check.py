@@ -1,0 +1,43 @@
+"""Check a conf file: build everything, run one iteration, and tell what came of it.
+
+Example:
+
+  python -m alfx.bin.check --conf sac_pendulum --conf_param 'TrainerConfig.mini_batch_size=128'
+
+Prints the specs as they flow, the parameters with their optimizers, and the memory that the replay buffer will take;
+then trains for one iteration in a temporary folder, and lists the bindings that nothing has used. The exit code is 0
+if the conf is right, 1 if there are unused bindings, 2 if it is wrong.
+"""
+
+import tempfile
+
+from alfx import gin_utils
+from alfx.bin import flags
+
+flags.define_conf_flags(root_dir=False)
+
+
+def main(argv: list[str]) -> int:
+    """Check the conf that the flags name.
+
+    Returns:
+        The exit code.
+    """
+    del argv
+    from alfx.trainers import conf_check
+    conf = flags.conf_from_flags()
+    try:
+        with tempfile.TemporaryDirectory(prefix='alfx_check_') as root_dir:
+            for line in conf_check.check(root_dir, conf.conf_file):
+                print(line, flush=True)
+        unused = gin_utils.unused_bindings()
+    finally:
+        gin_utils.clear()
+    for binding in unused:
+        print(f'unused: {binding.location}: {binding}')
+    print(f'{len(unused)} unused bindings' if unused else 'every binding is used')
+    return 1 if unused else 0
+
+
+if __name__ == '__main__':
+    flags.run(main)
