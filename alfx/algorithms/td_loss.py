@@ -40,8 +40,10 @@ class TDLoss(nn.Module):
         ValueError: ``gamma`` or ``td_lambda`` is out of [0, 1].
     """
 
+    _gamma: Tensor
+
     def __init__(self, gamma: float | Sequence[float] = 0.99,
-                 td_error_loss_fn: Callable[[Tensor, Tensor], Tensor] = losses.element_wise_squared_loss,
+                 td_error_loss_fn: Callable[..., Tensor] = losses.element_wise_squared_loss,
                  td_lambda: float = 0.95, normalize_target: bool = False, debug_summaries: bool = False,
                  name: str = 'TDLoss'):
         super().__init__()
@@ -161,6 +163,8 @@ class TDQRLoss(TDLoss):
     Raises:
         ValueError: ``td_lambda`` is neither 0 nor 1, or ``gamma`` is out of [0, 1].
     """
+
+    _fractions: Tensor
 
     def __init__(self, num_quantiles: int = 50, gamma: float | Sequence[float] = 0.99,
                  td_error_loss_fn: Callable[[Tensor], Tensor] = losses.huber_function, td_lambda: float = 1.0,

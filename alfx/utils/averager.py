@@ -4,6 +4,7 @@ The state is in buffers, hence in a checkpoint. Nothing is updated in evaluation
 after ``.eval()``. The arithmetic is in :mod:`alfx.utils.running_stats`.
 """
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ class _Averager(nn.Module):
         self._name = name
         self._structure = nest.structure(tensor_spec)
         self._stats = make_stats(tensor_spec, make)
-        self._stats_list = list(self._stats.values())
+        self._stats_list: list[Any] = list(self._stats.values())
 
     def update(self, tensor: NestedTensor) -> None:
         """Take in one batch, averaged over its leading dimensions; nothing in evaluation.

@@ -1,8 +1,9 @@
-"""Distributions over vectors of real numbers: diagonal normal, Beta and Cauchy, and transformed ones.
+"""Distributions over vectors of real numbers: diagonal normal, Beta and Cauchy.
 
 They are subclasses of torch's with closed forms in the place of layers of wrappers: making one costs about a
 microsecond. All names are importable from :mod:`alfx.utils.dist_utils`.
 """
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +15,7 @@ from torch.distributions import constraints
 
 from alfx.gin_utils import register_function
 from alfx.utils import dist_nests
-from alfx.utils.dist_nests import TransformChain, shape_of
-from alfx.utils.dist_transforms import AffineTransform, is_elementwise
+from alfx.utils.dist_nests import shape_of
 from alfx.utils.discrete_distributions import sum_event
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -55,7 +55,7 @@ class _DiagonalBase(td.Independent):
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Samples ``[*sample_shape, ..., D]`` without gradient."""
         with torch.no_grad():
-            return self.rsample(sample_shape)
+            return self.rsample(torch.Size(sample_shape))
 
 
 class DiagMultivariateNormal(_DiagonalBase):
@@ -77,32 +77,32 @@ class DiagMultivariateNormal(_DiagonalBase):
         return shape_of(self.loc)
 
     @property
-    def base_dist(self) -> td.Normal:  # type: ignore[override]
+    def base_dist(self) -> td.Normal:
         """The same normals, one for each element."""
         return td.Normal(self.loc, self.scale, validate_args=False)
 
     @property
-    def support(self) -> constraints.Constraint:  # type: ignore[override]
+    def support(self) -> constraints.Constraint:
         """All real vectors."""
         return constraints.independent(constraints.real, self.reinterpreted_batch_ndims)
 
     @property
-    def mean(self) -> Tensor:  # type: ignore[override]
+    def mean(self) -> Tensor:
         """Mean, ``[..., D]``."""
         return self.loc
 
     @property
-    def mode(self) -> Tensor:  # type: ignore[override]
+    def mode(self) -> Tensor:
         """Mode, ``[..., D]``."""
         return self.loc
 
     @property
-    def stddev(self) -> Tensor:  # type: ignore[override]
+    def stddev(self) -> Tensor:
         """Standard deviation, ``[..., D]``."""
         return self.scale
 
     @property
-    def variance(self) -> Tensor:  # type: ignore[override]
+    def variance(self) -> Tensor:
         """Variance of each element, ``[..., D]``."""
         return self.scale.square()
 
@@ -176,12 +176,12 @@ class Beta(td.Beta):
             self._validate_args = True
 
     @property
-    def concentration1(self) -> Tensor:  # type: ignore[override]
+    def concentration1(self) -> Tensor:
         """alpha."""
         return self._concentration1
 
     @property
-    def concentration0(self) -> Tensor:  # type: ignore[override]
+    def concentration0(self) -> Tensor:
         """beta."""
         return self._concentration0
 
@@ -198,14 +198,14 @@ class Beta(td.Beta):
         return torch.Size()
 
     @property
-    def mode(self) -> Tensor:  # type: ignore[override]
+    def mode(self) -> Tensor:
         """The most probable value; where both ends are equally so, the middle."""
         alpha, beta = self._concentration1, self._concentration0
         inner = (alpha - 1.0) / (alpha + beta - 2.0).clamp_min(torch.finfo(alpha.dtype).tiny)
         end = torch.where(alpha == beta, 0.5, (alpha > beta).to(alpha.dtype))
         return torch.where((alpha > 1.0) & (beta > 1.0), inner, end)
 
-    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:  # type: ignore[override]
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Samples ``[*sample_shape, ...]`` with gradient."""
         sample = self._dirichlet.rsample(torch.Size(sample_shape)).select(-1, 0)
         eps = torch.finfo(sample.dtype).eps if self._eps is None else self._eps
@@ -279,7 +279,7 @@ class StableCauchy(td.Cauchy):
     def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = False):
         super().__init__(loc, scale, validate_args=validate_args)
 
-    def rsample(self, sample_shape: Sequence[int] = (), clipping_value: float = 0.49) -> Tensor:  # type: ignore[override]
+    def rsample(self, sample_shape: Sequence[int] = (), clipping_value: float = 0.49) -> Tensor:
         """Samples ``[*sample_shape, ...]`` with gradient.
 
         Args:
@@ -295,6 +295,10 @@ class StableCauchy(td.Cauchy):
     def mode(self) -> Tensor:
         """The median."""
         return self.loc
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> 'StableCauchy':
+        """The same distribution with its batch dimensions expanded to ``batch_shape``."""
+        return StableCauchy(self.loc.expand(batch_shape), self.scale.expand(batch_shape))
 
 
 class DiagMultivariateCauchy(_Diagonal):
@@ -319,148 +323,6 @@ class DiagMultivariateCauchy(_Diagonal):
         return self.base_dist.scale
 
 
-class TransformedDistribution(td.TransformedDistribution):
-    """``y = f(x)`` for ``x`` of ``base_dist`` and a chain ``f`` of elementwise bijections.
-
-    It remembers its last sample with all intermediate values, so that the log-density of an action which it drew
-    is computed from the ``x`` it came from. Only for an action from elsewhere is the chain inverted.
-
-    Args:
-        base_dist: distribution over vectors (or numbers).
-        transforms: applied in this order; tensors in them (loc and scale of an affine one) must broadcast to the
-            event, hence have no batch dimensions.
-
-    Raises:
-        ValueError: a transform is not elementwise; ``torch.distributions.TransformedDistribution`` takes those.
-    """
-
-    _validate_args = False
-    _last: list[Tensor] | None = None
-
-    def __init__(self, base_dist: td.Distribution, transforms: td.Transform | Sequence[td.Transform]):
-        self.base_dist = base_dist
-        self.transforms = [transforms] if isinstance(transforms, td.Transform) else list(transforms)
-        for transform in self.transforms:
-            if not is_elementwise(transform):
-                raise ValueError(f'{type(transform).__name__} is not elementwise; use '
-                                 'torch.distributions.TransformedDistribution')
-
-    @property
-    def _batch_shape(self) -> torch.Size:  # type: ignore[override]
-        return getattr(self.base_dist, 'batch_shape', torch.Size())
-
-    @property
-    def _event_shape(self) -> torch.Size:  # type: ignore[override]
-        return getattr(self.base_dist, 'event_shape', torch.Size())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``f(x)``."""
-        return self._forward(x)[-1]
-
-    def _forward(self, x: Tensor) -> list[Tensor]:
-        values = [x]
-        for t in self.transforms:
-            values.append(t(values[-1]) if isinstance(t, td.ComposeTransform) else t._call(values[-1]))
-        return values
-
-    def _inverse(self, y: Tensor) -> list[Tensor]:
-        values = [y]
-        for t in reversed(self.transforms):
-            values.append(t.inv(values[-1]) if isinstance(t, td.ComposeTransform) else t._inverse(values[-1]))
-        return values[::-1]
-
-    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:  # type: ignore[override]
-        """Samples ``[*sample_shape, ...]`` with gradient."""
-        self._last = self._forward(self.base_dist.rsample(torch.Size(sample_shape)))
-        return self._last[-1]
-
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:  # type: ignore[override]
-        """Samples ``[*sample_shape, ...]`` without gradient."""
-        with torch.no_grad():
-            self._last = self._forward(self.base_dist.sample(torch.Size(sample_shape)))
-        return self._last[-1]
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density of ``value``; exact if it is the last sample of this distribution."""
-        last = self._last
-        values = last if last is not None and last[-1] is value else self._inverse(value)
-        log_prob = self.base_dist.log_prob(values[0])
-        event_shape = self._event_shape
-        for transform, x, y in zip(self.transforms, values, values[1:]):
-            if isinstance(transform, AffineTransform):
-                log_prob = log_prob - transform.summed_log_det(event_shape)
-            else:
-                log_prob = log_prob - sum_event(transform.log_abs_det_jacobian(x, y), len(event_shape))
-        return log_prob
-
-    @property
-    def mode(self) -> Tensor:  # type: ignore[override]
-        """``f`` of the mode of the base distribution.
-
-        That is the median of ``y`` for a symmetric base, and its mode only if ``f`` is affine: the mode of a
-        strongly squashed distribution lies at the limits, which is of no use as a greedy action.
-        """
-        return self.forward(self.base_dist.mode)
-
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
-        """The same distribution with its batch dimensions expanded to ``batch_shape``."""
-        return self._like(self.base_dist.expand(torch.Size(batch_shape)))
-
-    def _like(self, base_dist: Any) -> Any:
-        new = object.__new__(type(self))
-        new.base_dist, new.transforms = base_dist, self.transforms
-        return new
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != '_last'}
-
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self.base_dist}, {self.transforms})'
-
-
-class AffineTransformedDistribution(TransformedDistribution):
-    """``y = loc + scale * x`` for ``x`` of ``base_dist``.
-
-    Args:
-        base_dist: distribution over vectors (or numbers).
-        loc: offset, a number or a tensor that broadcasts to the event.
-        scale: factor, likewise; not 0.
-    """
-
-    def __init__(self, base_dist: td.Distribution, loc: Tensor | float, scale: Tensor | float):
-        super().__init__(base_dist, AffineTransform(loc, scale))
-
-    @property
-    def loc(self) -> Tensor | float:
-        """Offset."""
-        return self.transforms[0].loc
-
-    @property
-    def scale(self) -> Tensor | float:
-        """Factor."""
-        return self.transforms[0].scale
-
-    def entropy(self) -> Tensor:
-        """Differential entropy: that of the base plus ``log |scale|`` for each element of the event."""
-        scale = torch.as_tensor(self.scale).abs().log()
-        return self.base_dist.entropy() + scale.expand(self._event_shape).sum()
-
-    @property
-    def mean(self) -> Tensor:  # type: ignore[override]
-        """Mean."""
-        return self.loc + self.scale * self.base_dist.mean
-
-    @property
-    def variance(self) -> Tensor:  # type: ignore[override]
-        """Variance of each element."""
-        return self.scale**2 * self.base_dist.variance
-
-    @property
-    def stddev(self) -> Tensor:  # type: ignore[override]
-        """Standard deviation of each element."""
-        return abs(self.scale) * self.base_dist.stddev
-
-
 def _rebuild_normal(params: tuple[Any, ...], ndims: int) -> DiagMultivariateNormal:
     dist = object.__new__(DiagMultivariateNormal)
     dist.loc, dist.scale = params
@@ -476,9 +338,13 @@ def _rebuild_beta(params: tuple[Any, ...], eps: float | None) -> Beta:
 
 
 def _with_base(cls: type, base: Any) -> Any:
-    dist = object.__new__(cls)
+    dist: Any = object.__new__(cls)
     dist.base_dist = base
     return dist
+
+
+def _rebuild_diagonal(cls: type, params: tuple[Any, ...], static: None) -> Any:
+    return _with_base(cls, params[0])
 
 
 def _rebuild_cauchy(params: tuple[Any, ...], static: None) -> StableCauchy:
@@ -497,15 +363,7 @@ def _register() -> None:
     dist_nests.register(StableCauchy, ('loc', 'scale'), lambda d: ((d.loc, d.scale), None), _rebuild_cauchy)
     for cls in (DiagMultivariateBeta, DiagMultivariateCauchy):
         dist_nests.register(cls, ('base', ), lambda d: ((d.base_dist, ), None),
-                            lambda params, static, cls=cls: _with_base(cls, params[0]))
-    for cls in (TransformedDistribution, AffineTransformedDistribution):
-
-        def rebuild(params: tuple[Any, ...], chain: TransformChain, cls: type = cls) -> Any:
-            dist = _with_base(cls, params[0])
-            dist.transforms = chain.transforms
-            return dist
-
-        dist_nests.register(cls, ('base', ), lambda d: ((d.base_dist, ), TransformChain(d.transforms)), rebuild)
+                            functools.partial(_rebuild_diagonal, cls))
 
 
 _register()

@@ -104,7 +104,7 @@ class Categorical(td.Categorical):
                                  f'{self._param[~torch.isfinite(top)][:3]}')
 
     @property
-    def logits(self) -> Tensor:  # type: ignore[override]
+    def logits(self) -> Tensor:
         """Normalized log-probabilities ``[..., N]``."""
         log_probs = self._log_probs
         # What was computed without gradients (by an earlier caller under no_grad) is no use to one who needs them.
@@ -114,7 +114,7 @@ class Categorical(td.Categorical):
         return log_probs
 
     @property
-    def probs(self) -> Tensor:  # type: ignore[override]
+    def probs(self) -> Tensor:
         """Probabilities ``[..., N]``."""
         return torch.softmax(self._param, -1)
 
@@ -131,7 +131,7 @@ class Categorical(td.Categorical):
         return torch.Size()
 
     @property
-    def mode(self) -> Tensor:  # type: ignore[override]
+    def mode(self) -> Tensor:
         """The most probable category, the first of equals: int64 ``[...]``."""
         return self._param.argmax(-1)
 
@@ -182,12 +182,12 @@ class ShiftedCategorical(Categorical):
         return new  # type: ignore[return-value]
 
     @property
-    def support(self) -> constraints.Constraint:  # type: ignore[override]
+    def support(self) -> constraints.Constraint:
         """The values that can be drawn."""
         return constraints.integer_interval(self.start, self.start + self._num_events - 1)
 
     @property
-    def mode(self) -> Tensor:  # type: ignore[override]
+    def mode(self) -> Tensor:
         """The most probable value."""
         return super().mode + self.start
 
@@ -246,7 +246,7 @@ class DiagMultivariateCategorical(td.Independent):
         self._base = Categorical(logits=logits)
 
     @property
-    def base_dist(self) -> Categorical:  # type: ignore[override]
+    def base_dist(self) -> Categorical:
         """The categoricals over ``0 .. N - 1`` of all components."""
         return self._base
 
@@ -269,7 +269,7 @@ class DiagMultivariateCategorical(td.Independent):
         return _start_tensor(self._start, tuple(self._event_shape), device)
 
     @property
-    def mode(self) -> Tensor:  # type: ignore[override]
+    def mode(self) -> Tensor:
         """The most probable value of each component."""
         mode = self._base.mode
         return mode + self._shift(mode.device) if self._start else mode
@@ -364,7 +364,7 @@ class OneHotCategoricalStraightThrough(td.OneHotCategoricalStraightThrough):
         return dist_nests.shape_of(self._categorical._param)[-1:]
 
     @property
-    def mode(self) -> Tensor:  # type: ignore[override]
+    def mode(self) -> Tensor:
         """One-hot vector of the most probable category, without gradient."""
         return self._one_hot(self._categorical.mode)
 

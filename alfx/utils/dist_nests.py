@@ -3,6 +3,7 @@
 Every class is registered once with :func:`register`; the classes of this package register themselves where they
 are defined, those of torch at the end of this module. Read next: :mod:`alfx.utils.dist_utils`.
 """
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import torch.distributions as td
 
 from alfx import nest
 
+_MISSING = object()
 _SCRATCH = frozenset(('_cached_x_y', '_cache_size', '_inv', '_log_det'))
 
 
@@ -129,7 +131,8 @@ def _register_elementwise(cls: type[td.Distribution], names: tuple[str, ...]) ->
 
 
 def _form(dist: Any) -> tuple[str]:
-    return ('logits', ) if 'logits' in dist.__dict__ else ('probs', )
+    # torch keeps what was given as _param, and caches the other form beside it once that is asked for.
+    return ('probs', ) if dist.__dict__.get('probs', _MISSING) is dist._param else ('logits', )
 
 
 def _rebuild_categorical(cls: type[td.Distribution], params: tuple[Any, ...], form: str) -> Any:
@@ -198,10 +201,11 @@ def _register_torch() -> None:
     _register_elementwise(td.Gamma, ('concentration', 'rate'))
     _register_elementwise(td.Exponential, ('rate', ))
     register(td.Categorical, _form, lambda d: ((d._param, ), _form(d)[0]),
-             lambda params, form: _rebuild_categorical(td.Categorical, params, form))
-    for cls in (td.OneHotCategorical, td.OneHotCategoricalStraightThrough):
-        register(cls, lambda d: _form(d._categorical), lambda d: ((d._categorical._param, ), _form(d._categorical)[0]),
-                 lambda params, form, cls=cls: _rebuild_one_hot(cls, params, form))
+             functools.partial(_rebuild_categorical, td.Categorical))
+    for one_hot in (td.OneHotCategorical, td.OneHotCategoricalStraightThrough):
+        register(one_hot, lambda d: _form(d._categorical),
+                 lambda d: ((d._categorical._param, ), _form(d._categorical)[0]),
+                 functools.partial(_rebuild_one_hot, one_hot))
     register(td.Bernoulli, _form, lambda d: ((d._param, ), _form(d)[0]), _rebuild_bernoulli)
     register(td.Beta, ('concentration', ), lambda d: ((d._dirichlet.concentration, ), None), _rebuild_beta)
     register(td.Independent, ('base', ), lambda d: ((d.base_dist, ), d.reinterpreted_batch_ndims),

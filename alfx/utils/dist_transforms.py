@@ -91,8 +91,8 @@ class AffineTransform(_Affine):
 class _Elementwise(td.Transform):
     """Base of the increasing elementwise bijections of this module."""
 
-    domain = constraints.real
-    codomain = constraints.real
+    domain: constraints.Constraint = constraints.real
+    codomain: constraints.Constraint = constraints.real
     bijective = True
     sign = +1
 
@@ -103,7 +103,7 @@ class _Elementwise(td.Transform):
         return ()
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self._settings() == other._settings()  # type: ignore[attr-defined]
+        return type(self) is type(other) and self._settings() == other._settings()
 
     def __hash__(self) -> int:
         return hash((type(self), self._settings()))
@@ -113,7 +113,10 @@ class _Elementwise(td.Transform):
 
     def with_cache(self, cache_size: int = 1) -> td.Transform:
         """The same transform, keeping its last pair if ``cache_size`` is 1 and nothing if it is 0."""
-        return self if self._cache_size == cache_size else type(self)(*self._settings(), cache_size=cache_size)
+        if self._cache_size == cache_size:
+            return self
+        cls: Any = type(self)
+        return cls(*self._settings(), cache_size=cache_size)
 
 
 @configurable(module=_MODULE)

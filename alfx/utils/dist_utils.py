@@ -3,8 +3,9 @@
 Every function takes a nest of distributions (one distribution is a nest too), and of tensors with the same
 structure. ``B`` stands for the batch dimensions. The distributions and transforms themselves are defined in
 :mod:`alfx.utils.discrete_distributions`, :mod:`alfx.utils.continuous_distributions`,
-:mod:`alfx.utils.distributions` and :mod:`alfx.utils.dist_transforms`, and can be imported from here;
-:mod:`alfx.utils.dist_nests` makes them nodes of a nest; :mod:`alfx.utils.entropy_targets` holds target entropies.
+:mod:`alfx.utils.distributions`, :mod:`alfx.utils.transformed_distributions` and :mod:`alfx.utils.dist_transforms`,
+and can be imported from here. :mod:`alfx.utils.dist_nests` makes them nodes of a nest;
+:mod:`alfx.utils.entropy_targets` holds target entropies.
 """
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +17,8 @@ from torch import Tensor
 from alfx import nest, tensor_specs
 from alfx.gin_utils import register_function
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
-from alfx.utils.continuous_distributions import (AffineTransformedDistribution, Beta, DiagMultivariateBeta,
-                                                 DiagMultivariateCauchy, DiagMultivariateNormal, StableCauchy,
-                                                 TransformedDistribution)
+from alfx.utils.continuous_distributions import (Beta, DiagMultivariateBeta, DiagMultivariateCauchy,
+                                                 DiagMultivariateNormal, StableCauchy)
 from alfx.utils.discrete_distributions import (Categorical, DiagMultivariateCategorical,
                                                OneHotCategoricalGumbelSoftmax, OneHotCategoricalStraightThrough,
                                                ShiftedCategorical, categorical_from_spec, num_categories)
@@ -29,6 +29,7 @@ from alfx.utils.dist_transforms import (AbsTransform, AffineTransform, ExpTransf
 from alfx.utils.distributions import (TruncatedCauchy, TruncatedDistribution, TruncatedNormal, TruncatedT2)
 from alfx.utils.entropy_targets import (calc_default_max_entropy, calc_default_target_entropy,
                                         calc_default_target_entropy_quantized, calc_uniform_log_prob)
+from alfx.utils.transformed_distributions import AffineTransformedDistribution, TransformedDistribution
 
 __all__ = [
     'AbsTransform', 'AffineTransform', 'AffineTransformedDistribution', 'Beta', 'Categorical',

@@ -139,12 +139,12 @@ class TruncatedDistribution(td.Distribution):
         return self._upper
 
     @property
-    def support(self) -> constraints.Constraint:  # type: ignore[override]
+    def support(self) -> constraints.Constraint:
         """The box."""
         return constraints.independent(constraints.interval(self._lower, self._upper), 1)
 
     @property
-    def mode(self) -> Tensor:  # type: ignore[override]
+    def mode(self) -> Tensor:
         """The point of the box nearest to ``loc``."""
         low, high = (torch.as_tensor(b, dtype=self._loc.dtype, device=self._loc.device)
                      for b in (self._lower, self._upper))
@@ -159,7 +159,7 @@ class TruncatedDistribution(td.Distribution):
         mirrored = a + b > 0
         return torch.where(mirrored, -b, a), torch.where(mirrored, -a, b), mirrored
 
-    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:  # type: ignore[override]
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Samples ``[*sample_shape, ..., D]`` with gradient."""
         a, b, mirrored = self._left_interval()
         low, high = self._its.cdf(a), self._its.cdf(b)
@@ -172,7 +172,7 @@ class TruncatedDistribution(td.Distribution):
         value = self._loc + self._scale * torch.where(mirrored, -x, x)
         return value.clamp(self._lower, self._upper)
 
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:  # type: ignore[override]
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Samples ``[*sample_shape, ..., D]`` without gradient."""
         with torch.no_grad():
             return self.rsample(sample_shape)
@@ -243,7 +243,7 @@ def _register() -> None:
     for cls in (TruncatedDistribution, TruncatedNormal, TruncatedCauchy, TruncatedT2):
 
         def rebuild(params: tuple[Any, ...], box: _Box, cls: type = cls) -> Any:
-            dist = object.__new__(cls)
+            dist: Any = object.__new__(cls)
             dist._loc, dist._scale = params
             dist._lower, dist._upper, dist._its = box.lower, box.upper, box.its
             return dist

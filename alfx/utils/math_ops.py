@@ -173,10 +173,9 @@ def weighted_reduce_mean(x: Tensor, weight: Tensor, dim: int | Sequence[int] = (
         dim: dimensions to reduce; ``()``: all.
     """
     weight = weight.to(x.dtype).expand_as(x)
-    if dim == ():
-        dim = tuple(range(x.dim()))
-    total = weight.sum(dim)
-    return (x * weight).sum(dim) / torch.where(total == 0, torch.ones_like(total), total)
+    dims = (dim, ) if isinstance(dim, int) else tuple(dim) or tuple(range(x.dim()))
+    total = weight.sum(dims)
+    return (x * weight).sum(dims) / torch.where(total == 0, torch.ones_like(total), total)
 
 
 def sum_to_leftmost(value: Tensor, dim: int) -> Tensor:

@@ -4,6 +4,7 @@ The statistics are in buffers, hence in a checkpoint, and are never updated in e
 'eval' nor after ``.eval()``. The arithmetic is in :mod:`alfx.utils.running_stats`.
 """
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,7 @@ class Normalizer(nn.Module):
         self._max_dims_to_summarize = max_dims_to_summarize
         self._name = name
         self._stats = make_stats(tensor_spec, self._make_stats)
-        self._stats_list: list[RunningStats] = list(self._stats.values())  # type: ignore[arg-type]
+        self._stats_list: list[Any] = list(self._stats.values())
 
     def _make_stats(self, spec: TensorSpec) -> RunningStats:
         raise NotImplementedError(f'{type(self).__name__} does not say how to average; use WindowNormalizer, '
@@ -87,7 +88,7 @@ class Normalizer(nn.Module):
         Raises:
             ValueError: the structure is not that of the spec.
         """
-        leaves = self._structure.flatten_up_to(tensor)
+        leaves: list[Any] = self._structure.flatten_up_to(tensor)
         return self._structure.unflatten([self._normalize(stats, leaf, clip_value)
                                           for stats, leaf in zip(self._stats_list, leaves)])
 
@@ -110,7 +111,7 @@ class Normalizer(nn.Module):
 
     def _summarize(self) -> None:
         with summary.scope(self._name):
-            for path, stats in self._stats.items():
+            for path, stats in zip(self._stats, self._stats_list):
                 mean, variance = (moment.reshape(-1) for moment in stats.moments())
                 path = path.rstrip('/')
                 for i in range(min(mean.shape[0], self._max_dims_to_summarize)):

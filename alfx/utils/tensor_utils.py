@@ -62,11 +62,10 @@ def explained_variance(ypred: Tensor, y: Tensor, valid_mask: Tensor | None = Non
     weight = torch.ones_like(y) if valid_mask is None else valid_mask.to(y.dtype)
 
     def variance(x: Tensor) -> Tensor:
-        reduce = {} if dim is None else {'dim': dim, 'keepdim': True}
-        count = weight.sum(**reduce).clamp_min(1.0)
-        centred = x - (x * weight).sum(**reduce) / count
-        result = (centred.square() * weight).sum(**reduce) / count
-        return result if dim is None else result.squeeze(dim)
+        count = weight.sum(dim, keepdim=True).clamp_min(1.0)
+        centred = x - (x * weight).sum(dim, keepdim=True) / count
+        result = (centred.square() * weight).sum(dim, keepdim=True) / count
+        return result.reshape(()) if dim is None else result.squeeze(dim)
 
     total = variance(y)
     return torch.where(total > 0, 1.0 - variance(y - ypred) / total, torch.nan)

@@ -4,6 +4,7 @@ Time runs along the first dimension. ``reward[t]`` and ``discount[t]`` belong to
 the environment's (0 at a termination, 1 at a truncation) times gamma. A LAST step has no successor: whatever stands
 after it belongs to another episode and never flows into it; its own value may still bootstrap the step before.
 """
+import functools
 from typing import Any
 
 import torch
@@ -146,7 +147,7 @@ def generalized_advantage_estimation(rewards: Tensor, values: Tensor, step_types
         ValueError: the shapes disagree, or T < 2.
     """
     if not time_major:
-        return _batch_major(lambda *x: generalized_advantage_estimation(*x, td_lambda=td_lambda), rewards, values,
+        return _batch_major(functools.partial(generalized_advantage_estimation, td_lambda=td_lambda), rewards, values,
                             step_types, discounts)
     discounts = _check(rewards, values, step_types, discounts)
     mask = _has_successor(step_types, values)

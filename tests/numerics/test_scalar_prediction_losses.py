@@ -1,0 +1,88 @@
+"""Losses that predict a scalar: their minimum is the target, in every encoding."""
+import pytest
+import torch
+
+from alfx.utils import losses
+from alfx.utils.math_ops import Log1pTransform, Sqrt1pTransform, SqrtLinearTransform
+
+TRANSFORMS = [None, SqrtLinearTransform(), Sqrt1pTransform(), Log1pTransform(alpha=3)]
+BINNED = [losses.DiscreteRegressionLoss, losses.OrderedDiscreteRegressionLoss]
+
+
+def minimize(loss, target, size):
+    pred = torch.zeros(target.shape[0], size, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([pred], max_iter=300, line_search_fn='strong_wolfe')
+
+    def closure():
+        optimizer.zero_grad()
+        total = loss(pred, target).sum()
+        total.backward()
+        return total
+
+    optimizer.step(closure)
+    return pred.detach()
+
+
+@pytest.mark.parametrize('transform', TRANSFORMS, ids=lambda t: type(t).__name__)
+@pytest.mark.parametrize('after_mean', [False, True])
+@pytest.mark.parametrize('cls', BINNED)
+def test_the_expectation_of_the_best_prediction_is_the_target(cls, after_mean, transform):
+    loss = cls(transform=transform, inverse_after_mean=after_mean)
+    target = torch.tensor([-2.3, -0.4, 0.0, 1.0, 3.7], dtype=torch.float64)
+    pred = minimize(loss, target, 12)
+    torch.testing.assert_close(loss.calc_expectation(pred), target, atol=0.02, rtol=0)
+
+
+def test_targets_beyond_the_last_bin_are_clipped_to_it():
+    # 5 bins at -2 .. 2
+    loss = losses.DiscreteRegressionLoss()
+    certain = torch.tensor([[0.0, 0.0, 0.0, 0.0, 50.0]])
+    assert loss(certain, torch.tensor([100.0])).item() == pytest.approx(0.0, abs=1e-5)
+    assert loss.calc_expectation(certain).item() == pytest.approx(2.0)
+
+
+def test_two_hot_cross_entropy_worked_out_by_hand():
+    # Target 0.25 with 3 bins at -1, 0, 1: weights 0.75 on 0 and 0.25 on 1; uniform prediction: log 3.
+    loss = losses.DiscreteRegressionLoss()
+    assert loss(torch.zeros(1, 3), torch.tensor([0.25])).item() == pytest.approx(1.098612, abs=1e-5)
+    # logits (0, 1, 2): log-probabilities -2.407606, -1.407606, -0.407606 -> 0.75 * 1.407606 + 0.25 * 0.407606
+    assert loss(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([0.25])).item() == pytest.approx(1.157606, abs=1e-5)
+
+
+@pytest.mark.parametrize('cls', BINNED)
+@pytest.mark.parametrize('size', [8, 21])
+def test_the_initial_bias_predicts_about_zero(cls, size):
+    bias = torch.empty(size)
+    loss = cls(transform=SqrtLinearTransform())
+    loss.initialize_bias(bias)
+    assert abs(loss.calc_expectation(bias.unsqueeze(0)).item()) < 0.6
+
+
+@pytest.mark.parametrize('transform', TRANSFORMS, ids=lambda t: type(t).__name__)
+def test_square_loss_inverts_its_transform(transform):
+    loss = losses.SquareLoss(transform)
+    target = torch.tensor([-5.0, 0.0, 2.0])
+    pred = target if transform is None else transform.transform(target)
+    torch.testing.assert_close(loss(pred, target), torch.zeros(3))
+    torch.testing.assert_close(loss.calc_expectation(pred), target)
+
+
+@pytest.mark.parametrize('after_mean', [False, True])
+def test_quantile_regression_predicts_a_certain_target(after_mean):
+    transform = Sqrt1pTransform()
+    loss = losses.QuantileRegressionLoss(transform=transform, inverse_after_mean=after_mean)
+    target = torch.tensor([4.0, -1.0])
+    pred = transform.transform(target).unsqueeze(-1).expand(2, 5)
+    torch.testing.assert_close(loss(pred, target), torch.zeros(2))
+    torch.testing.assert_close(loss.calc_expectation(pred), target)
+    assert losses.QuantileRegressionLoss().calc_expectation(torch.tensor([[1.0, 3.0]])).item() == 2.0
+
+
+def test_mean_squared_loss_averages_all_but_the_batch():
+    pred, target = torch.randn(4, 3, 2), torch.randn(4, 3, 2)
+    loss = losses.MeanSquaredLoss()(pred, target)
+    torch.testing.assert_close(loss.loss, 0.5 * (pred - target).square().mean((1, 2)))
+    assert losses.MeanSquaredLoss(batch_dims=2)(pred, target).loss.shape == (4, 3)
+    assert losses.MeanSquaredLoss(batch_dims=3)(pred, target).loss.shape == (4, 3, 2)
+    with pytest.raises(ValueError, match='differ in shape'):
+        losses.MeanSquaredLoss()(pred, target[:2])
