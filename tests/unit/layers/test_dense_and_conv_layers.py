@@ -1,0 +1,157 @@
+"""FC, Conv2D, ConvTranspose2D and their stacks."""
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from alfx import layers
+
+N = 3
+
+
+def relu_(x):
+    return torch.relu_(x)
+
+
+KINDS = ('FC', 'Conv2D', 'ConvTranspose2D')
+
+
+def layer_and_stack(kind, **kwargs):
+    """A layer, a stack of three, and the shape of an input of it."""
+    if kind == 'FC':
+        return layers.FC(4, 5, **kwargs), layers.ParallelFC(4, 5, N, **kwargs), (4, )
+    kwargs['strides'] = (1, 2) if kind == 'Conv2D' else 2
+    kwargs['padding'] = 1 if kind == 'Conv2D' else (1, 0)
+    if kind == 'ConvTranspose2D':
+        kwargs['output_padding'] = 1
+    return (getattr(layers, kind)(2, 5, (3, 2), **kwargs),
+            getattr(layers, 'Parallel' + kind)(2, 5, (3, 2), N, **kwargs), (2, 6, 7))
+
+
+def assert_stack_equals_layers(single, stack, shape):
+    stack.train(), single.train()
+    for inputs in (torch.randn(7, *shape), torch.randn(7, N, *shape)):
+        before = inputs.clone()
+        outputs = stack(inputs)
+        assert torch.equal(inputs, before)
+        for i in range(N):
+            with torch.no_grad():
+                for own, stacked in zip(single.parameters(), stack.parameters(), strict=True):
+                    own.copy_(stacked.view(N, *own.shape)[i])
+            own_inputs = inputs if inputs.ndim == len(shape) + 1 else inputs[:, i]
+            torch.testing.assert_close(outputs[:, i], single(own_inputs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('options', [{}, dict(activation=relu_), dict(use_bias=False),
+                                     dict(use_bn=True, use_bias=True), dict(bias_init_value=0.5)])
+def test_a_stack_computes_what_its_layers_compute_one_by_one(kind, options):
+    single, stack, shape = layer_and_stack(kind, **options)
+    assert_stack_equals_layers(single, stack, shape)
+    made = single.make_parallel(N)
+    assert type(made) is type(stack)
+    assert {k: v.shape for k, v in made.state_dict().items()} == {k: v.shape for k, v in stack.state_dict().items()}
+
+
+@pytest.mark.parametrize('kind', KINDS[:2])
+def test_a_stack_with_layer_norm_computes_what_its_layers_compute(kind):
+    single, stack, shape = layer_and_stack(kind, use_ln=True, activation=torch.tanh)
+    for parameter in stack.parameters():
+        nn.init.normal_(parameter)
+    assert_stack_equals_layers(single, stack, shape)
+
+
+def test_fc_is_activation_of_an_affine_map():
+    layer = layers.FC(3, 2, torch.relu_, bias_init_value=0.25)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[1.0, 2.0, 3.0], [-1.0, 0.0, 1.0]]))
+    # 1*1 + 2*0 + 3*(-1) + 0.25 = -1.75 -> 0; -1 - 1 + 0.25 < 0; and with x = (0, 1, 0): 2.25, 0.25
+    assert layer(torch.tensor([[1.0, 0.0, -1.0], [0.0, 1.0, 0.0]])).tolist() == [[0.0, 0.0], [2.25, 0.25]]
+    assert layer(torch.zeros(4, 5, 3)).shape == (4, 5, 2)
+    assert (layer.input_size, layer.output_size) == (3, 2)
+
+
+def test_fc_with_batch_norm_takes_several_batch_dimensions():
+    layer = layers.FC(3, 2, use_bn=True)
+    x = torch.randn(4, 5, 3)
+    torch.testing.assert_close(layer(x), layer(x.flatten(0, 1)).view(4, 5, 2))
+
+
+def test_layer_norm_of_convolutions_is_over_channels_and_positions():
+    layer = layers.Conv2D(2, 3, 2, activation=lambda x: x, use_ln=True)
+    y = layer(torch.randn(4, 2, 5, 5))
+    torch.testing.assert_close(y.flatten(1).mean(1), torch.zeros(4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(y.flatten(1).std(1, unbiased=False), torch.ones(4), atol=1e-3, rtol=0)
+
+
+def test_transposed_convolution_is_that_of_torch():
+    layer = layers.ConvTranspose2D(2, 3, 4, activation=torch.tanh, strides=2, padding=1, bias_init_value=0.1)
+    x = torch.randn(2, 2, 5, 5)
+    expected = torch.tanh(F.conv_transpose2d(x, layer.weight, torch.full((3, ), 0.1), stride=2, padding=1))
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_each_layer_of_a_stack_is_initialised_like_a_single_one():
+    stack = layers.ParallelFC(200, 300, N, torch.relu_)
+    expected = (2 / 200)**0.5
+    assert all(abs(float(stack.weight[i].detach().std()) / expected - 1) < 0.02 for i in range(N))
+    assert not torch.equal(stack.weight[0], stack.weight[1])
+    conv = layers.ParallelConvTranspose2D(50, 40, 3, N, lambda x: x)
+    # variance scaling counts the inputs of a unit: 40 * 9 uses of the transposed kernel are 50 * 9 inputs
+    assert abs(float(conv.weight[0].detach().std()) * (50 * 9)**0.5 - 1) < 0.02
+
+
+def test_initialisers_and_optimizer_arguments_are_used():
+    layer = layers.FC(3, 4, kernel_initializer=nn.init.ones_, bias_initializer=lambda b: b.fill_(7.0),
+                      weight_opt_args={'lr': 1.0}, bias_opt_args={'lr': 2.0})
+    assert bool((layer.weight == 1).all()) and bool((layer.bias == 7).all())
+    assert (layer.weight.opt_args, layer.bias.opt_args) == ({'lr': 1.0}, {'lr': 2.0})
+    stack = layer.make_parallel(2)
+    assert bool((stack.weight == 1).all()) and bool((stack.bias == 7).all())
+    assert (stack.weight.opt_args, stack.bias.opt_args) == ({'lr': 1.0}, {'lr': 2.0})
+    assert layers.copy_module(layer).weight.opt_args == {'lr': 1.0}
+    assert layers.Conv2D(1, 2, 3, weight_opt_args={'lr': 3.0}).weight.opt_args == {'lr': 3.0}
+    assert not hasattr(layers.FC(3, 4).weight, 'opt_args')
+
+
+def test_the_initialisation_of_torch_can_be_chosen():
+    torch.manual_seed(5)
+    ours = layers.FC(30, 40, use_torch_init=True)
+    torch.manual_seed(5)
+    theirs = nn.Linear(30, 40)
+    assert torch.equal(ours.weight, theirs.weight) and torch.equal(ours.bias, theirs.bias)
+    torch.manual_seed(5)
+    ours = layers.Conv2D(3, 4, 5, use_torch_init=True)
+    torch.manual_seed(5)
+    theirs = nn.Conv2d(3, 4, 5)
+    assert torch.equal(ours.weight, theirs.weight) and torch.equal(ours.bias, theirs.bias)
+
+
+def test_a_convolution_with_batch_norm_has_no_bias_unless_asked():
+    assert layers.Conv2D(1, 2, 3, use_bn=True).bias is None
+    assert layers.Conv2D(1, 2, 3, use_bn=True, use_bias=True).bias is not None
+    assert layers.Conv2D(1, 2, 3).bias is not None
+
+
+def test_arguments_that_exclude_each_other_are_refused():
+    for ctor in (layers.FC, lambda *a, **k: layers.ParallelFC(*a, 2, **k), lambda *a, **k: layers.Conv2D(*a, 3, **k)):
+        with pytest.raises(ValueError, match='use_bn=True and use_ln=True'):
+            ctor(2, 3, use_bn=True, use_ln=True)
+        with pytest.raises(ValueError, match='use_torch_init=True and kernel_initializer'):
+            ctor(2, 3, use_torch_init=True, kernel_initializer=nn.init.ones_)
+
+
+def test_inputs_of_a_wrong_shape_are_refused_by_stacks():
+    with pytest.raises(ValueError, match=r'expected \[B, 4\] or \[B, 3, 4\], found \[7, 2, 4\]'):
+        layers.ParallelFC(4, 5, 3)(torch.zeros(7, 2, 4))
+    with pytest.raises(ValueError, match=r'found \[7, 2, 2, 6, 6\]'):
+        layers.ParallelConv2D(2, 5, 3, 3)(torch.zeros(7, 2, 2, 6, 6))
+
+
+def test_resetting_draws_new_weights_and_forgets_statistics():
+    layer = layers.FC(3, 4, use_bn=True)
+    before = layer.weight.clone()
+    layer(torch.randn(8, 3) + 5)
+    layer.reset_parameters()
+    assert not torch.equal(layer.weight, before)
+    assert not layer._norm.running_mean.any()

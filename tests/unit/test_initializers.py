@@ -1,0 +1,85 @@
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from alfx.initializers import activation_gain, variance_scaling_init
+from alfx.utils.math_ops import identity
+
+
+def test_the_gain_keeps_the_second_moment_behind_the_activation():
+    # relu passes half of a standard normal: E[relu(z)^2] = 1/2
+    assert activation_gain(torch.relu_) == pytest.approx(math.sqrt(2), rel=1e-4)
+    # E[(leaky z)^2] = (1 + 0.04) / 2
+    assert activation_gain(partial(F.leaky_relu, negative_slope=0.2)) == pytest.approx(math.sqrt(2 / 1.04), rel=1e-4)
+    assert activation_gain(identity) == 1.0
+    assert activation_gain(lambda x: x) == pytest.approx(1.0, rel=1e-4)
+    assert activation_gain(nn.ReLU(inplace=True)) == pytest.approx(math.sqrt(2), rel=1e-4)
+    # z^2 has second moment E[z^4] = 3
+    assert activation_gain(torch.square) == pytest.approx(1 / math.sqrt(3), rel=1e-3)
+    z = torch.randn(2_000_000)
+    for f in (torch.tanh, torch.sigmoid, F.elu, F.softplus):
+        assert activation_gain(f) == pytest.approx(float(f(z).square().mean())**-0.5, rel=2e-3)
+
+
+def test_what_is_not_elementwise_or_is_zero_has_gain_one():
+    assert activation_gain(partial(torch.softmax, dim=-1)) == 1.0
+    assert activation_gain(lambda x: x.sum(dim=-1)) == 1.0
+    assert activation_gain(torch.zeros_like) == 1.0
+    assert activation_gain(nn.Softmax(dim=-1)) == 1.0
+
+
+@pytest.mark.parametrize('distribution', ['truncated_normal', 'normal', 'untruncated_normal', 'uniform'])
+def test_the_standard_deviation_is_gain_over_the_root_of_the_fan(distribution):
+    weight = torch.empty(300, 200, 3, 2)
+    # fan in 200 * 3 * 2 = 1200
+    assert variance_scaling_init(weight, gain=3.0, distribution=distribution) is weight
+    assert float(weight.std()) == pytest.approx(3 / math.sqrt(1200), rel=0.01)
+    assert abs(float(weight.mean())) < 1e-3
+    if distribution == 'truncated_normal':
+        assert float(weight.abs().max()) <= 2 * 3 / math.sqrt(1200) / 0.8796 + 1e-6
+    if distribution == 'uniform':
+        assert float(weight.abs().max()) <= math.sqrt(3) * 3 / math.sqrt(1200) + 1e-6
+
+
+def test_the_fan_is_counted_by_mode_and_transposition():
+    def std(**kwargs):
+        return float(variance_scaling_init(torch.empty(400, 100, 2), **kwargs).std())
+
+    assert std() == pytest.approx(200**-0.5, rel=0.02)
+    assert std(mode='fan_out') == pytest.approx(800**-0.5, rel=0.02)
+    assert std(mode='fan_avg') == pytest.approx(500**-0.5, rel=0.02)
+    assert std(transposed=True) == pytest.approx(800**-0.5, rel=0.02)
+
+
+def test_the_activation_counts_with_fan_in_only_and_if_asked_for():
+    def std(**kwargs):
+        return float(variance_scaling_init(torch.empty(500, 500), nonlinearity=torch.relu_, **kwargs).std())
+
+    assert std() == pytest.approx(math.sqrt(2 / 500), rel=0.02)
+    assert std(calc_gain_after_activation=False) == pytest.approx(math.sqrt(1 / 500), rel=0.02)
+    assert std(mode='fan_out') == pytest.approx(math.sqrt(1 / 500), rel=0.02)
+
+
+def test_a_gain_of_zero_gives_zeros():
+    for distribution in ('truncated_normal', 'normal', 'uniform'):
+        assert not variance_scaling_init(torch.ones(3, 3), gain=0.0, distribution=distribution).any()
+
+
+def test_the_signal_keeps_its_size_through_a_deep_network():
+    x = torch.randn(64, 256)
+    for _ in range(20):
+        x = torch.relu(x @ variance_scaling_init(torch.empty(256, 256), nonlinearity=torch.relu).T)
+    assert 0.3 < float(x.square().mean()) < 3.0
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match="unknown mode 'fan'"):
+        variance_scaling_init(torch.empty(2, 2), mode='fan')
+    with pytest.raises(ValueError, match="unknown distribution 'cauchy'"):
+        variance_scaling_init(torch.empty(2, 2), distribution='cauchy')
+    with pytest.raises(ValueError, match='at least 2 dimensions'):
+        variance_scaling_init(torch.empty(2))
