@@ -121,7 +121,7 @@ def main() -> None:
     from benchmark_peers import PEERS, WORKLOADS
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('workloads', nargs='*', choices=list(WORKLOADS), help='default: all of them')
+    parser.add_argument('workloads', nargs='*', metavar='workload', help=f'{", ".join(WORKLOADS)}; default: all of them')
     parser.add_argument('--peers', nargs='+', choices=list(PEERS), default=['alfx', 'sb3', 'bare', 'sbx'],
                         help='the first is the one that the others are compared with')
     parser.add_argument('--rounds', type=int, default=3)
@@ -131,6 +131,9 @@ def main() -> None:
     parser.add_argument('--measure', choices=list(PEERS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     names = args.workloads or list(WORKLOADS)
+    for name in names:
+        if name not in WORKLOADS:
+            parser.error(f'there is no workload {name!r}; there are {", ".join(WORKLOADS)}')
     if args.measure:
         _measure_here(args.measure, names[0], args.steps, args.seed)
         return

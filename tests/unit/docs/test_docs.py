@@ -1,0 +1,95 @@
+"""What the documentation says is tried here: its code, its confs, its tables, its links."""
+import csv
+import dataclasses
+import importlib
+import pathlib
+import re
+
+import pytest
+
+from alfx import gin_utils
+from alfx.algorithms.config import TrainerConfig
+from alfx.trainers.policy_trainer import RLTrainer
+
+ROOT = pathlib.Path(__file__).parents[3]
+PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+_FILE = re.compile(r'<!-- file: (\S+) -->\n```\w*\n(.*?)```', re.DOTALL)
+_ROW = re.compile(r'^\| `(\w+)`( †)? \| (.*?) \| (.+) \|$', re.MULTILINE)
+
+
+def files_of(page):
+    """The files that a page tells the reader to save, by name."""
+    return dict(_FILE.findall((ROOT / 'docs' / page).read_text()))
+
+
+def config_rows():
+    """{field: (marked as not available, default as text)} of the tables in write_a_conf.md."""
+    text = (ROOT / 'docs' / 'write_a_conf.md').read_text()
+    return {name: (bool(mark), default.strip('`')) for name, mark, default, _ in _ROW.findall(text)}
+
+
+def test_the_table_of_the_configuration_has_every_field_with_its_default():
+    expected = {field.name: 'required' if field.name in ('root_dir', 'algorithm_ctor') else repr(field.default)
+                for field in dataclasses.fields(TrainerConfig)}
+    assert {name: default for name, (_, default) in config_rows().items()} == expected
+
+
+def other_value(field):
+    if field.name == 'offline_buffer_dir':
+        return 'somewhere'
+    return not field.default if isinstance(field.default, bool) else field.default + 1
+
+
+@pytest.mark.parametrize('name', [name for name, (marked, _) in config_rows().items() if marked])
+def test_a_field_marked_as_not_available_is_refused(name, tmp_path):
+    field = next(field for field in dataclasses.fields(TrainerConfig) if field.name == name)
+    with pytest.raises(gin_utils.ConfError, match=f'(?s){name}.*not available'):
+        TrainerConfig(root_dir=str(tmp_path), algorithm_ctor=dict, whole_replay_buffer_training=False,
+                      mini_batch_length=2, **{name: other_value(field)})
+
+
+def test_a_flag_that_is_not_marked_is_accepted(tmp_path):
+    flags = {field.name: not field.default for field in dataclasses.fields(TrainerConfig)
+             if isinstance(field.default, bool) and not config_rows()[field.name][0]}
+    TrainerConfig(root_dir=str(tmp_path), algorithm_ctor=dict, mini_batch_length=2, **flags)
+
+
+def test_the_algorithm_of_the_tutorial_learns(tmp_path, monkeypatch):
+    for name, text in files_of('write_an_algorithm.md').items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    gin_utils.load('reinforce_cart_pole.gin', ['TrainerConfig.num_env_steps = 50000', 'TrainerConfig.random_seed = 1'])
+    RLTrainer(TrainerConfig(root_dir='run')).train()
+    with open('run/progress.csv') as file:
+        returns = [float(row['average_return']) for row in csv.DictReader(file) if row['average_return']]
+    # a random policy gets 22 from CartPole
+    assert max(returns) > 120
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_every_conf_file_of_a_page_is_right(page, tmp_path, monkeypatch):
+    files = dict(_FILE.findall(page.read_text()))
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in files:
+        if name.endswith('.gin'):
+            gin_utils.load(str(tmp_path / name))
+            TrainerConfig(root_dir=str(tmp_path / 'run'))
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_file_leads_somewhere(page):
+    targets = re.findall(r'\]\((?!https?:)([^)#]+)', page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_every_function_that_the_tour_of_an_iteration_names_exists():
+    text = (ROOT / 'docs' / 'how_an_iteration_runs.md').read_text()
+    named = re.findall(r'`(\w+)/(\w+)\.py: ([\w.]+)`', text)
+    assert len(named) > 10
+    for package, module, path in named:
+        target = importlib.import_module(f'alfx.{package}.{module}')
+        for part in path.split('.'):
+            target = getattr(target, part)
