@@ -59,17 +59,23 @@ class ConfError(ValueError):
         return ConfError, (self.problems,)
 
 
-def nearest_name(name: str, candidates: Sequence[str]) -> Optional[str]:
-    """The candidate that ``name`` most likely was meant to be, or None if none is near."""
+def nearest_name(name: str, candidates: Sequence[str], cutoff: float = 0.7) -> Optional[str]:
+    """The candidate that ``name`` most likely was meant to be, or None if none is near.
+
+    Args:
+        name: what was written.
+        candidates: what it may have been meant to be.
+        cutoff: similarity in [0, 1] that the candidate has to have.
+    """
     candidates = list(dict.fromkeys(candidates))
     same_but_case = [c for c in candidates if c.lower() == name.lower()]
-    matches = same_but_case or difflib.get_close_matches(name, candidates, n=1, cutoff=0.7)
+    matches = same_but_case or difflib.get_close_matches(name, candidates, n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 
-def hint_nearest(name: str, candidates: Sequence[str]) -> str:
+def hint_nearest(name: str, candidates: Sequence[str], cutoff: float = 0.7) -> str:
     """``did you mean 'x'?`` for the nearest candidate, or '' if none is near."""
-    nearest = nearest_name(name, candidates)
+    nearest = nearest_name(name, candidates, cutoff)
     return f"did you mean '{nearest}'?" if nearest else ''
 
 

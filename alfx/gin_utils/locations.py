@@ -121,8 +121,8 @@ def explain(error: Exception, selector: str, scope: Sequence[str]) -> None:
     for name, binding in in_effect.items():
         names_it = innermost and name != 'name' and re.search(rf'\b{re.escape(name)}\b', text)
         if names_it or (isinstance(binding.value, str) and len(binding.value) >= 3 and binding.value in text):
-            problem = Problem(binding.location, f'{owner}.{name} = {binding.value!r}: {text}')
-            raise ConfError([problem]).with_traceback(error.__traceback__) from error
+            message = text if text.startswith(f'{owner}.{name}') else f'{owner}.{name} = {binding.value!r}: {text}'
+            raise ConfError([Problem(binding.location, message)]).with_traceback(error.__traceback__) from error
     if in_effect and innermost:
         setattr(error, _EXPLAINED, True)
         lines = '\n'.join(f'  {binding.location}: {binding}' for binding in in_effect.values())

@@ -122,7 +122,7 @@ def _fit_scalar(value: Any, kind: Any) -> Any:
 
 
 def _fit_sequence(value: Any, base: Any, arguments: tuple) -> Any:
-    hint = f'write ({value!r},) for a tuple of one' if isinstance(value, (int, float, str)) else ''
+    hint = f'write ({value!r},) for a tuple of one' if _is_element(value, arguments) else ''
     _require(isinstance(value, (list, tuple)), value, hint)
     if not arguments:
         return value
@@ -130,6 +130,13 @@ def _fit_sequence(value: Any, base: Any, arguments: tuple) -> Any:
         _require(len(value) == len(arguments), value, f'it needs {len(arguments)} elements')
         return type(value)(_fit(item, argument) for item, argument in zip(value, arguments))
     return type(value)(_fit(item, arguments[0]) for item in value)
+
+
+def _is_element(value: Any, arguments: tuple) -> bool:
+    """Whether brackets around ``value`` would make it right."""
+    if not isinstance(value, (int, float, str)):
+        return False
+    return not arguments or check(value, arguments[0])[0] is None
 
 
 def _fit_class_reference(value: Reference, annotation: Any) -> Any:
