@@ -94,7 +94,7 @@ def test_a_scoped_reference_makes_instances_of_the_class_itself():
     gin.parse_config('''
         Parent.x = 5
         inner/Parent.x = 6
-        load.name = @inner/Parent()
+        suite_toy.load.name = @inner/Parent()
     ''')
     made, _ = load()
     assert type(made) is Parent and made.x == 6
@@ -164,7 +164,7 @@ def test_step_functions_are_bound_by_scope():
 
 
 def test_step_functions_are_plain_inside_containers_partials_and_macros():
-    gin.parse_config(['act = @elu', 'Parent.x = [(@relu, 1), {"a": %act}]', 'load.wrappers = %act'])
+    gin.parse_config(['act = @elu', 'Parent.x = [(@relu, 1), {"a": %act}]', 'suite_toy.load.wrappers = %act'])
     (first, one), mapping = Parent().x
     assert first is torch.relu and one == 1 and mapping == {'a': F.elu}
     assert load(name=1)[1] is F.elu
