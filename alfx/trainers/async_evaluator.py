@@ -189,9 +189,8 @@ def _serve(jobs: Any, reports: Any, conf_file: str, settings: dict[str, Any]) ->
     gin_utils.load(conf_file)
     config = TrainerConfig(root_dir=settings['root_dir'])
     config.random_seed = settings['random_seed']
-    seed = building.evaluation_seed(config.random_seed)
-    random_state.set_random_seed(seed)
-    env = building.create_eval_environment(config, config.num_eval_environments, seed)
+    random_state.set_random_seed(config.random_seed)
+    env = building.create_eval_environment(config, config.num_eval_environments, nonparallel=True)
     algorithm = building.create_algorithm(config, env, trains=False)
     log = EvalLog(config.root_dir, config)
     while (job := _next_job(jobs)).type != 'stop':

@@ -1,12 +1,9 @@
 """From a configuration to an environment and an algorithm; shared by training, evaluation and play."""
-import logging
 from typing import Any
 
 from alfx import context
 from alfx.algorithms.config import TrainerConfig
 from alfx.gin_utils import ConfError
-
-logger = logging.getLogger(__name__)
 
 
 def create_algorithm(config: TrainerConfig, env: Any, trains: bool) -> Any:
@@ -33,22 +30,18 @@ def create_algorithm(config: TrainerConfig, env: Any, trains: bool) -> Any:
     return algorithm
 
 
-def create_eval_environment(config: TrainerConfig, num_environments: int, seed: int | None) -> Any:
-    """Environments to evaluate or play in.
+def create_eval_environment(config: TrainerConfig, num_environments: int, nonparallel: bool | None = None) -> Any:
+    """Environments to evaluate or play in, with other random numbers than those of training.
 
     Args:
-        config: the configuration of the run.
-        num_environments: how many; one is created in this process.
-        seed: of the environments.
+        config: ``random_seed``.
+        num_environments: how many.
+        nonparallel: step them in this process; None for what the conf says, if there is more than one.
     """
     from alfx.environments.utils import create_environment
-    return create_environment(for_evaluation=True, num_parallel_environments=num_environments, seed=seed,
-                              **({'nonparallel': True} if num_environments == 1 else {}))
-
-
-def evaluation_seed(random_seed: int) -> int:
-    """A seed for the environments of evaluations, other than those of training."""
-    return (random_seed + 1_000_003) % 2**31
+    options = {'nonparallel': True} if num_environments == 1 or nonparallel else {}
+    return create_environment(for_evaluation=True, num_parallel_environments=num_environments,
+                              seed=config.random_seed, **options)
 
 
 def set_epsilon_greedy(algorithm: Any, epsilon_greedy: float) -> None:

@@ -194,8 +194,7 @@ class SyncEvaluator:
         """
         if self._env is None:
             with random_state.preserved():
-                self._env = building.create_eval_environment(self._config, self._config.num_eval_environments,
-                                                             building.evaluation_seed(self._config.random_seed))
+                self._env = building.create_eval_environment(self._config, self._config.num_eval_environments)
         walltime = time.time()
         result = evaluate(self._env, algorithm, self._config.num_eval_episodes)
         self._log.write(result, context.get_global_counter(), step_metrics, walltime)

@@ -175,7 +175,7 @@ class Trainer:
 
     def _temporary_checkpoint_is_due(self) -> bool:
         wait = max(_TEMPORARY_CHECKPOINT_SECONDS, self._save_seconds / _TEMPORARY_CHECKPOINT_SHARE)
-        return time.monotonic() - self._last_save > wait
+        return time.monotonic() - self._last_save > wait and not self._is_finished()
 
     def _show_progress(self) -> None:
         if self._display.is_due():

@@ -1,4 +1,5 @@
 """What the trainer itself writes: metrics, throughput, the conf, ``progress.csv``."""
+import logging
 import os
 import re
 import time
@@ -10,6 +11,8 @@ from torch import nn
 import alfx
 from alfx import context, gin_utils, summary
 from alfx.trainers import run_files
+
+logger = logging.getLogger(__name__)
 
 _COLUMNS = ('iteration', 'global_counter', 'env_steps', 'episodes', 'seconds', 'average_return', 'average_length',
             'steps_per_second')
@@ -54,7 +57,10 @@ class RunSummary:
                'steps_per_second': rate.get('environment_steps_per_second', '')}
         losses = {tag: value for tag, value in self.writer.latest_scalars.items() if _LOSS.search(tag)}
         self.writer.latest_scalars.clear()
-        self._table.append({**row, **losses})
+        try:
+            self._table.append({**row, **losses})
+        except OSError as error:  # as with event files: the run goes on, and its next checkpoint tells if it cannot
+            logger.error('progress.csv cannot be written: %s', error)
 
     def cut(self, global_counter: int) -> None:
         """Remove the rows of ``progress.csv`` that are later than ``global_counter``."""

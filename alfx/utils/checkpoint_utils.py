@@ -143,6 +143,7 @@ class Checkpointer:
             raise CheckpointError(f'{path} has no part {", ".join(map(repr, missing))}; it holds {", ".join(states)}')
         for name, module in self._modules.items():
             state = _fill_in(module, states[name], name, ignored_parameter_prefixes, ignore_unexpected)
+            _check_keys(path, name, module, state)
             try:
                 module.load_state_dict(state, **(load_options or {}).get(name, {}))
             except (RuntimeError, ValueError, KeyError) as error:
@@ -417,3 +418,14 @@ def _fill_in(module: Any, state: dict[str, Any], name: str, ignored: Sequence[st
     if ignore_unexpected:
         state = {key: value for key, value in state.items() if key in own}
     return {**{key: value for key, value in state.items() if not key.startswith(prefixes)}, **kept}
+
+
+def _check_keys(path: str, name: str, module: Any, state: dict[str, Any]) -> None:
+    """Raise an error that names what is missing or too much, before anything is loaded."""
+    own = module.state_dict()
+    problems = [f'{what} {", ".join(keys)}' for what, keys in (('it lacks', [k for k in own if k not in state]),
+                                                             ('not expected are', [k for k in state if k not in own]))
+                if keys]
+    if problems:
+        raise CheckpointError(f'{path} does not fit what is to be loaded, part {name!r}: {"; ".join(problems)}; was it '
+                              'written by another conf?')

@@ -1,0 +1,172 @@
+"""Tests of evaluation: unbiased, without traces in training, in this process and in another one."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+from trainer_fakes import SmallPolicy, WalkEnv, make_config
+
+from alfx import AlgStep, context
+from alfx.trainers import building, random_state
+from alfx.trainers.async_evaluator import Evaluator, load_policy_state, policy_state
+from alfx.trainers.evaluator import SyncEvaluator, evaluate, read_results
+
+
+@pytest.fixture
+def algorithm(tmp_path):
+    return building.create_algorithm(make_config(tmp_path), WalkEnv(), trains=False)
+
+
+def test_short_episodes_are_not_favoured(algorithm):
+    """Episodes of 2 steps and return 0 in one environment, of 50 steps and return 50 in the other: mean 25. Taking the
+    first ten that end would give a mean of 0."""
+    result = evaluate(WalkEnv(2, lengths=[2, 50]), algorithm, 10)
+    statistics = result.statistics()
+    assert sorted(result.returns) == [0.0] * 5 + [50.0] * 5
+    assert (statistics['episodes'], statistics['average_return'], statistics['average_length']) == (10, 25.0, 26.0)
+
+
+@pytest.mark.parametrize('num_episodes, batch_size', [(1, 4), (3, 4), (4, 4), (10, 4), (7, 1)])
+def test_exactly_the_episodes_asked_for_are_measured(algorithm, num_episodes, batch_size):
+    result = evaluate(WalkEnv(batch_size), algorithm, num_episodes)
+    assert len(result.returns) == len(result.lengths) == num_episodes
+    assert all(2 <= length < 9 for length in result.lengths)
+
+
+def test_statistics_by_hand(algorithm):
+    result = evaluate(WalkEnv(4, lengths=[1, 2, 3, 4]), algorithm, 4)
+    # returns 0, 2, 0, 4: mean 1.5, deviation sqrt((2.25 + .25 + 2.25 + 6.25) / 3) = 1.914854; t(.975, 3) = 3.182446
+    statistics = result.statistics()
+    assert statistics['average_return'] == 1.5
+    assert statistics['std_return'] == pytest.approx(1.914854)
+    assert statistics['ci95_return'] == pytest.approx(3.182446 * 1.914854 / 2, rel=1e-4)
+
+
+def test_no_episode_is_an_error(algorithm):
+    with pytest.raises(ValueError, match='at least 1'):
+        evaluate(WalkEnv(), algorithm, 0)
+
+
+def test_modes_generators_and_recording_are_as_before(algorithm):
+    frozen = algorithm._net[0].eval()
+    before = random_state.capture()
+    modes = []
+    algorithm._net.register_forward_hook(lambda module, *_: modes.append((module.training, context.is_eval(),
+                                                                          torch.is_grad_enabled())))
+    with context.rollout_context():
+        evaluate(WalkEnv(), algorithm, 3)
+        assert context.is_rollout()
+    assert set(modes) == {(False, True, False)}
+    assert algorithm.training and not frozen.training
+    assert torch.equal(before['torch'], torch.get_rng_state())
+    assert random_state.capture()['python'] == before['python']
+
+
+class Remembering(SmallPolicy):
+    """Its state counts the steps of an episode."""
+
+    def get_initial_predict_state(self, batch_size):
+        return torch.zeros(batch_size)
+
+    def predict_step(self, inputs, state):
+        self.states = getattr(self, 'states', []) + [(inputs.step_type.clone(), state.clone())]
+        return AlgStep(torch.zeros(len(state), dtype=torch.int64), state + 1, ())
+
+
+def test_recurrent_state_is_reset_at_the_first_step_of_each_episode(tmp_path):
+    algorithm = building.create_algorithm(make_config(tmp_path, algorithm_ctor=Remembering), WalkEnv(), trains=False)
+    evaluate(WalkEnv(3), algorithm, 9)
+    step_types = torch.stack([s for s, _ in algorithm.states])
+    states = torch.stack([s for _, s in algorithm.states])
+    assert int((step_types == 0).sum()) >= 6
+    assert bool((states[step_types == 0] == 0).all()) and bool((states[step_types != 0] > 0).all())
+
+
+def test_results_are_written_at_the_counter_of_the_request(tmp_path, algorithm):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    evaluator = SyncEvaluator(WalkEnv(2, lengths=[3, 3]), make_config(tmp_path, num_eval_episodes=4))
+    for counter in (10, 20):
+        context.set_global_counter(counter)
+        evaluator.eval(algorithm, {'EnvironmentSteps': counter * 100, 'Iterations': counter})
+    assert len(evaluator.messages()) == 2 and evaluator.messages() == []
+    evaluator.close()
+    results = read_results(str(tmp_path))
+    assert [(r['global_counter'], r['env_steps'], r['average_return']) for r in results] == [(10, 1000, 1.5),
+                                                                                           (20, 2000, 1.5)]
+    events = EventAccumulator(str(tmp_path / 'eval')).Reload()
+    assert [(e.step, e.value) for e in events.Scalars('Metrics/AverageReturn')] == [(10, 1.5), (20, 1.5)]
+    assert [e.step for e in events.Scalars('Metrics_vs_EnvironmentSteps/AverageReturn')] == [1000, 2000]
+
+
+def test_weights_travel_without_optimizers_and_metrics(tmp_path, algorithm):
+    config = make_config(tmp_path)
+    trained = building.create_algorithm(config, WalkEnv(), trains=True)
+    load_policy_state(algorithm, policy_state(trained))
+    for a, b in zip(trained.parameters(), algorithm.parameters()):
+        assert torch.equal(a, b)
+    state = policy_state(trained)
+    state['_net.0.weight'] = torch.zeros(3, 3)
+    with pytest.raises(ValueError, match='_net.0.weight: expected a tensor of shape \\(8, 2\\), found \\(3, 3\\)'):
+        load_policy_state(algorithm, state)
+
+
+CONF = '''
+import trainer_fakes
+TrainerConfig.algorithm_ctor = @SmallPolicy
+TrainerConfig.random_seed = 3
+TrainerConfig.num_eval_episodes = 3
+TrainerConfig.num_eval_environments = 2
+create_environment.env_load_fn = @load_walk
+create_environment.nonparallel = True
+'''
+
+
+@pytest.fixture
+def conf_file(tmp_path, monkeypatch):
+    """A conf that another process finds the fake algorithm and environment by."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    monkeypatch.setenv('PYTHONPATH', os.pathsep.join([here, os.environ.get('PYTHONPATH', '')]))
+    path = tmp_path / 'conf.gin'
+    path.write_text(CONF)
+    return str(path)
+
+
+def test_another_process_evaluates_and_reports_and_its_death_is_noticed(tmp_path, algorithm, conf_file):
+    config = make_config(tmp_path, num_eval_episodes=3, num_eval_environments=2)
+    evaluator = Evaluator(config, conf_file)
+    for counter in (5, 6):
+        context.set_global_counter(counter)
+        evaluator.eval(algorithm, {'EnvironmentSteps': 10 * counter, 'Iterations': counter})
+    assert read_results(str(tmp_path)) == []  # nothing waits for the result
+    _wait_for(lambda: len(read_results(str(tmp_path))) == 2)
+    os.kill(evaluator._process.pid, signal.SIGKILL)
+    messages = evaluator.messages()
+    _wait_for(lambda: messages.extend(evaluator.messages()) or any('died' in m for m in messages))
+    assert sum('evaluation at' in m for m in messages) == 2
+    context.set_global_counter(7)
+    evaluator.eval(algorithm, {'EnvironmentSteps': 70, 'Iterations': 7})  # in a new process
+    evaluator.close()
+    results = read_results(str(tmp_path))
+    assert [r['global_counter'] for r in results] == [5, 6, 7]
+    assert all(np.isfinite(r['average_return']) and r['episodes'] == 3 for r in results)
+
+
+def test_an_error_in_the_other_process_is_reported_in_its_own_words(tmp_path, algorithm, conf_file):
+    with open(conf_file, 'a', encoding='utf8') as file:
+        file.write("\nSmallPolicy.unknown = 1\n")
+    evaluator = Evaluator(make_config(tmp_path), conf_file)
+    evaluator.eval(algorithm, {})
+    _wait_for(lambda: not evaluator._is_alive())
+    messages = evaluator.messages()
+    assert any('unknown' in m for m in messages) and any('died with exit code 1' in m for m in messages)
+    evaluator.close()
+
+
+def _wait_for(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, 'waited too long'
+        time.sleep(0.05)

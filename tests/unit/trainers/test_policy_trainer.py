@@ -1,0 +1,421 @@
+"""Tests of the schedule, of resuming, and of what happens when a run ends otherwise than planned."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from trainer_fakes import SmallPolicy, SmallRegression, WalkEnv, WalkTrainer, make_config
+
+from alfx import LossInfo, context
+from alfx.algorithms.config import TrainerConfig
+from alfx.engine.update import NonFiniteLossError
+from alfx.trainers import building, run_files
+from alfx.trainers.evaluator import read_results
+from alfx.trainers.policy_trainer import RLTrainer, SLTrainer, compute_summary_or_eval_interval
+from alfx.utils import checkpoint_utils
+from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError, read_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def evaluation_environments(monkeypatch):
+    """Evaluation takes place in the tiny environment as well."""
+    monkeypatch.setattr(building, 'create_eval_environment', lambda config, n: WalkEnv(n))
+
+
+def run(root_dir, trainer=WalkTrainer, stop_after=None, **values):
+    """Train; with ``stop_after`` as if the process were killed after so many iterations."""
+    context.reset()
+    result = trainer(make_config(root_dir, **values))
+    if stop_after is not None:
+        advance = result._advance
+
+        def killed_after():
+            if result._state.iteration == stop_after:
+                raise SystemExit
+            advance()
+
+        result._advance = killed_after
+        with pytest.raises(SystemExit):
+            result.train()
+    else:
+        result.train()
+    return result
+
+
+def parameters(trainer) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in trainer.algorithm.parameters()]
+
+
+def steps(root_dir) -> list[int]:
+    return Checkpointer(run_files.checkpoint_dir(str(root_dir))).steps()
+
+
+def table(root_dir) -> list[dict]:
+    return run_files.read_table(os.path.join(root_dir, 'progress.csv'))
+
+
+# The schedule --------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_spread_over_the_run_and_the_last_one_is_at_its_end(tmp_path):
+    run(tmp_path, num_checkpoints=3)
+    assert steps(tmp_path) == [4, 8, 12]
+
+
+def test_a_run_ends_with_num_env_steps(tmp_path):
+    trainer = run(tmp_path, num_iterations=0, num_env_steps=100)
+    assert 100 <= trainer.current_env_steps() < 120
+    assert trainer.progress() == 1.0
+
+
+def test_an_algorithm_without_replay_ends_with_whichever_limit_comes_first(tmp_path):
+    assert run(tmp_path / 'a', num_iterations=5, num_env_steps=10**6).current_iterations() == 5
+    assert run(tmp_path / 'b', num_iterations=10**6, num_env_steps=100).current_iterations() < 10
+
+
+def test_too_few_iterations_for_the_environment_steps_are_pointed_out(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        run(tmp_path, num_iterations=2, num_env_steps=1000)
+    assert 'the run ends early' in caplog.text
+
+
+def test_summaries_are_written_at_their_interval_and_in_the_first_interval(tmp_path):
+    run(tmp_path / 'a', summary_interval=4)
+    assert [int(row['iteration']) for row in table(tmp_path / 'a')] == [0, 1, 2, 3, 4, 8]
+    run(tmp_path / 'b', summary_interval=4, summarize_first_interval=False)
+    assert [int(row['iteration']) for row in table(tmp_path / 'b')] == [0, 4, 8]
+    run(tmp_path / 'c', num_summaries=2, summarize_first_interval=False)
+    assert [int(row['iteration']) for row in table(tmp_path / 'c')] == [0, 6]
+
+
+def test_progress_table_holds_counters_returns_losses_and_throughput(tmp_path):
+    run(tmp_path)
+    row = table(tmp_path)[-1]
+    assert int(row['env_steps']) > 100 and int(row['episodes']) > 10
+    assert float(row['average_length']) > 0 and float(row['steps_per_second']) > 0
+    assert float(row['loss']) == pytest.approx(float(row['loss/policy']), abs=1.0)
+
+
+def test_schedules_see_the_progress_of_the_run(tmp_path):
+    seen = []
+
+    class Watching(WalkTrainer):
+        def _train_iter(self):
+            seen.append(context.get_all_progresses())
+            super()._train_iter()
+
+    run(tmp_path, Watching, num_iterations=4)
+    assert [p['percent'] for p in seen] == [0, 0.25, 0.5, 0.75]
+    assert [p['iterations'] for p in seen] == [0, 1, 2, 3]
+    assert [p['global_counter'] for p in seen] == [0, 1, 2, 3]
+    assert seen[0]['env_steps'] == 0 < seen[1]['env_steps'] < seen[2]['env_steps']
+
+
+def test_interval_that_gives_a_number_of_calls(tmp_path):
+    config = make_config(tmp_path, num_iterations=1000)
+    assert compute_summary_or_eval_interval(config, batch_size=4, calls=100) == 10
+    config = make_config(tmp_path, num_iterations=0, num_env_steps=2000, unroll_length=5)
+    assert compute_summary_or_eval_interval(config, batch_size=4, calls=10) == 10  # 100 iterations of 20 steps
+
+
+def test_evaluations_take_place_at_their_interval_and_at_the_end(tmp_path):
+    trainer = run(tmp_path, evaluate=True, eval_interval=5, num_eval_episodes=4, num_eval_environments=2)
+    results = read_results(str(tmp_path))
+    assert [r['iteration'] for r in results] == [5, 10, 12]
+    assert all(r['episodes'] == 4 for r in results)
+    assert trainer.algorithm.seen_in_evaluation and not any(trainer.algorithm.seen_in_evaluation)
+    assert trainer.algorithm.training
+
+
+def test_evaluation_does_not_change_training(tmp_path):
+    plain = run(tmp_path / 'a')
+    evaluated = run(tmp_path / 'b', evaluate=True, eval_interval=1, num_eval_episodes=2)
+    for a, b in zip(parameters(plain), parameters(evaluated)):
+        assert torch.equal(a, b)
+
+
+def test_temporary_checkpoints_are_written_in_between_and_the_latest_two_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr('alfx.trainers.policy_trainer._TEMPORARY_CHECKPOINT_SECONDS', 0.0)
+    monkeypatch.setattr('alfx.trainers.policy_trainer._TEMPORARY_CHECKPOINT_SHARE', 1e9)
+    run(tmp_path, num_checkpoints=2)
+    assert steps(tmp_path) == [6, 10, 11, 12]
+
+
+def test_profile_is_written(tmp_path):
+    run(tmp_path, profiling=True)
+    assert 'train_iter' in (tmp_path / 'py_train.INFO').read_text()
+
+
+# Same seed, resume ---------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_parameters_and_another_one_others(tmp_path):
+    first, second, other = (parameters(run(tmp_path / str(i), random_seed=seed)) for i, seed in enumerate((3, 3, 4)))
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+    assert not all(torch.equal(a, b) for a, b in zip(first, other))
+
+
+@pytest.mark.parametrize('killed_at', [0, 3, 6, 11])
+def test_a_killed_run_goes_on_to_the_same_parameters_bit_for_bit(tmp_path, killed_at):
+    whole = run(tmp_path / 'whole')
+    run(tmp_path / 'killed', stop_after=killed_at)
+    resumed = run(tmp_path / 'killed')
+    assert resumed.current_iterations() == 12
+    for a, b in zip(parameters(whole), parameters(resumed)):
+        assert torch.equal(a, b)
+    assert whole.current_env_steps() == resumed.current_env_steps()
+    untimed = [{k: v for k, v in row.items() if k not in ('seconds', 'steps_per_second')}
+               for row in table(tmp_path / 'whole')]
+    assert untimed == [{k: v for k, v in row.items() if k not in ('seconds', 'steps_per_second')}
+                       for row in table(tmp_path / 'killed')]
+
+
+def test_event_files_have_no_record_twice_after_a_resume(tmp_path):
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    run(tmp_path, stop_after=6, evaluate=True, eval_interval=3, num_eval_episodes=2)
+    run(tmp_path, evaluate=True, eval_interval=3, num_eval_episodes=2)
+    for folder, tag in (('train', 'Metrics/EnvironmentSteps'), ('eval', 'Metrics/AverageReturn')):
+        found = [event.step for path in sorted((tmp_path / folder).glob('*tfevents*'))
+                 for event in EventFileLoader(str(path)).Load() for value in event.summary.value if value.tag == tag]
+        assert found == sorted(set(found)) and len(found) >= 4
+    assert [r['iteration'] for r in read_results(str(tmp_path))] == [3, 6, 9, 12]
+
+
+def test_a_random_seed_that_was_drawn_is_kept_when_the_run_is_started_again(tmp_path):
+    first = run(tmp_path, random_seed=None, stop_after=2)
+    second = run(tmp_path, random_seed=None)
+    assert first._config.random_seed == second._config.random_seed
+    assert run(tmp_path / 'other', random_seed=None)._config.random_seed != first._config.random_seed
+
+
+def test_threads_and_precision_are_kept_when_the_run_is_started_again(tmp_path):
+    options = dict(num_threads=None, float32_matmul_precision=None)
+    run(tmp_path, stop_after=5, **options)
+    run_files.StartRecord(str(tmp_path)).write(tuning=[1, 'medium'])
+    before = torch.get_float32_matmul_precision()
+    try:
+        resumed = run(tmp_path, **options)
+        assert resumed._state.tuning == (1, 'highest')  # what the checkpoint says
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_a_finished_run_that_is_started_again_does_nothing(tmp_path):
+    before = parameters(run(tmp_path))
+    rows = table(tmp_path)
+    again = run(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(before, parameters(again)))
+    assert table(tmp_path) == rows and steps(tmp_path) == [4, 8, 12]
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path):
+    whole = run(tmp_path / 'whole', num_iterations=20, num_checkpoints=1)
+    run(tmp_path / 'part', num_iterations=12, num_checkpoints=1)
+    longer = run(tmp_path / 'part', num_iterations=20, num_checkpoints=1)
+    assert all(torch.equal(a, b) for a, b in zip(parameters(whole), parameters(longer)))
+
+
+def test_environments_whose_state_cannot_be_saved_start_new_episodes(tmp_path, caplog):
+    class Forgetful(WalkTrainer):
+        env_options = {'saves_state': False}
+
+    with caplog.at_level(logging.INFO):
+        run(tmp_path, Forgetful, stop_after=6)
+        assert 'cannot be saved' in caplog.text
+        resumed = run(tmp_path, Forgetful)
+    assert 'new episodes begin' in caplog.text
+    assert resumed.current_iterations() == 12
+    assert not any(name.endswith('.env') for name in os.listdir(run_files.checkpoint_dir(str(tmp_path))))
+
+
+def test_a_damaged_latest_checkpoint_costs_only_the_way_from_the_one_before(tmp_path):
+    whole = run(tmp_path / 'whole')
+    run(tmp_path / 'killed', stop_after=10)
+    path = os.path.join(run_files.checkpoint_dir(str(tmp_path / 'killed')), 'ckpt-8')
+    with open(path, 'r+b') as file:
+        file.truncate(1000)
+    resumed = run(tmp_path / 'killed')
+    assert all(torch.equal(a, b) for a, b in zip(parameters(whole), parameters(resumed)))
+
+
+def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
+    class Larger(SmallPolicy):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self._critic = torch.nn.Linear(2, 1)
+
+    run(tmp_path, stop_after=6)
+    with pytest.raises(CheckpointError, match='_critic.weight'):
+        run(tmp_path, algorithm_ctor=Larger)
+
+
+# Other ends ----------------------------------------------------------------------------------------------------
+
+
+class NanAtSix(SmallPolicy):
+    """Its seventh loss is not a number."""
+
+    count = 0
+
+    def calc_loss(self, info):
+        loss_info = super().calc_loss(info)
+        self.count += 1
+        return loss_info._replace(loss=loss_info.loss * float('nan')) if self.count == 7 else loss_info
+
+
+def test_a_nan_loss_ends_the_run_after_a_checkpoint_of_the_good_state(tmp_path):
+    with pytest.raises(NonFiniteLossError, match='loss'):
+        run(tmp_path, algorithm_ctor=NanAtSix)
+    assert steps(tmp_path) == [4, 6]
+    state = read_checkpoint(os.path.join(run_files.checkpoint_dir(str(tmp_path)), 'ckpt-6'))['alg']
+    assert all(bool(torch.isfinite(v).all()) for v in state.values() if isinstance(v, torch.Tensor))
+    expected = parameters(run(tmp_path / 'expected', num_iterations=6))
+    assert torch.equal(state['_net.0.weight'], expected[0])
+
+
+class BreaksAtSix(SmallPolicy):
+    """Raises in its seventh iteration."""
+
+    count = 0
+
+    def train_iter(self):
+        self.count += 1
+        if self.count == 7:
+            raise ZeroDivisionError('broken')
+        return super().train_iter()
+
+
+def test_a_crash_leaves_a_checkpoint_in_a_folder_of_its_own(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path, algorithm_ctor=BreaksAtSix)
+    assert steps(tmp_path) == [4]
+    folder = os.path.join(run_files.checkpoint_dir(str(tmp_path)), 'crash')
+    assert Checkpointer(folder).steps() == [6]
+
+
+def test_environments_are_closed_however_a_run_ends(tmp_path):
+    trainer = WalkTrainer(make_config(tmp_path, algorithm_ctor=BreaksAtSix))
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert trainer._env.closed
+    assert context.get_summary_writer() is None
+
+
+def test_a_disk_that_is_full_ends_the_run_with_a_clear_error(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(checkpoint_utils, '_sync_folder', full)
+    with pytest.raises(CheckpointError, match='cannot be written: No space left on device'):
+        run(tmp_path)
+
+
+def sends(*numbers):
+    """A trainer whose process gets signals at the end of its iteration 5."""
+
+    class Signalled(WalkTrainer):
+        def _advance(self):
+            super()._advance()
+            if self._state.iteration == 5:
+                for number in numbers:
+                    os.kill(os.getpid(), number)
+
+    return Signalled
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_ends_the_run_with_a_checkpoint_from_which_it_goes_on(tmp_path, number, capsys):
+    before = signal.getsignal(number)
+    trainer = run(tmp_path / 'stopped', sends(number))
+    assert trainer.stop_signal == number and trainer.current_iterations() == 5
+    shown = capsys.readouterr().err
+    assert 'stopping after this iteration' in shown and 'same command goes on' in shown
+    assert steps(tmp_path / 'stopped') == [4, 5]
+    assert signal.getsignal(number) is before
+    resumed, whole = run(tmp_path / 'stopped'), run(tmp_path / 'whole')
+    assert all(torch.equal(a, b) for a, b in zip(parameters(resumed), parameters(whole)))
+
+
+def test_a_second_interrupt_stops_at_once(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, sends(signal.SIGINT, signal.SIGINT))
+    assert steps(tmp_path) == [4]
+
+
+def test_sigusr1_asks_for_a_checkpoint_and_the_run_goes_on(tmp_path):
+    run(tmp_path, sends(signal.SIGUSR1))
+    assert steps(tmp_path) == [4, 5, 8, 12]
+
+
+def test_a_run_killed_without_warning_goes_on_to_the_same_parameters(tmp_path):
+    """SIGUSR2 before that shows where the run is."""
+    code = f'''
+        import sys
+        sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r})
+        import signal, torch
+        torch.set_num_threads(1)
+        from test_policy_trainer import make_config, sends
+        sends(signal.SIGUSR2, signal.SIGKILL)(make_config({str(tmp_path / 'killed')!r})).train()
+    '''
+    result = subprocess.run([sys.executable, '-c', textwrap.dedent(code)], capture_output=True, text=True, timeout=100)
+    assert result.returncode == -signal.SIGKILL
+    assert '_advance' in result.stderr
+    assert steps(tmp_path / 'killed') == [4]
+    resumed, whole = run(tmp_path / 'killed'), run(tmp_path / 'whole')
+    assert all(torch.equal(a, b) for a, b in zip(parameters(resumed), parameters(whole)))
+
+
+# Supervised ----------------------------------------------------------------------------------------------------
+
+
+def supervised(root_dir, **values):
+    context.reset()
+    trainer = SLTrainer(TrainerConfig(**{**dict(
+        root_dir=str(root_dir), ml_type='sl', algorithm_ctor=SmallRegression, random_seed=1, num_iterations=60,
+        num_checkpoints=3, evaluate=True, eval_interval=20, summary_interval=10, num_threads=1,
+        float32_matmul_precision='highest'), **values}))
+    trainer.train()
+    return trainer
+
+
+def test_supervised_training_learns_evaluates_and_saves(tmp_path):
+    trainer = supervised(tmp_path)
+    net = trainer.algorithm._net
+    assert float(net.weight.detach()) == pytest.approx(3, abs=0.3)
+    assert float(net.bias.detach()) == pytest.approx(1, abs=0.3)
+    assert steps(tmp_path) == [20, 40, 60]
+    assert float(table(tmp_path)[-1]['scalar_loss']) < float(table(tmp_path)[0]['scalar_loss'])
+    assert list((tmp_path / 'eval').glob('*tfevents*'))
+
+
+def test_supervised_training_goes_on_exactly(tmp_path):
+    whole = supervised(tmp_path / 'whole', num_iterations=60)
+    supervised(tmp_path / 'part', num_iterations=30)
+    assert all(torch.equal(a, b) for a, b in zip(parameters(whole), parameters(supervised(tmp_path / 'part'))))
+
+
+def test_supervised_evaluation_needs_an_algorithm_that_evaluates(tmp_path):
+    class NoEvaluation(SmallRegression):
+        evaluate = None
+
+    with pytest.raises(ValueError, match='NoEvaluation has no evaluate'):
+        supervised(tmp_path, algorithm_ctor=NoEvaluation)
+
+
+def test_training_on_several_gpus_is_refused(tmp_path):
+    with pytest.raises(NotImplementedError):
+        RLTrainer(make_config(tmp_path), ddp_rank=0)
+
+
+def test_a_loss_info_without_extra_has_a_row_as_well(tmp_path):
+    class Bare(SmallPolicy):
+        def calc_loss(self, info):
+            return LossInfo(loss=super().calc_loss(info).loss)
+
+    run(tmp_path, algorithm_ctor=Bare)
+    assert 'loss' in table(tmp_path)[0] and 'loss/policy' not in table(tmp_path)[0]
