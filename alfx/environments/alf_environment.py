@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from alfx import data_structures as ds
+from alfx import nest
 from alfx.data_structures import TimeStep
 from alfx.environments.errors import UnsupportedOperationError
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
@@ -162,6 +163,7 @@ class AlfEnvironment(abc.ABC):
         self._current = None
         self._seed(seed)
 
+    @abc.abstractmethod
     def _seed(self, seed: int | None) -> None:
         """Take ``seed`` for the next reset."""
 
@@ -198,7 +200,7 @@ class AlfEnvironment(abc.ABC):
         """
         raise UnsupportedOperationError(f'{self.name} cannot be rendered')
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - nothing to free is the common case
         """Free what the environments hold; may be called more than once."""
 
     def __enter__(self) -> 'AlfEnvironment':
@@ -206,3 +208,9 @@ class AlfEnvironment(abc.ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def select(mask: torch.Tensor, ours: NestedTensor, theirs: NestedTensor) -> NestedTensor:
+    """The nest whose rows are those of ``ours`` where ``mask``, bool ``[B]``, and those of ``theirs`` elsewhere."""
+    return nest.map_structure(
+        lambda x, y: torch.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, y), ours, theirs)

@@ -12,7 +12,8 @@ that is had depends on the environment:
 gymnasium's SyncVectorEnv  its environments are stepped one by one anyway: :class:`SerialVectorEnv` takes them over
 gymnasium's AsyncVectorEnv only the workers of the other environments are told to step (:class:`_PartialAsync`)
 can reset some (DISABLED,  it is moved and reset again (:class:`_ResetAgain`): one reset more, with the same
-ale-py's AtariVectorEnv)   distribution of episodes, but other random numbers than under NEXT_STEP
+ale-py's AtariVectorEnv,   distribution of episodes, but other random numbers than under NEXT_STEP
+metadata 'reset_mask')
 any other SAME_STEP        its FIRST shows the observation *after* the ignored action (:class:`_DropFirstStep`): a
                            slightly different task, whose episodes are one step shorter; a warning says so
 =========================  ==========================================================================================
@@ -70,6 +71,8 @@ def can_reset_some(vector_env: VectorEnv) -> bool:
     if isinstance(vector_env, NextStepAutoreset):
         return can_reset_some(vector_env.env)
     inner = vector_env.unwrapped
+    if 'reset_mask' in inner.metadata:  # not of gymnasium: how an environment of your own can say so
+        return bool(inner.metadata['reset_mask'])
     return (isinstance(inner, (SyncVectorEnv, AsyncVectorEnv, SupervisedVectorEnv))
             or type(inner).__name__ == 'AtariVectorEnv' or autoreset_mode(inner) is AutoresetMode.DISABLED)
 

@@ -280,8 +280,8 @@ class EnvironmentGroup:
     def call(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
         """The attribute or the result of the method ``name`` of each environment."""
         values = []
-        for self._cursor, env in enumerate(self.envs):
-            self._during = f'{name}()'
+        for i, env in enumerate(self.envs):
+            self._cursor, self._during = i, f'{name}()'
             with _Guard(self._fail):
                 value = env.get_wrapper_attr(name)
                 values.append(value(*args, **kwargs) if callable(value) else value)

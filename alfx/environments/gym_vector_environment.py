@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from alfx import nest
 from alfx.data_structures import TimeStep
 from alfx.environments import autoreset, saved_state
-from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.alf_environment import AlfEnvironment, select
 from alfx.environments.errors import UnsupportedOperationError
 from alfx.environments.rendering import Window
 from alfx.environments.seeding import environment_seeds
@@ -168,6 +168,7 @@ class GymVectorEnvironment(AlfEnvironment):
 
     def _step_and_force(self, encoded: Any) -> tuple:
         forced, self._forced = self._forced, None
+        assert forced is not None
         observation, reward, terminated, truncated, infos = self._env.step(encoded)
         again, reset_infos = self._env.reset(options={'reset_mask': forced.copy()})
         rows = np.flatnonzero(forced)
@@ -252,12 +253,6 @@ class GymVectorEnvironment(AlfEnvironment):
         if self._window is not None:
             self._window.close()
         self._env.close()
-
-
-def select(mask: torch.Tensor, ours: NestedTensor, theirs: NestedTensor) -> NestedTensor:
-    """The nest whose rows are those of ``ours`` where ``mask``, bool ``[B]``, and those of ``theirs`` elsewhere."""
-    return nest.map_structure(
-        lambda x, y: torch.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, y), ours, theirs)
 
 
 def _seed_argument(env: VectorEnv, seeds: list[int | None] | None) -> Any:

@@ -117,9 +117,10 @@ class BaseObservationWrapper(gymnasium.ObservationWrapper):
 
 def _require_box(space: spaces.Space, wrapper: Any, *ranks: int) -> spaces.Box:
     if not isinstance(space, spaces.Box) or (ranks and len(space.shape) not in ranks):
+        name = type(wrapper).__name__
         rank = f' of {" or ".join(map(str, ranks))} dimensions' if ranks else ''
-        raise EnvironmentLoadError(f'{type(wrapper).__name__}: expected a Box{rank}, found {space}; give the fields that '
-                                   f'are such boxes: {type(wrapper).__name__}.fields = [...]')
+        raise EnvironmentLoadError(f'{name}: expected a Box{rank}, found {space}; give the fields that are such boxes: '
+                                   f'{name}.fields = [...]')
     return space
 
 
@@ -137,7 +138,7 @@ def _axes(channel_order: str) -> tuple[int, int]:
 
 
 def is_channels_last_image(space: spaces.Space) -> bool:
-    """Whether ``space`` looks like an image ``(H, W, C)``: a uint8 Box of rank 3 whose first axis is not the shortest."""
+    """Whether ``space`` looks like images ``(H, W, C)``: a uint8 Box of rank 3 whose first axis is not the shortest."""
     if not isinstance(space, spaces.Box) or len(space.shape) != 3 or space.dtype != np.uint8:
         return False
     return space.shape[0] >= min(space.shape[1:])
@@ -190,11 +191,12 @@ class ObservationSubset(BaseObservationWrapper):
         super().__init__(env, fields)
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
-        size = _require_box(observation_space, self, 1).shape[0]
+        box = _require_box(observation_space, self, 1)
+        size = box.shape[0]
         if np.any((self._indices < -size) | (self._indices >= size)):
             raise EnvironmentLoadError(f'ObservationSubset.indices: expected numbers from {-size} to {size - 1}, found '
                                        f'{self._indices.tolist()}')
-        return _like(observation_space, lambda bound: bound[self._indices])
+        return _like(box, lambda bound: bound[self._indices])
 
     def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
         return np.asarray(observation)[self._indices]
@@ -227,7 +229,8 @@ class FrameStack(BaseObservationWrapper):
         return join(frames, axis=self._axis)
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
-        return _like(_require_box(observation_space, self, 1, 2, 3), lambda bound: self._joined([bound] * self._stack_size))
+        box = _require_box(observation_space, self, 1, 2, 3)
+        return _like(box, lambda bound: self._joined([bound] * self._stack_size))
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         self._frames = {}
@@ -262,9 +265,9 @@ class FrameResize(BaseObservationWrapper):
         super().__init__(env, fields)
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
-        shape = _require_box(observation_space, self, 2, 3).shape
-        return spaces.Box(observation_space.low.min(), observation_space.high.max(),
-                          (self._size[1], self._size[0], *shape[2:]), observation_space.dtype.type)
+        box = _require_box(observation_space, self, 2, 3)
+        return spaces.Box(box.low.min(), box.high.max(), (self._size[1], self._size[0], *box.shape[2:]),
+                          box.low.dtype.type)
 
     def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
         resized = self._cv2.resize(observation, self._size, interpolation=self._interpolation)
@@ -312,8 +315,8 @@ class FrameCrop(BaseObservationWrapper):
         rows, columns = self._window[self._row_axis], self._window[self._column_axis]
         height, width = box.shape[self._row_axis], box.shape[self._column_axis]
         if rows.stop > height or columns.stop > width or rows.start < 0 or columns.start < 0:
-            raise EnvironmentLoadError(f'FrameCrop: rows {rows.start}:{rows.stop}, columns {columns.start}:{columns.stop} '
-                                       f'are not within an image of {height} rows and {width} columns')
+            raise EnvironmentLoadError(f'FrameCrop: rows {rows.start}:{rows.stop} and columns {columns.start}:'
+                                       f'{columns.stop} are not within an image of {height} rows, {width} columns')
         return _like(box, lambda bound: bound[self._window])
 
     def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
@@ -450,7 +453,7 @@ class FrameSkip(gymnasium.Wrapper):
         self._skip = skip
 
     def step(self, action: Any) -> StepResult:
-        total = 0.0
+        total: Any = 0.0
         for _ in range(self._skip):
             observation, reward, terminated, truncated, info = self.env.step(action)
             total = total + reward
@@ -484,19 +487,19 @@ class DMAtariPreprocessing(gymnasium.Wrapper):
                  gray_scale: bool = True):
         super().__init__(env)
         if frame_skip < 1 or noop_max < 0 or screen_size < 1:
-            raise EnvironmentLoadError('DMAtariPreprocessing: expected frame_skip >= 1, noop_max >= 0 and screen_size >= '
-                                       f'1, found {frame_skip}, {noop_max} and {screen_size}')
+            raise EnvironmentLoadError('DMAtariPreprocessing: expected frame_skip >= 1, noop_max >= 0 and '
+                                       f'screen_size >= 1, found {frame_skip}, {noop_max} and {screen_size}')
         own_skip = getattr(env.unwrapped, '_frameskip', 1)
         if own_skip != 1 and frame_skip != 1:
-            raise EnvironmentLoadError(f'DMAtariPreprocessing: the environment already repeats actions (frameskip='
-                                       f"{own_skip}); make it with suite_atari.load, or with env_args={{'frameskip': 1}}")
+            raise EnvironmentLoadError(f'DMAtariPreprocessing: the environment repeats actions itself (frameskip='
+                                       f"{own_skip}); use suite_atari.load, or env_args={{'frameskip': 1}}")
         box = _require_box(env.observation_space, self, 2, 3)
         self._cv2 = opencv('DMAtariPreprocessing')
         self._to_gray = gray_scale and len(box.shape) == 3
         self._skip, self._noop_max, self._size = frame_skip, noop_max, screen_size
         channels = 1 if gray_scale or len(box.shape) == 2 else box.shape[2]
         self.observation_space = spaces.Box(0, 255, (screen_size, screen_size, channels), np.uint8)
-        meanings = getattr(env.unwrapped, 'get_action_meanings', list)()
+        meanings: list[str] = getattr(env.unwrapped, 'get_action_meanings', list)()
         self._fires = len(meanings) > 1 and meanings[1] == 'FIRE'
 
     def fire(self, observation: np.ndarray, info: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:

@@ -22,6 +22,7 @@ from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError,
 from alfx.environments.spaces import flatten_sample, unflatten_sample
 from alfx.environments.vector_env import SupervisedVectorEnv, environment_name
 from alfx.environments.worker import (COMMAND, DONE, ERROR, STEP_0, STEP_1, SharedArrays, WorkerArguments, work)
+from alfx.gin_utils import configurable
 
 _log = logging.getLogger(__name__)
 _DEAD = (EOFError, BrokenPipeError, ConnectionResetError)
@@ -120,6 +121,7 @@ def _end_all(workers: list[_Handle]) -> None:
     workers.clear()
 
 
+@configurable
 class ProcessVectorEnv(SupervisedVectorEnv):
     """Environments that run in other processes.
 
@@ -262,7 +264,8 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         in_partial_reset = not self._stepping and not all(resets[i] for i in lost)
         if in_partial_reset or max(self._restarts[i] for i in lost) > self._max_restarts:
             raise EnvironmentStepError(rows.start, self.name, 'its worker process', reason, hint=_hint(lost))
-        _log.warning('the process of environments %d to %d of %s is restarted: %s', lost[0], lost[-1], self.name, reason)
+        _log.warning('the process of environments %d to %d of %s is restarted: %s', lost[0], lost[-1], self.name,
+                     reason)
         worker = self._workers[k] = self._start(rows)
         self._receive(worker)
         worker.command('inherit', [self._seeds[i] for i in lost], [self._restarts[i] for i in lost])

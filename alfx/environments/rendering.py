@@ -26,8 +26,8 @@ class Window:
         try:
             import pygame
         except ImportError:
-            raise UnsupportedOperationError("showing an environment needs pygame: pip install pygame; render('rgb_array')"
-                                            ' gives pictures without it') from None
+            raise UnsupportedOperationError('showing an environment needs pygame: pip install pygame; '
+                                            "render('rgb_array') gives pictures without it") from None
         height, width = frame.shape[:2]
         try:
             if self._screen is None or self._screen.get_size() != (width, height):

@@ -89,14 +89,15 @@ def action_spec_from_gym_space(space: spaces.Space, normalize: bool = False, whe
 
 
 def _action_leaf(spec: TensorSpec, space: spaces.Space, where: str, normalize: bool) -> TensorSpec:
-    bounded = isinstance(spec, BoundedTensorSpec)
     if spec.is_discrete:
         return spec.replace(dtype=torch.int64)
-    if not bounded and isinstance(space, spaces.Box) and np.any(_finite_bounds(space, np.dtype(np.float32))):
+    if not spec.is_bounded() and isinstance(space, spaces.Box) and np.any(_finite_bounds(space, np.dtype(np.float32))):
         raise UnsupportedSpaceError(
             f'{where}: expected an action whose bounds are all finite or all infinite, found {space}; '
             'bound it with gym_wrappers.ContinuousActionClip(min_v=..., max_v=...) among gym_env_wrappers')
-    return spec.replace(minimum=-1.0, maximum=1.0) if bounded and normalize and spec.numel else spec
+    if isinstance(spec, BoundedTensorSpec) and normalize and spec.numel:
+        return spec.replace(minimum=-1.0, maximum=1.0)
+    return spec
 
 
 def _finite_bounds(space: spaces.Box, dtype: np.dtype) -> np.ndarray:

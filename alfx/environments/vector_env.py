@@ -25,6 +25,7 @@ from alfx.environments.environment_group import Buffers, EnvFn, EnvironmentGroup
 from alfx.environments.errors import EnvironmentLoadError, UnsupportedOperationError
 from alfx.environments.seeding import derived_seed
 from alfx.environments.spaces import flatten_sample, flatten_space, tensor_spec_from_gym_space, unflatten_sample
+from alfx.gin_utils import configurable
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +64,8 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
         self.reward_shape = env_spaces.reward_shape
         if self.reward_shape:
             self.reward_space = spaces.Box(-np.inf, np.inf, (count, *self.reward_shape), np.float64)
-        self._leaves = [leaf for _, leaf in flatten_space(self.single_observation_space)]
+        leaves = [leaf for _, leaf in flatten_space(self.single_observation_space)]
+        self._leaves = [(tuple(leaf.shape or ()), np.dtype(leaf.dtype)) for leaf in leaves]
         self._flat_action = not isinstance(self.single_action_space, (spaces.Dict, spaces.Tuple))
         self._flat_observation = not isinstance(self.single_observation_space, (spaces.Dict, spaces.Tuple))
         self._info_keys: tuple[str, ...] | None = None
@@ -93,7 +95,8 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
         options = dict(options) if options else {}
         mask = np.asarray(options.pop('reset_mask', np.ones(self.num_envs, bool)))
         if mask.shape != (self.num_envs, ) or mask.dtype != bool:
-            raise ValueError(f"options['reset_mask']: expected bool ({self.num_envs},), found {mask.dtype} {mask.shape}")
+            raise ValueError(f"options['reset_mask']: expected bool ({self.num_envs},), found {mask.dtype} "
+                             f'{mask.shape}')
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, (int, np.integer)) else seed
         if seeds is not None:
             seeds = list(seeds)
@@ -134,7 +137,7 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
 
     def _buffers(self) -> Buffers:
         count = self.num_envs
-        arrays = [np.empty((count, *leaf.shape), leaf.dtype) for leaf in self._leaves]
+        arrays = [np.empty((count, *shape), dtype) for shape, dtype in self._leaves]
         return Buffers(unflatten_sample(self.single_observation_space, arrays), np.zeros((count, *self.reward_shape)),
                        np.zeros(count, bool), np.zeros(count, bool))
 
@@ -183,6 +186,7 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
         return self.call('render')
 
 
+@configurable
 class SerialVectorEnv(SupervisedVectorEnv):
     """Environments that are stepped one after the other in this process.
 
@@ -210,7 +214,7 @@ class SerialVectorEnv(SupervisedVectorEnv):
         self._group.name = self.name
         self._last: Buffers | None = None
         if self._flat_observation:
-            self._shape, self._dtype = (self.num_envs, *self._leaves[0].shape), self._leaves[0].dtype
+            self._shape, self._dtype = (self.num_envs, *self._leaves[0][0]), self._leaves[0][1]
 
     @classmethod
     def adopt(cls, vector_env: SyncVectorEnv) -> 'SerialVectorEnv':

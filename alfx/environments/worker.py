@@ -41,8 +41,8 @@ class SharedArrays:
 
     def __init__(self, env_spaces: EnvSpaces, count: int, context: Any):
         self._spaces, self._count = env_spaces, count
-        observation_leaves = [(leaf.shape, np.dtype(leaf.dtype)) for _, leaf in flatten_space(env_spaces.observation)]
-        action_leaves = [(leaf.shape, np.dtype(leaf.dtype)) for _, leaf in flatten_space(env_spaces.action)]
+        observation_leaves, action_leaves = ([(tuple(leaf.shape or ()), np.dtype(leaf.dtype)) for _, leaf in
+                                              flatten_space(space)] for space in env_spaces[:2])
         result = [*observation_leaves, (env_spaces.reward_shape, np.dtype(np.float64)), ((), np.dtype(bool)),
                   ((), np.dtype(bool))]
         self._memory = [[self._allocate(context, *leaf) for leaf in part] for part in (result, result, action_leaves)]
@@ -185,7 +185,7 @@ def _serve(pipe: Connection, worker: _Worker) -> None:
         elif name == 'restarts':
             result = group.restarts
         elif name == 'render':
-            result = group.envs[0].render()
+            result = group.envs[0].render()  # type: ignore[assignment]
         else:
             method = getattr(worker, name, None) or getattr(group, name)
             result = method(*arguments)

@@ -1,0 +1,384 @@
+"""Wrappers around a whole batch of environments, to be listed in ``suite_gym.load.alf_env_wrappers``, innermost first.
+
+All are vectorised. Wrappers around single gymnasium environments are in :mod:`alfx.environments.gym_wrappers`; those
+that join environments or switch between tasks in :mod:`alfx.environments.multitask_wrappers`.
+"""
+import cProfile
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfx import nest
+from alfx.data_structures import StepType, TimeStep
+from alfx.environments.alf_environment import AlfEnvironment, select
+from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
+from alfx.environments.checked_environment import CheckedEnvironment
+from alfx.environments.multitask_wrappers import BatchEnvironmentWrapper, CurriculumWrapper, MultitaskWrapper
+from alfx.gin_utils import configurable
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, zeros_from_spec
+
+__all__ = [
+    'ActionObservationWrapper', 'AlfEnvironmentBaseWrapper', 'AtariTerminalOnLifeLossWrapper',
+    'BatchEnvironmentWrapper', 'CheckedEnvironment', 'CurriculumWrapper', 'DiscreteActionWrapper', 'MultitaskWrapper',
+    'NonEpisodicAgent', 'NormalizedActionWrapper', 'PerformanceProfiler', 'RandomFirstEpisodeLength',
+    'ScalarRewardWrapper', 'TemporallyCorrelatedNoiseWrapper', 'TimeLimit',
+]
+
+
+class _EpisodeLimit(AlfEnvironmentBaseWrapper):
+    """Base of wrappers that truncate episodes: turns the step at which a limit is reached into LAST."""
+
+    _STATE: tuple[str, ...] = ('_elapsed', '_limits')
+
+    def __init__(self, env: AlfEnvironment):
+        super().__init__(env)
+        self._elapsed = np.zeros(self.batch_size, np.int64)
+        self._limits = np.full(self.batch_size, np.iinfo(np.int64).max)
+
+    def _new_limits(self, begun: np.ndarray) -> None:
+        """Set the limits of episodes that have begun, bool ``[B]``."""
+
+    def _reset(self) -> TimeStep:
+        time_step = self._env.reset()
+        self._elapsed[:] = 0
+        self._new_limits(np.ones(self.batch_size, bool))
+        return time_step
+
+    def _step(self, action: NestedTensor) -> TimeStep:
+        time_step = self._env.step(action)
+        step_type = time_step.step_type.numpy()
+        self._elapsed += 1
+        begun = step_type == StepType.FIRST
+        if np.count_nonzero(begun):
+            self._elapsed[begun] = 0
+            self._new_limits(begun)
+        over = (self._elapsed >= self._limits) & (step_type == StepType.MID)
+        if not np.count_nonzero(over):
+            return time_step
+        self._env.request_reset(torch.from_numpy(over))
+        return time_step._replace(step_type=torch.from_numpy(np.where(over, np.int32(StepType.LAST), step_type)))
+
+    def reset_envs(self, mask: torch.Tensor) -> TimeStep:
+        current = self.current_time_step()
+        self._current = select(mask, self._env.reset_envs(mask), current)
+        begun = mask.numpy()
+        self._elapsed[begun] = 0
+        self._new_limits(begun)
+        return self._current
+
+
+@configurable
+class TimeLimit(_EpisodeLimit):
+    """Truncates episodes after ``duration`` steps; the discount of the LAST step stays what it was.
+
+    Args:
+        env: the environment.
+        duration: number of steps from FIRST to LAST.
+    """
+
+    def __init__(self, env: AlfEnvironment, duration: int):
+        if duration < 1:
+            raise EnvironmentLoadError(f'TimeLimit.duration: expected at least 1, found {duration}')
+        super().__init__(env)
+        self._limits[:] = duration
+
+    @property
+    def duration(self) -> int:
+        """Number of steps from FIRST to LAST."""
+        return int(self._limits[0])
+
+
+@configurable
+class RandomFirstEpisodeLength(_EpisodeLimit):
+    """Truncates the first episodes of each environment at random, so that environments do not end in step.
+
+    Args:
+        env: the environment.
+        random_length_range: lengths are drawn from 1 to this, inclusive.
+        num_episodes: how many episodes of each environment.
+    """
+
+    _STATE = ('_elapsed', '_limits', '_begun_episodes', '_generator')
+
+    def __init__(self, env: AlfEnvironment, random_length_range: int, num_episodes: int = 1):
+        if random_length_range < 1:
+            raise EnvironmentLoadError('RandomFirstEpisodeLength.random_length_range: expected at least 1, found '
+                                       f'{random_length_range}')
+        super().__init__(env)
+        self._range, self._num_episodes = random_length_range, num_episodes
+        self._begun_episodes = np.zeros(self.batch_size, np.int64)
+        self._generator = np.random.default_rng()
+
+    def _seed(self, seed: int | None) -> None:
+        super()._seed(seed)
+        self._generator = np.random.default_rng(seed)
+        self._begun_episodes[:] = 0
+
+    def _new_limits(self, begun: np.ndarray) -> None:
+        self._begun_episodes[begun] += 1
+        lengths = self._generator.integers(1, self._range + 1, self.batch_size)
+        free = np.iinfo(np.int64).max
+        self._limits[begun] = np.where(self._begun_episodes <= self._num_episodes, lengths, free)[begun]
+
+
+@configurable
+class NonEpisodicAgent(AlfEnvironmentBaseWrapper):
+    """Lets terminations look like truncations: the discount of LAST is never 0.
+
+    Args:
+        env: the environment.
+        discount: the discount of LAST steps.
+    """
+
+    def __init__(self, env: AlfEnvironment, discount: float = 1.0):
+        super().__init__(env)
+        self._discount = discount
+
+    def _outer(self, time_step: TimeStep, action: NestedTensor | None) -> TimeStep:
+        discount = torch.where(time_step.is_last(), self._discount, time_step.discount)
+        return time_step._replace(discount=discount)
+
+
+@configurable
+class ActionObservationWrapper(AlfEnvironmentBaseWrapper):
+    """The observation becomes ``{'observation': ..., 'prev_action': ...}``."""
+
+    def observation_spec(self) -> NestedTensorSpec:
+        return {'observation': self._env.observation_spec(), 'prev_action': self._env.action_spec()}
+
+    def _outer(self, time_step: TimeStep, action: NestedTensor | None) -> TimeStep:
+        return time_step._replace(observation={'observation': time_step.observation,
+                                               'prev_action': time_step.prev_action})
+
+
+@configurable
+class ScalarRewardWrapper(AlfEnvironmentBaseWrapper):
+    """Several rewards become one, their weighted sum.
+
+    Args:
+        env: an environment with rewards ``[B, K]``.
+        reward_weights: K weights; ``None``: only the first reward counts.
+    """
+
+    def __init__(self, env: AlfEnvironment, reward_weights: Sequence[float] | None = None):
+        super().__init__(env)
+        shape = env.reward_spec().shape
+        if len(shape) != 1:
+            raise EnvironmentLoadError(f'ScalarRewardWrapper: expected rewards of shape (K,), found {tuple(shape)}')
+        weights = [1.0] + [0.0] * (shape[0] - 1) if reward_weights is None else list(reward_weights)
+        if len(weights) != shape[0]:
+            raise EnvironmentLoadError(f'ScalarRewardWrapper.reward_weights: expected {shape[0]} numbers, found '
+                                       f'{len(weights)}')
+        self._weights = torch.tensor(weights, dtype=torch.float32)
+
+    def reward_spec(self) -> TensorSpec:
+        return TensorSpec(())
+
+    def _outer(self, time_step: TimeStep, action: NestedTensor | None) -> TimeStep:
+        return time_step._replace(reward=time_step.reward @ self._weights)
+
+
+class _ActionWrapper(AlfEnvironmentBaseWrapper):
+    """Base of wrappers with another action spec: ``prev_action`` is the action given from outside."""
+
+    def _outer(self, time_step: TimeStep, action: NestedTensor | None) -> TimeStep:
+        if action is None:
+            return time_step._replace(prev_action=zeros_from_spec(self.action_spec(), self.batch_size))
+        first = time_step.is_first()
+        prev_action = nest.map_structure(
+            lambda a, spec: a.detach().to('cpu', spec.dtype).masked_fill(
+                first.reshape(-1, *[1] * (a.ndim - 1)), 0), action, self.action_spec())
+        return time_step._replace(prev_action=prev_action)
+
+
+def _bounded_continuous(env: AlfEnvironment, wrapper: str) -> BoundedTensorSpec:
+    spec = env.action_spec()
+    if not (isinstance(spec, BoundedTensorSpec) and spec.is_continuous and spec.ndim <= 1):
+        raise EnvironmentLoadError(f'{wrapper}: expected one bounded continuous action of rank 0 or 1, found {spec}')
+    return spec
+
+
+@configurable
+class DiscreteActionWrapper(_ActionWrapper):
+    """Makes a continuous action discrete: each of its D elements takes one of ``actions_num`` evenly spaced values.
+
+    Args:
+        env: an environment with one bounded continuous action ``(D,)``.
+        actions_num: values of each element, the bounds among them; there are ``actions_num ** D`` actions.
+    """
+
+    def __init__(self, env: AlfEnvironment, actions_num: int):
+        super().__init__(env)
+        spec = _bounded_continuous(env, 'DiscreteActionWrapper')
+        if actions_num < 2 or actions_num**max(spec.numel, 1) > 10**6:
+            raise EnvironmentLoadError('DiscreteActionWrapper.actions_num: expected at least 2, and at most 10**6 '
+                                       f'actions in all, found {actions_num} for each of {spec.numel} elements')
+        low, high = (np.broadcast_to(bound, spec.shape).reshape(-1) for bound in (spec.minimum, spec.maximum))
+        values = np.linspace(low, high, actions_num).T
+        table = np.array(list(itertools.product(*values)), dtype=np.float32)
+        self._table = torch.from_numpy(table).reshape(-1, *spec.shape).to(spec.dtype)
+        self._spec = BoundedTensorSpec((), torch.int64, 0, len(table) - 1)
+
+    def action_spec(self) -> NestedTensorSpec:
+        return self._spec
+
+    def _inner(self, action: NestedTensor) -> NestedTensor:
+        return self._table[action.cpu()]
+
+
+class NormalizedActionWrapper(_ActionWrapper):
+    """Lets all bounded continuous parts of the action be given in [-1, 1].
+
+    ``suite_gym.load`` does the same without a wrapper (``wrap_env.normalize_action``).
+
+    Args:
+        env: the environment.
+    """
+
+    def __init__(self, env: AlfEnvironment):
+        super().__init__(env)
+        self._scales = nest.map_structure(_scale, env.action_spec())
+        self._spec = nest.map_structure(
+            lambda spec: spec.replace(minimum=-1.0, maximum=1.0) if _is_scaled(spec) else spec, env.action_spec())
+
+    def action_spec(self) -> NestedTensorSpec:
+        return self._spec
+
+    def _inner(self, action: NestedTensor) -> NestedTensor:
+        return nest.map_structure_up_to(
+            action, lambda a, scale: a if scale is None else torch.addcmul(scale[0], a.cpu(), scale[1]), action,
+            self._scales)
+
+
+def _is_scaled(spec: TensorSpec) -> bool:
+    return isinstance(spec, BoundedTensorSpec) and spec.is_continuous and bool(
+        np.all(np.isfinite(spec.minimum)) and np.all(np.isfinite(spec.maximum)))
+
+
+def _scale(spec: TensorSpec) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Middle and half width of the bounds."""
+    if not _is_scaled(spec):
+        return None
+    assert isinstance(spec, BoundedTensorSpec)
+    low, high = torch.from_numpy(spec.minimum.copy()), torch.from_numpy(spec.maximum.copy())
+    return (low + high) / 2, (high - low) / 2
+
+
+@configurable
+class TemporallyCorrelatedNoiseWrapper(AlfEnvironmentBaseWrapper):
+    """An environment that disturbs continuous actions by noise correlated in time.
+
+    ``noise[t] = past_noise_weight * noise[t-1] + sigma * normal``, from 0 at the start of each episode; the sum of
+    action and noise is clipped to the bounds of the action. ``prev_action`` stays the action that was given.
+
+    Args:
+        env: an environment with one bounded continuous action.
+        sigma: standard deviation of what is added to the noise at each step.
+        past_noise_weight: 0 for white noise, 1 for a random walk.
+    """
+
+    _STATE = ('_noise', '_generator')
+
+    def __init__(self, env: AlfEnvironment, sigma: float = 0.5, past_noise_weight: float = 1.0):
+        super().__init__(env)
+        spec = _bounded_continuous(env, 'TemporallyCorrelatedNoiseWrapper')
+        self._sigma, self._weight = sigma, past_noise_weight
+        self._low, self._high = torch.from_numpy(spec.minimum.copy()), torch.from_numpy(spec.maximum.copy())
+        self._noise = torch.zeros(self.batch_size, *spec.shape)
+        self._generator = torch.Generator()
+        self._generator.seed()
+
+    def _seed(self, seed: int | None) -> None:
+        super()._seed(seed)
+        self._generator.seed() if seed is None else self._generator.manual_seed(seed)
+
+    def _step(self, action: NestedTensor) -> TimeStep:
+        self._noise = self._weight * self._noise + self._sigma * torch.randn(self._noise.shape,
+                                                                             generator=self._generator)
+        action = action.detach().cpu()
+        time_step = self._env.step(torch.clamp(action + self._noise, self._low, self._high))
+        first = time_step.is_first().reshape(-1, *[1] * (action.ndim - 1))
+        self._noise = self._noise.masked_fill(first, 0)
+        return time_step._replace(prev_action=action.masked_fill(first, 0))
+
+    def _reset(self) -> TimeStep:
+        self._noise = torch.zeros_like(self._noise)
+        return super()._reset()
+
+
+@configurable
+class AtariTerminalOnLifeLossWrapper(AlfEnvironmentBaseWrapper):
+    """Lets the loss of a life end an episode by termination, without resetting the game (Mnih et al. 2015).
+
+    The step after such a LAST is FIRST: the game goes on by a no-operation. Should that end the game, it is reset.
+
+    Args:
+        env: an environment whose ``env_info`` has 'lives' and whose action 0 is no operation (``suite_atari.load``).
+    """
+
+    _STATE = ('_lives', '_lost')
+
+    def __init__(self, env: AlfEnvironment):
+        super().__init__(env)
+        spec = env.env_info_spec()
+        if not isinstance(spec, dict) or 'lives' not in spec:
+            raise EnvironmentLoadError('AtariTerminalOnLifeLossWrapper: the environment does not tell its lives; load '
+                                       "it with suite_atari.load, or with env_info_keys=('lives',)")
+        self._lives = torch.zeros(self.batch_size)
+        self._lost = torch.zeros(self.batch_size, dtype=torch.bool)
+
+    def _reset(self) -> TimeStep:
+        time_step = self._env.reset()
+        self._lives, self._lost = time_step.env_info['lives'], torch.zeros_like(self._lost)
+        return time_step
+
+    def _step(self, action: NestedTensor) -> TimeStep:
+        lost = self._lost
+        time_step = self._env.step(torch.where(lost, 0, action))
+        over = lost & time_step.is_last()
+        if over.any():
+            time_step = self._env.reset_envs(over)
+        lives = time_step.env_info['lives']
+        first = lost | time_step.is_first()
+        self._lost = (lives < self._lives) & (time_step.step_type == StepType.MID) & ~first
+        self._lives = lives
+        step_type = torch.where(self._lost, StepType.LAST, time_step.step_type)
+        return time_step._replace(
+            step_type=step_type.masked_fill(first, StepType.FIRST), reward=time_step.reward.masked_fill(first, 0),
+            discount=time_step.discount.masked_fill(self._lost, 0).masked_fill(first, 1),
+            prev_action=time_step.prev_action.masked_fill(first, 0))
+
+
+@configurable
+class PerformanceProfiler(AlfEnvironmentBaseWrapper):
+    """Profiles the steps of the environment with cProfile.
+
+    Args:
+        env: the environment.
+        process_profile_fn: called with the ``cProfile.Profile`` of the last ``process_steps`` steps.
+        process_steps: after how many steps.
+    """
+
+    def __init__(self, env: AlfEnvironment, process_profile_fn: Callable[[cProfile.Profile], Any], process_steps: int):
+        super().__init__(env)
+        self._process, self._every, self._count = process_profile_fn, process_steps, 0
+        self._profile = cProfile.Profile()
+
+    def _step(self, action: NestedTensor) -> TimeStep:
+        self._profile.enable()
+        time_step = self._env.step(action)
+        self._profile.disable()
+        self._count += 1
+        if self._count % self._every == 0:
+            self._process(self._profile)
+            self._profile = cProfile.Profile()
+        return time_step
+
+    @property
+    def duration(self) -> int:
+        """Number of steps profiled so far."""
+        return self._count

@@ -1,0 +1,105 @@
+"""An environment that checks itself: every time step against its specs and against the order of steps."""
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfx import nest
+from alfx.data_structures import StepType, TimeStep
+from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.wrapper_base import _MODULE, AlfEnvironmentBaseWrapper
+from alfx.gin_utils import configurable
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, check_consistent
+
+
+@configurable(module=_MODULE)
+class CheckedEnvironment(AlfEnvironmentBaseWrapper):
+    """Checks actions and time steps; for tests and for environments that are being written.
+
+    Checked are the structure, shapes, dtypes and bounds of actions and time steps; that all numbers are finite; that
+    FIRST, MID, ..., LAST follow each other; that FIRST has reward 0, discount 1 and a zero ``prev_action``, and other
+    steps the action that was given; that no step writes to the tensors of the one before.
+
+    Args:
+        env: the environment.
+
+    Raises:
+        SpecError: in ``reset`` and ``step``: what is wrong, and where.
+    """
+
+    def __init__(self, env: AlfEnvironment):
+        super().__init__(env)
+        self._last: TimeStep | None = None
+        self._copy: TimeStep | None = None
+
+    def _reset(self) -> TimeStep:
+        time_step = self._env.reset()
+        self._check(time_step)
+        _require(bool(time_step.is_first().all()), 'step_type', 'FIRST after reset()', time_step.step_type)
+        return self._keep(time_step)
+
+    def _step(self, action: NestedTensor) -> TimeStep:
+        _check_values(action, self._env.action_spec(), 'action')
+        given = nest.map_structure(torch.clone, action)
+        time_step = self._env.step(action)
+        nest.map_structure(lambda a, b: _require(torch.equal(a, b), 'action', 'an action that is not written to', a),
+                           action, given)
+        self._check(time_step)
+        self._check_order(time_step)
+        moved = ~time_step.is_first()
+        nest.map_structure(
+            lambda prev, a: _require(torch.equal(prev[moved], a[moved].to(prev.dtype)), 'prev_action',
+                                     'the action that was given', prev), time_step.prev_action, given)
+        return self._keep(time_step)
+
+    def _keep(self, time_step: TimeStep) -> TimeStep:
+        self._last, self._copy = time_step, nest.map_structure(torch.clone, time_step)
+        return time_step
+
+    def _check(self, time_step: TimeStep) -> None:
+        _check_values(time_step, self._env.time_step_spec(), 'time step')
+        size = nest.get_nest_batch_size(time_step)
+        _require(size == self.batch_size, 'time step', f'a batch of {self.batch_size}', size)
+        first = time_step.is_first()
+        _require(not bool(time_step.reward[first].any()), 'reward', '0 at FIRST', time_step.reward)
+        _require(bool((time_step.discount[first] == 1).all()), 'discount', '1 at FIRST', time_step.discount)
+        for leaf in nest.flatten(time_step.prev_action):
+            _require(not bool(leaf[first].any()), 'prev_action', 'zeros at FIRST', leaf)
+        middle = time_step.is_mid() & (time_step.discount == 0)
+        _require(not bool(middle.any()), 'discount', '0 only at LAST', time_step.discount)
+        if self._last is not None:
+            for (path, now), then in zip(nest.flatten_with_path(self._last), nest.flatten(self._copy)):
+                _require(torch.equal(now, then), path, 'a step that writes to no tensor of the one before', now)
+
+    def _check_order(self, time_step: TimeStep) -> None:
+        assert self._last is not None
+        ended = self._last.is_last()
+        _require(torch.equal(time_step.is_first(), ended), 'step_type', f'FIRST exactly where the step before was LAST '
+                 f'({self._last.step_type.tolist()})', time_step.step_type)
+        _require(torch.equal(time_step.env_id, self._last.env_id), 'env_id', 'the same as before', time_step.env_id)
+
+    def set_state(self, state: Any) -> None:
+        super().set_state(state)
+        self._last = self._copy = self._current
+
+
+def _require(condition: bool, where: str, expected: str, found: Any) -> None:
+    if not condition:
+        found = found.tolist() if isinstance(found, torch.Tensor) and found.numel() < 50 else found
+        raise SpecError(f'{where}: expected {expected}, found {found}')
+
+
+def _check_values(nested: NestedTensor, spec: NestedTensorSpec, where: str) -> None:
+    """Structure, shapes, dtypes, bounds and finiteness."""
+    check_consistent(nested, spec, where=where)
+    for (path, leaf_spec), tensor in zip(nest.flatten_with_path(spec), nest.flatten(nested)):
+        place = f'{where}.{path}' if path else where
+        if tensor.dtype.is_floating_point:
+            _require(bool(torch.isfinite(tensor).all()), place, 'finite numbers', tensor)
+        if isinstance(leaf_spec, BoundedTensorSpec) and tensor.numel() and not path.startswith('prev_action'):
+            low, high = (torch.from_numpy(np.array(bound)) for bound in (leaf_spec.minimum, leaf_spec.maximum))
+            _require(bool(((tensor >= low) & (tensor <= high)).all()), place, f'values within {leaf_spec}', tensor)
+    if isinstance(nested, TimeStep):
+        step_type = nested.step_type
+        _require(bool(((step_type >= StepType.FIRST) & (step_type <= StepType.LAST)).all()), f'{where}.step_type',
+                 '0, 1 or 2', step_type)

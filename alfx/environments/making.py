@@ -1,0 +1,159 @@
+"""Making gymnasium environments by name, with errors that say what to install or which name was meant."""
+import importlib
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
+from gymnasium.vector import VectorEnv
+
+from alfx.environments.errors import EnvironmentLoadError, nearest
+
+_log = logging.getLogger(__name__)
+
+# packages whose import registers environments: the beginning of their ids, the extra that installs them
+_PLUGINS = {'ale_py': (r'ALE/|.*NoFrameskip-v', 'atari'), 'minigrid': (r'MiniGrid-|BabyAI-', 'minigrid')}
+# what an entry point needs, and the extra that installs it
+_EXTRAS = {'gymnasium.envs.box2d': 'box2d', 'gymnasium.envs.mujoco': 'mujoco', 'ale_py': 'atari',
+           'minigrid': 'minigrid'}
+RENDER_MODES = ('rgb_array', 'human', None)
+
+
+def make_env(environment_name: str, max_episode_steps: int | None = None, render_mode: str | None = 'rgb_array',
+             env_args: Mapping[str, Any] | None = None) -> gymnasium.Env:
+    """The gymnasium environment ``environment_name``.
+
+    Args:
+        environment_name: a registered id, or 'module:id', which imports the module first.
+        max_episode_steps: steps after which an episode is truncated; ``None``: as registered; 0: never.
+        render_mode: 'human' shows every step; 'rgb_array' allows pictures and costs nothing until one is asked for
+            (it becomes ``None`` in environments that have no pictures).
+        env_args: further arguments of the environment's constructor.
+
+    Raises:
+        EnvironmentLoadError: an unknown name, a missing package, wrong arguments.
+    """
+    if render_mode not in RENDER_MODES:
+        raise EnvironmentLoadError(f'render_mode: expected one of {RENDER_MODES}, found {render_mode!r}')
+    spec = find_spec(environment_name)
+    arguments = dict(env_args or {})
+    with _explained(environment_name, spec):
+        if render_mode is not None:
+            modes = _metadata(spec).get('render_modes') or ()
+            if render_mode in modes or (render_mode == 'human' and 'rgb_array' in modes):
+                arguments['render_mode'] = render_mode
+        # the checker costs as much as a step of CartPole; alf_wrappers.CheckedEnvironment checks more
+        return gymnasium.make(spec, max_episode_steps=-1 if max_episode_steps == 0 else max_episode_steps,
+                              disable_env_checker=True, **arguments)
+
+
+def make_native(environment_name: str, batch_size: int, max_episode_steps: int | None = None,
+                env_args: Mapping[str, Any] | None = None) -> VectorEnv:
+    """The natively batched implementation of ``environment_name``.
+
+    Args:
+        environment_name: a registered id with a ``vector_entry_point``.
+        batch_size: number of environments.
+        max_episode_steps: passed on if not ``None``.
+        env_args: further arguments of the constructor.
+
+    Raises:
+        EnvironmentLoadError: there is no such implementation, or as for :func:`make_env`.
+    """
+    spec = find_spec(environment_name)
+    if spec.vector_entry_point is None:
+        raise EnvironmentLoadError(f'{spec.id} has no natively batched implementation: leave out native=True')
+    arguments = dict(env_args or {})
+    if max_episode_steps is not None:
+        arguments['max_episode_steps'] = max_episode_steps
+    with _explained(environment_name, spec):
+        return gymnasium.make_vec(spec, num_envs=batch_size, vectorization_mode='vector_entry_point', **arguments)
+
+
+def find_spec(environment_name: str) -> EnvSpec:
+    """The specification registered as ``environment_name``; importing what registers it if that is known.
+
+    Raises:
+        EnvironmentLoadError: there is none; the message names the nearest ones.
+    """
+    module, _, name = environment_name.rpartition(':')
+    if module:
+        _import(module, f'{environment_name!r} names the module {module!r}')
+    for package, (pattern, extra) in _PLUGINS.items():
+        if name not in registry and re.match(pattern, name):
+            _import_plugin(package, name, extra)
+    if name in registry:
+        return registry[name]
+    if not re.search(r'-v\d+$', name):
+        versions = sorted(known for known in registry if re.fullmatch(re.escape(name) + r'-v\d+', known))
+        if versions:
+            raise EnvironmentLoadError(f'environment {name!r} does not exist without a version; did you mean '
+                                       f'{" or ".join(map(repr, versions))}?')
+    for package in _PLUGINS:
+        _import_if_there(package)
+    raise EnvironmentLoadError(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    stem = re.sub(r'-v\d+$', '', name)
+    versions = sorted(known for known in registry if re.fullmatch(re.escape(stem) + r'-v\d+', known))
+    suggestions = versions or nearest(name, registry)
+    hint = f'did you mean {" or ".join(map(repr, suggestions))}?' if suggestions else (
+        'gymnasium.registry lists all; an environment of your own is registered by importing its module: '
+        f"'your_module:{name}'")
+    return f'no environment is registered as {name!r}; {hint}'
+
+
+def _import(module: str, why: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise EnvironmentLoadError(f'{why}, which cannot be imported: {error}') from error
+
+
+def _import_plugin(package: str, name: str, extra: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        raise EnvironmentLoadError(f"{name} needs the package {package.replace('_', '-')}: pip install "
+                                   f"'alfx[{extra}]'") from None
+
+
+def _import_if_there(package: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        _log.debug('%s is not installed', package)
+
+
+def _metadata(spec: EnvSpec) -> Mapping[str, Any]:
+    creator: Any = spec.entry_point
+    if isinstance(creator, str):
+        creator = load_env_creator(creator)
+    return getattr(creator, 'metadata', None) or {}
+
+
+@contextmanager
+def _explained(name: str, spec: EnvSpec) -> Iterator[None]:
+    """Turns what gymnasium raises into :class:`EnvironmentLoadError`."""
+    try:
+        yield
+    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+        entry = spec.entry_point if isinstance(spec.entry_point, str) else ''
+        extra = next((extra for prefix, extra in _EXTRAS.items() if entry.startswith(prefix)), None)
+        if extra is None or 'have been moved' in str(error):
+            raise EnvironmentLoadError(f'{name} cannot be imported: {error}') from error
+        raise EnvironmentLoadError(f"{name} needs a package that is not installed: pip install 'alfx[{extra}]' "
+                                   f'({error})') from error
+    except gymnasium.error.DeprecatedEnv as error:
+        raise EnvironmentLoadError(str(error)) from error
+    except TypeError as error:
+        if 'unexpected keyword argument' not in str(error):
+            raise
+        raise EnvironmentLoadError(f'{name}: {error}; env_args are passed to its constructor') from error
+
+
+EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]

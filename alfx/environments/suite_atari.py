@@ -1,0 +1,58 @@
+"""Atari 2600 games of the Arcade Learning Environment, prepared as DeepMind's agents see them."""
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from alfx import gin_utils
+from alfx.environments import suite_gym
+from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.gym_wrappers import DMAtariPreprocessing, FrameStack
+from alfx.environments.making import EnvWrapper
+from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
+from alfx.environments.vector_env import SerialVectorEnv
+
+
+@gin_utils.configurable
+def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
+         max_episode_steps: int | Sequence[int] | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
+         alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
+         vector_env: VectorEnvCtor = SerialVectorEnv, frame_skip: int = 4, noop_max: int = 30, screen_size: int = 84,
+         stack_size: int = 4, sticky_action_probability: float = 0.25, full_action_space: bool = False,
+         env_info_keys: Sequence[str] = ('lives', ), env_args: Mapping[str, Any] | None = None,
+         render_mode: str | None = 'rgb_array') -> AlfEnvironment:
+    """A batch of an Atari game: gray images uint8 ``(stack_size, screen_size, screen_size)``.
+
+    Args:
+        environment_name: 'Pong', or an id such as 'ALE/Pong-v5'.
+        env_id: ``TimeStep.env_id`` of the first environment.
+        discount: the discount of every step that is neither FIRST nor a termination.
+        max_episode_steps: steps (of ``frame_skip`` frames) after which an episode is truncated; ``None``: as
+            registered, after 108,000 frames.
+        gym_env_wrappers: further wrappers, around the preprocessing and before the stacking.
+        alf_env_wrappers: wrappers around the whole batch, innermost first, such as
+            ``alf_wrappers.AtariTerminalOnLifeLossWrapper``.
+        batch_size: ``B``.
+        vector_env: makes a gymnasium vector environment of constructors.
+        frame_skip: how often each action is repeated.
+        noop_max: most no-operations at the start of an episode.
+        screen_size: height and width of the images.
+        stack_size: how many images are joined.
+        sticky_action_probability: probability that the game repeats the action before instead (Machado et al. 2018,
+            arXiv:1709.06009); 0 for the protocol of Mnih et al. 2015.
+        full_action_space: all 18 actions instead of those that the game uses.
+        env_info_keys: which numbers of the info dicts become ``TimeStep.env_info``.
+        env_args: further arguments of ``ale_py.AtariEnv``.
+        render_mode: 'human' shows every step; 'rgb_array' allows ``render``.
+
+    Raises:
+        EnvironmentLoadError: an unknown game, or packages of the extra ``atari`` are missing.
+    """
+    name = environment_name if '/' in environment_name or '-v' in environment_name else f'ALE/{environment_name}-v5'
+    wrappers = [partial(DMAtariPreprocessing, frame_skip=frame_skip, noop_max=noop_max, screen_size=screen_size),
+                *gym_env_wrappers, partial(FrameStack, stack_size=stack_size)]
+    arguments = {'frameskip': 1, 'obs_type': 'grayscale', 'repeat_action_probability': sticky_action_probability,
+                 'full_action_space': full_action_space, **(env_args or {})}
+    return suite_gym.load(name, env_id=env_id, discount=discount, max_episode_steps=max_episode_steps,
+                          gym_env_wrappers=wrappers, alf_env_wrappers=alf_env_wrappers, image_channel_first=True,
+                          batch_size=batch_size, vector_env=vector_env, env_args=arguments,
+                          env_info_keys=env_info_keys, render_mode=render_mode)

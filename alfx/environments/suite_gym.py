@@ -1,0 +1,153 @@
+"""gymnasium environments by their registered names.
+
+:func:`load` is what ``create_environment.env_load_fn`` is by default. Classic control, toy text, Box2D, MuJoCo, Atari
+('ALE/Pong-v5') and MiniGrid are found by their ids; :mod:`alfx.environments.suite_atari` and
+:mod:`alfx.environments.suite_minigrid` also prepare their observations.
+"""
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import VectorEnv
+
+from alfx import gin_utils
+from alfx.environments import alf_wrappers, gym_wrappers, making
+from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.gym_vector_environment import GymVectorEnvironment
+from alfx.environments.making import EnvWrapper
+from alfx.environments.spaces import flatten_space
+from alfx.environments.vector_env import SerialVectorEnv
+from alfx.tensor_specs import TensorSpec
+
+AlfWrapper = Callable[[AlfEnvironment], AlfEnvironment]
+VectorEnvCtor = Callable[[Sequence[Callable[[], gymnasium.Env]]], VectorEnv]
+
+
+@gin_utils.configurable
+def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
+         max_episode_steps: int | Sequence[int] | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
+         alf_env_wrappers: Sequence[AlfWrapper] = (), image_channel_first: bool = True, batch_size: int = 1,
+         vector_env: VectorEnvCtor = SerialVectorEnv, native: bool = False, env_args: Mapping[str, Any] | None = None,
+         env_info_keys: Sequence[str] | Mapping[str, TensorSpec] = (),
+         render_mode: str | None = 'rgb_array') -> AlfEnvironment:
+    """A batch of the environment ``environment_name``.
+
+    Continuous actions are given in [-1, 1] and clipped: see ``wrap_env.normalize_action`` and
+    ``wrap_env.clip_action``.
+
+    Args:
+        environment_name: a registered id, or 'module:id', which imports the module first.
+        env_id: ``TimeStep.env_id`` of the first environment.
+        discount: the discount of every step that is neither FIRST nor a termination.
+        max_episode_steps: steps after which an episode is truncated; ``None``: as registered; 0: never; a sequence:
+            one for each environment.
+        gym_env_wrappers: wrappers around each gymnasium environment, innermost first.
+        alf_env_wrappers: wrappers around the whole batch, innermost first.
+        image_channel_first: make images ``(C, H, W)``: see ``gym_wrappers.ImageChannelFirst``.
+        batch_size: ``B``.
+        vector_env: makes a gymnasium vector environment of constructors.
+        native: use the natively batched implementation, where there is one; it takes no ``gym_env_wrappers``.
+        env_args: further arguments of the environment's constructor.
+        env_info_keys: which numbers of the info dicts become ``TimeStep.env_info``: names of float32 scalars, or a
+            mapping from names to specs.
+        render_mode: 'human' shows every step; 'rgb_array' allows ``render``.
+
+    Raises:
+        EnvironmentLoadError: an unknown name, a missing package, arguments that contradict each other.
+        UnsupportedSpaceError: a space has no tensor spec.
+    """
+    if batch_size < 1:
+        raise EnvironmentLoadError(f'batch_size: expected at least 1, found {batch_size}')
+    if native:
+        vectorized = _native(environment_name, max_episode_steps, gym_env_wrappers, image_channel_first, batch_size,
+                             env_args)
+    else:
+        making.find_spec(environment_name)  # in this process, so that an unknown name is an error of its own
+        if max_episode_steps is None or isinstance(max_episode_steps, int):
+            max_episode_steps = [max_episode_steps] * batch_size  # type: ignore[list-item]
+        if len(max_episode_steps) != batch_size:
+            raise EnvironmentLoadError(f'max_episode_steps: expected {batch_size} numbers, found '
+                                       f'{len(max_episode_steps)}')
+        vectorized = vector_env([
+            partial(_make_wrapped, environment_name, steps, render_mode, env_args, tuple(gym_env_wrappers),
+                    image_channel_first) for steps in max_episode_steps])
+    return wrap_env(vectorized, env_id=env_id, discount=discount, alf_env_wrappers=alf_env_wrappers,
+                    image_channel_first=False, env_info_keys=env_info_keys)
+
+
+def _make_wrapped(environment_name: str, max_episode_steps: int | None, render_mode: str | None,
+                  env_args: Mapping[str, Any] | None, wrappers: Sequence[EnvWrapper],
+                  image_channel_first: bool) -> gymnasium.Env:
+    env = making.make_env(environment_name, max_episode_steps, render_mode, env_args)
+    return _wrapped(env, wrappers, image_channel_first)
+
+
+def _wrapped(env: gymnasium.Env, wrappers: Sequence[EnvWrapper], image_channel_first: bool) -> gymnasium.Env:
+    for wrapper in wrappers:
+        env = wrapper(env)
+    if image_channel_first and any(gym_wrappers.is_channels_last_image(leaf)
+                                   for _, leaf in flatten_space(env.observation_space)):
+        env = gym_wrappers.ImageChannelFirst(env)
+    return env
+
+
+def _native(environment_name: str, max_episode_steps: Any, gym_env_wrappers: Sequence[EnvWrapper],
+            image_channel_first: bool, batch_size: int, env_args: Mapping[str, Any] | None) -> VectorEnv:
+    if gym_env_wrappers:
+        raise EnvironmentLoadError('native=True: a natively batched environment has no single environments that '
+                                   'gym_env_wrappers could wrap; leave one of the two out')
+    if not (max_episode_steps is None or isinstance(max_episode_steps, int)):
+        raise EnvironmentLoadError('native=True: max_episode_steps must be one number for all environments')
+    vectorized = making.make_native(environment_name, batch_size, max_episode_steps, env_args)
+    if image_channel_first and any(gym_wrappers.is_channels_last_image(leaf)
+                                   for _, leaf in flatten_space(vectorized.single_observation_space)):
+        raise EnvironmentLoadError(f'native=True: {environment_name} yields images (H, W, C), which are not turned '
+                                   'around for natively batched environments; give image_channel_first=False')
+    return vectorized
+
+
+@gin_utils.configurable
+def wrap_env(gym_env: gymnasium.Env | VectorEnv, env_id: int | None = None, discount: float = 1.0,
+             max_episode_steps: int = 0, gym_env_wrappers: Sequence[EnvWrapper] = (),
+             time_limit_wrapper: Callable[[AlfEnvironment, int], AlfEnvironment] = alf_wrappers.TimeLimit,
+             normalize_action: bool = True, clip_action: bool = True, alf_env_wrappers: Sequence[AlfWrapper] = (),
+             image_channel_first: bool = True, auto_reset: bool = True,
+             env_info_keys: Sequence[str] | Mapping[str, TensorSpec] = ()) -> AlfEnvironment:
+    """An environment that already exists as an :class:`AlfEnvironment`.
+
+    Args:
+        gym_env: one gymnasium environment (a batch of 1), or a vector environment.
+        env_id: ``TimeStep.env_id`` of the first environment.
+        discount: the discount of every step that is neither FIRST nor a termination.
+        max_episode_steps: steps after which an episode is truncated; 0: no other limit than the environment's own.
+        gym_env_wrappers: wrappers around the gymnasium environment, innermost first; none for a vector environment.
+        time_limit_wrapper: what truncates episodes after ``max_episode_steps``.
+        normalize_action: continuous actions with finite bounds are given in [-1, 1].
+        clip_action: continuous actions with finite bounds are clipped to them.
+        alf_env_wrappers: wrappers around the whole batch, innermost first.
+        image_channel_first: make images ``(C, H, W)``; not for a vector environment.
+        auto_reset: must be True: LAST is always followed by FIRST.
+        env_info_keys: see :func:`load`.
+
+    Raises:
+        EnvironmentLoadError: arguments that contradict each other.
+        UnsupportedSpaceError: a space has no tensor spec.
+    """
+    if not auto_reset:
+        raise EnvironmentLoadError('wrap_env.auto_reset=False is not supported: the step after LAST is always FIRST')
+    if isinstance(gym_env, VectorEnv):
+        if gym_env_wrappers:
+            raise EnvironmentLoadError('gym_env_wrappers wrap one gymnasium environment, found a vector environment')
+        vectorized = gym_env
+    else:
+        wrapped = _wrapped(gym_env, gym_env_wrappers, image_channel_first)
+        vectorized = SerialVectorEnv([lambda: wrapped])
+    env: AlfEnvironment = GymVectorEnvironment(vectorized, discount, env_id, env_info_keys, normalize_action,
+                                               clip_action)
+    if max_episode_steps > 0:
+        env = time_limit_wrapper(env, max_episode_steps)
+    for wrapper in alf_env_wrappers:
+        env = wrapper(env)
+    return env

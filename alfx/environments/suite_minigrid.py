@@ -1,0 +1,112 @@
+"""MiniGrid and BabyAI: grid worlds whose observations are given as networks can use them."""
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from alfx import gin_utils
+from alfx.environments import suite_gym
+from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.gym_wrappers import ImageChannelFirst
+from alfx.environments.making import EnvWrapper
+from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
+from alfx.environments.vector_env import SerialVectorEnv
+
+# kinds of objects, colours and states of minigrid.core.constants: the largest value of each channel, plus one
+_CHANNEL_SIZES = (11, 6, 3)
+_OBSERVATIONS = ('one_hot', 'image', 'indices')
+
+
+@gin_utils.configurable
+class MiniGridObservation(gymnasium.ObservationWrapper):
+    """Drops the mission, which is text, and encodes the grid.
+
+    Args:
+        env: a MiniGrid environment.
+        observation: 'one_hot': uint8 ``(H, W, 20)`` with kind, colour and state of each cell one-hot; 'image': uint8
+            ``(H, W, 3)`` with these as numbers; 'indices': int64 ``(H, W, 3)``, bounded, for embeddings.
+        direction: also give the agent's direction: then the observation is a dict of 'image' and 'direction'.
+
+    Raises:
+        EnvironmentLoadError: unknown ``observation``, or the environment yields no grid.
+    """
+
+    def __init__(self, env: gymnasium.Env, observation: str = 'one_hot', direction: bool = False):
+        super().__init__(env)
+        if observation not in _OBSERVATIONS:
+            raise EnvironmentLoadError(f'MiniGridObservation.observation: expected one of {_OBSERVATIONS}, found '
+                                       f'{observation!r}')
+        space = env.observation_space
+        if not isinstance(space, spaces.Dict) or 'image' not in space.spaces:
+            raise EnvironmentLoadError(f"MiniGridObservation: expected a Dict with 'image', found {space}")
+        self._kind, self._direction = observation, direction
+        height, width, _ = space['image'].shape or ()
+        self._offsets = np.cumsum((0, *_CHANNEL_SIZES[:-1]))
+        self._rows, self._columns = np.ogrid[:height, :width]
+        if observation == 'one_hot':
+            image: spaces.Space = spaces.Box(0, 1, (height, width, sum(_CHANNEL_SIZES)), np.uint8)
+        elif observation == 'image':
+            image = spaces.Box(0, max(_CHANNEL_SIZES) - 1, (height, width, 3), np.uint8)
+        else:
+            image = spaces.MultiDiscrete(np.broadcast_to(_CHANNEL_SIZES, (height, width, 3)))
+        self.observation_space = spaces.Dict({'image': image, 'direction': space['direction']}) if direction else image
+
+    def observation(self, observation: dict[str, Any]) -> Any:
+        """The encoded grid, with the direction if that was wanted."""
+        grid = observation['image']
+        if self._kind == 'one_hot':
+            encoded = np.zeros((*grid.shape[:2], sum(_CHANNEL_SIZES)), np.uint8)
+            for channel, offset in enumerate(self._offsets):
+                encoded[self._rows, self._columns, offset + grid[..., channel]] = 1
+        else:
+            encoded = grid if self._kind == 'image' else grid.astype(np.int64)
+        return {'image': encoded, 'direction': observation['direction']} if self._direction else encoded
+
+
+@gin_utils.configurable
+def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
+         max_episode_steps: int | Sequence[int] | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
+         alf_env_wrappers: Sequence[AlfWrapper] = (), image_channel_first: bool = True, batch_size: int = 1,
+         vector_env: VectorEnvCtor = SerialVectorEnv, observation: str = 'one_hot', direction: bool = False,
+         fully_observable: bool = False, env_args: Mapping[str, Any] | None = None,
+         env_info_keys: Sequence[str] = (), render_mode: str | None = 'rgb_array') -> AlfEnvironment:
+    """A batch of a MiniGrid environment.
+
+    Args:
+        environment_name: an id such as 'MiniGrid-DoorKey-5x5-v0'.
+        env_id: ``TimeStep.env_id`` of the first environment.
+        discount: the discount of every step that is neither FIRST nor a termination.
+        max_episode_steps: steps after which an episode is truncated; ``None``: the environment's own limit.
+        gym_env_wrappers: wrappers around the encoded observation, innermost first.
+        alf_env_wrappers: wrappers around the whole batch, innermost first.
+        image_channel_first: make the grid ``(C, H, W)``; not with ``observation='indices'``.
+        batch_size: ``B``.
+        vector_env: makes a gymnasium vector environment of constructors.
+        observation: 'one_hot', 'image' or 'indices': see :class:`MiniGridObservation`.
+        direction: also give the agent's direction.
+        fully_observable: show the whole grid instead of the agent's view.
+        env_args: further arguments of the environment's constructor.
+        env_info_keys: which numbers of the info dicts become ``TimeStep.env_info``.
+        render_mode: 'human' shows every step; 'rgb_array' allows ``render``.
+
+    Raises:
+        EnvironmentLoadError: an unknown name, or the package of the extra ``minigrid`` is missing.
+    """
+    wrappers = [partial(MiniGridObservation, observation=observation, direction=direction), *gym_env_wrappers]
+    if fully_observable:
+        wrappers.insert(0, _fully_observable)
+    if image_channel_first and observation != 'indices':
+        wrappers.append(partial(ImageChannelFirst, fields=['image' if direction else '']))
+    return suite_gym.load(environment_name, env_id=env_id, discount=discount, max_episode_steps=max_episode_steps,
+                          gym_env_wrappers=wrappers, alf_env_wrappers=alf_env_wrappers,
+                          image_channel_first=False, batch_size=batch_size, vector_env=vector_env,
+                          env_args=env_args, env_info_keys=env_info_keys, render_mode=render_mode)
+
+
+def _fully_observable(env: gymnasium.Env) -> gymnasium.Env:
+    from minigrid.wrappers import FullyObsWrapper  # the extra is there: the environment has been made
+    return FullyObsWrapper(env)

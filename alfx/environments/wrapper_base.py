@@ -1,0 +1,133 @@
+"""The base of wrappers around an :class:`AlfEnvironment`."""
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfx import nest
+from alfx.data_structures import TimeStep
+from alfx.environments.alf_environment import AlfEnvironment, select
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+
+_MODULE = 'alfx.environments.alf_wrappers'
+
+
+class AlfEnvironmentBaseWrapper(AlfEnvironment):
+    """A wrapper that changes nothing.
+
+    A subclass changes actions in ``_inner`` and time steps in ``_outer``; if it has state of its own, it overrides
+    ``_reset``, ``_step`` and ``reset_envs`` and names its attributes in ``_STATE``.
+
+    Args:
+        env: the environment.
+    """
+
+    _STATE: tuple[str, ...] = ()
+
+    def __init__(self, env: AlfEnvironment):
+        self._env = env
+
+    def wrapped_env(self) -> AlfEnvironment:
+        """What this wraps."""
+        return self._env
+
+    # Stepping --------------------------------------------------------------------------------------------------
+
+    def _inner(self, action: NestedTensor) -> NestedTensor:
+        """The action of the wrapped environment for the one given from outside."""
+        return action
+
+    def _outer(self, time_step: TimeStep, action: NestedTensor | None) -> TimeStep:
+        """The time step to give out for one of the wrapped environment.
+
+        Args:
+            time_step: it is not changed.
+            action: the action given from outside; ``None`` after a reset.
+        """
+        return time_step
+
+    def _reset(self) -> TimeStep:
+        return self._outer(self._env.reset(), None)
+
+    def _step(self, action: NestedTensor) -> TimeStep:
+        return self._outer(self._env.step(self._inner(action)), action)
+
+    def request_reset(self, mask: torch.Tensor) -> None:
+        self._env.request_reset(mask)
+
+    def reset_envs(self, mask: torch.Tensor) -> TimeStep:
+        current = self.current_time_step()
+        self._current = select(mask, self._outer(self._env.reset_envs(mask), None), current)
+        return self._current
+
+    def _seed(self, seed: int | None) -> None:
+        self._env.seed(seed)
+
+    # What it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def batch_size(self) -> int:
+        return self._env.batch_size
+
+    @property
+    def num_tasks(self) -> int:
+        return self._env.num_tasks
+
+    @property
+    def task_names(self) -> list[str]:
+        return self._env.task_names
+
+    @property
+    def name(self) -> str:
+        return self._env.name
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self._env.metadata
+
+    def observation_spec(self) -> NestedTensorSpec:
+        return self._env.observation_spec()
+
+    def action_spec(self) -> NestedTensorSpec:
+        return self._env.action_spec()
+
+    def reward_spec(self) -> TensorSpec:
+        return self._env.reward_spec()
+
+    def env_info_spec(self) -> NestedTensorSpec:
+        return self._env.env_info_spec()
+
+    # Saving, showing, closing ----------------------------------------------------------------------------------
+
+    def get_state(self) -> Any:
+        inner = self._env.get_state()
+        if inner is None:
+            return None
+        own = {name: _saved(getattr(self, name)) for name in self._STATE}
+        current = None if self._current is None else nest.map_structure(torch.clone, self._current)
+        return {'env': inner, 'wrapper': type(self).__name__, 'own': own, 'current': current}
+
+    def set_state(self, state: Any) -> None:
+        if state.get('wrapper') != type(self).__name__:
+            raise ValueError(f"the saved state is of a {state.get('wrapper')}, expected a {type(self).__name__}: the "
+                             'environment has other wrappers than when it was saved')
+        self._env.set_state(state['env'])
+        for name, value in state['own'].items():
+            current = getattr(self, name)
+            if isinstance(current, torch.Generator):
+                current.set_state(value)
+            else:
+                setattr(self, name, copy.deepcopy(value))
+        current = state['current']
+        self._current = None if current is None else nest.map_structure(torch.clone, current)
+
+    def render(self, mode: str = 'rgb_array') -> np.ndarray | None:
+        return self._env.render(mode)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def _saved(value: Any) -> Any:
+    return value.get_state() if isinstance(value, torch.Generator) else copy.deepcopy(value)

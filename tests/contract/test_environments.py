@@ -1,0 +1,178 @@
+"""What holds for every kind of environment."""
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+from alfx import nest
+from alfx.data_structures import StepType
+from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.alf_wrappers import CheckedEnvironment
+from alfx.environments.autoreset import can_reset_some
+from alfx.environments.errors import UnsupportedOperationError
+from alfx.environments.gym_vector_environment import GymVectorEnvironment
+from alfx.environments.suite_unittest_gym import CountEnv, DictEnv
+from alfx.tensor_specs import check_consistent
+from environment_kinds import (IN_PROCESS, IN_PROCESSES, KINDS, BatchedCountEnv, assert_same,
+                                              random_actions, record, tiny)
+
+STEPS = 25
+
+
+@pytest.fixture(params=KINDS)
+def env(request):
+    with KINDS[request.param]() as environment:
+        yield environment
+
+
+class TestEveryKind:
+
+    def test_every_time_step_obeys_the_specs_and_the_order_of_steps(self, env: AlfEnvironment):
+        sequence = record(CheckedEnvironment(env), STEPS)
+        assert len(sequence) == STEPS + 1
+
+    def test_the_first_step_resets_what_was_never_reset(self, env: AlfEnvironment):
+        time_step = env.step(random_actions(env, torch.Generator()))
+        assert time_step.is_first().all()
+        assert env.current_time_step() is time_step
+
+    def test_the_same_seed_gives_the_same_sequence_at_any_time(self, env: AlfEnvironment):
+        env.seed(7)
+        first = record(env, STEPS, reset=False)
+        record(env, 3)
+        env.seed(7)
+        assert_same(first, record(env, STEPS, reset=False))
+
+    def test_actions_are_not_written_to_and_may_be_reused_by_the_caller(self, env: AlfEnvironment):
+        env.reset()
+        action = random_actions(env, torch.Generator().manual_seed(0))
+        given = nest.map_structure(torch.clone, action)
+        time_step = env.step(action)
+        nest.map_structure(lambda a, b: torch.testing.assert_close(a, b), action, given)
+        kept = nest.map_structure(torch.clone, time_step.prev_action)
+        nest.map_structure(lambda a: a.zero_(), action)
+        nest.map_structure(lambda a, b: torch.testing.assert_close(a, b, equal_nan=True), time_step.prev_action, kept)
+
+    def test_later_steps_leave_the_tensors_of_earlier_ones_alone(self, env: AlfEnvironment):
+        env.reset()
+        generator = torch.Generator().manual_seed(0)
+        steps, copies = [], []
+        for _ in range(6):
+            steps.append(env.step(random_actions(env, generator)))
+            copies.append(nest.map_structure(torch.clone, steps[-1]))
+        assert_same(steps, copies)
+
+    def test_an_action_of_the_wrong_shape_is_refused(self, env: AlfEnvironment):
+        env.reset()
+        wrong = nest.map_structure(lambda a: a[..., None], random_actions(env, torch.Generator()))
+        with pytest.raises(ValueError, match='action: expected tensors of shapes'):
+            env.step(wrong)
+
+    def test_requested_resets_come_with_the_next_step_and_only_where_asked(self, env: AlfEnvironment):
+        env.reset()
+        generator = torch.Generator().manual_seed(0)
+        before = env.step(random_actions(env, generator))
+        mask = torch.arange(env.batch_size) % 2 == 0
+        if isinstance(env, GymVectorEnvironment) and not can_reset_some(env.gym):
+            with pytest.raises(UnsupportedOperationError, match='cannot end the episodes'):
+                env.request_reset(mask)
+            with pytest.raises(UnsupportedOperationError, match='cannot reset'):
+                env.reset_envs(mask)
+            return
+        env.request_reset(mask)
+        after = env.step(random_actions(env, generator))
+        assert torch.equal(after.is_first(), mask | before.is_last())
+        assert not after.reward[mask].any()
+        now = env.reset_envs(mask)
+        assert torch.equal(now.is_first(), mask | after.is_first())
+        check_consistent(now, env.time_step_spec())
+        unchanged = nest.map_structure(lambda x: x[~mask], now)
+        assert_same([unchanged], [nest.map_structure(lambda x: x[~mask], after)])
+        assert not env.step(random_actions(env, generator)).is_first()[mask].any()
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_saved_state_goes_on_exactly_in_another_instance(kind):
+    with KINDS[kind]() as env, KINDS[kind]() as other:
+        record(env, 7)
+        state = env.get_state()
+        assert state is not None and env.resumable
+        record(other, 4, seed=9)
+        other.set_state(state)
+        assert_same([env.current_time_step()], [other.current_time_step()])
+        assert_same(record(env, STEPS, 5, reset=False), record(other, STEPS, 5, reset=False))
+
+
+class TestAutoresetModes:
+
+    @pytest.fixture(scope='class')
+    def wanted(self):
+        with tiny(*_mixed(), env_info_keys=('step', )) as env:
+            return record(env, 40)
+
+    @pytest.mark.parametrize('way', [*IN_PROCESS, *IN_PROCESSES])
+    def test_all_give_the_same_sequence(self, way, wanted):
+        with tiny(*_mixed(), vector={**IN_PROCESS, **IN_PROCESSES}[way], env_info_keys=('step', )) as env:
+            assert_same(wanted, record(CheckedEnvironment(env), 40))
+
+    @pytest.mark.parametrize('way', [*list(IN_PROCESS)[1:], 'processes of two', 'async, same step'])
+    def test_all_give_the_same_sequence_of_nested_observations(self, way):
+        with tiny(*[DictEnv] * 3) as env:
+            wanted = record(env, 14)
+        with tiny(*[DictEnv] * 3, vector={**IN_PROCESS, **IN_PROCESSES}[way]) as env:
+            assert_same(wanted, record(CheckedEnvironment(env), 14))
+
+    def test_the_sequence_is_what_the_rules_say(self, wanted):
+        """CountEnv(2) ends its episodes after 3, 4, 5, 2, ... steps: worked out by hand."""
+        step_types = [int(step.step_type[1]) for step in wanted[:15]]
+        f, m, l = StepType.FIRST, StepType.MID, StepType.LAST
+        assert step_types == [f, m, m, l, f, m, m, m, l, f, m, m, m, m, l]
+        last = wanted[3]
+        assert last.observation[1, 1] == 3 and last.discount[1] == 0 and last.reward[1] != 0
+        first = wanted[4]
+        assert first.observation[1, :2].tolist() == [2, 0] and first.observation[1, 2] == -1  # not moved by the action
+        assert first.reward[1] == 0 and first.discount[1] == 1 and first.prev_action[1] == 0
+
+    def test_truncation_keeps_the_discount_and_termination_does_not(self):
+        with tiny(lambda: CountEnv(2, terminate=False), lambda: CountEnv(2, terminate=True), discount=0.9) as env:
+            last = next(step for step in record(env, 10) if step.is_last().all())
+        torch.testing.assert_close(last.discount, torch.tensor([0.9, 0.0]))
+
+    @pytest.mark.parametrize('mode', [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+    def test_environments_that_can_reset_single_ones_are_reset_once_more(self, mode):
+        """Behind a vector wrapper the environments are out of reach: same steps, but other episodes (the numbers of
+        the episodes differ)."""
+        env = GymVectorEnvironment(RecordEpisodeStatistics(IN_PROCESS[
+            'sync, same step' if mode is AutoresetMode.SAME_STEP else 'sync, disabled']([CountEnv] * 3)), seed=3)
+        sequence = record(CheckedEnvironment(env), 40)
+        lasts = [step.observation[0, 1].item() for step in sequence if step.is_last()[0]]
+        firsts = [step.observation[0, 1:3].tolist() for step in sequence if step.is_first()[0]]
+        assert len(lasts) > 3 and all(first == [0, -1] for first in firsts)
+
+    @pytest.mark.parametrize('mode', list(AutoresetMode))
+    def test_natively_batched_environments_show_each_episode_from_its_reset(self, mode):
+        env = GymVectorEnvironment(BatchedCountEnv(4, mode))
+        sequence = record(CheckedEnvironment(env), 30)
+        times = torch.stack([step.observation[:, 2] for step in sequence])
+        step_type = torch.stack([step.step_type for step in sequence])
+        assert (times[step_type == StepType.FIRST] == 0).all()
+        lengths = 2 + np.arange(4) % 3
+        for i, length in enumerate(lengths):
+            assert (times[step_type[:, i] == StepType.LAST, i] == length).all()
+
+    def test_same_step_without_single_resets_drops_the_first_step_and_says_so(self, caplog):
+        env = GymVectorEnvironment(BatchedCountEnv(4, AutoresetMode.SAME_STEP, reset_mask=False))
+        assert 'observation after an ignored action' in caplog.text
+        sequence = record(CheckedEnvironment(env), 30)
+        first = next(step for step in sequence[1:] if step.is_first()[1])
+        assert first.observation[1, 2] == 1 and first.reward[1] == 0
+
+
+def _mixed() -> list:
+    """Without a buffer of its own for each observation, which the workers of AsyncVectorEnv would overwrite before they
+    send the final observation."""
+    return [partial(CountEnv, length, terminate, one_buffer=False) for length, terminate in
+            ((1, False), (2, True), (3, False), (1, True))]
