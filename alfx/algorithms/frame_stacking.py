@@ -36,35 +36,35 @@ def stack_time_step(time_step: TimeStep, steps: Tensor, prev_frames: Sequence[Te
         the observation ``[B, ...]``, and ``steps`` and ``prev_frames`` for the next time step
     """
     begins = (time_step.step_type == StepType.FIRST) | (steps == 0)
+    # On a GPU it is cheaper to select always than to wait for the answer.
+    some_begin = begins.device.type != 'cpu' or bool(begins.any())
     observation, frames = time_step.observation, []
     for field, axis, previous in zip(fields, axes, prev_frames):
         frame = nest.get_field(observation, field)
         dim = axis + 1
-        repeats = [1] * frame.ndim
-        repeats[dim] = stack_size - 1
-        previous = torch.where(begins.view(-1, *[1] * (frame.ndim - 1)), frame.repeat(repeats), previous)
+        if some_begin:
+            repeated = torch.cat([frame] * (stack_size - 1), dim)
+            previous = torch.where(begins.view(-1, *[1] * (frame.ndim - 1)), repeated, previous)
         stacked = torch.cat([previous, frame], dim)
         frames.append(stacked.narrow(dim, frame.shape[dim], previous.shape[dim]))
         observation = nest.set_field(observation, field, stacked)
     return observation, torch.where(begins, 1, steps + 1), frames
 
 
-def stack_indices(step_type: Tensor, missing: Tensor, stack_size: int) -> Tensor:
+def stack_indices(step_type: Tensor, stack_size: int) -> Tensor:
     """Which frames make up each stack: the step itself and those before it, but none before the episode began.
 
     Args:
         step_type: ``[B, L]`` with ``L = stack_size - 1 + T``: the steps before a batch, and those of the batch.
-        missing: int64 ``[B, 1]``: how many of these, from the first, do not exist.
         stack_size: number of frames in a stack.
 
     Returns:
-        int64 ``[B, T, stack_size]``: indices into the ``B * L`` steps, oldest first; what would lie before the first
-        step of the episode, or before the first that exists, is that step.
+        int64 ``[B, T, stack_size]``: indices into the ``B * L`` steps, oldest first; the first step of the episode
+        stands in for what would lie before it.
     """
     batch, length = step_type.shape
     time = torch.arange(length, device=step_type.device)
-    begins = torch.where(step_type == StepType.FIRST, time, 0).cummax(dim=1).values
-    begins = torch.maximum(begins, missing)[:, stack_size - 1:]
+    begins = torch.where(step_type == StepType.FIRST, time, 0).cummax(dim=1).values[:, stack_size - 1:]
     stack = time[:length - stack_size + 1].unsqueeze(-1) + time[:stack_size]
     rows = length * torch.arange(batch, device=step_type.device).view(-1, 1, 1)
     return torch.maximum(stack, begins.unsqueeze(-1)) + rows
@@ -93,11 +93,10 @@ def stack_from_replay(experience: Experience, fields: Sequence[str], axes: Seque
     env_ids, first = info.env_ids.unsqueeze(-1), info.positions.unsqueeze(-1)
     earliest = buffer.earliest_positions(info.env_ids).unsqueeze(-1)
     positions = first + torch.arange(1 - stack_size, 0, device=first.device)
-    missing = (earliest - positions[:, :1]).clamp_(min=0)
-    positions = torch.maximum(positions, earliest)
+    positions = torch.maximum(positions, earliest)  # the oldest step stands in for those that are gone
     step_type = torch.cat(
         [buffer.get_field('time_step.step_type', env_ids, positions), experience.time_step.step_type], dim=1)
-    sources = stack_indices(step_type, missing, stack_size)
+    sources = stack_indices(step_type, stack_size)
     observation = experience.time_step.observation
     for field, axis in zip(fields, axes):
         path = f'time_step.observation.{field}' if field else 'time_step.observation'

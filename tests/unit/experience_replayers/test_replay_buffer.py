@@ -5,7 +5,7 @@ from collections import Counter
 import gin
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from alfx import context, nest
@@ -131,6 +131,8 @@ def play(buffer, reference, history, make_buffer):
 
 
 @settings(max_examples=120)
+@example([('sequence', 3), ('clear', None), ('sequence', 2), ('reload', None)], 7, 0, 2, 4, False)
+@example([('sequence', 9), ('some', [1]), ('keep', (3, 1)), ('reload', None), ('all', True)], 4, 1, 1, 4, False)
 @given(operations, st.integers(1, 7), st.integers(0, 2), st.integers(1, 4), st.integers(1, 9), st.booleans())
 def test_any_history_reads_back_as_a_list_of_the_last_steps(history, max_length, ignored, length, batch_size,
                                                             with_replacement):
