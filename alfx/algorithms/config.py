@@ -10,8 +10,10 @@ import dataclasses
 import os
 from typing import Any, Callable, Optional, Sequence, Union
 
+import torch
+
 from alfx import gin_utils
-from alfx.gin_utils.checks import problem_at, problem_of
+from alfx.gin_utils.checks import describe, problem_at, problem_of
 
 _OWNER = 'TrainerConfig'
 _COUNT = dict(kind=int, minimum=0)
@@ -295,10 +297,10 @@ class TrainerConfig:
         ctors = self.data_transformer_ctor
         several = ctors if isinstance(ctors, (list, tuple)) else () if ctors is None else (ctors,)
         for ctor in several:
-            if not callable(ctor):
-                hint = f'write @{type(ctor).__name__} without ()' if type(ctor).__module__ != 'builtins' else ''
+            if not callable(ctor) or isinstance(ctor, torch.nn.Module):
+                hint = f'write @{type(ctor).__name__} without ()' if isinstance(ctor, torch.nn.Module) else ''
                 problems.append(problem_at(_OWNER, 'data_transformer_ctor',
-                                           f'must hold constructors, found {type(ctor).__name__} {ctor!r}', hint))
+                                           f'must hold constructors, found {describe(ctor)}', hint))
         return [problem for problem in problems if problem is not None]
 
     def _conflicts(self) -> list[gin_utils.Problem]:

@@ -92,19 +92,23 @@ def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
     except KeyboardInterrupt:
         print('interrupted', file=sys.stderr)
         return 130
-    except (ValueError, RuntimeError, OSError) as error:
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, OSError) as error:
         code = _exit_code(error)
+        lines = [f'{type(error).__name__}: {gin_utils.plain_text(error)}', *getattr(error, '__notes__', ())]
+        if code is None and gin_utils.is_explained(error):  # most likely one of those bindings is the mistake
+            code = 2
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            lines.append(f'raised at {where.filename}:{where.lineno}; --debug shows the traceback')
         if code is None:
             raise
         if FLAGS.debug:
             traceback.print_exc()
-        text = '\n'.join([gin_utils.plain_text(error), *getattr(error, '__notes__', ())])
-        print(f'{type(error).__name__}: {text}', file=sys.stderr)
+        print('\n'.join(lines), file=sys.stderr)
         return code
 
 
 def _exit_code(error: BaseException) -> Optional[int]:
-    """The exit code of an error whose message says all a user needs; None if its traceback is needed."""
+    """The exit code of an error whose message says all a user needs; None for others."""
     from alfx.algorithms.ownership import OwnershipError
     from alfx.engine.update import NonFiniteLossError
     from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError

@@ -6,7 +6,10 @@ from typing import Any, NamedTuple, Optional
 
 from .errors import ConfError, Problem, plain_text
 
-__all__ = ['Binding', 'record', 'clear', 'bindings', 'bindings_in_effect', 'line', 'location_of', 'explain']
+__all__ = [
+    'Binding', 'bindings', 'bindings_in_effect', 'clear', 'explain', 'is_explained', 'is_mentioned', 'line',
+    'location_of', 'mention_macros', 'record'
+]
 
 _EXPLAINED = '_alfx_explained_'
 
@@ -101,24 +104,29 @@ def line(binding: Binding) -> str:
     return f'{scope}{binding.selector}.{binding.name} = {binding.value!r}'
 
 
+def is_explained(error: BaseException) -> bool:
+    """Whether a note of ``error`` tells the bindings that the constructor it escaped from was made with."""
+    return getattr(error, _EXPLAINED, False)
+
+
 def explain(error: Exception, selector: str, scope: Sequence[str]) -> None:
     """Say which line of the conf an error of a constructor comes from, as far as that can be told.
 
     Args:
-        error: a TypeError or ValueError that escaped the constructor.
+        error: what escaped the constructor.
         selector: complete selector of the class or factory.
         scope: the scopes that were active.
 
     Raises:
-        ConfError: the text of ``error`` names an argument that the conf binds, or quotes a text it binds. Where
-            neither is so, the bindings of the innermost constructor are added to ``error`` as a note.
+        ConfError: ``error`` is a TypeError or ValueError whose text names an argument that the conf binds, or quotes
+            a text it binds. Where this is not so, the bindings of the innermost constructor are added as a note.
     """
     if isinstance(error, ConfError):
         return
     in_effect = bindings_in_effect(selector, scope)
     text, owner = plain_text(error), selector.rsplit('.', 1)[-1]
-    innermost = not getattr(error, _EXPLAINED, False)
-    for name, binding in in_effect.items():
+    innermost = not is_explained(error)
+    for name, binding in in_effect.items() if isinstance(error, (TypeError, ValueError)) else ():
         names_it = innermost and name != 'name' and re.search(rf'\b{re.escape(name)}\b', text)
         if names_it or (isinstance(binding.value, str) and len(binding.value) >= 3 and binding.value in text):
             message = text if text.startswith(f'{owner}.{name}') else f'{owner}.{name} = {binding.value!r}: {text}'

@@ -198,7 +198,7 @@ def _guard(fn, selector):
         kwargs = {key: raw_functions(value) for key, value in kwargs.items()}
         try:
             return fn(*args, **kwargs)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
             locations.explain(error, selector, gin.current_scope())
             raise
 

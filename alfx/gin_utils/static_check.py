@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 import gin
+import torch
 
 from . import registry, type_check
 from .errors import Problem, hint_nearest, nearest_name
@@ -71,6 +72,7 @@ def check(statements: Sequence[Statement], unavailable: dict[str, str],
             elif isinstance(leaf, Macro) and complete:
                 problems += _check_macro_use(leaf, statement.location, macros)
     if complete:
+        problems += _check_evaluated(statements, resolved)
         problems += _check_scopes(statements)
         problems += _check_required(resolved)
     return resolved, problems
@@ -146,11 +148,54 @@ def _check_binding(statement: Statement, configurable: Any, value: Any) -> tuple
     default = parameters[statement.name].default
     if value is None and default is None:
         return None, statement.value
+    if _is_optimizer_class(statement.name, value):
+        return Problem(statement.location, f'{owner}.{statement.name} expects an optimizer, found the reference '
+                       f'{value!r}', f'write {value!r}()'), None
     mismatch, converted = type_check.check(value, hint_type)
     if mismatch is not None:
         return Problem(statement.location, f'{owner}.{statement.name} expects {mismatch.expected}, found '
                        f'{mismatch.found}', mismatch.hint), None
     return None, statement.value if repr(converted) == repr(value) else converted
+
+
+def _is_optimizer_class(name: str, value: Any) -> bool:
+    """Whether ``x.optimizer = @Adam`` lacks its brackets, which no annotation tells."""
+    if not name.endswith('optimizer') or not isinstance(value, Reference) or value.evaluate:
+        return False
+    try:
+        target = resolve(value.selector).wrapped
+    except (ValueError, KeyError):  # reported where references are checked
+        return False
+    return inspect.isclass(target) and issubclass(target, torch.optim.Optimizer)
+
+
+def _check_evaluated(statements: Sequence[Statement], resolved: Sequence[Resolved]) -> list[Problem]:
+    """``@f()`` is called without arguments, so that the conf has to bind those that have no default."""
+    bound: dict[str, set[str]] = {}
+    for r in resolved:
+        bound.setdefault(r.selector, set()).add(r.statement.name)
+    problems = []
+    for statement in statements:
+        for leaf in iterate_nested(statement.value):
+            missing = _unbound_arguments(leaf, bound)
+            if missing:
+                plain = dataclasses.replace(leaf, evaluate=False)
+                problems.append(Problem(statement.location, f'{leaf!r} needs {", ".join(missing)}, which the conf does '
+                                        'not set', f'set it, or write {plain!r} to pass the constructor'))
+    return problems
+
+
+def _unbound_arguments(leaf: Any, bound: dict[str, set[str]]) -> list[str]:
+    if not isinstance(leaf, Reference) or not leaf.evaluate:
+        return []
+    try:
+        configurable = resolve(leaf.selector)
+    except (ValueError, KeyError):  # reported where references are checked
+        return []
+    if registry.step_function_of(configurable.selector):
+        return []
+    return [name for name, parameter in parameters_of(configurable)[0].items()
+            if parameter.default is parameter.empty and name not in bound.get(configurable.selector, ())]
 
 
 def _check_reference(reference: Reference, location: str, unavailable: dict[str, str]) -> list[Problem]:

@@ -42,6 +42,11 @@ def garage(cars=()):
     return cars
 
 
+@configurable(module='toys')
+def drive(optimizer=None):
+    return optimizer
+
+
 @pytest.fixture(autouse=True)
 def empty_gin():
     yield
@@ -247,6 +252,19 @@ def test_a_syntax_error_is_reported_with_line_and_remedy(conf, line, expected, h
 def test_a_value_of_the_wrong_type_is_reported(conf, binding, expected):
     message = message_of(conf(binding))
     assert expected in message and message.startswith('car.gin:')
+
+
+def test_calling_a_reference_whose_arguments_are_not_bound_is_reported(conf):
+    message = message_of(conf('garage.cars = [@Car()]'))
+    assert message == ('car.gin:1: @Car() needs engine, which the conf does not set\n'
+                       '  set it, or write @Car to pass the constructor')
+    gin_utils.load(conf('garage.cars = [@Car(), @Car]\nCar.engine = 1'))
+    assert garage()[0].engine == 1
+
+
+def test_an_optimizer_without_brackets_is_reported(conf):
+    assert 'car.gin:1: drive.optimizer expects an optimizer, found the reference @fast/Adam\n  write @fast/Adam()' in (
+        message_of(conf('drive.optimizer = @fast/Adam')))
 
 
 def test_a_missing_include_is_reported_where_it_is_included(conf):

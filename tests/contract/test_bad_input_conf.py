@@ -1,0 +1,124 @@
+"""What a person gets to read who makes a mistake in a conf: one message with place and remedy, never a traceback."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from alfx import gin_utils
+from alfx.bin import check
+from alfx.bin import flags as conf_flags
+
+FLAGS = flags.FLAGS
+if not FLAGS.is_parsed():
+    FLAGS(['test'])
+
+GOOD = """
+include 'ppo_cart_pole.gin'
+create_environment.num_parallel_environments = 2
+TrainerConfig.unroll_length = 4
+TrainerConfig.num_updates_per_train_iter = 1
+"""
+
+
+@pytest.fixture
+def run_check(tmp_path, monkeypatch, capsys):
+    """Runs bin.check on a good conf with lines added; returns exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(added='', params=()):
+        (tmp_path / 'mine.gin').write_text(GOOD + added)
+        with flagsaver.flagsaver(conf='mine.gin', conf_param=list(params), gin_file=[], gin_param=[], debug=False):
+            code = conf_flags.call(check.main, ['check'])
+        printed = capsys.readouterr()
+        assert 'Traceback' not in printed.err
+        return code, printed.out, printed.err
+
+    yield run
+    gin_utils.clear()
+
+
+def test_a_good_conf_is_built_run_and_described(run_check):
+    code, out, _ = run_check()
+    assert code == 0
+    assert 'environments: 2' in out and 'observation of the environment: float32 [4]' in out
+    assert 'action: int64 [] in [0, 1]' in out
+    assert 'bytes' in out and '<- Adam' in out and 'train info' in out
+    assert 'every binding is used' in out
+    assert not gin_utils.config_str().strip(), 'gin is left as it was found'
+
+
+def test_an_unused_binding_is_listed_with_its_line_and_fails_the_check(run_check):
+    code, out, _ = run_check('other/Adam.lr = 1e-3\n')
+    assert code == 1
+    assert 'unused: mine.gin:6: other/Adam.lr = 0.001' in out and '1 unused binding' in out
+
+
+# (what is added to the conf, where the message points, what it says)
+MISTAKES = {
+    'unknown environment': ("create_environment.env_name = 'CartPole-v9'", 'mine.gin:6', 'CartPole-v1'),
+    'unknown environment argument': ("suite_gym.load.env_args = {'gravitee': 1}", '', 'gravitee'),
+    'no environments': ('create_environment.num_parallel_environments = 0', 'mine.gin:6', '1'),
+    'misspelled parameter': ('PPOLoss.gama = 0.9', 'mine.gin:6', "did you mean 'gamma'?"),
+    'misspelled class': ('PPOLos.gamma = 0.9', 'mine.gin:6', "did you mean 'PPOLoss'?"),
+    'misspelled reference': ('Agent.optimizer = @ppo/Adm()', 'mine.gin:6', "did you mean 'Adam'?"),
+    'misspelled scope': ('pp/Adam.lr = 0.1', 'mine.gin:6', "did you mean 'ppo'?"),
+    'undefined macro': ('PPOLoss.gamma = %gamma', 'mine.gin:6', "macro '%gamma' is not defined"),
+    'text without quotes': ('create_environment.env_name = CartPole-v1', 'mine.gin:6', "'CartPole-v1'"),
+    'wrong type': ("TrainerConfig.num_iterations = 'many'", 'mine.gin:6', "expects int, found str 'many'"),
+    'out of range': ('TrainerConfig.epsilon_greedy = 2.0', 'mine.gin:6', 'in [0, 1], found float 2.0'),
+    'negative learning rate': ('ppo/Adam.lr = -1.0', 'mine.gin:6', 'Adam.lr'),
+    'negative clipping': ('PPOLoss.importance_ratio_clipping = -1.0', 'mine.gin:6', 'positive'),
+    'conflict': ('TrainerConfig.whole_replay_buffer_training = False\nTrainerConfig.mini_batch_length = None',
+                 'mine.gin:7', 'set the length of the sequences'),
+    'endless run': ('TrainerConfig.num_env_steps = 0', 'ppo.gin', 'never end'),
+    'not available': ('TrainerConfig.priority_replay = True', 'mine.gin:6', 'not available yet'),
+    'no algorithm': ('TrainerConfig.algorithm_ctor = None', 'mine.gin:6', 'TrainerConfig.algorithm_ctor = @Agent'),
+    'no optimizer': ('Agent.optimizer = None', '', 'no optimizer owns the trainable parameters'),
+    'class instead of instance': ('Agent.optimizer = @ppo/Adam', 'mine.gin:6', 'write @ppo/Adam()'),
+    'instance instead of class': ('TrainerConfig.data_transformer_ctor = @RewardScaling()\nRewardScaling.scale = 1.0',
+                                  'mine.gin:6', 'write @RewardScaling without ()'),
+    'not a module': ('import alfx.no_such_module', 'mine.gin:6', 'cannot import'),
+    'missing include': ("include 'no_such.gin'", 'mine.gin:6', 'no such file'),
+    'unclosed bracket': ('ValueNetwork.fc_layer_params = (64, 64', 'mine.gin:', 'inside a bracket'),
+    'activation as text': ("ValueNetwork.activation = 'relu'", 'mine.gin:6', '@relu'),
+    'activation called': ('ValueNetwork.activation = @torch.tanh()', 'mine.gin:6', 'write @torch.tanh'),
+    'number instead of layers': ('ValueNetwork.fc_layer_params = 64', 'mine.gin:6', '(64,)'),
+    'negative layer': ('ValueNetwork.fc_layer_params = (64, -1)', 'mine.gin:6', 'ValueNetwork.fc_layer_params'),
+    'unknown argument of the network': ('ActorCriticAlgorithm.nonsense = 3', 'mine.gin:6', 'nonsense'),
+}
+
+
+@pytest.mark.parametrize('mistake', MISTAKES)
+def test_a_mistake_is_reported_with_place_and_remedy(run_check, mistake):
+    added, place, said = MISTAKES[mistake]
+    code, _, err = run_check(added + '\n')
+    assert code == 2
+    assert 'Error: ' in err and place in err and said in err
+    assert not gin_utils.config_str().strip(), 'gin is left as it was found'
+
+
+def test_a_mistake_on_the_command_line_shows_the_parameter(run_check):
+    code, _, err = run_check(params=['PPOLoss.gama=0.9', "create_environment.env_name=CartPole-v1"])
+    assert code == 2
+    assert "--conf_param 'PPOLoss.gama=0.9': PPOLoss has no parameter 'gama'" in err
+    assert "--conf_param 'create_environment.env_name=CartPole-v1': syntax error" in err
+
+
+def test_the_program_prints_one_message_and_exits_with_2(tmp_path):
+    (tmp_path / 'mine.gin').write_text(GOOD + 'PPOLoss.gama = 0.9\n')
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    done = subprocess.run([sys.executable, '-m', 'alfx.bin.check', '--conf', 'mine.gin'], cwd=tmp_path,
+                          capture_output=True, text=True, env={**os.environ, 'PYTHONPATH': root}, timeout=120)
+    assert done.returncode == 2 and done.stdout == ''
+    assert done.stderr == ("ConfError: mine.gin:6: PPOLoss has no parameter 'gama'\n  did you mean 'gamma'?\n")
+
+
+def test_help_shows_an_example():
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    done = subprocess.run([sys.executable, '-m', 'alfx.bin.check', '--help'], capture_output=True, text=True,
+                          env={**os.environ, 'PYTHONPATH': root}, timeout=120)
+    assert 'python -m alfx.bin.check --conf' in done.stdout and '--conf_param' in done.stdout
