@@ -90,9 +90,8 @@ class RLAlgorithm(Algorithm):
         self._cursor: Cursor | None = None
         self._collects_for_recomputation = False
         self._unroll_debt = 0.0
-        self._reward_weights: torch.Tensor | None = None
-        if reward_spec.ndim == 1:
-            self.register_buffer('_reward_weights', torch.ones(reward_spec.numel))
+        self._reward_weights: torch.Tensor | None
+        self.register_buffer('_reward_weights', torch.ones(reward_spec.numel) if reward_spec.ndim else None)
         if reward_weights is not None:
             self.set_reward_weights(torch.as_tensor(reward_weights, dtype=torch.float32))
         self._metrics = nn.ModuleList(self._make_metrics() if env is not None else [])
@@ -320,7 +319,7 @@ class RLAlgorithm(Algorithm):
         if self._context_steps:
             assert self._replay_buffer is not None
             context_steps, _ = self._replay_buffer.gather_all()
-            state['context'] = nest.flatten(context_steps)
+            state['context'] = [x.clone() for x in nest.flatten(context_steps)]  # no views of a shared storage
         return state
 
     def set_rollout_state(self, state: dict[str, Any]) -> None:

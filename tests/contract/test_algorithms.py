@@ -1,63 +1,11 @@
 """What holds for every policy algorithm, whatever the kind of its actions."""
-from functools import partial
-
 import pytest
 import torch
+from agents import ALGORITHMS, ENVIRONMENTS, make_agent
 
-from alfx import context, nest
-from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
-from alfx.algorithms.actor_critic_loss import ActorCriticLoss
+from alfx import nest
 from alfx.algorithms.agent import Agent
-from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.ppo_algorithm import PPOAlgorithm
-from alfx.algorithms.ppo_loss import PPOLoss
-from alfx.environments.suite_unittest import (ActionType, MixedPolicyUnittestEnv, PolicyUnittestEnv,
-                                              RNNPolicyUnittestEnv)
-from alfx.nest.utils import NestConcat
-from alfx.networks.actor_distribution_networks import ActorDistributionNetwork, ActorDistributionRNNNetwork
-from alfx.networks.value_networks import ValueNetwork, ValueRNNNetwork
-from alfx.optimizers import Adam
-
-ENVIRONMENTS = {
-    'discrete': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Discrete),
-    'continuous': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Continuous),
-    'mixed': partial(MixedPolicyUnittestEnv, episode_length=5),
-    'recurrent': partial(RNNPolicyUnittestEnv, episode_length=5, gap=2),
-    'nested observation': partial(PolicyUnittestEnv, episode_length=5, nested_observation=True),
-    'several rewards': partial(PolicyUnittestEnv, episode_length=5, reward_dim=3),
-}
-ALGORITHMS = {
-    'actor-critic': partial(ActorCriticAlgorithm, loss_class=partial(ActorCriticLoss, entropy_regularization=0.01)),
-    'ppo': partial(PPOAlgorithm, loss_class=partial(PPOLoss, entropy_regularization=0.01)),
-}
-
-
-def make_agent(algorithm, environment, batch_size=4, unroll_length=6, seed=0, data_transformer=None, **agent_args):
-    """An agent in an environment, ready to train."""
-    torch.manual_seed(seed)
-    context.reset()
-    env = ENVIRONMENTS[environment](batch_size=batch_size)
-    env.reset()
-    recurrent = environment == 'recurrent'
-    config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=unroll_length, mini_batch_size=8,
-                           mini_batch_length=2 if recurrent else 1, num_updates_per_train_iter=2,
-                           use_rollout_state=recurrent)
-    if data_transformer is not None:
-        config.data_transformer = data_transformer(env)
-    encoder = dict(fc_layer_params=(16, ))
-    if isinstance(env.observation_spec(), (dict, tuple, list)):
-        encoder['preprocessing_combiner'] = NestConcat()
-    actor, value = ((ActorDistributionRNNNetwork, ValueRNNNetwork) if recurrent else
-                    (ActorDistributionNetwork, ValueNetwork))
-    if recurrent:
-        encoder['lstm_hidden_size'] = (8, )
-    rl = partial(ALGORITHMS[algorithm], actor_network_ctor=partial(actor, **encoder),
-                 value_network_ctor=partial(value, **encoder))
-    agent = Agent(env.observation_spec(), env.action_spec(), env.reward_spec(), env=env, config=config,
-                  rl_algorithm_cls=rl, optimizer=Adam(lr=1e-2), **agent_args)
-    agent.set_path('')
-    agent.finalize()
-    return agent, env
+from alfx.engine.replay import compute_train_info
 
 
 def parameters(agent):
@@ -166,13 +114,19 @@ def test_infos_recomputed_at_once_train_as_infos_of_the_rollout(algorithm, envir
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
-@every_algorithm
-def test_the_loss_does_not_cross_an_episode_end(algorithm):
-    """What follows a terminated episode has no influence on the update from it."""
-    agent, _ = make_agent(algorithm, 'discrete')
+def test_the_loss_of_an_episode_does_not_depend_on_the_next_one():
+    agent, _ = make_agent('actor-critic', 'discrete')  # episodes of 5 steps, unrolls of 6 and one to bootstrap from
     experience = agent.unroll(6)
-    is_last = experience.time_step.is_last()
-    assert is_last.any()
+    assert experience.time_step.is_last()[4].all()
+    time_step = experience.time_step
+    later = torch.zeros(7, 4, dtype=torch.bool)
+    later[5:] = True
+    changed = time_step._replace(reward=time_step.reward + 100. * later,
+                                 observation=time_step.observation - 100. * later.unsqueeze(-1))
+    losses = [agent.calc_loss(compute_train_info(agent, experience._replace(time_step=ts))).loss
+              for ts in (time_step, changed)]
+    assert torch.equal(losses[0][:5], losses[1][:5])
+    assert not torch.equal(losses[0][5], losses[1][5])
 
 
 @every_algorithm

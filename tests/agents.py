@@ -1,0 +1,63 @@
+"""Agents in tiny environments, for the tests that need one."""
+from functools import partial
+
+import torch
+
+from alfx import context
+from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
+from alfx.algorithms.actor_critic_loss import ActorCriticLoss
+from alfx.algorithms.agent import Agent
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.ppo_algorithm import PPOAlgorithm
+from alfx.algorithms.ppo_loss import PPOLoss
+from alfx.environments.suite_unittest import (ActionType, MixedPolicyUnittestEnv, PolicyUnittestEnv,
+                                              RNNPolicyUnittestEnv)
+from alfx.layers import Cast, OneHot
+from alfx.nest.utils import NestConcat
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork, ActorDistributionRNNNetwork
+from alfx.networks.value_networks import ValueNetwork, ValueRNNNetwork
+from alfx.optimizers import Adam
+
+ENVIRONMENTS = {
+    'discrete': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Discrete),
+    'continuous': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Continuous),
+    'mixed': partial(MixedPolicyUnittestEnv, episode_length=5),
+    'recurrent': partial(RNNPolicyUnittestEnv, episode_length=5, gap=2),
+    'nested observation': partial(PolicyUnittestEnv, episode_length=5, nested_observation=True),
+    'several rewards': partial(PolicyUnittestEnv, episode_length=5, reward_dim=3),
+}
+ALGORITHMS = {
+    'actor-critic': partial(ActorCriticAlgorithm, loss_class=partial(ActorCriticLoss, entropy_regularization=0.01)),
+    'ppo': partial(PPOAlgorithm, loss_class=partial(PPOLoss, entropy_regularization=0.01)),
+}
+
+
+def make_agent(algorithm, environment, batch_size=4, unroll_length=6, seed=0, data_transformer=None, learning_rate=1e-2,
+               **agent_args):
+    """An agent in an environment, ready to train."""
+    torch.manual_seed(seed)
+    context.reset()
+    env = ENVIRONMENTS[environment](batch_size=batch_size)
+    env.seed(seed)
+    env.reset()
+    recurrent = environment == 'recurrent'
+    config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=unroll_length, mini_batch_size=8,
+                           mini_batch_length=2 if recurrent else 1, num_updates_per_train_iter=2,
+                           use_rollout_state=recurrent)
+    if data_transformer is not None:
+        config.data_transformer = data_transformer(env)
+    encoder = dict(fc_layer_params=(16, ))
+    if isinstance(env.observation_spec(), (dict, tuple, list)):
+        encoder['input_preprocessors'] = {'signal': None, 'noise': (Cast(), OneHot(5))}
+        encoder['preprocessing_combiner'] = NestConcat()
+    actor, value = ((ActorDistributionRNNNetwork, ValueRNNNetwork) if recurrent else
+                    (ActorDistributionNetwork, ValueNetwork))
+    if recurrent:
+        encoder['lstm_hidden_size'] = (8, )
+    rl = partial(ALGORITHMS[algorithm], actor_network_ctor=partial(actor, **encoder),
+                 value_network_ctor=partial(value, **encoder))
+    agent = Agent(env.observation_spec(), env.action_spec(), env.reward_spec(), env=env, config=config,
+                  rl_algorithm_cls=rl, optimizer=Adam(lr=learning_rate), **agent_args)
+    agent.set_path('')
+    agent.finalize()
+    return agent, env
