@@ -262,28 +262,6 @@ class ReplayBuffer:
         self._size = min(self._size - 1, keep)
         return self._size
 
-    def keep_newest(self, num_steps: int, drop: int = 0) -> None:
-        """Forget all but the newest steps of each environment.
-
-        For training that uses up the buffer but needs the last frames as context of the next ones.
-
-        Args:
-            num_steps: how many steps to keep.
-            drop: how many of the newest to forget as well, before counting; their positions are used again. For steps
-                that were stored to bootstrap from and will be stored again.
-
-        Raises:
-            ValueError: an argument is negative.
-        """
-        _require_at_least(f'{self.name}.keep_newest', 0, num_steps=num_steps, drop=drop)
-        if self._lockstep:
-            drop = min(drop, self._size)
-            self._pos, self._size = self._pos - drop, min(self._size - drop, num_steps)
-            return
-        dropped = self._env_size.clamp(max=drop)
-        self._env_pos = self._env_pos - dropped
-        self._env_size = (self._env_size - dropped).clamp_(max=num_steps)
-
     def _leave_lockstep(self) -> None:
         if self._lockstep:
             self._env_pos, self._env_size = self.current_pos, self.current_size

@@ -78,7 +78,7 @@ operations = st.lists(
         st.tuples(st.just('sequence'), st.integers(1, 12)),
         st.tuples(st.just('clear'), st.one_of(st.none(), st.lists(st.integers(0, NUM_ENVS - 1), max_size=2,
                                                                   unique=True))),
-        st.tuples(st.just('keep'), st.tuples(st.integers(0, 4), st.integers(0, 2))),
+        st.tuples(st.just('rewind'), st.integers(0, 4)),
         st.tuples(st.just('reload'), st.none()),
     ),
     max_size=12)
@@ -114,13 +114,14 @@ def play(buffer, reference, history, make_buffer):
                 reference.contents[env] = []
             if argument is None:
                 reference.positions = [max(reference.positions)] * NUM_ENVS
-        elif operation == 'keep':
-            keep, drop = argument
-            buffer.keep_newest(keep, drop)
-            for env, items in enumerate(reference.contents):
-                left = items[:max(len(items) - drop, 0)]
-                reference.positions[env] -= len(items) - len(left)
-                reference.contents[env] = left[max(len(left) - keep, 0):]
+        elif operation == 'rewind':
+            try:
+                kept = buffer.rewind(argument)
+            except ValueError:  # once environments were stored apart, until all are cleared
+                continue
+            reference.contents = [items[:-1][max(len(items) - 1 - argument, 0):] for items in reference.contents]
+            reference.positions = [position - 1 for position in reference.positions]
+            assert {len(items) for items in reference.contents} == {kept}
         else:
             state = io.BytesIO()
             torch.save(buffer.state_dict(), state)
@@ -132,7 +133,7 @@ def play(buffer, reference, history, make_buffer):
 
 @settings(max_examples=120)
 @example([('sequence', 3), ('clear', None), ('sequence', 2), ('reload', None)], 7, 0, 2, 4, False)
-@example([('sequence', 9), ('some', [1]), ('keep', (3, 1)), ('reload', None), ('all', True)], 4, 1, 1, 4, False)
+@example([('sequence', 9), ('rewind', 3), ('some', [1]), ('reload', None), ('all', True)], 4, 1, 1, 4, False)
 @given(operations, st.integers(1, 7), st.integers(0, 2), st.integers(1, 4), st.integers(1, 9), st.booleans())
 def test_any_history_reads_back_as_a_list_of_the_last_steps(history, max_length, ignored, length, batch_size,
                                                             with_replacement):
@@ -298,6 +299,16 @@ def test_environment_ids_must_be_distinct_environments(env_ids):
         buffer.add_batch(torch.zeros(2), torch.tensor(env_ids))
     with pytest.raises(ValueError, match='distinct environment ids'):
         buffer.clear(torch.tensor(env_ids))
+
+
+def test_environments_are_rewound_together_or_not_at_all():
+    buffer = ReplayBuffer(TensorSpec(()), 2, 4)
+    with pytest.raises(ValueError, match=r'rewind: .*found \[0, 0\]'):
+        buffer.rewind(1)
+    buffer.add_batch(torch.zeros(2))
+    buffer.add_batch(torch.zeros(1), torch.tensor([1]))
+    with pytest.raises(ValueError, match=r'rewind: .*found \[1, 2\]'):
+        buffer.rewind(1)
 
 
 def test_a_position_that_was_overwritten_is_refused():
