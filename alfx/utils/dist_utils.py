@@ -266,8 +266,11 @@ def epsilon_greedy_sample(nested_distributions: NestedDistribution,
         sample = dist.sample()
         batch_shape = dist.batch_shape
         explore = torch.rand(batch_shape, device=sample.device) < probability
-        return torch.where(explore.view(*batch_shape, *[1] * (sample.dim() - len(batch_shape))), sample, mode)
+        extra = sample.dim() - len(batch_shape)
+        return torch.where(explore.view(*batch_shape, *[1] * extra) if extra else explore, sample, mode)
 
+    if isinstance(nested_distributions, td.Distribution):
+        return draw(nested_distributions)
     return nest.map_structure(draw, nested_distributions, is_leaf=nest.is_distribution)
 
 

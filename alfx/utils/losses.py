@@ -36,8 +36,7 @@ def huber_function(x: Tensor, delta: float = 1.0) -> Tensor:
         x: any shape.
         delta: positive.
     """
-    clipped = x.abs().clamp_max(delta)
-    return clipped * (x.abs() - 0.5 * clipped)
+    return F.huber_loss(x, x.new_zeros(()).expand_as(x), reduction='none', delta=delta)
 
 
 def _fractions(num_quantiles: int, like: Tensor) -> Tensor:
@@ -63,7 +62,7 @@ def multi_quantile_huber_loss(quantiles: Tensor, target: Tensor, delta: float = 
     target = target.unsqueeze(-1) if target.dim() == 1 else target
     fraction = _fractions(quantiles.shape[-1], quantiles)
     difference = target.unsqueeze(-1) - quantiles.unsqueeze(-2)  # [B, M, N]
-    weight = (fraction - (difference.detach() < 0).to(fraction.dtype)).abs()
+    weight = torch.where(difference < 0, 1.0 - fraction, fraction)
     size = huber_function(difference, delta) / delta if delta > 0 else difference.abs()
     return (weight * size).mean((-2, -1))
 
@@ -82,8 +81,8 @@ def quantile_regression_loss(value: Tensor, target: Tensor, fraction: Tensor,
         ``[..., M, N]``.
     """
     difference = value.unsqueeze(-2) - target.unsqueeze(-1)
-    weight = (fraction.unsqueeze(-2) - (difference.detach() > 0).to(value.dtype)).abs()
-    return weight * loss_fn(difference)
+    fraction = fraction.to(value.dtype).unsqueeze(-2)
+    return torch.where(difference > 0, 1.0 - fraction, fraction) * loss_fn(difference)
 
 
 @register_function

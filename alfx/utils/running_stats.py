@@ -5,6 +5,7 @@ et al. 1979, the pairwise formula with weights in the place of counts): forming 
 when the mean is large.
 """
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +14,32 @@ from alfx.tensor_specs import TensorSpec
 from alfx.utils.schedulers import as_scheduler
 
 
+_LARGE = 512
+
+
 def _as_float(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
+def batch_mean(tensor: Tensor, spec: TensorSpec) -> Tensor:
+    """Mean of ``tensor [..., *spec.shape]`` over its leading dimensions: ``[*spec.shape]``, without gradient."""
+    tensor = _as_float(tensor)
+    outer = tensor.dim() - spec.ndim
+    return tensor.mean(tuple(range(outer))) if outer else tensor
+
+
 def batch_moments(tensor: Tensor, spec: TensorSpec) -> tuple[Tensor, Tensor]:
-    """Mean and variance of ``tensor [..., *spec.shape]`` over its leading dimensions: ``[*spec.shape]`` each."""
+    """Mean and variance of ``tensor [..., *spec.shape]`` over its leading dimensions: ``[*spec.shape]`` each, no gradient."""
     tensor = _as_float(tensor)
     outer = tensor.dim() - spec.ndim
     if outer == 0:
         return tensor, torch.zeros_like(tensor)
-    variance, mean = torch.var_mean(tensor, tuple(range(outer)), correction=0)
+    dims = tuple(range(outer))
+    if tensor.numel() > _LARGE:  # two passes are as accurate as torch's single one, and several times faster
+        mean = tensor.mean(dims)
+        return mean, (tensor - mean).square_().mean(dims)
+    variance, mean = torch.var_mean(tensor, dims, correction=0)
     return mean, variance
 
 
@@ -39,6 +54,7 @@ class RunningStats(nn.Module):
 
     mean: Tensor
     variance: Tensor
+    _count: Tensor
 
     def __init__(self, spec: TensorSpec):
         super().__init__()
@@ -46,32 +62,46 @@ class RunningStats(nn.Module):
         dtype = spec.dtype if spec.dtype in (torch.float32, torch.float64) else torch.float32
         self.register_buffer('mean', torch.zeros(spec.shape, dtype=dtype))
         self.register_buffer('variance', torch.ones(spec.shape, dtype=dtype))
+        # What the weight of the next batch depends on. The number is what is computed with, so that an update
+        # waits for no device; the buffer is what a checkpoint holds, and is read when one is loaded.
+        self.register_buffer('_count', torch.zeros((), dtype=torch.float64))
+        self._number: float | None = 0.0
 
-    def _next_weight(self) -> Tensor:
-        """The weight of the next batch relative to everything, a 0-d tensor in (0, 1]; 1 for the first."""
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._number = None
+
+    def _get_count(self) -> float:
+        if self._number is None:
+            self._number = float(self._count)
+        return self._number
+
+    def _set_count(self, count: float) -> None:
+        self._number = count
+        self._count.fill_(count)
+
+    def _next_weight(self) -> float:
+        """The weight of the next batch relative to everything, in (0, 1]; 1 for the first."""
         raise NotImplementedError
 
-    @torch.no_grad()
     def update(self, tensor: Tensor) -> None:
         """Take in ``tensor [..., *spec.shape]``, with any number of leading dimensions (empty ones are ignored)."""
         if tensor.numel() == 0:
             return
-        mean, variance = batch_moments(tensor, self._spec)
+        new_mean, new_variance = batch_moments(tensor, self._spec)
         weight = self._next_weight()
-        delta = mean - self.mean
+        mean = self.mean
+        delta = new_mean.to(mean.dtype) - mean
         # var' = (1 - w) var + w v + w (1 - w) delta^2
-        self.variance.lerp_(variance.addcmul_(delta * (1.0 - weight), delta).to(self.variance.dtype), weight)
-        self.mean.add_(delta * weight)
+        spread = torch.addcmul(new_variance.to(mean.dtype), delta, delta, value=1.0 - weight)
+        self.variance.lerp_(spread, weight)
+        mean.add_(delta, alpha=weight)
 
-    @torch.no_grad()
     def update_mean(self, tensor: Tensor) -> None:
         """:meth:`update` of the mean only, for those who do not read the variance."""
         if tensor.numel() == 0:
             return
-        tensor = _as_float(tensor)
-        outer = tensor.dim() - self._spec.ndim
-        mean = tensor.mean(tuple(range(outer))) if outer else tensor
-        self.mean.lerp_(mean.to(self.mean.dtype), self._next_weight())
+        self.mean.lerp_(batch_mean(tensor, self._spec).to(self.mean.dtype), self._next_weight())
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """``(mean, variance)``, ``[*spec.shape]`` each."""
@@ -81,24 +111,22 @@ class RunningStats(nn.Module):
 class EMStats(RunningStats):
     """Exponential moving statistics without the bias towards the initial values.
 
-    The weights of batches fall off geometrically and are divided by their sum (``mass``), as Adam's are.
+    The weights of batches fall off geometrically and are divided by their sum, as in Adam.
 
     Args:
         spec: of the elements that are averaged.
         update_rate: weight of a new batch in (0, 1], or a scheduler of it.
     """
 
-    mass: Tensor
-
     def __init__(self, spec: TensorSpec, update_rate: float | Callable[[], float]):
         super().__init__(spec)
         self._update_rate = as_scheduler(update_rate)
-        self.register_buffer('mass', torch.zeros((), dtype=torch.float64))
 
-    def _next_weight(self) -> Tensor:
+    def _next_weight(self) -> float:
         rate = self._update_rate()
-        self.mass.mul_(1.0 - rate).add_(rate)
-        return (rate / self.mass).to(self.mean.dtype)
+        total = self._get_count() * (1.0 - rate) + rate
+        self._set_count(total)
+        return rate / total if total > 0.0 else 0.0
 
 
 class AdaptiveStats(RunningStats):
@@ -111,19 +139,16 @@ class AdaptiveStats(RunningStats):
         speed: positive; 1 weights all batches equally, more favours the recent.
     """
 
-    steps: Tensor
-
     def __init__(self, spec: TensorSpec, speed: float):
         super().__init__(spec)
         if not speed > 0:
             raise ValueError(f'speed must be positive, found {speed}')
         self._speed = speed
-        self.register_buffer('steps', torch.zeros((), dtype=torch.int64))
 
-    def _next_weight(self) -> Tensor:
-        weight = self._speed / (self.steps + self._speed)
-        self.steps.add_(1)
-        return weight.to(self.mean.dtype)
+    def _next_weight(self) -> float:
+        steps = self._get_count()
+        self._set_count(steps + 1.0)
+        return self._speed / (steps + self._speed)
 
 
 class WindowStats(RunningStats):
@@ -136,7 +161,6 @@ class WindowStats(RunningStats):
 
     means: Tensor
     variances: Tensor
-    steps: Tensor
 
     def __init__(self, spec: TensorSpec, window_size: int):
         super().__init__(spec)
@@ -145,31 +169,28 @@ class WindowStats(RunningStats):
         self._window_size = window_size
         self.register_buffer('means', torch.zeros((window_size, *spec.shape), dtype=self.mean.dtype))
         self.register_buffer('variances', torch.zeros((window_size, *spec.shape), dtype=self.mean.dtype))
-        self.register_buffer('steps', torch.zeros((), dtype=torch.int64))
 
-    def _push(self, mean: Tensor, variance: Tensor | None) -> slice:
-        """Put one batch into the ring; return the part of the ring in use."""
-        steps = int(self.steps)
+    def _push(self, mean: Tensor, variance: Tensor | None) -> int:
+        """Put one batch into the ring; return the number of batches in it."""
+        steps = int(self._get_count())
         self.means[steps % self._window_size] = mean
         if variance is not None:
             self.variances[steps % self._window_size] = variance
-        self.steps.add_(1)
-        return slice(0, min(steps + 1, self._window_size))
+        self._set_count(steps + 1.0)
+        return min(steps + 1, self._window_size)
 
-    @torch.no_grad()
     def update(self, tensor: Tensor) -> None:
         """Take in ``tensor [..., *spec.shape]``, with any number of leading dimensions (empty ones are ignored)."""
         if tensor.numel() == 0:
             return
         used = self._push(*batch_moments(tensor, self._spec))
-        between, mean = torch.var_mean(self.means[used], 0, correction=0)
+        between, mean = torch.var_mean(self.means[:used], 0, correction=0)
         self.mean.copy_(mean)
-        self.variance.copy_(between.add_(self.variances[used].mean(0)))
+        self.variance.copy_(between.add_(self.variances[:used].mean(0)))
 
-    @torch.no_grad()
     def update_mean(self, tensor: Tensor) -> None:
         """:meth:`update` of the mean only, for those who do not read the variance."""
         if tensor.numel() == 0:
             return
-        mean, _ = batch_moments(tensor, self._spec)
-        self.mean.copy_(self.means[self._push(mean, None)].mean(0))
+        used = self._push(batch_mean(tensor, self._spec), None)
+        self.mean.copy_(self.means[:used].mean(0))

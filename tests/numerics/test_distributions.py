@@ -91,6 +91,13 @@ def test_the_last_category_is_in_range_however_the_probabilities_round():
     assert samples.min() >= 0 and samples.max() <= 2
 
 
+@pytest.mark.parametrize('uniform,expected', [(0.0, 1), (1 - 2**-24, 2)])
+def test_the_extremes_of_the_uniform_number_draw_possible_categories(monkeypatch, uniform, expected):
+    monkeypatch.setattr(torch, 'rand_like', lambda x: torch.full_like(x, uniform))
+    probs = torch.tensor([0.0, 0.1, 0.9, 0.0]).expand(500, 4)
+    assert (du.Categorical(probs=probs).sample() == expected).all()
+
+
 def test_a_distribution_first_used_without_gradients_gives_gradients_later():
     logits = torch.randn(3, 4, requires_grad=True)
     dist = du.Categorical(logits=logits * 1.0)
@@ -425,6 +432,14 @@ def test_an_affine_distribution_has_the_moments_and_entropy_of_the_scaled_normal
     torch.testing.assert_close(dist.log_prob(value), expected.log_prob(value), atol=1e-4, rtol=1e-4)
     number = du.AffineTransformedDistribution(base, 0.0, 2.0)
     torch.testing.assert_close(number.entropy(), base.entropy() + 2 * math.log(2))
+
+
+def test_a_distribution_that_remembers_a_graph_can_be_copied_and_pickled():
+    loc = torch.zeros(3, 2, requires_grad=True)
+    dist = squashed(loc, torch.ones(3, 2))
+    dist.rsample()
+    torch.testing.assert_close(copy.deepcopy(dist).mode, dist.mode)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(dist)).mode, dist.mode)
 
 
 # Nests of actions -------------------------------------------------------------------------------------------------

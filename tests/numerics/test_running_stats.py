@@ -60,9 +60,10 @@ def test_averages_are_the_weighted_sums_of_batch_means(kind):
 
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('updates', [1, 2, 7])
-def test_normalizing_uses_the_weighted_mean_and_variance(kind, updates):
+@pytest.mark.parametrize('batch_size', [6, 600])
+def test_normalizing_uses_the_weighted_mean_and_variance(kind, updates, batch_size):
     rng = np.random.default_rng(1)
-    batches = [rng.normal(loc=3, scale=2, size=(6, 2)) for _ in range(updates)]
+    batches = [rng.normal(loc=3, scale=2, size=(batch_size, 2)) for _ in range(updates)]
     normalizer = make_normalizer(kind, auto_update=False)
     for batch in batches:
         normalizer.update(torch.tensor(batch))
@@ -191,6 +192,8 @@ def test_scalar_forms_and_a_scheduled_rate():
     scheduled(torch.zeros(4))
     out = scheduled(torch.tensor([4.0, 6.0]))
     torch.testing.assert_close(out, torch.tensor([-1.0, 1.0]))
+    frozen = averager.ScalarEMAverager(lambda: 0.0)
+    assert frozen.average(torch.tensor(5.0)).item() == 0.0
 
 
 def test_what_is_wrong_is_refused():

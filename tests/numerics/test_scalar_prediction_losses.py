@@ -50,6 +50,17 @@ def test_two_hot_cross_entropy_worked_out_by_hand():
 
 
 @pytest.mark.parametrize('cls', BINNED)
+def test_bins_are_evenly_spaced_after_the_transform(cls):
+    # y (|y| + 2) of the bins -2 .. 2 is -8, -3, 0, 3, 8.
+    certain = torch.tensor([[50.0, 50.0, 50.0, 50.0, 50.0]]) if cls is losses.OrderedDiscreteRegressionLoss else (
+        torch.tensor([[0.0, 0.0, 0.0, 0.0, 50.0]]))
+    for after_mean in (False, True):
+        loss = cls(transform=Sqrt1pTransform(), inverse_after_mean=after_mean)
+        assert loss.calc_expectation(certain).item() == pytest.approx(8.0)
+        assert loss(certain, torch.tensor([8.0])).item() == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize('cls', BINNED)
 @pytest.mark.parametrize('size', [8, 21])
 def test_the_initial_bias_predicts_about_zero(cls, size):
     bias = torch.empty(size)
