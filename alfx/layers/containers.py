@@ -143,7 +143,7 @@ class Branch(nn.Module):
 
     def make_parallel(self, n: int) -> 'Branch':
         """The layer for ``n`` of each module."""
-        return Branch(_as_single_nest(nest.map_structure(lambda m: make_parallel_net(m, n), self._nest)))
+        return Branch(nest.map_structure(lambda m: make_parallel_net(m, n), self._nest))
 
 
 def branches(modules: tuple[Any, ...], named_modules: dict[str, Any], where: str) -> Nested:
@@ -153,10 +153,6 @@ def branches(modules: tuple[Any, ...], named_modules: dict[str, Any], where: str
     if named_modules:
         return dict(named_modules)
     return modules[0] if len(modules) == 1 else tuple(modules)
-
-
-def _as_single_nest(modules: Nested) -> Nested:
-    return modules
 
 
 class Sequential(nn.Module):

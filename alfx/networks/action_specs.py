@@ -62,4 +62,4 @@ def action_range(spec: TensorSpec, head: str, remedy: str) -> tuple[torch.Tensor
     if np.any(low < -_UNBOUNDED) or np.any(high > _UNBOUNDED):
         raise SpecError(f'{head}: expected an action with finite bounds, found {spec}; {remedy}')
     dtype = torch.get_default_dtype()
-    return torch.from_numpy((high + low) / 2).to(dtype), torch.from_numpy((high - low) / 2).to(dtype)
+    return torch.as_tensor((high + low) / 2, dtype=dtype), torch.as_tensor((high - low) / 2, dtype=dtype)

@@ -71,7 +71,7 @@ class LocationScaleProjection(Network):
         else:
             loc, scale = y, self._scale_parameter
         if self._shape is not None:
-            loc, scale = loc.unflatten(-1, self._shape), scale.unflatten(-1, self._shape)
+            loc, scale = _shaped(loc, self._shape), _shaped(scale, self._shape)
         return loc, scale
 
     def _squashed_loc(self, loc: torch.Tensor) -> torch.Tensor:
@@ -97,6 +97,10 @@ class LocationScaleProjection(Network):
         if arguments['parallelism'] is not None:
             raise ValueError(f'{self._name} is a stack of networks already')
         return type(self)(**{**arguments, 'parallelism': n, 'name': 'parallel_' + self._name})
+
+
+def _shaped(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    return x.unflatten(-1, shape) if shape else x.squeeze(-1)
 
 
 def _fill_parts(size: int, first: float, second: float, bias: torch.Tensor) -> None:

@@ -109,7 +109,10 @@ class Network(nn.Module):
         Found by one call on zeros when first needed, which leaves generators, gradients and statistics as they are.
         """
         if self._output_spec is None:
-            self._output_spec = self._probe_output_spec()
+            try:
+                self._output_spec = self._probe_output_spec()
+            except AttributeError as error:  # which a property would turn into 'no attribute output_spec'
+                raise RuntimeError(f'{self._name}: finding the spec of its output failed: {error}') from error
         return self._output_spec
 
     @property
