@@ -113,11 +113,12 @@ def _exit_code(error: BaseException) -> Optional[int]:
     from alfx.engine.update import NonFiniteLossError
     from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError
     from alfx.tensor_specs import SpecError
+    from alfx.utils.checkpoint_utils import CheckpointError
     mistakes = (gin_utils.ConfError, SpecError, OwnershipError, EnvironmentLoadError, UnsupportedOperationError,
                 FileNotFoundError, NotADirectoryError, PermissionError)
     if isinstance(error, mistakes):
         return 2
-    return 1 if isinstance(error, (EnvironmentStepError, NonFiniteLossError)) else None
+    return 1 if isinstance(error, (EnvironmentStepError, NonFiniteLossError, CheckpointError)) else None
 
 
 def _define(name: str, define: Callable, default: Any, text: str) -> None:

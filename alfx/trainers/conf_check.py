@@ -147,7 +147,7 @@ def _owner_names(algorithm: Any) -> dict[int, str]:
     """Parameter id -> what to call its optimizer; numbered where several have the same name."""
     optimizers = algorithm.optimizers(include_ignored_attributes=True)
     names = [getattr(optimizer, 'name', type(optimizer).__name__) for optimizer in optimizers]
-    owners = {}
+    owners: dict[int, str] = {}
     for i, (optimizer, name) in enumerate(zip(optimizers, names)):
         label = f'{name} ({names[:i].count(name) + 1})' if names.count(name) > 1 else name
         owners.update((id(p), label) for group in optimizer.param_groups for p in group['params'])

@@ -20,12 +20,15 @@ from alfx.engine.update import NonFiniteLossError
 from alfx.trainers import building, cpu_tuning, random_state, run_files
 from alfx.trainers.async_evaluator import Evaluator
 from alfx.trainers.evaluator import SupervisedEvaluator, SyncEvaluator, read_results
+from alfx.trainers.playing import play
 from alfx.trainers.profiling import profiled
 from alfx.trainers.progress_display import ProgressDisplay
 from alfx.trainers.run_state import RunState
 from alfx.trainers.run_summary import RunSummary
 from alfx.trainers.signals import StopSignals
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
+
+__all__ = ['RLTrainer', 'SLTrainer', 'Trainer', 'compute_summary_or_eval_interval', 'play']
 
 logger = logging.getLogger(__name__)
 
@@ -242,6 +245,21 @@ class Trainer:
     def stop_signal(self) -> int | None:
         """The signal that made ``train`` return before the end of the run, or None."""
         return self._signals.stop_signal
+
+    def longer(self) -> str:
+        """The binding that makes the run twice as long."""
+        name = 'num_iterations' if self._config.num_iterations else 'num_env_steps'
+        return f'TrainerConfig.{name}={2 * getattr(self._config, name)}'
+
+    def score(self) -> str:
+        """The latest evaluation in words, or the latest episodes of training if there is none."""
+        results = read_results(self._config.root_dir)
+        if results:
+            return f"evaluation return {results[-1]['average_return']:.6g} (at {results[-1]['global_counter']:.0f})"
+        averages = self._summary.episode_averages()
+        if averages:
+            return f"return {averages['average_return']:.6g} in the latest episodes of training"
+        return f'{self.progress():.0%} of the run'
 
     def _step_counts(self) -> dict[str, int]:
         return {'EnvironmentSteps': self.current_env_steps(), 'Iterations': self._state.iteration}

@@ -1,0 +1,81 @@
+"""Evaluate a trained policy: the mean return with its 95% confidence interval, acting greedily and by sampling.
+
+Examples:
+
+  python -m alfx.bin.evaluate --root_dir /tmp/cart_pole --num_episodes 100
+  python -m alfx.bin.evaluate --root_dir /tmp/cart_pole --mode greedy --json -
+"""
+import json
+import sys
+from typing import Any
+
+from absl import flags as absl_flags
+
+from alfx.bin import flags, policy_flags
+
+flags.define_conf_flags()
+policy_flags.define_policy_flags()
+absl_flags.DEFINE_integer('num_episodes', 20, 'how many episodes, in all environments together', lower_bound=1)
+absl_flags.DEFINE_integer('num_environments', 1, 'how many environments', lower_bound=1)
+absl_flags.DEFINE_enum('mode', 'both', ['both', 'greedy', 'sampled'], 'take the most likely action (greedy) or sample; '
+                       'with --epsilon_greedy, that takes the place of both')
+absl_flags.DEFINE_string('json', None, 'write the result to this file as JSON; - writes nothing but JSON to stdout')
+FLAGS = absl_flags.FLAGS
+
+
+def main(argv: list[str]) -> int:
+    """Evaluate as the flags say.
+
+    Returns:
+        The exit code.
+    """
+    del argv
+    from alfx.trainers.evaluator import evaluate
+    from alfx.trainers.playing import load_for_play
+    policy_flags.set_up_logging()
+    root_dir = flags.root_dir_from_flags()
+    env, algorithm = policy_flags.policy_from_flags(root_dir, FLAGS.num_environments)
+    results: dict[str, Any] = {'root_dir': root_dir}
+    try:
+        results['checkpoint_step'] = load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
+        for name, epsilon_greedy in _modes():
+            results[name] = _evaluate(evaluate, env, algorithm, name, epsilon_greedy)
+    finally:
+        env.close()
+    if FLAGS.json is not None:
+        _write_json(results)
+    return 0
+
+
+def _modes() -> list[tuple[str, float]]:
+    """Name and epsilon_greedy of each evaluation."""
+    if FLAGS.epsilon_greedy is not None:
+        return [(f'epsilon_greedy={FLAGS.epsilon_greedy:g}', FLAGS.epsilon_greedy)]
+    modes = [('greedy', 0.0), ('sampled', 1.0)]
+    return [mode for mode in modes if FLAGS.mode in ('both', mode[0])]
+
+
+def _evaluate(evaluate: Any, env: Any, algorithm: Any, name: str, epsilon_greedy: float) -> dict[str, Any]:
+    from alfx.trainers import building
+    building.set_epsilon_greedy(algorithm, epsilon_greedy)
+    result = evaluate(env, algorithm, FLAGS.num_episodes)
+    statistics = result.statistics()
+    if FLAGS.json != '-':
+        print(f"{name}: return {statistics['average_return']:.6g} +- {statistics['ci95_return']:.4g} (95%), standard "
+              f"deviation {statistics['std_return']:.4g}, length {statistics['average_length']:.6g}, "
+              f"{statistics['episodes']} episodes", flush=True)
+    return {**{key: None if value != value else value for key, value in statistics.items()},
+            'returns': result.returns.tolist(), 'lengths': result.lengths.tolist()}
+
+
+def _write_json(results: dict[str, Any]) -> None:
+    text = json.dumps(results, indent=2) + '\n'
+    if FLAGS.json == '-':
+        sys.stdout.write(text)
+        return
+    with open(FLAGS.json, 'w', encoding='utf8') as file:
+        file.write(text)
+
+
+if __name__ == '__main__':
+    flags.run(main)

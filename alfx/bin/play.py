@@ -1,0 +1,47 @@
+"""Watch a trained policy, or record a video of it.
+
+Examples:
+
+  python -m alfx.bin.play --root_dir /tmp/cart_pole
+  python -m alfx.bin.play --root_dir /tmp/cart_pole --record_file /tmp/cart_pole.mp4 --num_episodes 3
+"""
+from absl import flags as absl_flags
+
+from alfx.bin import flags, policy_flags
+
+flags.define_conf_flags()
+policy_flags.define_policy_flags()
+absl_flags.DEFINE_integer('num_episodes', 10, 'how many episodes', lower_bound=1)
+absl_flags.DEFINE_string('record_file', None, 'write a video of this name, .mp4 or .gif, and open no window')
+absl_flags.DEFINE_float('sleep_time_per_step', 0.01, 'seconds to wait after each step in a window', lower_bound=0)
+absl_flags.DEFINE_integer('last_step_repeats', 0, 'repeat the last picture of an episode in the video', lower_bound=0)
+absl_flags.DEFINE_integer('append_blank_frames', 0, 'black pictures after each episode in the video', lower_bound=0)
+absl_flags.DEFINE_bool('render', True, 'show the environment; --norender only tells of the episodes')
+FLAGS = absl_flags.FLAGS
+
+
+def main(argv: list[str]) -> int:
+    """Play as the flags say.
+
+    Returns:
+        The exit code.
+    """
+    del argv
+    from alfx.trainers.playing import play
+    policy_flags.set_up_logging()
+    root_dir = flags.root_dir_from_flags()
+    env, algorithm = policy_flags.policy_from_flags(root_dir, num_environments=1)
+    try:
+        result = play(root_dir, env, algorithm, policy_flags.checkpoint_step_from_flags(), FLAGS.num_episodes,
+                      FLAGS.sleep_time_per_step, FLAGS.record_file, FLAGS.last_step_repeats,
+                      FLAGS.append_blank_frames, FLAGS.render, report=lambda line: print(line, flush=True))
+    finally:
+        env.close()
+    print(f'mean: {result}')
+    if FLAGS.record_file:
+        print(f'video: {FLAGS.record_file}')
+    return 0
+
+
+if __name__ == '__main__':
+    flags.run(main)

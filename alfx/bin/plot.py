@@ -1,0 +1,87 @@
+"""Draw the learning curves of one or several runs; runs of the same conf are averaged over their seeds.
+
+Example:
+
+  python -m alfx.bin.plot /tmp/cart_pole_seed* --output cart_pole.png
+
+The band is the 95% confidence interval of the mean over the runs of a group. Where runs were evaluated, a second panel
+shows that. Quantities are columns of progress.csv in the run folders.
+"""
+import glob
+import os
+
+from absl import app
+from absl import flags as absl_flags
+
+from alfx import gin_utils
+from alfx.bin import flags
+
+absl_flags.DEFINE_string('output', 'curves.png', 'the picture: .png, .pdf or .svg')
+absl_flags.DEFINE_string('x', 'env_steps', 'horizontal axis: env_steps, iteration, seconds, ...')
+absl_flags.DEFINE_string('y', 'average_return', 'vertical axis: average_return, average_length, loss, ...')
+absl_flags.DEFINE_enum('group_by', 'conf', ['conf', 'none'], 'average runs of the same conf, or show each run')
+absl_flags.DEFINE_integer('smoothing', 1, 'average each curve over so many points first', lower_bound=1)
+absl_flags.DEFINE_bool('debug', False, 'show the traceback of every error')
+FLAGS = absl_flags.FLAGS
+
+
+def main(argv: list[str]) -> int:
+    """Draw the runs that the arguments name.
+
+    Returns:
+        The exit code.
+    """
+    from alfx.trainers import curves
+    groups = _groups(argv[1:])
+    panels: dict = {}
+    for title, evaluation in ((f'{FLAGS.y} in training', False), (f'{FLAGS.y} in evaluation', True)):
+        if evaluation and FLAGS.x == 'seconds':
+            continue  # evaluations do not record it
+        for name, root_dirs in groups.items():
+            found = [curve for root_dir in root_dirs if (curve := _read(root_dir, evaluation)) is not None]
+            if found:
+                panels.setdefault(title, {})[name] = curves.average(found, FLAGS.smoothing)
+    if not panels:
+        raise gin_utils.ConfError(f'none of the runs has a curve of {FLAGS.y} over {FLAGS.x} yet',
+                                  'train longer, or choose other columns with --x and --y')
+    for title, bands in panels.items():
+        for name, band in bands.items():
+            margin = f' +- {band.margin[-1]:.4g}' if band.num_runs > 1 else ''
+            print(f'{title}: {name}: {band.mean[-1]:.6g}{margin} at {band.x[-1]:.6g} ({band.num_runs} runs)')
+    curves.draw(panels, FLAGS.x, FLAGS.output)
+    print(f'picture: {FLAGS.output}')
+    return 0
+
+
+def _groups(arguments: list[str]) -> dict[str, list[str]]:
+    """The run folders that the arguments mean, by group."""
+    from alfx.trainers import curves
+    if not arguments:
+        raise gin_utils.ConfError('no run folder is given', 'python -m alfx.bin.plot DIR [DIR ...]')
+    root_dirs = [root_dir for argument in arguments for root_dir in _run_folders(argument)]
+    if FLAGS.group_by == 'none':
+        return {root_dir: [root_dir] for root_dir in root_dirs}
+    return curves.group_runs(root_dirs)
+
+
+def _run_folders(argument: str) -> list[str]:
+    """A run folder, or the run folders in a folder."""
+    argument = os.path.expanduser(argument)
+    for pattern in ('', '*', '*/*'):
+        folders = sorted(glob.glob(os.path.join(glob.escape(argument), pattern)))
+        found = [folder.rstrip('/') for folder in folders
+                 if any(os.path.exists(os.path.join(folder, part)) for part in ('progress.csv', 'conf', 'train'))]
+        if found:
+            return found
+    raise gin_utils.ConfError(f'{argument} is no run folder and holds none', 'give the --root_dir of a run')
+
+
+def _read(root_dir: str, evaluation: bool):
+    from alfx.trainers import curves
+    if evaluation and FLAGS.y not in ('average_return', 'average_length'):
+        return None
+    return curves.read_curve(root_dir, FLAGS.x, FLAGS.y, evaluation)
+
+
+if __name__ == '__main__':
+    app.run(lambda argv: flags.call(lambda _: main(argv), argv[:1]))

@@ -1,0 +1,83 @@
+"""What the programs that use a trained policy share; and how programs log."""
+import logging
+import os
+import sys
+from typing import Any
+
+from absl import flags as absl_flags
+
+from alfx import gin_utils
+from alfx.bin import flags
+
+# absl attributes a flag to the module that defines it; these belong to the program that asks for them.
+absl_flags.disclaim_key_flags()
+
+FLAGS = absl_flags.FLAGS
+
+
+def define_policy_flags() -> None:
+    """Define ``--checkpoint_step``, ``--random_seed`` and ``--epsilon_greedy``."""
+    absl_flags.DEFINE_string('checkpoint_step', 'latest', "which checkpoint: the N of ckpt-N, or 'latest'")
+    absl_flags.DEFINE_integer('random_seed', None, 'of the environments and of sampled actions; default: the seed of '
+                              'the run', lower_bound=0, upper_bound=2**32 - 1)
+    absl_flags.DEFINE_float('epsilon_greedy', None, 'chance of sampling an action instead of taking the most likely '
+                            'one; default: what the conf says', lower_bound=0, upper_bound=1)
+
+
+def checkpoint_step_from_flags() -> int | str:
+    """The value of ``--checkpoint_step``.
+
+    Raises:
+        ConfError: it is neither a number nor 'latest'.
+    """
+    if FLAGS.checkpoint_step == 'latest' or FLAGS.checkpoint_step.isdecimal():
+        return FLAGS.checkpoint_step if FLAGS.checkpoint_step == 'latest' else int(FLAGS.checkpoint_step)
+    raise gin_utils.ConfError(f"--checkpoint_step: expected a number or 'latest', found {FLAGS.checkpoint_step!r}",
+                              'ckpt-100 has the number 100')
+
+
+def policy_from_flags(root_dir: str, num_environments: int) -> tuple[Any, Any]:
+    """The environments, and the algorithm without its checkpoint, of the run in a folder.
+
+    Args:
+        root_dir: the run folder.
+        num_environments: how many environments.
+
+    Returns:
+        Environment and algorithm.
+
+    Raises:
+        ConfError: the folder holds no run in environments.
+    """
+    from alfx.algorithms.config import TrainerConfig
+    from alfx.trainers import building, random_state, run_files
+    if not os.path.isdir(root_dir):
+        raise gin_utils.ConfError(f'there is no run folder {root_dir}', 'give the --root_dir of a run')
+    flags.conf_from_flags(root_dir, same_run=False)
+    config = TrainerConfig(root_dir=root_dir)
+    if config.ml_type != 'rl':
+        raise gin_utils.ConfError(f'{root_dir} holds a run of supervised learning: there is no policy to play')
+    if FLAGS.random_seed is not None:
+        config.random_seed = FLAGS.random_seed
+    elif config.random_seed is None:
+        config.random_seed = run_files.StartRecord(root_dir).read().get('random_seed')
+    config.random_seed = random_state.set_random_seed(config.random_seed)
+    env = building.create_eval_environment(config, num_environments)
+    algorithm = building.create_algorithm(config, env, trains=False)
+    if FLAGS.epsilon_greedy is not None:
+        building.set_epsilon_greedy(algorithm, FLAGS.epsilon_greedy)
+    return env, algorithm
+
+
+def set_up_logging(path: str | None = None) -> None:
+    """Log what alfx has to say to stderr, and to a file.
+
+    Args:
+        path: of the file; None for none.
+    """
+    logger = logging.getLogger('alfx')
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    for handler in [logging.StreamHandler(sys.stderr), *([] if path is None else [logging.FileHandler(path)])]:
+        handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s', '%H:%M:%S'))
+        logger.addHandler(handler)

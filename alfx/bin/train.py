@@ -1,0 +1,99 @@
+"""Train what a conf file describes.
+
+Example:
+
+  python -m alfx.bin.train --conf ppo_cart_pole --root_dir /tmp/cart_pole
+
+The same command goes on with a run that was interrupted. Ctrl-C or SIGTERM: checkpoint, then stop (exit code 128 + the
+number of the signal); SIGUSR1: checkpoint, and go on; SIGUSR2: show where every thread stands.
+"""
+import logging
+import os
+import shlex
+import sys
+import time
+from typing import Any
+
+from absl import flags as absl_flags
+
+from alfx import gin_utils
+from alfx.bin import flags, policy_flags
+
+flags.define_conf_flags()
+absl_flags.DEFINE_enum('device', 'cpu', ['cpu', 'cuda', 'auto'], 'where networks are; auto: on a GPU if there is one')
+FLAGS = absl_flags.FLAGS
+
+
+def main(argv: list[str]) -> int:
+    """Train as the flags say.
+
+    Returns:
+        The exit code.
+    """
+    del argv
+    conf, root_dir = _conf_and_root_dir()
+    os.makedirs(root_dir, exist_ok=True)
+    policy_flags.set_up_logging(os.path.join(root_dir, 'train.log'))
+    gin_utils.write_conf(root_dir, conf)
+    print(f'run folder: {root_dir}', flush=True)
+    trainer = _make_trainer(root_dir, conf.conf_file)
+    trainer.train()
+    if trainer.stop_signal is not None:
+        print(f'to go on: {shlex.join([*_command(sys.argv[0]), *_arguments(root_dir)])}')
+        return 128 + trainer.stop_signal
+    _print_end(trainer, root_dir)
+    return 0
+
+
+def _conf_and_root_dir() -> tuple[Any, str]:
+    """The conf, and the folder of the run: a new one below ``runs`` unless it is given."""
+    if FLAGS.root_dir:
+        root_dir = os.path.abspath(flags.root_dir_from_flags())
+        if os.path.exists(root_dir) and not os.path.isdir(root_dir):
+            raise gin_utils.ConfError(f'--root_dir {root_dir} is a file', 'name a folder')
+        return flags.conf_from_flags(root_dir), root_dir
+    conf = flags.conf_from_flags()
+    name = os.path.splitext(os.path.basename(conf.conf_file))[0]
+    return conf, os.path.abspath(os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'))
+
+
+def _make_trainer(root_dir: str, conf_file: str) -> Any:
+    import torch
+
+    from alfx import context
+    from alfx.algorithms.config import TrainerConfig
+    from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
+    if FLAGS.device == 'cuda' and not torch.cuda.is_available():
+        raise gin_utils.ConfError('--device=cuda: torch finds no GPU', 'use --device=cpu')
+    use_gpu = FLAGS.device == 'cuda' or (FLAGS.device == 'auto' and torch.cuda.is_available())
+    context.set_default_device('cuda' if use_gpu else 'cpu')
+    config = TrainerConfig(root_dir=root_dir, conf_file=conf_file)
+    return RLTrainer(config) if config.ml_type == 'rl' else SLTrainer(config)
+
+
+def _print_end(trainer: Any, root_dir: str) -> None:
+    """The score, and what to do next."""
+    logging.getLogger('alfx').handlers.clear()
+    print(f'\ndone: {trainer.current_iterations():,} iterations, {trainer.score()}')
+    folder = shlex.quote(root_dir)
+    commands = [('longer', f'train --root_dir {folder} --conf_param {trainer.longer()}')]
+    if trainer.current_env_steps():
+        commands = [('play', f'play --root_dir {folder}'), ('video', f'play --root_dir {folder} --record_file play.mp4'),
+                    ('evaluate', f'evaluate --root_dir {folder}'), ('plot', f'plot {folder}'), *commands]
+    for name, command in commands:
+        print(f'  {name + ":":12}python -m alfx.bin.{command}')
+    print(f'  {"curves:":12}tensorboard --logdir {folder}')
+
+
+def _command(program: str) -> list[str]:
+    return ['python', '-m', 'alfx.bin.train'] if program.endswith('train.py') else [program]
+
+
+def _arguments(root_dir: str) -> list[str]:
+    """The arguments of this program, with the run folder if it was not among them."""
+    given = sys.argv[1:]
+    return given if FLAGS.root_dir else [*given, '--root_dir', root_dir]
+
+
+if __name__ == '__main__':
+    flags.run(main)

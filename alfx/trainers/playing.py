@@ -1,0 +1,150 @@
+"""Playing a trained policy: in a window, or into a video file."""
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from alfx import nest
+from alfx.data_structures import TimeStep
+from alfx.gin_utils import ConfError
+from alfx.trainers import run_files
+from alfx.trainers.evaluator import EvalResult, evaluate
+from alfx.utils.checkpoint_utils import Checkpointer
+
+_DEFAULT_FPS = 30.0
+_FORMATS = ('.mp4', '.gif')
+
+
+def load_for_play(root_dir: str, algorithm: Any, checkpoint_step: int | str = 'latest',
+                  ignored_parameter_prefixes: Sequence[str] = ()) -> int:
+    """Load a checkpoint of a run into an algorithm that does not train.
+
+    Args:
+        root_dir: the run folder.
+        algorithm: made by the conf of that run.
+        checkpoint_step: which checkpoint.
+        ignored_parameter_prefixes: parameters ``alg.<name>`` that begin with one of these are not loaded.
+
+    Returns:
+        The step of the checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or it does not fit.
+    """
+    checkpointer = Checkpointer(run_files.checkpoint_dir(root_dir), alg=algorithm)
+    return checkpointer.load(checkpoint_step, ignored_parameter_prefixes, ignore_unexpected=True,
+                             load_options={'alg': {'skip_preloded': False}})
+
+
+def play(root_dir: str, env: Any, algorithm: Any, checkpoint_step: int | str = 'latest', num_episodes: int = 10,
+         sleep_time_per_step: float = 0.01, record_file: str | None = None, last_step_repeats: int = 0,
+         append_blank_frames: int = 0, render: bool = True, ignored_parameter_prefixes: Sequence[str] = (),
+         report: Callable[[str], None] | None = None) -> EvalResult:
+    """Load a checkpoint and play episodes.
+
+    Args:
+        root_dir: the run folder.
+        env: one environment (a batch of 1).
+        algorithm: made by the conf of that run. What its ``predict_step`` returns as pictures (``summary.render.Image``)
+            somewhere in its info is shown beside the environment.
+        checkpoint_step: which checkpoint.
+        num_episodes: how many.
+        sleep_time_per_step: seconds to wait after each step that is shown in a window.
+        record_file: write a video of this name, ``.mp4`` or ``.gif``, in place of opening a window.
+        last_step_repeats: how often the last picture of an episode is repeated in the video.
+        append_blank_frames: black pictures after each episode in the video.
+        render: False to show nothing.
+        ignored_parameter_prefixes: see :func:`load_for_play`.
+        report: called with a line about each episode.
+
+    Returns:
+        Returns and lengths.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it does not fit.
+        ValueError: ``env`` is a batch of several; or the video has an unknown format (a ``ConfError``).
+    """
+    if env.batch_size != 1:
+        raise ValueError(f'play needs a single environment, found a batch of {env.batch_size}')
+    load_for_play(root_dir, algorithm, checkpoint_step, ignored_parameter_prefixes)
+    fps = float(env.metadata.get('render_fps', _DEFAULT_FPS))
+    with video_writer(record_file, fps) as add_frame:
+
+        def show(time_step: TimeStep, info: Any) -> None:
+            if record_file is not None:
+                frame = beside(env.render('rgb_array'), info)
+                is_last = bool(time_step.is_last()[0])
+                for _ in range(1 + (last_step_repeats if is_last else 0)):
+                    add_frame(frame)
+                for _ in range(append_blank_frames if is_last else 0):
+                    add_frame(np.zeros_like(frame))
+            elif render:
+                env.render('human')
+                time.sleep(sleep_time_per_step)
+
+        return evaluate(env, algorithm, num_episodes, _Narrator(show, report))
+
+
+class _Narrator:
+    """Shows each step, and tells of each episode when it ends."""
+
+    def __init__(self, show: Callable[[TimeStep, Any], None], report: Callable[[str], None] | None):
+        self._show, self._report = show, report
+        self._episode, self._return, self._length = 0, 0.0, 0
+
+    def __call__(self, time_step: TimeStep, alg_step: Any) -> None:
+        self._show(time_step, alg_step.info)
+        if bool(time_step.is_first()[0]):
+            self._return, self._length = 0.0, 0
+            return
+        self._return = self._return + time_step.reward[0].double().numpy()
+        self._length += 1
+        if bool(time_step.is_last()[0]) and self._report is not None:
+            self._episode += 1
+            value = np.array2string(np.asarray(self._return), precision=6)
+            self._report(f'episode {self._episode}: return {value}, length {self._length}')
+
+
+def beside(frame: np.ndarray, info: Any) -> np.ndarray:
+    """``frame``, uint8 ``[H, W, 3]``, with the pictures found in ``info`` to the right of it."""
+    import sys
+    if 'alfx.summary.render' not in sys.modules:
+        return frame  # nobody has made a picture
+    from alfx.summary.render import Image
+    pictures = [leaf for leaf in nest.flatten(info) if isinstance(leaf, Image)]
+    return Image.stack_images([Image(frame), *pictures], horizontal=True).data if pictures else frame
+
+
+@contextlib.contextmanager
+def video_writer(path: str | None, fps: float) -> Iterator[Callable[[np.ndarray], None]]:
+    """Context manager for writing a video; yields a function that adds a picture, uint8 ``[H, W, 3]``.
+
+    Args:
+        path: ``.mp4`` or ``.gif``; None to write nothing.
+        fps: pictures a second.
+
+    Raises:
+        ConfError: another format.
+    """
+    if path is None:
+        yield lambda frame: None
+        return
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix not in _FORMATS:
+        raise ConfError(f'the name of a video ends with one of {", ".join(_FORMATS)}, found {path!r}')
+    import imageio
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    options = {'duration': 1000 / fps, 'loop': 0} if suffix == '.gif' else {'fps': fps, 'macro_block_size': 1}
+    writer = imageio.get_writer(path, **options)
+    try:
+        yield lambda frame: writer.append_data(_even(frame))
+    finally:
+        writer.close()
+
+
+def _even(frame: np.ndarray) -> np.ndarray:
+    """``frame`` with a black row and column added where its size is odd, which video formats do not take."""
+    return np.pad(frame, ((0, frame.shape[0] % 2), (0, frame.shape[1] % 2), (0, 0)))
