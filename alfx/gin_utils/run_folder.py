@@ -55,12 +55,15 @@ def write_conf(root_dir: str, conf: 'Conf', command_line: Optional[Sequence[str]
     """
     folder = os.path.join(root_dir, 'conf')
     os.makedirs(folder, exist_ok=True)
-    taken = {'config.gin', 'operative.gin'}
-    for source in conf.sources:
-        name = _free_name(os.path.basename(source.path), taken)
-        taken.add(name)
-        _write(folder, name, source.text)
-    _write(folder, 'config.gin', _flat_text(conf))
+    if os.path.dirname(conf.conf_file) == os.path.abspath(folder):  # the run goes on with the conf it has
+        _write(folder, 'config.gin', _with_overrides(os.path.join(folder, 'config.gin'), conf))
+    else:
+        taken = {'config.gin', 'operative.gin'}
+        for source in conf.sources:
+            name = _free_name(os.path.basename(source.path), taken)
+            taken.add(name)
+            _write(folder, name, source.text)
+        _write(folder, 'config.gin', _flat_text(conf))
     _write(folder, 'versions.json', json.dumps(versions(), indent=2) + '\n')
     arguments = sys.argv if command_line is None else command_line
     with open(os.path.join(folder, 'command_line.txt'), 'a', encoding='utf8') as file:
@@ -204,6 +207,17 @@ def _read_bindings(path: str) -> dict[tuple[str, str, str], Any]:
 def _flat_text(conf: 'Conf') -> str:
     header = [f'# From {show_path(conf.conf_file)}'] + [f'# --conf_param {param!r}' for param in conf.conf_params]
     return '\n'.join([*header, *conf.imports, *(locations.line(b) for b in conf.bindings)]) + '\n'
+
+
+def _with_overrides(path: str, conf: 'Conf') -> str:
+    """The text of an existing ``config.gin`` with what ``--conf_param`` changes in it at the end."""
+    text = ''
+    if os.path.isfile(path):
+        with open(path, encoding='utf8') as file:
+            text = file.read()
+    overrides = [locations.line(binding) for binding in conf.bindings if not binding.file]
+    kept = [line for line in text.splitlines() if line not in overrides]
+    return '\n'.join([*kept, *overrides]) + '\n'
 
 
 def _free_name(name: str, taken: set[str]) -> str:

@@ -148,6 +148,17 @@ def test_a_folder_without_a_run_says_so(conf, tmp_path):
         gin_utils.load(None, root_dir=str(tmp_path))
 
 
+def test_going_on_with_the_stored_conf_adds_only_what_the_command_line_changes(conf):
+    start_run(conf)
+    before, files = read('config.gin'), sorted(os.listdir('run/conf'))
+    params = ['TrainerConfig.num_iterations = 7']
+    for _ in range(2):
+        gin_utils.write_conf('run', gin_utils.load(None, params, root_dir='run'), [])
+        assert sorted(os.listdir('run/conf')) == files
+        assert read('config.gin') == before + 'alfx.algorithms.config.TrainerConfig.num_iterations = 7\n'
+    gin_utils.load('boat.gin', root_dir='run')
+
+
 # The same run or another ------------------------------------------------------------------------------------------
 
 

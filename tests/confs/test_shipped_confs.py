@@ -1,0 +1,131 @@
+"""Every conf that comes with alfx: it says what it is, uses all its bindings, trains, is saved, and plays.
+
+Models stay as large as the conf says; the runs are short: few environments, short unrolls, two updates.
+"""
+
+import glob
+import os
+import re
+from typing import NamedTuple
+
+import pytest
+
+from alfx import gin_utils
+from alfx.algorithms.config import TrainerConfig
+from alfx.gin_utils import parsing
+from alfx.trainers import building, conf_check
+from alfx.trainers.playing import play
+from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
+
+CONFS = sorted(os.path.basename(path) for path in glob.glob(os.path.join(parsing.CONFS, '*.gin')))
+EXTRAS = {'mujoco': 'mujoco', 'box2d': 'Box2D', 'atari': 'ale_py', 'minigrid': 'minigrid'}
+EPISODE_STEPS = 30
+
+
+def text_of(name):
+    with open(os.path.join(parsing.CONFS, name), encoding='utf8') as file:
+        return file.read()
+
+
+def is_task(name):
+    """Whether a conf describes a run; the others are there to be included."""
+    return '#   task' in text_of(name)
+
+
+TASKS = [name for name in CONFS if is_task(name)]
+BASES = [name for name in CONFS if not is_task(name)]
+
+
+@pytest.fixture(autouse=True)
+def empty_gin():
+    yield
+    gin_utils.clear()
+
+
+class Short(NamedTuple):
+    """What to override for a short run, and the bindings of the suite that loads the environment."""
+    params: list
+    episode_limit: str
+
+
+def shortened(name):
+    """Checks the configuration as it is shipped; returns what makes it short."""
+    conf = gin_utils.load(name)
+    config = TrainerConfig(root_dir='unused')
+    params = ['TrainerConfig.replay_buffer_length = 256', 'TrainerConfig.num_updates_per_train_iter = 1',
+              'TrainerConfig.num_eval_environments = 1']
+    if config.mini_batch_size is not None:
+        params.append(f'TrainerConfig.mini_batch_size = {min(config.mini_batch_size, 8)}')
+    if config.ml_type == 'rl':
+        unroll_length = min(config.unroll_length, max(8, config.mini_batch_length or 1))
+        params += [f'TrainerConfig.unroll_length = {unroll_length}', 'create_environment.num_parallel_environments = 2',
+                   'create_environment.nonparallel = True']
+    bound = {binding.text: binding.value for binding in conf.bindings}
+    load_fn = bound.get('create_environment.env_load_fn')
+    suite = load_fn.selector if load_fn is not None else 'suite_gym.load'
+    return Short(params, f'{suite}.max_episode_steps = {EPISODE_STEPS}')
+
+
+def train(name, short, root_dir):
+    """Two updates of parameters, as a user would make them; returns the bindings that nothing used."""
+    with gin_utils.loaded(name, short.params, root_dir) as conf:
+        gin_utils.write_conf(root_dir, conf, ['train', '--conf', name])
+        config = TrainerConfig(root_dir=root_dir, conf_file=conf.conf_file)
+        trainer = RLTrainer(config) if config.ml_type == 'rl' else SLTrainer(config)
+        conf_check.shorten(config, trainer._env.batch_size if config.ml_type == 'rl' else 1)
+        config.num_iterations += 1
+        trainer.train()
+        return [f'{binding.location}: {binding}' for binding in gin_utils.unused_bindings()]
+
+
+def play_one_episode(short, root_dir):
+    """Play from the run folder alone."""
+    with gin_utils.loaded(None, [short.episode_limit], root_dir, same_run=False):
+        config = TrainerConfig(root_dir=root_dir)
+        config.random_seed = 0
+        env = building.create_eval_environment(config, 1)
+        try:
+            return play(root_dir, env, building.create_algorithm(config, env, trains=False), num_episodes=1,
+                        render=False)
+        finally:
+            env.close()
+
+
+@pytest.mark.parametrize('name', TASKS)
+def test_a_shipped_conf_trains_is_saved_and_plays_with_every_binding_used(name, tmp_path):
+    extra = re.search(r'needs the extra (\w+)', text_of(name))
+    if extra:
+        pytest.importorskip(EXTRAS[extra.group(1)])
+    root_dir = str(tmp_path / 'run')
+    short = shortened(name)
+    assert train(name, short, root_dir) == []
+    assert glob.glob(os.path.join(root_dir, 'train', 'algorithm', 'ckpt-*'))
+    if 'create_environment' in gin_utils.stored_info(root_dir)['operative']:
+        result = play_one_episode(short, root_dir)
+        assert len(result.returns) == 1 and 1 <= result.lengths[0] <= EPISODE_STEPS
+
+
+@pytest.mark.parametrize('name', BASES)
+def test_a_conf_to_be_included_has_no_mistakes(name):
+    gin_utils.load(name)
+    assert any(f"include '{name}'" in text_of(other) for other in CONFS), 'it is included by a task'
+
+
+@pytest.mark.parametrize('name', TASKS)
+def test_a_task_conf_begins_with_paper_task_and_expected_return_and_is_short(name):
+    head = text_of(name).split('\n\n')[0].splitlines()
+    assert re.match(r'# .*\(.* (19|20)\d\d, (arXiv:\d{4}\.\d{4,5}|\S+).*\)', head[0]), 'algorithm, task and paper'
+    assert re.search(r'#   task .*[\d,]+ (steps|epochs).*about .* on 2 cores', '\n'.join(head))
+    assert re.search(r'#   expected +\S+', '\n'.join(head))
+    statements = [line for line in text_of(name).splitlines() if line.strip() and not line.startswith('#')]
+    assert len(statements) < 30, 'what tasks have in common belongs in a conf that they include'
+
+
+@pytest.mark.parametrize('name', BASES)
+def test_a_conf_to_be_included_says_so(name):
+    head = text_of(name).split('\n\n')[0]
+    assert head.startswith('# ') and 'include' in head
+
+
+def test_there_are_confs():
+    assert len(TASKS) >= 6
