@@ -434,7 +434,7 @@ class FrameGrayScale(BaseObservationWrapper):
 def luma(image: np.ndarray) -> np.ndarray:
     """Brightness ``(H, W)`` of an RGB image ``(H, W, 3)``, both uint8."""
     red, green, blue = (image[..., i].astype(np.uint32) for i in range(3))
-    return ((red * 4899 + green * 9617 + blue * 1868 + 8192) >> 14).astype(np.uint8)
+    return ((red * 9798 + green * 19235 + blue * 3735 + 16384) >> 15).astype(np.uint8)
 
 
 @configurable

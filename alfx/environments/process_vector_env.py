@@ -18,13 +18,14 @@ import gin
 import numpy as np
 
 from alfx.environments.environment_group import Buffers, EnvFn, EnvSpaces, Info
-from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError
+from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError
 from alfx.environments.spaces import flatten_sample, unflatten_sample
 from alfx.environments.vector_env import SupervisedVectorEnv, environment_name
 from alfx.environments.worker import (COMMAND, DONE, ERROR, STEP_0, STEP_1, SharedArrays, WorkerArguments, work)
 from alfx.gin_utils import configurable
 
 _log = logging.getLogger(__name__)
+GRACE_SECONDS = 5.0  # for workers to close their environments, before they are ended by force
 _DEAD = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
@@ -115,7 +116,7 @@ class _Handle:
 def _end_all(workers: list[_Handle]) -> None:
     for worker in workers:
         worker.ask_to_end()
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + GRACE_SECONDS
     for worker in workers:
         worker.end(deadline)
     workers.clear()
@@ -196,7 +197,6 @@ class ProcessVectorEnv(SupervisedVectorEnv):
 
     def _reset(self, mask: np.ndarray, seeds: list[int | None] | None,
                options: dict[str, Any] | None) -> tuple[Buffers, list[Info]]:
-        self._assert_open()
         for i in np.flatnonzero(mask):
             if seeds is not None and seeds[i] is not None:
                 self._seeds[i] = seeds[i]
@@ -212,7 +212,6 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         return self._finish(infos)
 
     def _step(self, actions: Any) -> tuple[Buffers, list[Info]]:
-        self._assert_open()
         for shared, array in zip(self._actions, flatten_sample(self.single_action_space, actions)):
             shared[:] = array
         self._current = 1 - self._current
@@ -333,10 +332,6 @@ class ProcessVectorEnv(SupervisedVectorEnv):
 
     # Ending ----------------------------------------------------------------------------------------------------
 
-    def _assert_open(self) -> None:
-        if self.closed:
-            raise UnsupportedOperationError(f'the environments of {self.name} have been closed')
-
     @contextlib.contextmanager
     def _ending_all_on_error(self) -> Any:
         try:
@@ -346,7 +341,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
             raise
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End all processes; those that do not end within 5 seconds are killed."""
+        """End all processes; those that do not end within ``GRACE_SECONDS`` are killed."""
         self._finalizer()
 
     @property

@@ -92,6 +92,7 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
         Returns:
             Observations and infos of all environments: of those that were not reset, the last ones.
         """
+        self._assert_open()
         options = dict(options) if options else {}
         mask = np.asarray(options.pop('reset_mask', np.ones(self.num_envs, bool)))
         if mask.shape != (self.num_envs, ) or mask.dtype != bool:
@@ -115,12 +116,17 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
         Raises:
             EnvironmentStepError: an environment raised.
         """
+        self._assert_open()
         if self._busy:
             raise RuntimeError('the last step was interrupted, and some environments have moved on: call reset() first')
         self._busy = True
         out, infos = self._step(actions)
         self._busy = False
         return out.observations, out.rewards, out.terminations, out.truncations, self._collect(infos) if infos else {}
+
+    def _assert_open(self) -> None:
+        if self.closed:
+            raise UnsupportedOperationError(f'the environments of {self.name} have been closed')
 
     def _collect(self, infos: list[Info]) -> dict[str, Any]:
         collected: dict[str, Any] = {}

@@ -1,0 +1,361 @@
+"""Wrappers around a whole batch of environments."""
+import cProfile
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from alfx import nest
+from alfx.data_structures import StepType, TimeStep
+from alfx.environments import suite_gym
+from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.alf_gym_wrapper import AlfGymWrapper
+from alfx.environments.alf_wrappers import (
+    ActionObservationWrapper, AlfEnvironmentBaseWrapper, AtariTerminalOnLifeLossWrapper, BatchEnvironmentWrapper,
+    CheckedEnvironment, CurriculumWrapper, DiscreteActionWrapper, MultitaskWrapper, NonEpisodicAgent,
+    NormalizedActionWrapper, PerformanceProfiler, RandomFirstEpisodeLength, ScalarRewardWrapper,
+    TemporallyCorrelatedNoiseWrapper, TimeLimit)
+from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.gym_vector_environment import GymVectorEnvironment
+from alfx.environments.suite_unittest import (ActionType, MixedPolicyUnittestEnv, PolicyUnittestEnv, ValueUnittestEnv)
+from alfx.environments.suite_unittest_gym import ChainEnv, CountEnv, MultiRewardEnv
+from alfx.environments.vector_env import SerialVectorEnv
+from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
+
+
+def count_env(*lengths: int, **kwargs) -> GymVectorEnvironment:
+    """A batch of counters; the second element of the observation is the step."""
+    return GymVectorEnvironment(SerialVectorEnv([partial(CountEnv, n) for n in lengths]), seed=0, **kwargs)
+
+
+def zeros(env: AlfEnvironment):
+    return nest.map_structure(lambda spec: spec.zeros((env.batch_size, )), env.action_spec())
+
+
+def record(env: AlfEnvironment, steps: int) -> TimeStep:
+    """Stacked time steps of a reset and zero actions, each of them checked."""
+    checked = CheckedEnvironment(env)
+    return nest.stack([checked.reset()] + [checked.step(zeros(env)) for _ in range(steps)])
+
+
+def assert_state_goes_on(make, steps: int = 9):
+    """What was saved in one instance goes on exactly in another."""
+    env, other = make(), make()
+    env.seed(1)
+    record(env, 6)
+    state = env.get_state()
+    other.seed(2)
+    record(other, 3)
+    other.set_state(state)
+    for _ in range(steps):
+        nest.map_structure(lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=0), env.step(zeros(env)),
+                           other.step(zeros(other)))
+
+
+class TestLimits:
+
+    def test_episodes_are_truncated_after_duration_steps(self):
+        steps = record(TimeLimit(count_env(100, 2, discount=0.9), 3), 8)
+        f, m, l = StepType.FIRST, StepType.MID, StepType.LAST
+        assert steps.step_type[:, 0].tolist() == [f, m, m, l, f, m, m, l, f]
+        assert steps.step_type[:, 1].tolist() == [f, m, m, l, f, m, m, l, f]
+        assert steps.observation[:, 0, 1].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+        torch.testing.assert_close(steps.discount[3], torch.tensor([0.9, 0.9]))
+
+    def test_an_end_of_the_environments_own_stays_what_it_is(self):
+        steps = record(TimeLimit(ValueUnittestEnv(2, 3), 5), 5)
+        assert steps.step_type[:, 0].tolist() == [0, 1, 2, 0, 1, 2] and steps.discount[2].tolist() == [0, 0]
+
+    def test_the_first_episodes_have_random_lengths_and_later_ones_do_not(self):
+        env = RandomFirstEpisodeLength(count_env(*[50] * 30), random_length_range=10, num_episodes=1)
+        env.seed(0)
+        steps = record(env, 75)
+        ends = [np.flatnonzero(steps.step_type[:, i] == StepType.LAST) for i in range(30)]
+        firsts = [end[0] for end in ends]
+        assert min(firsts) >= 1 and max(firsts) == 10 and len(set(firsts)) > 5
+        assert all(end[1] - end[0] > 50 for end in ends if len(end) > 1)
+
+    def test_limits_go_on_from_a_saved_state(self):
+        assert_state_goes_on(lambda: RandomFirstEpisodeLength(TimeLimit(count_env(9, 9), 7), 5, 3))
+
+    def test_limits_start_anew_for_environments_that_are_reset(self):
+        env = TimeLimit(count_env(100, 100), 3)
+        env.reset()
+        env.step(zeros(env))
+        env.step(zeros(env))
+        time_step = env.reset_envs(torch.tensor([True, False]))
+        assert time_step.step_type.tolist() == [0, 1]
+        assert env.step(zeros(env)).step_type.tolist() == [1, 2]
+
+    def test_a_limit_must_be_positive(self):
+        with pytest.raises(EnvironmentLoadError, match=r'TimeLimit\.duration'):
+            TimeLimit(count_env(1), 0)
+
+
+class TestTimeStepWrappers:
+
+    def test_terminations_look_like_truncations(self):
+        steps = record(NonEpisodicAgent(ValueUnittestEnv(1, 3), discount=0.5), 5)
+        assert steps.discount[:, 0].tolist() == [1, 1, 0.5, 1, 1, 0.5]
+
+    def test_the_previous_action_is_observed(self):
+        env = ActionObservationWrapper(PolicyUnittestEnv(2, 4))
+        env.reset()
+        time_step = env.step(torch.tensor([1, 0]))
+        assert time_step.observation['prev_action'].tolist() == [1, 0]
+        record(env, 5)
+
+    def test_rewards_are_weighted(self):
+        """Rewards are (1, number of the step)."""
+        inner = [GymVectorEnvironment(SerialVectorEnv([MultiRewardEnv])) for _ in range(2)]
+        assert record(ScalarRewardWrapper(inner[0], [2, 10]), 2).reward[:, 0].tolist() == [0, 12, 22]
+        assert record(ScalarRewardWrapper(inner[1]), 2).reward[:, 0].tolist() == [0, 1, 1]
+        with pytest.raises(EnvironmentLoadError, match='expected 2 numbers'):
+            ScalarRewardWrapper(inner[0], [1])
+        with pytest.raises(EnvironmentLoadError, match=r'expected rewards of shape \(K,\)'):
+            ScalarRewardWrapper(count_env(1))
+
+    def test_the_base_wrapper_changes_nothing(self):
+        env = AlfEnvironmentBaseWrapper(count_env(2, 3))
+        assert env.wrapped_env().batch_size == env.batch_size == 2
+        assert env.time_step_spec() == env.wrapped_env().time_step_spec()
+        record(env, 9)
+        assert_state_goes_on(lambda: AlfEnvironmentBaseWrapper(count_env(2, 3)))
+
+    def test_a_state_of_other_wrappers_is_refused(self):
+        state = TimeLimit(count_env(2), 3).get_state()
+        with pytest.raises(ValueError, match='of a TimeLimit, expected a NonEpisodicAgent'):
+            NonEpisodicAgent(count_env(2)).set_state(state)
+
+
+class TestActionWrappers:
+
+    @staticmethod
+    def continuous(**kwargs):
+        return PolicyUnittestEnv(3, 5, action_type=ActionType.Continuous, **kwargs)
+
+    def test_continuous_actions_become_discrete(self):
+        env = DiscreteActionWrapper(suite_gym.wrap_env(_Push(2), normalize_action=False), 3)
+        assert env.action_spec() == BoundedTensorSpec((), torch.int64, 0, 8)
+        env.reset()
+        assert env._inner(torch.tensor([0, 5, 8])).tolist() == [[-2, -2], [0, 2], [2, 2]]
+        assert env.step(torch.tensor([5])).prev_action.tolist() == [5]
+        record(env, 9)
+        with pytest.raises(EnvironmentLoadError, match='actions_num'):
+            DiscreteActionWrapper(self.continuous(), 1)
+        with pytest.raises(EnvironmentLoadError, match='expected one bounded continuous action'):
+            DiscreteActionWrapper(PolicyUnittestEnv(1, 3), 2)
+
+    def test_actions_are_normalized(self):
+        """Bounds -2 and 2: 0.25 becomes 0.5."""
+        game = _Push(1)
+        env = NormalizedActionWrapper(suite_gym.wrap_env(game, normalize_action=False))
+        assert env.action_spec() == BoundedTensorSpec((1, ), torch.float32, -1, 1)
+        env.reset()
+        time_step = env.step(torch.tensor([[0.25]]))
+        assert game.last.tolist() == [0.5] and time_step.prev_action.tolist() == [[0.25]]
+
+    def test_normalization_leaves_discrete_parts_alone(self):
+        env = NormalizedActionWrapper(MixedPolicyUnittestEnv(2, 3))
+        assert env.action_spec()['discrete'] == BoundedTensorSpec((), torch.int64, 0, 1)
+        record(env, 5)
+
+    def test_noise_is_correlated_and_starts_at_zero_in_each_episode(self):
+        game = _Push(1, length=400)
+        env = TemporallyCorrelatedNoiseWrapper(suite_gym.wrap_env(game, normalize_action=False), sigma=0.1,
+                                               past_noise_weight=0.9)
+        env.seed(0)
+        env.reset()
+        noise = []
+        for _ in range(399):
+            time_step = env.step(torch.zeros(1, 1))
+            noise.append(float(game.last[0]))
+            assert not time_step.prev_action.any()
+        x = np.array(noise)
+        assert abs(np.corrcoef(x[1:], x[:-1])[0, 1] - 0.9) < 0.06
+        assert abs(np.std(x[1:] - 0.9 * x[:-1]) - 0.1) < 0.02
+        while not env.step(torch.zeros(1, 1)).is_first():
+            assert env._noise.all()
+        assert not env._noise.any()
+        assert_state_goes_on(lambda: TemporallyCorrelatedNoiseWrapper(self.continuous()))
+
+
+class _Push(CountEnv):
+    """Remembers the last action, which lies in [-2, 2]."""
+
+    def __init__(self, size: int, length: int = 5):
+        super().__init__(length)
+        self.action_space = gymnasium.spaces.Box(-2, 2, (size, ), np.float32)
+        self.last = None
+
+    def step(self, action):
+        self.last = action
+        return super().step(0)
+
+
+class _Lives(CountEnv):
+    """A life is lost at every second step; the game is over after ``length`` steps."""
+
+    def _with_lives(self, result):
+        return (*result[:-1], {'lives': 3 - self._step // 2})
+
+    def reset(self, **kwargs):
+        return self._with_lives(super().reset(**kwargs))
+
+    def step(self, action):
+        return self._with_lives(super().step(action))
+
+
+class TestLives:
+
+    def test_a_lost_life_ends_the_episode_without_resetting_the_game(self):
+        """The game has 5 steps; lives are lost at 2 and at 4, and the no-operation at 5 ends it."""
+        env = AtariTerminalOnLifeLossWrapper(GymVectorEnvironment(
+            SerialVectorEnv([lambda: _Lives(4)]), env_info_keys=('lives', )))
+        steps = record(env, 9)
+        f, m, l = StepType.FIRST, StepType.MID, StepType.LAST
+        assert steps.step_type[:, 0].tolist() == [f, m, l, f, l, f, m, l, f, l]
+        assert steps.observation[:, 0, 1].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
+        assert steps.discount[2, 0] == 0 and steps.reward[3, 0] == 0
+
+    def test_a_game_that_ends_in_the_no_operation_after_a_lost_life_is_reset(self):
+        """Episode 1 has 3 steps: the life is lost at 2, the no-operation arrives at 3, the end."""
+        env = AtariTerminalOnLifeLossWrapper(GymVectorEnvironment(
+            SerialVectorEnv([lambda: _Lives(2), lambda: _Lives(9)]), env_info_keys=('lives', ), seed=0))
+        steps = record(env, 20)
+        assert steps.step_type[:4, 0].tolist() == [0, 1, 2, 0]
+        assert steps.observation[3, 0, :2].tolist() == [2, 0]
+        assert steps.observation[3, 1, :2].tolist() == [1, 3]
+
+    def test_an_environment_that_does_not_tell_its_lives_is_refused(self):
+        with pytest.raises(EnvironmentLoadError, match=r"env_info_keys=\('lives',\)"):
+            AtariTerminalOnLifeLossWrapper(count_env(1))
+
+
+class TestSeveral:
+
+    def test_batches_are_joined(self):
+        env = BatchEnvironmentWrapper([count_env(2, 3), count_env(4)])
+        assert env.batch_size == 3
+        steps = record(env, 12)
+        assert steps.env_id[0].tolist() == [0, 1, 2]
+        assert steps.step_type[3].tolist() == [2, 1, 1] and steps.observation[3, :, 1].tolist() == [3, 3, 3]
+        env.request_reset(torch.tensor([False, False, True]))
+        assert env.step(torch.zeros(3, dtype=torch.int64)).is_first()[2]
+        assert env.reset_envs(torch.tensor([True, False, False])).is_first()[0]
+        assert_state_goes_on(lambda: BatchEnvironmentWrapper([count_env(2, 3), count_env(4)]))
+        with pytest.raises(EnvironmentLoadError, match='environment 1 has other specs'):
+            BatchEnvironmentWrapper([count_env(2), ValueUnittestEnv(1, 3)])
+
+    @staticmethod
+    def tasks(env_id: int = 0) -> MultitaskWrapper:
+        return MultitaskWrapper([AlfGymWrapper(ChainEnv(4)), AlfGymWrapper(_AllOnes(4))], ['chain', 'ones'], env_id)
+
+    def test_the_task_is_chosen_at_the_end_of_an_episode_only(self):
+        env = CheckedEnvironment(self.tasks())
+        env.reset()
+        seen = []
+        for task in (1, 1, 1, 1, 0, 0, 0, 0, 0):
+            time_step = env.step({'action': torch.tensor([1]), 'task_id': torch.tensor([task])})
+            seen.append((int(time_step.step_type), int(time_step.env_info['task_id'])))
+        assert seen == [(1, 0), (1, 0), (2, 0), (0, 1), (1, 1), (1, 1), (2, 1), (0, 0), (1, 0)]
+        assert env.num_tasks == 2 and env.task_names == ['chain', 'ones']
+
+    def test_tasks_are_loaded_by_name(self):
+        env = MultitaskWrapper.load(suite_gym.load, ['CartPole-v1', 'CartPole-v0'], env_id=1)
+        assert int(env.reset().env_info['task_id']) == 1 and env.task_names == ['CartPole-v1', 'CartPole-v0']
+        with pytest.raises(EnvironmentLoadError, match='batch sizes'):
+            MultitaskWrapper([count_env(1, 1)], ['two'])
+
+    def test_tasks_go_on_from_a_saved_state(self):
+        assert_state_goes_on(lambda: CurriculumWrapper(BatchEnvironmentWrapper([self.tasks(0), self.tasks(1)])))
+
+    def test_the_curriculum_favors_the_task_that_progresses(self):
+        """Progress 0.02 and 0, favor 10, after the warmup: 10 / 11 against 1 / 11."""
+        env = CurriculumWrapper(BatchEnvironmentWrapper([self.tasks(i) for i in range(4)]), progress_favor=10,
+                                warmup_period=1)
+        env.seed(0)
+        record(env, 30)
+        np.testing.assert_allclose(env.task_probabilities().sum(), 1)
+        env._current_score[:], env._past_score[:], env._counts[:] = (0.03, 0.5), (0.01, 0.6), 100
+        np.testing.assert_allclose(env.task_probabilities(), [10 / 11, 1 / 11])
+        env._past_score[:] = 1
+        np.testing.assert_allclose(env.task_probabilities(), [0.5, 0.5])
+        tasks = record(env, 80).env_info['task_id']
+        assert 0 < tasks.float().mean() < 1
+
+    def test_scores_are_mean_rewards(self):
+        """Chain of 4 with zero actions never ends; the other task gets 1 a step."""
+        env = CurriculumWrapper(self.tasks(1))
+        env.seed(0)
+        env.reset()
+        for _ in range(3):
+            time_step = env.step(torch.tensor([1]))
+        assert time_step.is_last().all() and env._current_score[1] == 1 and env._counts.tolist() == [0, 1]
+
+
+class _AllOnes(ChainEnv):
+
+    def step(self, action):
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, 1.0, terminated, truncated, info
+
+
+class TestCheckedEnvironment:
+
+    @pytest.mark.parametrize('change, message', [
+        (lambda t: t._replace(reward=t.reward * float('nan')), 'reward: expected finite'),
+        (lambda t: t._replace(reward=t.reward.double()), 'expected float32'),
+        (lambda t: t._replace(observation=t.observation + 5), 'observation: expected values within'),
+        (lambda t: t._replace(observation=t.observation[:, :1]), r'expected float32 \(2,\)'),
+        (lambda t: t._replace(step_type=t.step_type * 0, reward=t.reward * 0, prev_action=t.prev_action * 0),
+         'FIRST exactly where'),
+        (lambda t: t._replace(step_type=t.step_type + 4), '0, 1 or 2'),
+        (lambda t: t._replace(discount=t.discount * 0), '0 only at LAST'),
+        (lambda t: t._replace(prev_action=t.prev_action + 1), 'the action that was given'),
+        (lambda t: t._replace(env_id=t.env_id + 1), 'the same as before'),
+        (lambda t: nest.map_structure(lambda x: x[:1], t), 'a batch of 2'),
+    ])
+    def test_what_is_wrong_is_said(self, change, message):
+        class Wrong(AlfEnvironmentBaseWrapper):
+
+            def _step(self, action):
+                return change(self._env.step(action))
+
+        env = CheckedEnvironment(Wrong(PolicyUnittestEnv(2, 5, obs_dim=2)))
+        env.reset()
+        with pytest.raises(SpecError, match=message):
+            env.step(torch.zeros(2, dtype=torch.int64))
+
+    def test_a_step_that_writes_to_the_one_before_is_found(self):
+        class Writing(AlfEnvironmentBaseWrapper):
+
+            def _step(self, action):
+                self._env.current_time_step().observation.zero_()
+                return self._env.step(action)
+
+        env = CheckedEnvironment(Writing(PolicyUnittestEnv(2, 5)))
+        env.reset()
+        with pytest.raises(SpecError, match='observation: expected a step that writes to no tensor'):
+            env.step(torch.zeros(2, dtype=torch.int64))
+
+    def test_an_action_out_of_bounds_is_refused(self):
+        env = CheckedEnvironment(PolicyUnittestEnv(2, 5))
+        env.reset()
+        with pytest.raises(SpecError, match='action: expected values within'):
+            env.step(torch.tensor([0, 2]))
+
+
+def test_steps_are_profiled():
+    profiles = []
+    env = PerformanceProfiler(count_env(3), profiles.append, process_steps=2)
+    record(env, 5)
+    assert len(profiles) == 2 and isinstance(profiles[0], cProfile.Profile) and env.duration == 5
+
+
+def test_a_wrapped_environment_has_the_specs_of_its_time_steps():
+    env = ActionObservationWrapper(count_env(1))
+    assert env.time_step_spec().observation == {'observation': TensorSpec((4, )),
+                                                'prev_action': BoundedTensorSpec((), torch.int64, 0, 2)}

@@ -1,0 +1,265 @@
+"""Wrappers around one gymnasium environment."""
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from alfx.environments import gym_wrappers
+from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.gym_wrappers import (
+    BaseObservationWrapper, ContinuousActionClip, ContinuousActionMapping, DMAtariPreprocessing,
+    EpisodicRandomFrameCrop, FrameCrop, FrameFlip, FrameGrayScale, FrameResize, FrameSkip, FrameStack,
+    ImageChannelFirst, NonEpisodicEnv, NormalizedAction, ObservationSubset, transform_space)
+
+
+class ImageEnv(gymnasium.Env):
+    """Each step shows an image filled with its number; the last of ``length`` steps truncates."""
+
+    def __init__(self, shape=(6, 4, 3), length=5, nested=False, action_space=None):
+        self.image = spaces.Box(0, 255, shape, np.uint8)
+        self.nested = nested
+        self.observation_space = spaces.Dict({'camera': spaces.Dict({'front': self.image}), 'rest': spaces.Tuple(
+            [self.image, spaces.Discrete(2)])}) if nested else self.image
+        self.action_space = action_space or spaces.Discrete(4)
+        self.length, self.count, self.actions = length, 0, []
+
+    def _observe(self):
+        image = np.full(self.image.shape, self.count, np.uint8)
+        image[(0, ) * min(2, image.ndim)] = 200
+        return {'camera': {'front': image}, 'rest': (image, 1)} if self.nested else image
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.actions.append(action)
+        self.count += 1
+        return self._observe(), 1.0, False, self.count == self.length, {}
+
+
+def run(env, actions=()):
+    """All observations of a reset and the actions."""
+    observations = [env.reset(seed=0)[0]]
+    for action in actions:
+        observations.append(env.step(action)[0])
+    assert all(env.observation_space.contains(np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x)
+               for x in observations)
+    return observations
+
+
+class TestFields:
+
+    def test_a_field_of_a_nested_space_is_replaced_and_the_original_left_alone(self):
+        space = ImageEnv(nested=True).observation_space
+        new = transform_space(space, 'rest.0', lambda _: spaces.Discrete(9))
+        assert new['rest'][0] == spaces.Discrete(9) and new['rest'][1] == spaces.Discrete(2)
+        assert space['rest'][0] == spaces.Box(0, 255, (6, 4, 3), np.uint8)
+        assert transform_space(space, None, lambda s: s) is space
+
+    @pytest.mark.parametrize('field', ['side', 'camera.side', 'camera.front.x', 'rest.7', 'rest.x'])
+    def test_a_missing_field_is_named_with_what_there_is(self, field):
+        with pytest.raises(EnvironmentLoadError, match='has no part'):
+            transform_space(ImageEnv(nested=True).observation_space, field, lambda s: s)
+
+    def test_only_the_chosen_fields_change(self):
+        env = FrameGrayScale(ImageEnv(nested=True), fields=['camera.front', 'rest.0'])
+        observation = run(env, [0])[1]
+        assert observation['camera']['front'].shape == (6, 4, 1) and observation['rest'][0].shape == (6, 4, 1)
+        assert observation['rest'][1] == 1
+
+    def test_a_field_that_is_no_image_is_refused_with_the_remedy(self):
+        with pytest.raises(EnvironmentLoadError, match=r'FrameGrayScale: expected a Box of 3 dimensions, found Dict.*'
+                                                       r'FrameGrayScale.fields = \[...\]'):
+            FrameGrayScale(ImageEnv(nested=True))
+
+    def test_a_wrapper_of_ones_own_defines_two_methods(self):
+        class Negative(BaseObservationWrapper):
+
+            def transform_space(self, observation_space):
+                return spaces.Box(-255, 0, observation_space.shape, np.int16)
+
+            def transform_observation(self, observation, field):
+                return -observation.astype(np.int16)
+
+        assert run(Negative(ImageEnv()), [0])[1].min() == -200
+
+
+class TestImages:
+
+    def test_channels_come_first(self):
+        image = run(ImageChannelFirst(ImageEnv()))[0]
+        assert image.shape == (3, 6, 4) and (image[:, 0, 0] == 200).all()
+
+    def test_without_fields_every_image_of_a_nest_is_turned_around(self):
+        env = ImageChannelFirst(ImageEnv(nested=True))
+        observation = run(env)[0]
+        assert observation['camera']['front'].shape == observation['rest'][0].shape == (3, 6, 4)
+
+    @pytest.mark.parametrize('shape, last', [((84, 84, 4), True), ((84, 84, 1), True), ((7, 7, 20), True),
+                                             ((4, 84, 84), False), ((1, 84, 84), False)])
+    def test_images_that_have_channels_first_already_are_left(self, shape, last):
+        assert gym_wrappers.is_channels_last_image(spaces.Box(0, 255, shape, np.uint8)) is last
+
+    def test_frames_are_stacked_oldest_first_and_start_as_copies(self):
+        env = FrameStack(ImageEnv(), stack_size=3)
+        observations = run(env, [0, 0, 0, 0])
+        assert observations[0].shape == (6, 4, 9)
+        assert [[int(o[5, 3, 3 * i]) for i in range(3)] for o in observations] == [
+            [0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
+        assert int(run(env)[0].max(initial=0, where=np.arange(72 * 3).reshape(6, 4, 9) > 8)) == 0
+
+    @pytest.mark.parametrize('shape, order, stacked', [((6, 4), 'channels_last', (6, 4, 2)),
+                                                       ((6, 4), 'channels_first', (2, 6, 4)),
+                                                       ((3, 6, 4), 'channels_first', (6, 6, 4)),
+                                                       ((5, ), 'channels_last', (10, ))])
+    def test_stacks_along_the_channels(self, shape, order, stacked):
+        env = FrameStack(ImageEnv(shape), stack_size=2, channel_order=order)
+        assert run(env, [0])[1].shape == stacked == env.observation_space.shape
+
+    def test_luma_is_that_of_opencv(self):
+        cv2 = pytest.importorskip('cv2')
+        image = np.random.default_rng(0).integers(0, 256, (40, 30, 3), np.uint8)
+        np.testing.assert_array_equal(gym_wrappers.luma(image), cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))
+
+    def test_images_are_scaled(self):
+        pytest.importorskip('cv2')
+        env = FrameResize(ImageEnv((6, 4, 1)), width=2, height=3)
+        assert run(env, [0])[1].shape == (3, 2, 1)
+
+    def test_without_opencv_the_error_says_what_to_install(self, monkeypatch):
+        monkeypatch.setitem(__import__('sys').modules, 'cv2', None)
+        with pytest.raises(EnvironmentLoadError, match=r"FrameResize needs opencv: pip install 'alfx\[atari\]'"):
+            FrameResize(ImageEnv())
+
+    @pytest.mark.parametrize('shape, order', [((6, 4, 3), 'channels_last'), ((3, 6, 4), 'channels_first')])
+    def test_a_fixed_rectangle_is_cut_out(self, shape, order):
+        env = FrameCrop(ImageEnv(shape), sx=1, sy=2, width=3, height=4, channel_order=order)
+        size = run(env)[0].shape
+        assert size == ((4, 3, 3) if order == 'channels_last' else (3, 4, 3))
+        with pytest.raises(EnvironmentLoadError, match='not within an image of 6 rows, 4 columns'):
+            FrameCrop(ImageEnv(shape), sx=2, width=3, height=4, channel_order=order)
+
+    def test_the_place_of_a_random_crop_changes_with_the_episode_only(self):
+        class Ramp(ImageEnv):
+
+            def _observe(self):
+                return np.arange(100, dtype=np.uint8).reshape(10, 10, 1)
+
+        env = EpisodicRandomFrameCrop(Ramp((10, 10, 1)), cropping_fraction=0.5)
+        corners = []
+        for episode in range(12):
+            first = env.reset(seed=0 if episode == 0 else None)[0]
+            assert first.shape == (5, 5, 1)
+            np.testing.assert_array_equal(first, env.step(0)[0])
+            corners.append(int(first[0, 0, 0]))
+        assert len(set(corners)) > 3 and max(corners) <= 55
+        again = [int(env.reset(seed=0 if episode == 0 else None)[0][0, 0, 0]) for episode in range(12)]
+        assert again == corners
+
+    def test_flips_follow_their_probabilities(self):
+        shown = [run(FrameFlip(ImageEnv(), up, left))[0] for up, left in ((0, 0), (1, 0), (0, 1), (1, 1))]
+        corners = [tuple(np.argwhere(image[..., 0] == 200)[0]) for image in shown]
+        assert corners == [(0, 0), (5, 0), (0, 3), (5, 3)]
+
+    def test_chosen_elements_are_kept(self):
+        env = ObservationSubset(gymnasium.make('CartPole-v1'), indices=(0, 2))
+        full = env.env.reset(seed=4)[0]
+        np.testing.assert_array_equal(env.reset(seed=4)[0], full[[0, 2]])
+        assert env.observation_space.shape == (2, )
+        with pytest.raises(EnvironmentLoadError, match='from -4 to 3'):
+            ObservationSubset(gymnasium.make('CartPole-v1'), indices=(4, ))
+
+
+class TestSteps:
+
+    def test_skipped_frames_sum_their_rewards_and_stop_at_the_end(self):
+        env = FrameSkip(ImageEnv(length=5), skip=3)
+        env.reset()
+        assert env.step(0)[1:4] == (3.0, False, False)
+        assert env.step(0)[1:4] == (2.0, False, True)
+
+    def test_an_environment_without_ends(self):
+        env = NonEpisodicEnv(ImageEnv(length=1))
+        env.reset()
+        assert env.step(0)[2:4] == env.step(0)[2:4] == (False, False)
+
+    def test_deepmind_sees_the_maximum_of_the_last_two_frames_after_noops_and_fire(self):
+        pytest.importorskip('cv2')
+
+        class Game(ImageEnv):
+
+            def get_action_meanings(self):
+                return ['NOOP', 'FIRE', 'UP']
+
+        game = Game((10, 10), length=200)
+        env = DMAtariPreprocessing(game, frame_skip=4, noop_max=5, screen_size=10)
+        env.reset(seed=0)
+        started = game.actions
+        assert 1 <= len(started) - 1 <= 5 and started[-1] == 1 and set(started[:-1]) == {0}
+        count = game.count
+        observation, reward, *_ = env.step(2)
+        assert reward == 4 and game.actions[-4:] == [2] * 4
+        assert observation.shape == (10, 10, 1) and observation[5, 5, 0] == count + 4
+
+    def test_deepmind_refuses_environments_that_repeat_actions_themselves(self):
+        game = ImageEnv((10, 10))
+        game._frameskip = 4
+        with pytest.raises(EnvironmentLoadError, match='use suite_atari.load'):
+            DMAtariPreprocessing(game)
+
+
+class TestActions:
+
+    @staticmethod
+    def nested():
+        return ImageEnv(action_space=spaces.Dict({
+            'force': spaces.Box(np.array([0, -np.inf], np.float64), np.array([4, np.inf]), dtype=np.float64),
+            'gear': spaces.Discrete(3)}))
+
+    def test_actions_are_clipped_and_unbounded_ones_become_bounded(self):
+        game = self.nested()
+        env = ContinuousActionClip(game, min_v=-2, max_v=3)
+        assert env.action_space['force'] == spaces.Box(np.array([0., -2]), np.array([3., 3.]), dtype=np.float64)
+        env.reset()
+        env.step({'force': np.array([9., -9.]), 'gear': 1})
+        np.testing.assert_array_equal(game.actions[0]['force'], [3, -2])
+        assert game.actions[0]['gear'] == 1
+
+    def test_actions_are_mapped_linearly(self):
+        """Bounds 1 and 5, given in [0, 10]: 2.5 is a quarter, hence 1 + 4 / 4 = 2."""
+        game = ImageEnv(action_space=spaces.Box(1, 5, (1, ), np.float32))
+        env = ContinuousActionMapping(game, 0, 10)
+        assert env.action_space == spaces.Box(0, 10, (1, ), np.float32)
+        env.reset()
+        env.step(np.array([2.5], np.float32))
+        np.testing.assert_allclose(game.actions[0], [2])
+        assert game.actions[0].dtype == np.float32
+
+    def test_normalized_actions_reach_both_bounds(self):
+        game = ImageEnv(action_space=spaces.Box(np.array([0., -3.]), np.array([4., 3.]), dtype=np.float64))
+        env = NormalizedAction(game)
+        env.reset()
+        for action in (-1, 1):
+            env.step(np.full(2, action, np.float64))
+        np.testing.assert_allclose(game.actions, [[0, -3], [4, 3]])
+
+    def test_unbounded_actions_cannot_be_mapped(self):
+        with pytest.raises(EnvironmentLoadError, match='put ContinuousActionClip before it'):
+            NormalizedAction(self.nested())
+
+
+def test_wrong_arguments_are_refused_by_name():
+    with pytest.raises(EnvironmentLoadError, match=r'FrameSkip\.skip'):
+        FrameSkip(ImageEnv(), 0)
+    with pytest.raises(EnvironmentLoadError, match=r'FrameStack\.stack_size'):
+        FrameStack(ImageEnv(), 0)
+    with pytest.raises(EnvironmentLoadError, match="expected 'channels_last' or 'channels_first'"):
+        FrameCrop(ImageEnv(), channel_order='first')
+    with pytest.raises(EnvironmentLoadError, match='cropping_fraction'):
+        EpisodicRandomFrameCrop(ImageEnv(), 1.5)
+    with pytest.raises(EnvironmentLoadError, match='min_v < max_v'):
+        ContinuousActionClip(ImageEnv(), 1, 0)
+    with pytest.raises(EnvironmentLoadError, match='low < high'):
+        ContinuousActionMapping(ImageEnv(), 1, 0)

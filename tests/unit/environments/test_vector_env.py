@@ -1,0 +1,350 @@
+"""Errors, restarts, seeds and processes of the supervised vector environments."""
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+
+from alfx.environments import process_vector_env
+from alfx.environments.environment_group import EnvironmentGroup
+from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError
+from alfx.environments.process_vector_env import ProcessVectorEnv
+from alfx.environments.seeding import environment_seeds
+from alfx.environments.suite_unittest_gym import ChainEnv, CountEnv, DictEnv, RaisingEnv
+from alfx.environments.vector_env import SerialVectorEnv
+
+BOTH = pytest.mark.parametrize('make', [SerialVectorEnv, partial(ProcessVectorEnv, envs_per_worker=2)],
+                               ids=['serial', 'processes'])
+
+
+def raising(where: str, after: int = 2, count: int = 3):
+    """Environments of which the second goes wrong."""
+    return [partial(RaisingEnv, where, after) if i == 1 else partial(CountEnv, 3) for i in range(count)]
+
+
+def steps(env, count):
+    """Truncations of ``count`` steps."""
+    return np.array([env.step(np.zeros(env.num_envs, int))[3] for _ in range(count)])
+
+
+class TestErrors:
+
+    @BOTH
+    @pytest.mark.parametrize('where', ['step', 'reset'])
+    def test_an_error_names_the_environment_and_carries_its_own_traceback(self, make, where):
+        env = make(raising(where, after=0 if where == 'reset' else 2))
+        with pytest.raises(EnvironmentStepError, match=f'boom in {where}') as caught:
+            env.reset(seed=0)
+            steps(env, 5)
+        error = caught.value
+        assert error.index == 1 and error.name == 'CountEnv' and error.during == f'{where}()'
+        assert 'suite_unittest_gym.py' in error.details and f"raise RuntimeError('boom in {where}')" in error.details
+        assert 'environment_group.py' not in error.details
+        assert 'max_restarts' in str(error)
+        env.close()
+
+    @BOTH
+    def test_an_error_in_a_constructor_is_reported_likewise(self, make):
+        with pytest.raises(EnvironmentStepError, match='boom in the constructor') as caught:
+            make([CountEnv, CountEnv, partial(RaisingEnv, 'init')])
+        assert caught.value.index == 2 and caught.value.during == 'its constructor'
+
+    @BOTH
+    def test_different_spaces_are_refused(self, make):
+        with pytest.raises(EnvironmentLoadError, match='environment 1 of .* has other spaces'):
+            make([partial(ChainEnv, 3), partial(ChainEnv, 4)])
+
+    def test_what_is_no_gymnasium_environment_is_refused(self):
+        with pytest.raises(EnvironmentLoadError, match='returned a dict, expected a gymnasium.Env'):
+            SerialVectorEnv([dict])
+
+    def test_an_observation_of_another_shape_than_its_space_is_an_error(self):
+        class Wrong(ChainEnv):
+
+            def _observe(self):
+                return np.zeros(1, np.float32)
+
+        env = SerialVectorEnv([Wrong])
+        with pytest.raises(EnvironmentStepError, match=r'reset\(\) returned shape \(1,\)'):
+            env.reset()
+
+    def test_a_process_that_is_killed_is_reported_with_how_it_ended(self):
+        env = ProcessVectorEnv(raising('kill'))
+        env.reset(seed=0)
+        with pytest.raises(EnvironmentStepError, match='killed by SIGKILL, often for want of memory') as caught:
+            steps(env, 5)
+        assert caught.value.index == 1
+        with pytest.raises(UnsupportedOperationError, match='have been closed'):
+            env.step(np.zeros(3, int))
+
+    def test_a_process_that_gives_no_answer_in_time_is_reported(self):
+        env = ProcessVectorEnv(raising('hang'), timeout=0.3)
+        env.reset(seed=0)
+        with pytest.raises(EnvironmentStepError, match=r'gave no answer within 0\.3 s'):
+            steps(env, 5)
+
+    def test_errors_travel_between_processes_whole(self):
+        error = EnvironmentStepError(3, 'Walker', 'step()', 'ValueError: x', 'traceback', 'hint')
+        copy = pickle.loads(pickle.dumps(error))
+        assert str(copy) == str(error) and copy.index == 3
+
+
+class TestRestarts:
+
+    @pytest.mark.parametrize('make, where', [
+        (SerialVectorEnv, 'step'), (partial(ProcessVectorEnv, envs_per_worker=2), 'step'),
+        (partial(ProcessVectorEnv, envs_per_worker=2), 'kill')])
+    def test_an_environment_that_fails_is_truncated_and_then_reset(self, make, where):
+        count = 3 if where == 'step' else 2
+        env = make(raising(where, count=count), max_restarts=1)
+        env.reset(seed=0)
+        env.step(np.zeros(count, int))
+        last_known, *_ = env.step(np.zeros(count, int))
+        observation, reward, terminated, truncated, _ = env.step(np.zeros(count, int))
+        np.testing.assert_array_equal(observation[1], last_known[1])
+        assert reward[1] == 0 and not terminated[1] and truncated[1]
+        assert env.restarts.tolist() == ([0, 1, 0] if where == 'step' else [1, 1])
+        observation, reward, _, truncated, _ = env.step(np.zeros(count, int))
+        assert observation[1, :3].tolist() == [1, 0, -1] and reward[1] == 0 and not truncated[1]
+        with pytest.raises(EnvironmentStepError, match='boom in step' if where == 'step' else 'SIGKILL'):
+            steps(env, 8)
+        env.close()
+
+    def test_a_killed_process_leaves_environments_that_were_to_be_reset_reset(self):
+        fns = [partial(RaisingEnv, 'kill', 4, length=4), partial(CountEnv, 3)]
+        env = ProcessVectorEnv(fns, envs_per_worker=2, max_restarts=1)
+        env.reset(seed=0)
+        steps(env, 3)
+        assert steps(env, 1)[0].tolist() == [False, True]
+        observation, _, _, truncated, _ = env.step(np.zeros(2, int))
+        assert truncated.tolist() == [True, False] and observation[1, 1] == 0
+        observation, _, _, truncated, _ = env.step(np.zeros(2, int))
+        assert not truncated.any() and observation[:, 1].tolist() == [0, 1]
+        env.close()
+
+    @BOTH
+    def test_an_environment_that_fails_in_reset_is_made_anew_and_reset(self, make):
+        env = make(raising('reset', after=1), max_restarts=2)
+        env.reset(seed=0)
+        truncated = steps(env, 12)
+        assert env.restarts[1] >= 1 and truncated[:, 1].any()
+        env.close()
+
+    @BOTH
+    def test_restarts_are_deterministic(self, make):
+        sequences = []
+        for _ in range(2):
+            env = make(raising('step'), max_restarts=3)
+            env.reset(seed=4)
+            sequences.append(np.array([env.step(np.zeros(3, int))[0] for _ in range(9)]))
+            env.close()
+        np.testing.assert_array_equal(*sequences)
+
+    def test_both_kinds_give_the_same_sequence_through_a_restart(self):
+        sequences = []
+        for make in (SerialVectorEnv, ProcessVectorEnv):
+            env = make(raising('step'), max_restarts=3)
+            env.reset(seed=[5, 6, 7])
+            sequences.append(np.array([env.step(np.zeros(3, int))[0] for _ in range(9)]))
+            env.close()
+        np.testing.assert_array_equal(*sequences)
+
+
+class TestSeeds:
+
+    def test_environment_i_has_the_same_seed_in_any_batch_and_another_than_its_neighbours(self):
+        few, many = environment_seeds(3, 2), environment_seeds(3, 50)
+        assert many[:2] == few and len(set(many)) == 50
+        assert not set(many) & set(environment_seeds(4, 50))
+        assert not set(many) & set(environment_seeds(3, 50, purpose=1))
+        assert all(0 <= seed < 2**31 for seed in many)
+        assert environment_seeds(None, 2) == [None, None]
+
+    @BOTH
+    def test_action_spaces_are_seeded_inside_and_outside(self, make):
+        class Sampling(CountEnv):
+
+            def step(self, action):
+                return super().step(self.action_space.sample())
+
+        drawn = []
+        for _ in range(2):
+            env = make([Sampling] * 2)
+            env.reset(seed=[1, 2])
+            drawn.append([env.step(np.zeros(2, int))[0][:, 2].tolist() for _ in range(8)]
+                         + [env.action_space.sample().tolist() for _ in range(4)])
+            env.close()
+        assert drawn[0] == drawn[1]
+        assert [row[0] for row in drawn[0][:8]] != [row[1] for row in drawn[0][:8]]
+
+    @BOTH
+    def test_a_wrong_number_of_seeds_and_a_wrong_mask_are_refused(self, make):
+        env = make([CountEnv] * 2)
+        with pytest.raises(ValueError, match='expected 2 seeds, found 3'):
+            env.reset(seed=[1, 2, 3])
+        with pytest.raises(ValueError, match=r"expected bool \(2,\), found int64 \(2,\)"):
+            env.reset(options={'reset_mask': np.array([0, 1])})
+        env.close()
+
+
+class TestProcesses:
+
+    def test_no_process_is_left_after_close(self):
+        env = ProcessVectorEnv([CountEnv] * 3, envs_per_worker=2)
+        pids = env.worker_pids
+        assert len(pids) == 2
+        env.reset()
+        env.close()
+        env.close()
+        assert not any(_runs(pid) for pid in pids)
+
+    def test_no_process_is_left_after_an_error_or_when_the_object_is_dropped(self):
+        env = ProcessVectorEnv(raising('step'))
+        dropped = ProcessVectorEnv([CountEnv])
+        pids = env.worker_pids + dropped.worker_pids
+        env.reset(seed=0)
+        with pytest.raises(EnvironmentStepError):
+            steps(env, 5)
+        del dropped
+        assert not any(_runs(pid) for pid in pids)
+
+    def test_no_process_is_left_when_a_constructor_fails_in_one_of_them(self):
+        before = set(multiprocessing.active_children())
+        with pytest.raises(EnvironmentStepError):
+            ProcessVectorEnv([CountEnv, partial(RaisingEnv, 'init')])
+        assert set(multiprocessing.active_children()) == before
+
+    def test_an_interrupted_step_must_be_followed_by_a_reset(self, monkeypatch):
+        monkeypatch.setattr(process_vector_env, 'GRACE_SECONDS', 0.3)
+        env = ProcessVectorEnv(raising('hang'))
+        env.reset(seed=0)
+        steps(env, 2)
+        signal.signal(signal.SIGALRM, _interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        pids = env.worker_pids
+        with pytest.raises(KeyboardInterrupt):
+            steps(env, 1)
+        assert env.get_states() is None
+        with pytest.raises(RuntimeError, match='interrupted'):
+            steps(env, 1)
+        env.close()
+        assert not any(_runs(pid) for pid in pids)
+
+    def test_environments_go_on_after_an_interrupted_step_and_a_reset(self):
+        env = ProcessVectorEnv([Slow] * 2)
+        env.reset(seed=0)
+        signal.signal(signal.SIGALRM, _interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            steps(env, 1)
+        observation, _ = env.reset(seed=0)
+        assert observation[:, 1].tolist() == [0, 0]
+        env.close()
+
+    def test_workers_end_when_the_parent_is_killed(self, repository):
+        program = textwrap.dedent('''
+            import os, signal
+            from alfx.environments.process_vector_env import ProcessVectorEnv
+            from alfx.environments.suite_unittest_gym import CountEnv
+            env = ProcessVectorEnv([CountEnv] * 2)
+            os.write(1, repr(env.worker_pids).encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+        ''')
+        out = subprocess.run([sys.executable, '-c', program], capture_output=True, cwd=repository, timeout=60,
+                             env={**os.environ, 'PYTHONPATH': repository})
+        pids = eval(out.stdout)
+        deadline = time.monotonic() + 10
+        while any(_runs(pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not any(_runs(pid) for pid in pids)
+
+    def test_spawned_processes_give_the_same_sequence(self):
+        sequences = []
+        for make in (SerialVectorEnv, partial(ProcessVectorEnv, context='spawn', envs_per_worker=2)):
+            env = make([DictEnv] * 2)
+            env.reset(seed=[1, 2])
+            env.action_space.seed(0)
+            sequences.append([env.step(env.action_space.sample())[0]['parts'][2] for _ in range(4)])
+            env.close()
+        np.testing.assert_array_equal(*sequences)
+
+    def test_methods_are_called_and_pictures_taken_in_the_workers(self):
+        env = ProcessVectorEnv([partial(ChainEnv, 3, render_mode='rgb_array')] * 3, envs_per_worker=2)
+        env.reset(seed=0)
+        assert env.render_first().shape == (1, 3, 3)
+        assert len(env.render()) == 3
+        assert env.call('render_mode') == ('rgb_array', ) * 3
+        with pytest.raises(EnvironmentStepError, match='no_such'):
+            env.call('no_such')
+
+
+class Slow(CountEnv):
+    """Takes half a second for a step."""
+
+    def step(self, action):
+        time.sleep(0.5)
+        return super().step(action)
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def _runs(pid):
+    """Whether there is such a process and it is no zombie that only waits for its parent."""
+    try:
+        with open(f'/proc/{pid}/stat') as file:
+            return file.read().rpartition(')')[2].split()[0] != 'Z'
+    except FileNotFoundError:
+        return False
+
+
+class TestInfos:
+
+    @BOTH
+    def test_only_the_wanted_infos_are_kept(self, make):
+        env = make([CountEnv] * 2)
+        assert 'step' in env.reset(seed=0)[1]
+        env.info_keys = ('nothing', )
+        assert 'step' not in env.step(np.zeros(2, int))[4]
+        env.info_keys = ()
+        assert env.step(np.zeros(2, int))[4] == {}
+        env.close()
+
+
+def test_environments_get_actions_of_the_kind_that_their_space_contains():
+    class Picky(DictEnv):
+
+        def step(self, action):
+            assert isinstance(action, dict) and isinstance(action['force'], tuple)
+            assert action['force'][0].flags.writeable
+            action['force'][0][:] = 100  # its own copy
+            return super().step({**action, 'force': (np.zeros(2), action['force'][1])})
+
+    env = SerialVectorEnv([Picky] * 2)
+    env.reset(seed=0)
+    env.step(env.action_space.sample())
+
+
+def test_a_group_that_has_no_restart_left_says_how_often_it_was_restarted():
+    group = EnvironmentGroup([partial(RaisingEnv, 'reset', 0)], max_restarts=2)
+    vector = SerialVectorEnv([CountEnv])
+    with pytest.raises(EnvironmentStepError, match='it was restarted 2 times'):
+        group.reset([0], [1], None, vector._buffers())
+
+
+def test_the_gymnasium_api_of_vector_environments_is_kept():
+    env = SerialVectorEnv([CountEnv] * 2)
+    assert isinstance(env, gymnasium.vector.VectorEnv)
+    observation, info = env.reset(seed=3)
+    assert env.observation_space.contains(observation.astype(np.float64)) and info['_step'].all()
+    observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
+    assert observation.shape == (2, 4) and reward.shape == terminated.shape == truncated.shape == (2, )
