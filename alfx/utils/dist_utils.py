@@ -291,7 +291,7 @@ def get_mode(dist: td.Distribution) -> Tensor:
     if isinstance(dist, td.MixtureSameFamily):
         components = get_mode(dist.component_distribution)
         return _pick_component(dist, components)
-    if isinstance(dist, td.Independent) and not isinstance(dist, DiagMultivariateCategorical):
+    if isinstance(dist, td.Independent) and not isinstance(dist, (DiagMultivariateCategorical, DiagMultivariateNormal)):
         return get_mode(dist.base_dist)
     if isinstance(dist, td.Bernoulli):
         return (dist.probs > 0.5).to(dist.probs.dtype)

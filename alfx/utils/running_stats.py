@@ -30,7 +30,11 @@ def batch_mean(tensor: Tensor, spec: TensorSpec) -> Tensor:
 
 
 def batch_moments(tensor: Tensor, spec: TensorSpec) -> tuple[Tensor, Tensor]:
-    """Mean and variance of ``tensor [..., *spec.shape]`` over its leading dimensions: ``[*spec.shape]`` each, no gradient."""
+    """Mean and variance of ``tensor [..., *spec.shape]`` over its leading dimensions.
+
+    Returns:
+        ``[*spec.shape]`` each, without gradient.
+    """
     tensor = _as_float(tensor)
     outer = tensor.dim() - spec.ndim
     if outer == 0:

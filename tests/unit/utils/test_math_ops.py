@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from alfx.gin_utils import configurable
-from alfx.utils import losses, math_ops
+from alfx.utils import dist_utils, losses, math_ops
 
 
 @configurable(module='tests.math_ops')
@@ -32,6 +32,24 @@ def test_step_functions_arrive_plain_from_a_conf():
         assert Holder().function is losses.element_wise_huber_loss
     with gin.config_scope('short'):
         assert Holder().function is losses.element_wise_squared_loss
+
+
+def test_a_conf_can_name_distributions_and_transforms():
+    gin.parse_config("""
+        Holder.function = @dist_utils.TruncatedCauchy
+        beta/Holder.function = @Beta
+        Beta.eps = 0.25
+        squash/Holder.function = @dist_utils.Softclip()
+        Softclip.low = -2.0
+        Softclip.high = 3.0
+    """)
+    assert Holder().function is dist_utils.TruncatedCauchy
+    with gin.config_scope('beta'):
+        one = torch.full((100, ), 0.1)
+        assert Holder().function(one, one).sample().min().item() == 0.25
+    with gin.config_scope('squash'):
+        transform = Holder().function
+    assert transform(torch.tensor(100.0)).item() == 3.0
 
 
 def test_clipped_exp_is_flat_outside_its_range():
