@@ -121,7 +121,8 @@ def main() -> None:
     from benchmark_peers import PEERS, WORKLOADS
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('workloads', nargs='*', metavar='workload', help=f'{", ".join(WORKLOADS)}; default: all of them')
+    parser.add_argument('workloads', nargs='*', metavar='workload',
+                        help=f'{", ".join(WORKLOADS)}; default: all of them')
     parser.add_argument('--peers', nargs='+', choices=list(PEERS), default=['alfx', 'sb3', 'bare', 'sbx'],
                         help='the first is the one that the others are compared with')
     parser.add_argument('--rounds', type=int, default=3)

@@ -1,0 +1,256 @@
+"""Trains shipped confs for several seeds, evaluates each, and writes docs/results.md.
+
+    python tools/results.py --conf ppo_cart_pole --seeds 5 --jobs 2
+    python tools/results.py --conf ppo_cart_pole ppo_pendulum --seeds 3
+    python tools/results.py --table          # only write the table again from docs/results.json
+
+A run that was interrupted goes on when the same command is given again, and one whose result is stored is not
+repeated, unless its conf has changed since. Raw numbers are kept in docs/results.json; run folders and logs are in
+runs/results.
+"""
+import argparse
+import concurrent.futures
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alfx import gin_utils
+from alfx.trainers.run_files import read_table
+from alfx.utils.confidence import confidence_interval
+
+ROOT = Path(__file__).resolve().parent.parent
+_EXPECTED = re.compile(r'^#\s*expected\s+evaluation return\s+(-?[\d,.]*\d)(?:\s*\+-\s*([\d,.]*\d))?', re.MULTILINE)
+_SHOWN_VERSIONS = ('alfx', 'torch', 'gymnasium')
+_HEAD = """# Results
+
+What the shipped confs reach. Each row is the greedy policy at the end of training, evaluated over 20 episodes or more
+for each seed. The mean is over seeds, and so is its 95% interval (Student's t); *lowest* is the worst seed. *Required*
+is the lower end of what the head of the conf states. *Wall time* is the median training time of a run, and how many
+runs shared the cores of the machine meanwhile.
+
+A row is made, or made again, by `python tools/results.py --conf NAME --seeds N`; the numbers behind it are in
+[results.json](results.json).
+
+| conf | environment | steps | seeds | wall time | mean | 95% interval | lowest | required | verdict | date | versions |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- | --- |
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A conf to be run.
+
+    Attributes:
+        name: of the conf, without folder and `.gin`.
+        conf: as the command line gives it.
+        env_name: its environment.
+        required: the least mean return that counts as reached; None if the head of the conf states none.
+        fingerprint: changes with the bindings of the conf.
+    """
+
+    name: str
+    conf: str
+    env_name: str
+    required: float | None
+    fingerprint: str
+
+
+def required_return(conf_text: str) -> float | None:
+    """The lower end of the evaluation return that the head of a conf states, or None."""
+    found = _EXPECTED.search(conf_text)
+    if found is None:
+        return None
+    expected, margin = (float((text or '0').replace(',', '')) for text in found.groups())
+    return expected - margin
+
+
+def read_task(conf: str) -> Task:
+    """Loads and checks a conf.
+
+    Raises:
+        ConfError: it is wrong, or there is none of this name.
+    """
+    loaded = gin_utils.load(conf)
+    bindings = {str(binding).split(' = ', 1)[0]: str(binding) for binding in loaded.bindings}
+    text = bindings.get('create_environment.env_name', ' = ?').split(' = ', 1)[1].strip("'\"")
+    fingerprint = hashlib.sha256('\n'.join(sorted(bindings.values())).encode()).hexdigest()[:8]
+    return Task(Path(loaded.conf_file).stem, conf, text, required_return(Path(loaded.conf_file).read_text()),
+                fingerprint)
+
+
+def _run(arguments: list[str], log: Path, threads: int) -> str:
+    """Runs a program of alfx; returns its standard output.
+
+    Raises:
+        RuntimeError: it failed; its last lines are quoted.
+    """
+    environment = {**os.environ, 'OMP_NUM_THREADS': str(threads),
+                   'PYTHONPATH': os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))}
+    with log.open('a') as file:
+        done = subprocess.run([sys.executable, '-m', *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=file, text=True, env=environment, check=False)
+        file.write(done.stdout)
+    if done.returncode:
+        tail = '\n'.join(log.read_text().splitlines()[-8:])
+        raise RuntimeError(f'{" ".join(arguments)} ended with code {done.returncode}:\n{tail}')
+    return done.stdout
+
+
+def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs: int) -> dict[str, Any]:
+    """One run from its start, or from where it was interrupted, to its evaluation.
+
+    Args:
+        task: what to run.
+        seed: of the run.
+        folder: its run folder is made in here.
+        episodes: of the evaluation.
+        jobs: how many such runs share the cores; the threads of torch are divided accordingly.
+
+    Returns:
+        what is stored of it.
+
+    Raises:
+        RuntimeError: training or evaluation failed.
+    """
+    root_dir = folder / f'{task.name}-{task.fingerprint}' / f'seed-{seed}'
+    root_dir.parent.mkdir(parents=True, exist_ok=True)
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    log = root_dir.parent / f'seed-{seed}.log'
+    _run(['alfx.bin.train', '--conf', task.conf, '--root_dir', str(root_dir), '--conf_param',
+          f'TrainerConfig.random_seed={seed}'], log, threads)
+    text = _run(['alfx.bin.evaluate', '--root_dir', str(root_dir), '--mode', 'greedy', '--num_episodes',
+                 str(episodes), '--json', '-'], log, threads)
+    last = read_table(str(root_dir / 'progress.csv'))[-1]
+    versions = json.loads((root_dir / 'conf' / 'versions.json').read_text())
+    return {'returns': json.loads(text)['greedy']['returns'], 'env_steps': int(float(last['env_steps'])),
+            'seconds': float(last['seconds']), 'jobs': jobs, 'cores': os.cpu_count(),
+            'date': datetime.date.today().isoformat(), 'versions': versions}
+
+
+def row_of(name: str, entry: dict[str, Any]) -> list[str]:
+    """The cells of one conf in the table.
+
+    Args:
+        name: of the conf.
+        entry: what is stored of it.
+    """
+    runs = list(entry['runs'].values())
+    means = np.array([np.asarray(run['returns']).reshape(len(run['returns']), -1).sum(1).mean() for run in runs])
+    half_width = float(confidence_interval(means))
+    latest = max(runs, key=lambda run: run['date'])
+    required = entry['required']
+    verdict = '' if required is None else 'reached' if means.mean() >= required else 'missed'
+    return [f'`{name}`', entry['env_name'], f"{int(np.median([run['env_steps'] for run in runs])):,}", str(len(runs)),
+            f"{format_minutes(float(np.median([run['seconds'] for run in runs])))}, {latest['jobs']} on "
+            f"{latest['cores']} cores", f'{means.mean():,.5g}',
+            '' if np.isnan(half_width) else f'{means.mean() - half_width:,.5g} to {means.mean() + half_width:,.5g}',
+            f'{means.min():,.5g}', '' if required is None else f'{required:,.5g}', verdict, latest['date'],
+            ', '.join(f"{key} {latest['versions'][key]}" for key in _SHOWN_VERSIONS if latest['versions'].get(key))]
+
+
+def format_minutes(seconds: float) -> str:
+    """`45 s`, `12 min` or `3.5 h`."""
+    if seconds < 100:
+        return f'{seconds:.0f} s'
+    return f'{seconds / 60:.0f} min' if seconds < 100 * 60 else f'{seconds / 3600:.1f} h'
+
+
+def write_table(stored: dict[str, Any], path: Path) -> None:
+    """Writes docs/results.md from what is stored."""
+    rows = ['| ' + ' | '.join(row_of(name, stored[name])) + ' |' for name in sorted(stored) if stored[name]['runs']]
+    path.write_text(_HEAD + '\n'.join(rows) + ('\n' if rows else ''))
+
+
+class Store:
+    """docs/results.json and the table made of it; may be used by several threads.
+
+    Args:
+        path: of the JSON file; the table is beside it.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._lock = threading.Lock()
+        self.confs: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    def is_done(self, task: Task, seed: int) -> bool:
+        """Whether the result of this seed, under the conf as it is now, is stored."""
+        entry = self.confs.get(task.name, {})
+        return entry.get('fingerprint') == task.fingerprint and str(seed) in entry['runs']
+
+    def add(self, task: Task, seed: int, result: dict[str, Any]) -> None:
+        """Stores a result; those of an earlier version of the conf are dropped."""
+        with self._lock:
+            entry = self.confs.get(task.name, {})
+            if entry.get('fingerprint') != task.fingerprint:
+                entry = {'fingerprint': task.fingerprint, 'runs': {}}
+            runs = {**entry['runs'], str(seed): result}
+            self.confs[task.name] = {**entry, 'env_name': task.env_name, 'required': task.required,
+                                     'runs': dict(sorted(runs.items(), key=lambda item: int(item[0])))}
+            self.write()
+
+    def write(self) -> None:
+        """Writes both files."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(dict(sorted(self.confs.items())), indent=1) + '\n')
+        write_table(self.confs, self._path.with_suffix('.md'))
+
+
+def run_all(tasks: list[Task], seeds: int, store: Store, folder: Path, episodes: int, jobs: int) -> int:
+    """Runs what is not stored yet; returns how many runs failed."""
+    todo = [(task, seed) for task in tasks for seed in range(seeds) if not store.is_done(task, seed)]
+    print(f'{len(todo)} runs to do, {len(tasks) * seeds - len(todo)} stored already; logs are in {folder}', flush=True)
+    failed = 0
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(train_and_evaluate, task, seed, folder, episodes, jobs): (task, seed)
+                   for task, seed in todo}
+        for i, future in enumerate(concurrent.futures.as_completed(futures), 1):
+            task, seed = futures[future]
+            if isinstance(error := future.exception(), RuntimeError):
+                failed += 1
+                print(f'[{i}/{len(todo)}] {task.name} seed {seed} failed: {error}', flush=True)
+                continue
+            result = future.result()
+            store.add(task, seed, result)
+            print(f"[{i}/{len(todo)}] {task.name} seed {seed}: return {np.mean(result['returns']):.5g}, "
+                  f"{format_minutes(result['seconds'])}", flush=True)
+    return failed
+
+
+def main() -> int:
+    """Does what the command line asks for; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--conf', nargs='+', default=[], help='names of shipped confs, or paths')
+    parser.add_argument('--seeds', type=int, default=5, help='run seeds 0 to N - 1')
+    parser.add_argument('--jobs', type=int, default=1, help='runs at a time')
+    parser.add_argument('--episodes', type=int, default=20, help='episodes of each evaluation')
+    parser.add_argument('--folder', type=Path, default=ROOT / 'runs' / 'results', help='where run folders go')
+    parser.add_argument('--json', type=Path, default=ROOT / 'docs' / 'results.json', help='the stored numbers')
+    parser.add_argument('--table', action='store_true', help='only write the table again')
+    args = parser.parse_args()
+    store = Store(args.json)
+    if args.table:
+        store.write()
+        return 0
+    if not args.conf:
+        parser.error('no conf is given; name one or several: --conf ppo_cart_pole')
+    try:
+        tasks = [read_task(conf) for conf in args.conf]
+    except gin_utils.ConfError as error:
+        print(f'ConfError: {error}', file=sys.stderr)
+        return 2
+    return int(run_all(tasks, args.seeds, store, args.folder, args.episodes, args.jobs) > 0)
+
+
+if __name__ == '__main__':
+    sys.exit(main())
