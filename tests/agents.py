@@ -12,7 +12,7 @@ from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.ppo_loss import PPOLoss
 from alfx.environments.suite_unittest import (ActionType, MixedPolicyUnittestEnv, PolicyUnittestEnv,
                                               RNNPolicyUnittestEnv)
-from alfx.layers import Cast, OneHot
+from alfx.layers import Cast, OneHot, Scale, Sequential
 from alfx.nest.utils import NestConcat
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork, ActorDistributionRNNNetwork
 from alfx.networks.value_networks import ValueNetwork, ValueRNNNetwork
@@ -32,8 +32,8 @@ ALGORITHMS = {
 }
 
 
-def make_agent(algorithm, environment, batch_size=4, unroll_length=6, seed=0, data_transformer=None, learning_rate=1e-2,
-               **agent_args):
+def make_agent(algorithm, environment, batch_size=4, unroll_length=6, seed=0, data_transformer=None,
+               learning_rate=1e-2, mini_batch_size=8, **agent_args):
     """An agent in an environment, ready to train."""
     torch.manual_seed(seed)
     context.reset()
@@ -41,14 +41,14 @@ def make_agent(algorithm, environment, batch_size=4, unroll_length=6, seed=0, da
     env.seed(seed)
     env.reset()
     recurrent = environment == 'recurrent'
-    config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=unroll_length, mini_batch_size=8,
+    config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=unroll_length, mini_batch_size=mini_batch_size,
                            mini_batch_length=2 if recurrent else 1, num_updates_per_train_iter=2,
                            use_rollout_state=recurrent)
     if data_transformer is not None:
         config.data_transformer = data_transformer(env)
     encoder = dict(fc_layer_params=(16, ))
     if isinstance(env.observation_spec(), (dict, tuple, list)):
-        encoder['input_preprocessors'] = {'signal': None, 'noise': (Cast(), OneHot(5))}
+        encoder['input_preprocessors'] = {'signal': None, 'noise': (Sequential(Cast(), Scale(1 / 255)), OneHot(5))}
         encoder['preprocessing_combiner'] = NestConcat()
     actor, value = ((ActorDistributionRNNNetwork, ValueRNNNetwork) if recurrent else
                     (ActorDistributionNetwork, ValueNetwork))
