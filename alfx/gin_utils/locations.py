@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Optional
 
+import gin
+
 from .errors import ConfError, Problem, plain_text
 
 __all__ = [
@@ -87,13 +89,18 @@ def bindings_in_effect(selector: str, scope: Sequence[str] = ()) -> dict[str, Bi
     return found
 
 
-def location_of(owner: str, name: str, scope: Sequence[str] = ()) -> Optional[Binding]:
-    """The binding of argument ``name`` of the configurable whose selector ends in ``owner``, or None."""
-    for binding in reversed(_bindings.values()):
-        ends = binding.selector == owner or binding.selector.endswith('.' + owner)
-        if ends and binding.name == name and (not binding.scope or binding.scope.split('/') == list(scope)):
-            return binding
-    return None
+def location_of(owner: str, name: str) -> Optional[Binding]:
+    """The binding in effect of argument ``name`` of the configurable whose selector ends in ``owner``, or None.
+
+    The scopes that are active now count, so it is to be called while the constructor runs.
+    """
+    active, found, depth = gin.current_scope(), None, -1
+    for binding in _bindings.values():
+        scope = binding.scope.split('/') if binding.scope else []
+        is_it = binding.name == name and f'.{binding.selector}'.endswith(f'.{owner}')
+        if is_it and active[:len(scope)] == scope and len(scope) > depth:
+            found, depth = binding, len(scope)
+    return found if found is not None and _is_bound(found) else None
 
 
 def line(binding: Binding) -> str:
@@ -123,7 +130,7 @@ def explain(error: Exception, selector: str, scope: Sequence[str]) -> None:
     """
     if isinstance(error, ConfError):
         return
-    in_effect = bindings_in_effect(selector, scope)
+    in_effect = {n: b for n, b in bindings_in_effect(selector, scope).items() if _is_bound(b)}
     text, owner = plain_text(error), selector.rsplit('.', 1)[-1]
     innermost = not is_explained(error)
     for name, binding in in_effect.items() if isinstance(error, (TypeError, ValueError)) else ():
@@ -135,3 +142,13 @@ def explain(error: Exception, selector: str, scope: Sequence[str]) -> None:
         setattr(error, _EXPLAINED, True)
         lines = '\n'.join(f'  {binding.location}: {binding}' for binding in in_effect.values())
         error.add_note(f'{owner} was made with these bindings of the conf:\n{lines}')
+
+
+def _is_bound(binding: Binding) -> bool:
+    """Whether gin still has the binding: others may have cleared it without telling this module."""
+    try:
+        gin.query_parameter(f'{binding.scope}/{binding.selector}.{binding.name}' if binding.scope
+                            else f'{binding.selector}.{binding.name}')
+    except ValueError:
+        return False
+    return True

@@ -329,6 +329,14 @@ def test_a_value_out_of_range_points_at_its_line(conf):
     assert str(caught.value) == 'car.gin:2: Engine.power must be a number > 0, found int -1'
 
 
+def test_a_value_out_of_range_in_a_scope_points_at_its_line(conf):
+    gin_utils.load(conf('Engine.power = 1.0\nCar.engine = @big/Engine()\nbig/Engine.power = -2.0\n'
+                        'huge/Engine.power = -3.0\nCar.paint = @huge/Engine'))
+    with pytest.raises(ConfError) as caught:
+        Car()
+    assert str(caught.value) == 'car.gin:3: Engine.power must be a number > 0, found float -2.0'
+
+
 def test_an_error_that_names_an_argument_points_at_its_line(conf):
     gin_utils.load(conf('Car.engine = @Engine()\nCar.seats = 12'))
     with pytest.raises(ConfError) as caught:
@@ -360,6 +368,15 @@ def test_other_errors_keep_their_type_and_list_the_bindings_in_a_note(conf):
     assert not isinstance(caught.value, ConfError)
     assert any('car.gin:1: exploding.depth = 3' in note for note in caught.value.__notes__)
     assert gin_utils.plain_text(caught.value) == 'boom'
+
+
+def test_no_error_is_blamed_on_a_conf_that_gin_no_longer_has(conf):
+    gin_utils.load(conf('Car.engine = 1\nCar.seats = 12'))
+    gin.clear_config()
+    with pytest.raises(ValueError, match='^too many seats'):
+        Car(engine=1, seats=12)
+    with pytest.raises(ConfError, match='^Engine.power must be'):
+        Engine(power=-1)
 
 
 # Unused bindings --------------------------------------------------------------------------------------------------
