@@ -78,7 +78,8 @@ def _print_end(trainer: Any, root_dir: str) -> None:
     folder = shlex.quote(root_dir)
     commands = [('longer', f'train --root_dir {folder} --conf_param {trainer.longer()}')]
     if trainer.current_env_steps():
-        commands = [('play', f'play --root_dir {folder}'), ('video', f'play --root_dir {folder} --record_file play.mp4'),
+        play = f'play --root_dir {folder}'
+        commands = [('play', play), ('video', f'{play} --record_file play.mp4'),
                     ('evaluate', f'evaluate --root_dir {folder}'), ('plot', f'plot {folder}'), *commands]
     for name, command in commands:
         print(f'  {name + ":":12}python -m alfx.bin.{command}')

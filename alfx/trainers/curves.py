@@ -76,7 +76,8 @@ def _read_events(folder: str) -> Curve | None:
     events = EventAccumulator(folder, size_guidance={'scalars': 0}).Reload()
     if _EVENT_TAG not in events.Tags()['scalars']:
         return None
-    return _sorted_curve(np.array([(event.step, event.value) for event in events.Scalars(_EVENT_TAG)], dtype=np.float64))
+    points = [(float(event.step), event.value) for event in events.Scalars(_EVENT_TAG)]
+    return _sorted_curve(np.array(points))
 
 
 def _sorted_curve(points: np.ndarray) -> Curve:

@@ -48,8 +48,8 @@ def play(root_dir: str, env: Any, algorithm: Any, checkpoint_step: int | str = '
     Args:
         root_dir: the run folder.
         env: one environment (a batch of 1).
-        algorithm: made by the conf of that run. What its ``predict_step`` returns as pictures (``summary.render.Image``)
-            somewhere in its info is shown beside the environment.
+        algorithm: made by the conf of that run. The pictures (``summary.render.Image``) that its ``predict_step``
+            returns somewhere in its info are shown beside the environment in a video.
         checkpoint_step: which checkpoint.
         num_episodes: how many.
         sleep_time_per_step: seconds to wait after each step that is shown in a window.

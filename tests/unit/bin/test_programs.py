@@ -1,0 +1,86 @@
+"""The programs as a user runs them: train, go on, evaluate, play, plot."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from alfx.bin import flags
+from alfx.trainers import run_files
+from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
+
+CONF = '''
+include 'ppo_cart_pole.gin'
+create_environment.num_parallel_environments = 2
+TrainerConfig.num_env_steps = 1500
+TrainerConfig.mini_batch_size = 64
+TrainerConfig.num_updates_per_train_iter = 2
+TrainerConfig.random_seed = 1
+TrainerConfig.evaluate = True
+TrainerConfig.num_evals = 2
+TrainerConfig.num_eval_episodes = 2
+TrainerConfig.async_eval = False
+TrainerConfig.summary_interval = 5
+'''
+
+
+def program(name: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess:
+    result = subprocess.run([sys.executable, '-m', f'alfx.bin.{name}', *arguments], capture_output=True, text=True,
+                            timeout=120)
+    assert result.returncode == code, result.stdout + result.stderr
+    return result
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory, request) -> tuple[str, str]:
+    """A run folder, and what the program said."""
+    folder = tmp_path_factory.mktemp('program')
+    confs = os.path.join(str(request.config.rootpath), 'alfx', 'examples', 'confs')
+    (folder / 'short.gin').write_text(CONF.replace("'ppo_cart_pole", f"'{confs}/ppo_cart_pole"))
+    root_dir = str(folder / 'run')
+    return root_dir, program('train', '--conf', str(folder / 'short.gin'), '--root_dir', root_dir).stdout
+
+
+def test_training_leaves_a_run_folder_and_says_what_to_do_next(run):
+    root_dir, said = run
+    for path in ('conf/operative.gin', 'conf/short.gin', 'conf/versions.json', 'progress.csv', 'eval/progress.csv',
+                 'train.log'):
+        assert os.path.isfile(os.path.join(root_dir, path)), path
+    assert len(Checkpointer(run_files.checkpoint_dir(root_dir)).steps()) == 5
+    assert 'evaluation return' in said
+    for command in (f'play --root_dir {root_dir}', f'evaluate --root_dir {root_dir}', f'plot {root_dir}',
+                    f'tensorboard --logdir {root_dir}', 'TrainerConfig.num_env_steps=3000'):
+        assert command in said
+
+
+def test_evaluation_reports_both_ways_of_acting_as_json(run):
+    root_dir, _ = run
+    said = program('evaluate', '--root_dir', root_dir, '--num_episodes', '5', '--num_environments', '2', '--json', '-')
+    result = json.loads(said.stdout)
+    assert result['checkpoint_step'] == Checkpointer(run_files.checkpoint_dir(root_dir)).steps()[-1]
+    for mode in ('greedy', 'sampled'):
+        assert len(result[mode]['returns']) == result[mode]['episodes'] == 5
+        assert result[mode]['average_return'] == sum(result[mode]['returns']) / 5
+        assert result[mode]['ci95_return'] > 0
+
+
+def test_a_checkpoint_is_played_into_a_video(run, tmp_path):
+    root_dir, _ = run
+    first = Checkpointer(run_files.checkpoint_dir(root_dir)).steps()[0]
+    said = program('play', '--root_dir', root_dir, '--record_file', str(tmp_path / 'play.gif'), '--num_episodes', '1',
+                   '--checkpoint_step', str(first), '--random_seed', '3').stdout
+    assert 'episode 1: return' in said
+    assert (tmp_path / 'play.gif').read_bytes().startswith(b'GIF')
+
+
+def test_curves_are_drawn(run, tmp_path):
+    root_dir, _ = run
+    said = program('plot', root_dir, '--output', str(tmp_path / 'curves.png')).stdout
+    assert 'average_return in training: short' in said and 'average_return in evaluation: short' in said
+    assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_a_checkpoint_that_cannot_be_used_is_a_message_without_a_traceback():
+    assert flags._exit_code(CheckpointError('damaged')) == 1

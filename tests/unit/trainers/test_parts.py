@@ -1,0 +1,174 @@
+"""Tests of the parts of a trainer: generators, threads and precision, progress display, curves."""
+
+import io
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from trainer_fakes import make_config
+
+from alfx.gin_utils import ConfError
+from alfx.trainers import cpu_tuning, curves, progress_display, random_state
+from alfx.trainers.progress_display import ProgressDisplay, format_seconds
+from alfx.trainers.run_files import ProgressLog
+from alfx.trainers.run_summary import parameter_table
+
+
+def draw() -> list[float]:
+    return [random.random(), random.gauss(0, 1), float(np.random.rand()), float(np.random.randn()),  # noqa: NPY002
+            float(torch.rand(())), float(torch.randn(()))]
+
+
+def test_all_generators_are_seeded_saved_and_restored():
+    random_state.set_random_seed(5)
+    first = draw()
+    state = random_state.capture()
+    second = draw()
+    random_state.restore(state)
+    assert draw() == second
+    random_state.set_random_seed(5)
+    assert draw() == first
+    with random_state.preserved():
+        draw()
+    assert draw() == second
+
+
+def test_the_state_of_the_generators_can_be_read_without_executing_code():
+    buffer = io.BytesIO()
+    torch.save(random_state.capture(), buffer)
+    expected = draw()
+    buffer.seek(0)
+    random_state.restore(torch.load(buffer, weights_only=True))
+    assert draw() == expected
+
+
+def test_a_seed_is_drawn_if_none_is_given():
+    assert random_state.set_random_seed(None) != random_state.set_random_seed(None)
+
+
+@pytest.fixture
+def torch_settings():
+    """Puts threads and precision back."""
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+
+
+def choose(tmp_path, *layers, batch_size, **values):
+    config = make_config(tmp_path, **{**dict(num_threads=None, float32_matmul_precision=None), **values})
+    return cpu_tuning.choose(nn.Sequential(*layers), config, batch_size)
+
+
+def test_small_networks_get_one_thread_and_are_not_timed(tmp_path, torch_settings, monkeypatch):
+    monkeypatch.setattr(cpu_tuning, '_try', None)
+    torch.set_num_threads(2)
+    assert choose(tmp_path, nn.Linear(4, 64), nn.Linear(64, 64), batch_size=256) == (1, 'highest')
+    assert torch.get_num_threads() == 1
+
+
+def test_large_networks_get_all_threads(tmp_path, torch_settings):
+    torch.set_num_threads(2)
+    assert choose(tmp_path, nn.Linear(512, 512), batch_size=256).num_threads == 2
+    assert choose(tmp_path, nn.Conv2d(3, 8, 3), batch_size=4).num_threads == 2
+
+
+@pytest.mark.parametrize('seconds, error, expected', [(0.5, 1.0, 'medium'), (0.95, 1.0, 'highest'),
+                                                      (0.5, 100.0, 'highest')])
+def test_precision_is_that_which_is_faster_and_no_less_precise(tmp_path, torch_settings, monkeypatch, seconds, error,
+                                                               expected):
+    monkeypatch.setattr(cpu_tuning, '_try', lambda *_: {'highest': (1.0, 1.0), 'medium': (seconds, error)})
+    assert choose(tmp_path, nn.Linear(256, 256), batch_size=256).float32_matmul_precision == expected
+    assert torch.get_float32_matmul_precision() == expected
+
+
+def test_the_trial_measures_and_leaves_the_precision_as_it_was():
+    before = torch.get_float32_matmul_precision()
+    outcome = cpu_tuning._try(256, 256, 256)
+    assert torch.get_float32_matmul_precision() == before
+    assert all(seconds > 0 for seconds, _ in outcome.values())
+    assert 0 < outcome['highest'][1] < 1e-4  # of sums of 256 products of standard normal numbers
+
+
+def test_the_conf_decides_if_it_wants_to(tmp_path, torch_settings):
+    tuning = choose(tmp_path, nn.Linear(4, 4), batch_size=1, num_threads=2, float32_matmul_precision='high')
+    assert tuning == (2, 'high')
+
+
+def test_progress_is_shown_in_lines_where_there_is_no_terminal(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress_display.time, 'monotonic', lambda: now[0])
+    stream = io.StringIO()
+    display = ProgressDisplay(stream)
+    assert not display.is_due()
+    display.show(0.1, 1000, {'return': '12'})
+    now[0] += 20.0
+    assert display.is_due()
+    display.show(0.3, 5000, {'return': '34'})
+    # 4000 steps in 20 seconds; the last 70% at 1% a second
+    assert stream.getvalue().splitlines()[1] == ' 30.0%  return 34  steps/s 200  time left 1:10'
+    assert not display.is_due()
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_progress_is_a_bar_on_a_terminal():
+    stream = Terminal()
+    display = ProgressDisplay(stream)
+    display.show(0.5, 10, {'return': '12'})
+    display.message('evaluation')
+    display.close()
+    assert ' 50%|' in stream.getvalue() and 'return 12' in stream.getvalue() and 'evaluation' in stream.getvalue()
+
+
+def test_seconds_in_words():
+    assert [format_seconds(s) for s in (5, 65.4, 3725)] == ['0:05', '1:05', '1:02:05']
+
+
+def test_parameters_are_counted_by_part():
+    network = nn.ModuleDict({'actor': nn.Linear(3, 4), 'critic': nn.Linear(3, 1)})
+    assert '| actor | 16 |' in parameter_table(network) and '**20**' in parameter_table(network)
+
+
+def make_run(folder, conf, values):
+    log = ProgressLog(str(folder / 'progress.csv'), ('env_steps', 'average_return'))
+    for step, value in values:
+        log.append({'env_steps': step, 'average_return': value})
+    (folder / 'conf').mkdir()
+    (folder / 'conf' / 'config.gin').write_text(conf)
+    (folder / 'conf' / 'command_line.txt').write_text(f'train.py --conf some/{conf[:1]}.gin\n')
+    return str(folder)
+
+
+def test_runs_that_differ_only_in_their_seed_are_one_group(tmp_path):
+    folders = [make_run(tmp_path / str(i), conf, [(0, 1)]) for i, conf in enumerate(
+        ('a = 1\nTrainerConfig.random_seed = 1\n', 'a = 1\nTrainerConfig.random_seed = 2\n', 'a = 2\n', 'b = 1\n'))]
+    assert curves.group_runs(folders) == {'a': folders[:2], 'a (2)': folders[2:3], 'b': folders[3:]}
+
+
+def test_curves_are_averaged_over_the_range_that_all_cover(tmp_path):
+    first = make_run(tmp_path / '1', 'a', [(0, 0), (100, 100)])
+    second = make_run(tmp_path / '2', 'a', [(50, 0), (150, 0)])
+    band = curves.average([curves.read_curve(d, 'env_steps', 'average_return', False) for d in (first, second)])
+    assert (band.x[0], band.x[-1], band.num_runs) == (50, 100, 2)
+    assert (band.mean[0], band.mean[-1]) == (25, 50)
+    # two values at distance 100: deviation 70.71, t(.975, 1) = 12.7062
+    assert band.margin[-1] == pytest.approx(12.7062 * 70.7107 / 2**0.5, rel=1e-4)
+
+
+def test_smoothing_averages_over_the_last_points():
+    band = curves.average([curves.Curve(np.arange(4.0), np.array([0.0, 2.0, 4.0, 8.0]))], smoothing=2)
+    assert band.mean.tolist() == [0.0, 1.0, 3.0, 6.0]
+
+
+def test_an_unknown_column_is_an_error_that_names_the_others(tmp_path):
+    folder = make_run(tmp_path / '1', 'a', [(0, 0)])
+    with pytest.raises(ConfError, match="no column 'reward'\n.*env_steps, average_return"):
+        curves.read_curve(folder, 'env_steps', 'reward', False)

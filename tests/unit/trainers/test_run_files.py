@@ -1,0 +1,70 @@
+"""Tests of progress tables, event files that are cut, and the record of the start."""
+
+import csv
+
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from alfx import context, summary
+from alfx.trainers.run_files import ProgressLog, StartRecord, cut_event_files, read_table
+
+
+def rows(path):
+    with open(path, newline='') as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_new_column_is_added_to_the_rows_before_it(tmp_path):
+    path = str(tmp_path / 'a' / 'progress.csv')
+    log = ProgressLog(path, ('counter', 'loss'))
+    log.append({'counter': 1, 'loss': 0.5})
+    log.append({'counter': 2, 'loss': 0.25, 'entropy': 1.0})
+    assert rows(path) == [{'counter': '1', 'loss': '0.5', 'entropy': ''},
+                          {'counter': '2', 'loss': '0.25', 'entropy': '1'}]
+
+
+def test_a_table_is_cut_and_gone_on_with(tmp_path):
+    path = str(tmp_path / 'progress.csv')
+    log = ProgressLog(path, ('counter', ))
+    for counter in range(5):
+        log.append({'counter': counter, 'extra': 2 * counter})
+    with open(path, 'a') as file:
+        file.write('7')  # a row that was being written
+    log = ProgressLog(path, ('counter', ))
+    log.cut('counter', 2)
+    log.append({'counter': 3, 'extra': 60})
+    assert [(r['counter'], r['extra']) for r in read_table(path)] == [('0', '0'), ('1', '2'), ('2', '4'), ('3', '60')]
+
+
+def test_numbers_keep_nine_digits(tmp_path):
+    path = str(tmp_path / 'progress.csv')
+    ProgressLog(path, ('x', )).append({'x': 123456.789})
+    assert read_table(path) == [{'x': '123456.789'}]
+
+
+def events(folder):
+    return [(value.tag, event.step) for path in sorted(folder.glob('*tfevents*'))
+            for event in EventFileLoader(str(path)).Load() for value in event.summary.value]
+
+
+def test_event_files_are_cut_by_time(tmp_path):
+    writer = summary.create_summary_writer(str(tmp_path))
+    with summary.push_summary_writer(writer), context.record_if(True):
+        for step in range(6):
+            summary.scalar('a', step, step=100 * step, walltime=1000.0 + step)
+    writer.close()
+    path, = tmp_path.glob('*tfevents*')
+    with open(path, 'ab') as file:
+        file.write(b'half a record')
+    cut_event_files(str(tmp_path), 1002.5)
+    assert events(tmp_path) == [('a', 0), ('a', 100), ('a', 200)]
+    cut_event_files(str(tmp_path), 0.0)
+    assert list(tmp_path.iterdir()) == []
+    cut_event_files(str(tmp_path / 'nothing'), 0.0)
+
+
+def test_what_was_decided_at_the_start_is_kept(tmp_path):
+    record = StartRecord(str(tmp_path))
+    assert record.read() == {}
+    record.write(random_seed=3)
+    record.write(tuning=[1, 'highest'])
+    assert StartRecord(str(tmp_path)).read() == {'random_seed': 3, 'tuning': [1, 'highest']}
