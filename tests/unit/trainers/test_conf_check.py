@@ -1,0 +1,76 @@
+"""What ``bin.check`` says of a conf, in parts."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from alfx.algorithms.config import TrainerConfig
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+from alfx.trainers import conf_check
+
+
+class Holder(nn.Module):
+    """Has a trained part, a target copy of it, and the trained part once more under another name."""
+
+    def __init__(self, *optimizers):
+        super().__init__()
+        self.online = nn.Linear(3, 2)
+        self.target = nn.Linear(3, 2, bias=False)
+        self.alias = self.online
+        self._optimizers = [optimizer(self.online.parameters()) for optimizer in optimizers]
+
+    def optimizers(self, include_ignored_attributes):
+        return self._optimizers
+
+
+def test_each_parameter_is_listed_with_its_optimizer():
+    lines = conf_check.parameter_lines(Holder(torch.optim.SGD))
+    assert lines == [
+        'parameters: 14, of which 8 are trained',
+        'Holder, 14 parameters',
+        '  online: Linear, 8 parameters',
+        '    weight [2, 3] <- SGD',
+        '    bias [2] <- SGD',
+        '  target: Linear, 6 parameters',
+        '    weight [2, 3] <- no optimizer',
+    ]
+
+
+def test_optimizers_of_one_name_are_numbered():
+    holder = Holder(torch.optim.SGD)
+    holder._optimizers.append(torch.optim.SGD(holder.target.parameters()))
+    lines = conf_check.parameter_lines(holder)
+    assert '    bias [2] <- SGD (1)' in lines and lines[-1] == '    weight [2, 3] <- SGD (2)'
+
+
+def test_specs_are_listed_by_path_with_bounds():
+    spec = {'camera': BoundedTensorSpec((3, 8, 8), torch.uint8, 0, 255), 'joints': TensorSpec((7,)),
+            'speed': BoundedTensorSpec((2,), torch.float32, np.array([-1, -2]), np.array([1, 3]))}
+    assert conf_check.nested_spec_lines('observation', spec) == [
+        'observation:', '  camera: uint8 [3, 8, 8] in [0, 255]', '  joints: float32 [7]',
+        '  speed: float32 [2] in [-2, 3]']
+    assert conf_check.nested_spec_lines('reward', TensorSpec(())) == ['reward: float32 []']
+    assert conf_check.nested_spec_lines('info', ()) == ['info: nothing']
+
+
+def test_the_memory_of_a_replay_buffer_is_what_its_leaves_take():
+    spec = (TensorSpec((84, 84), torch.uint8), TensorSpec((3,)), TensorSpec((), torch.int64))
+    # 84 * 84 + 3 * 4 + 8 bytes a step
+    assert conf_check.replay_bytes(spec, 8, 1000) == (7056 + 12 + 8) * 8000
+
+
+@pytest.mark.parametrize('initial, unroll_length, length, iterations, collected', [
+    (0, 32, None, 1, 0),           # nothing to wait for
+    (10000, 1, 2, 4, 3 * 4),       # sequences of 2 in 4 environments
+    (10000, 8, 4, 2, 5 * 4),
+    (5, 0.5, 2, 7, 5),             # the conf itself asks for less
+])
+def test_a_run_is_shortened_to_its_first_update(initial, unroll_length, length, iterations, collected):
+    config = TrainerConfig('run', algorithm_ctor=SimpleNamespace, num_env_steps=10**6,
+                           initial_collect_steps=initial, unroll_length=unroll_length, mini_batch_length=length)
+    conf_check.shorten(config, 4)
+    assert (config.num_iterations, config.num_env_steps, config.initial_collect_steps) == (iterations, 0, collected)
+    assert not config.async_eval
