@@ -15,6 +15,7 @@ from alfx import nest
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import AlfEnvironment, select
 from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.seeding import derived_seed
 from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
 from alfx.environments.checked_environment import CheckedEnvironment
 from alfx.environments.multitask_wrappers import BatchEnvironmentWrapper, CurriculumWrapper, MultitaskWrapper
@@ -115,7 +116,7 @@ class RandomFirstEpisodeLength(_EpisodeLimit):
 
     def _seed(self, seed: int | None) -> None:
         super()._seed(seed)
-        self._generator = np.random.default_rng(seed)
+        self._generator = np.random.default_rng(derived_seed(seed, 1))
         self._begun_episodes[:] = 0
 
     def _new_limits(self, begun: np.ndarray) -> None:
@@ -294,7 +295,8 @@ class TemporallyCorrelatedNoiseWrapper(AlfEnvironmentBaseWrapper):
 
     def _seed(self, seed: int | None) -> None:
         super()._seed(seed)
-        self._generator.seed() if seed is None else self._generator.manual_seed(seed)
+        own = derived_seed(seed, 0)
+        self._generator.seed() if own is None else self._generator.manual_seed(own)
 
     def _step(self, action: NestedTensor) -> TimeStep:
         self._noise = self._weight * self._noise + self._sigma * torch.randn(self._noise.shape,

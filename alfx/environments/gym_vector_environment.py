@@ -233,11 +233,12 @@ class GymVectorEnvironment(AlfEnvironment):
         self.current_time_step()
         if self._env.render_mode == 'human' and mode == 'human':
             return None  # it shows itself at every step
-        if isinstance(self._env, SupervisedVectorEnv):
-            frame = self._env.render_first()
-        else:
-            frames = None if self._env.render_mode is None else self._env.render()
-            frame = None if frames is None else frames[0]
+        frame = None
+        if self._env.render_mode is not None:
+            if isinstance(self._env, SupervisedVectorEnv):
+                frame = self._env.render_first()
+            else:
+                frame = (self._env.render() or (None, ))[0]
         if not isinstance(frame, np.ndarray):
             raise UnsupportedOperationError(
                 f'{self.name} gives no pictures: its render_mode is {self._env.render_mode!r}; construct it with '

@@ -268,7 +268,7 @@ class CurriculumWrapper(AlfEnvironmentBaseWrapper):
 
     def _seed(self, seed: int | None) -> None:
         super()._seed(seed)
-        self._generator = np.random.default_rng(seed)
+        self._generator = np.random.default_rng(derived_seed(seed, 2))
 
     def task_probabilities(self) -> np.ndarray:
         """``[num_tasks]``: of being chosen next."""

@@ -45,7 +45,9 @@ class ChainEnv(gymnasium.Env):
         done = self._state == self._length - 1
         return self._observe(), float(done), done, False, {'position': self._state}
 
-    def render(self) -> np.ndarray:
+    def render(self) -> np.ndarray | None:
+        if self.render_mode is None:
+            return None
         picture = np.zeros((1, self._length, 3), np.uint8)
         picture[0, self._state] = 255
         return picture

@@ -131,7 +131,7 @@ class _Reporting:
 
 def _exit_with_parent(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(2)
+        time.sleep(1)
     os._exit(1)
 
 

@@ -266,16 +266,6 @@ class TestProcesses:
             time.sleep(0.1)
         assert not any(_runs(pid) for pid in pids)
 
-    def test_spawned_processes_give_the_same_sequence(self):
-        sequences = []
-        for make in (SerialVectorEnv, partial(ProcessVectorEnv, context='spawn', envs_per_worker=2)):
-            env = make([DictEnv] * 2)
-            env.reset(seed=[1, 2])
-            env.action_space.seed(0)
-            sequences.append([env.step(env.action_space.sample())[0]['parts'][2] for _ in range(4)])
-            env.close()
-        np.testing.assert_array_equal(*sequences)
-
     def test_methods_are_called_and_pictures_taken_in_the_workers(self):
         env = ProcessVectorEnv([partial(ChainEnv, 3, render_mode='rgb_array')] * 3, envs_per_worker=2)
         env.reset(seed=0)

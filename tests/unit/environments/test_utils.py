@@ -1,0 +1,163 @@
+"""``create_environment`` and its ways to be told what to make."""
+from functools import partial
+
+import gin
+import pytest
+import torch
+
+from alfx.environments import suite_unittest
+from alfx.environments.alf_gym_wrapper import AlfGymWrapper
+from alfx.environments.alf_wrappers import ActionObservationWrapper, BatchEnvironmentWrapper, CheckedEnvironment
+from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError
+from alfx.environments.process_vector_env import ProcessVectorEnv
+from alfx.environments.suite_unittest_gym import ChainEnv, CountEnv, RaisingEnv
+from alfx.environments.utils import create_environment, load_with_random_max_episode_steps
+from alfx.environments.vector_env import SerialVectorEnv
+
+
+def sequence(env, steps=6):
+    """Observations under action 0."""
+    env = CheckedEnvironment(env)
+    observations = [env.reset().observation]
+    for _ in range(steps):
+        observations.append(env.step(torch.zeros(env.batch_size, dtype=torch.int64)).observation)
+    return torch.stack(observations)
+
+
+def load_count(name, env_id=None):
+    return CountEnv(int(name) + (env_id or 0))
+
+
+def load_batch(name, batch_size):
+    return suite_unittest.ValueUnittestEnv(batch_size, int(name))
+
+
+class TestCreateEnvironment:
+
+    def test_in_this_process_and_in_others_the_same_sequence(self):
+        sequences = []
+        for arguments in ({'nonparallel': True}, {}, {'batch_size_per_env': 2, 'start_serially': False}):
+            with create_environment('CartPole-v1', num_parallel_environments=3, seed=5, **arguments) as env:
+                assert env.batch_size == 3
+                assert isinstance(env.gym, SerialVectorEnv if 'nonparallel' in arguments else ProcessVectorEnv)
+                if arguments:
+                    assert isinstance(env.gym, SerialVectorEnv) or len(env.gym.worker_pids) == (2 if len(arguments) > 1
+                                                                                              else 3)
+                sequences.append(sequence(env))
+        torch.testing.assert_close(sequences[0], sequences[1], rtol=0, atol=0)
+        torch.testing.assert_close(sequences[0], sequences[2], rtol=0, atol=0)
+
+    def test_environments_have_streams_of_their_own_and_evaluation_has_others(self):
+        make = partial(create_environment, 'CartPole-v1', num_parallel_environments=2, nonparallel=True, seed=5)
+        training, again, evaluation = sequence(make()), sequence(make()), sequence(make(for_evaluation=True))
+        torch.testing.assert_close(training, again)
+        assert not torch.equal(training[0], evaluation[0]) and not torch.equal(training[0, 0], training[0, 1])
+        unseeded = create_environment('CartPole-v1', num_parallel_environments=2, nonparallel=True)
+        assert not torch.equal(sequence(unseeded), sequence(unseeded))
+
+    def test_evaluation_may_load_otherwise(self):
+        env = create_environment('3', env_load_fn=load_count, eval_env_load_fn=load_batch, for_evaluation=True,
+                                 num_parallel_environments=2, nonparallel=True)
+        assert isinstance(env, suite_unittest.ValueUnittestEnv)
+
+    @pytest.mark.parametrize('nonparallel', [True, False])
+    def test_a_function_that_makes_one_gymnasium_environment_is_called_for_each(self, nonparallel):
+        with create_environment('2', env_load_fn=load_count, num_parallel_environments=2, seed=0,
+                                nonparallel=nonparallel) as env:
+            steps = [env.reset()] + [env.step(torch.zeros(2, dtype=torch.int64)) for _ in range(4)]
+        assert [step.is_last().tolist() for step in steps].index([True, False]) == 3
+        assert steps[4].is_last().tolist() == [False, True]
+
+    def test_a_function_that_makes_its_own_batch_is_called_once(self, caplog):
+        env = create_environment('3', env_load_fn=load_batch, num_parallel_environments=5)
+        assert env.batch_size == 5
+        with pytest.raises(EnvironmentLoadError, match='expected an AlfEnvironment of batch size 3'):
+            create_environment('3', env_load_fn=lambda name, batch_size: load_batch(name, 1),
+                               num_parallel_environments=3)
+
+    def test_a_function_that_makes_an_alf_environment_needs_one_process(self):
+        def load(name):
+            return AlfGymWrapper(ChainEnv(3))
+
+        env = create_environment('x', env_load_fn=load, num_parallel_environments=2, nonparallel=True)
+        assert isinstance(env, BatchEnvironmentWrapper) and env.batch_size == 2
+        with pytest.raises(EnvironmentLoadError, match='needs an argument batch_size, or nonparallel=True'):
+            create_environment('x', env_load_fn=load, num_parallel_environments=2)
+        with pytest.raises(EnvironmentLoadError, match='found a int'):
+            create_environment('x', env_load_fn=lambda name: 3, num_parallel_environments=2, nonparallel=True)
+
+    def test_wrappers_of_the_batch(self):
+        env = create_environment(num_parallel_environments=2, nonparallel=True,
+                                 batched_wrappers=[ActionObservationWrapper])
+        assert set(env.observation_spec()) == {'observation', 'prev_action'}
+
+    def test_another_constructor_of_the_parallel_environment(self):
+        env = create_environment(num_parallel_environments=2, parallel_environment_ctor=SerialVectorEnv)
+        assert isinstance(env.gym, SerialVectorEnv)
+
+    def test_restarts(self):
+        make = partial(create_environment, 'x', env_load_fn=lambda name: RaisingEnv('step'), nonparallel=True,
+                       num_parallel_environments=1, seed=0)
+        assert sequence(make(max_restarts=5)).shape == (7, 1, 4)
+        with pytest.raises(EnvironmentStepError, match='boom in step'):
+            sequence(make())
+
+    @pytest.mark.parametrize('arguments, message', [
+        ({'num_spare_envs': 1}, 'num_spare_envs=1 is not supported.*max_restarts'),
+        ({'flatten': False}, 'flatten=False is not supported'),
+        ({'num_parallel_environments': 0}, 'num_parallel_environments: expected at least 1'),
+        ({'nonparallel': True, 'batch_size_per_env': 2}, 'batch_size_per_env=2: with nonparallel=True'),
+        ({'env_name': 'CartPol-v1'}, "did you mean 'CartPole-v1'"),
+    ])
+    def test_what_is_not_supported_is_refused_by_name(self, arguments, message):
+        with pytest.raises(EnvironmentLoadError, match=message):
+            create_environment(**arguments)
+
+    def test_different_time_limits_for_each_environment(self):
+        env = load_with_random_max_episode_steps('MountainCar-v0', min_steps=5, max_steps=20, batch_size=8, seed=0)
+        env.reset()
+        ends = torch.stack([env.step(torch.zeros(8, dtype=torch.int64)).is_last() for _ in range(20)])
+        lengths = ends.int().argmax(0) + 1
+        assert ends.any(0).all() and lengths.min() >= 5 and len(set(lengths.tolist())) > 3
+        with pytest.raises(EnvironmentLoadError, match='1 <= min_steps <= max_steps'):
+            load_with_random_max_episode_steps('MountainCar-v0', min_steps=5, max_steps=4)
+
+
+class TestConfFiles:
+
+    def test_a_conf_file_names_everything(self):
+        gin.parse_config('''
+            create_environment.env_name = 'Pendulum-v1'
+            create_environment.num_parallel_environments = 2
+            create_environment.nonparallel = True
+            create_environment.env_load_fn = @suite_gym.load
+            suite_gym.load.max_episode_steps = 3
+            suite_gym.load.gym_env_wrappers = (@gym_wrappers.FrameStack, )
+            FrameStack.stack_size = 2
+            suite_gym.load.alf_env_wrappers = (@TimeLimit, )
+            TimeLimit.duration = 2
+            wrap_env.normalize_action = False
+            ''')
+        env = create_environment()
+        assert env.observation_spec().shape == (6, ) and float(env.action_spec().maximum) == 2
+        env.reset()
+        assert not env.step(torch.zeros(2, 1)).is_last().any()
+        assert env.step(torch.zeros(2, 1)).is_last().all()
+
+    def test_bindings_and_seeds_hold_in_processes_that_inherit_nothing(self):
+        gin.parse_config('''
+            suite_gym.load.gym_env_wrappers = (@gym_wrappers.FrameStack, )
+            FrameStack.stack_size = 2
+            ''')
+        sequences = []
+        for arguments in ({'nonparallel': True}, {'context': 'spawn', 'batch_size_per_env': 2}):
+            with create_environment('CartPole-v1', num_parallel_environments=2, seed=1, **arguments) as env:
+                assert env.observation_spec().shape == (8, )
+                sequences.append(sequence(env))
+        torch.testing.assert_close(*sequences, rtol=0, atol=0)
+
+    def test_every_public_constructor_is_known_to_conf_files(self):
+        for name in ('alf_wrappers.CurriculumWrapper', 'alf_wrappers.CheckedEnvironment',
+                     'gym_wrappers.NormalizedAction', 'gym_wrappers.DMAtariPreprocessing', 'suite_atari.load', 'suite_minigrid.load',
+                     'load_with_random_max_episode_steps', 'ParallelAlfEnvironment', 'ProcessVectorEnv'):
+            assert gin.config._REGISTRY.get_match(name) is not None, name
