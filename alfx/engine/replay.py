@@ -107,7 +107,7 @@ def _train_on_samples(algorithm: 'Algorithm', count_updates: bool) -> int:
     config, buffer = algorithm._config, algorithm.replay_buffer
     assert config is not None and buffer is not None
     length = config.mini_batch_length or 1
-    if _steps_in(buffer) < max(config.initial_collect_steps, length):
+    if buffer.total_size < config.initial_collect_steps or _steps_in(buffer) < length:
         return 0
     steps = 0
     for _ in range(config.num_updates_per_train_iter):

@@ -1,0 +1,77 @@
+"""A run that is killed again and again ends as if it had not been."""
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from alfx.utils.checkpoint_utils import read_checkpoint
+
+PARAMS = ('TrainerConfig.num_env_steps=20000', 'TrainerConfig.num_checkpoints=40', 'TrainerConfig.random_seed=7',
+          'TrainerConfig.num_updates_per_train_iter=4', 'TrainerConfig.num_threads=1',
+          'TrainerConfig.confirm_checkpoint_upon_crash=False')
+
+
+def command(root_dir):
+    params = [part for param in PARAMS for part in ('--conf_param', param)]
+    return [sys.executable, '-m', 'alfx.bin.train', '--conf', 'ppo_cart_pole', '--root_dir', str(root_dir), *params]
+
+
+def checkpoints(root_dir):
+    return sorted(int(path.name.removeprefix('ckpt-')) for path in Path(root_dir).glob('train/algorithm/ckpt-*')
+                  if path.name.removeprefix('ckpt-').isdigit())
+
+
+def final_state(root_dir):
+    """The contents of the last checkpoint, flat."""
+    newest = checkpoints(root_dir)[-1]
+    path = Path(root_dir) / 'train' / 'algorithm' / f'ckpt-{newest}'
+    return newest, read_checkpoint(str(path))
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_moments_change_nothing(tmp_path):
+    whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+    subprocess.run(command(whole), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    generator = random.Random(0)
+    kills = 0
+    while kills < 10:
+        before = checkpoints(killed)
+        process = subprocess.Popen(command(killed), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and checkpoints(killed)[-1:] == before[-1:]:
+            time.sleep(0.005)
+        time.sleep(generator.uniform(0.0, 0.15))
+        if process.poll() is not None:
+            break
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        kills += 1
+    assert kills == 10, f'the run ended after {kills} kills; it is too short for this test'
+    subprocess.run(command(killed), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    (step, expected), (same_step, found) = final_state(whole), final_state(killed)
+    assert step == same_step
+    assert_equal(expected['alg'], found['alg'], 'alg')
+    rows = [(root / 'progress.csv').read_text().splitlines() for root in (whole, killed)]
+    assert len(rows[0]) == len(rows[1])
+    assert len({row.split(',')[0] for row in rows[1]}) == len(rows[1])
+
+
+def assert_equal(a, b, path):
+    """Bit for bit."""
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), path
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), path
+        for key in a:
+            assert_equal(a[key], b[key], f'{path}.{key}')
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), path
+        for i, (x, y) in enumerate(zip(a, b)):
+            assert_equal(x, y, f'{path}.{i}')
+    else:
+        assert a == b, path
