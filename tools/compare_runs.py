@@ -13,7 +13,7 @@ from typing import Any
 
 from alfx.trainers.run_files import read_table
 
-_NOT_COMPARED = ('TrainerConfig.root_dir', 'TrainerConfig.conf_file')
+_NOT_COMPARED = ('TrainerConfig.root_dir', 'TrainerConfig.conf_file', 'TrainerConfig.random_seed')
 
 
 def _numbers(rows: list[dict[str, str]], column: str) -> list[float]:
@@ -43,12 +43,19 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def read_bindings(folder: Path) -> dict[str, str]:
-    """Every binding of the run by name, from `conf/config.gin`, as text."""
+    """Every binding of the run by name (`ppo/Adam.lr`), from `conf/config.gin`, as text; the seed left out."""
     path = folder / 'conf' / 'config.gin'
     if not path.exists():
         return {}
     statements = (line.split(' = ', 1) for line in path.read_text().splitlines() if not line.startswith('#'))
-    return {parts[0]: parts[1] for parts in statements if len(parts) == 2 and parts[0] not in _NOT_COMPARED}
+    named = {_short_name(parts[0]): parts[1] for parts in statements if len(parts) == 2}
+    return {name: value for name, value in named.items() if name not in _NOT_COMPARED}
+
+
+def _short_name(name: str) -> str:
+    """`ac/alfx.optimizers.Adam.lr` without the module: `ac/Adam.lr`."""
+    *scopes, selector = name.split('/')
+    return '/'.join([*scopes, '.'.join(selector.split('.')[-2:])])
 
 
 def differences(bindings: list[dict[str, str]]) -> list[tuple[str, list[str]]]:

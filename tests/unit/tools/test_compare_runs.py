@@ -16,7 +16,9 @@ def compare_runs(monkeypatch):
 
 def write_run(folder, returns, learning_rate):
     (folder / 'conf').mkdir(parents=True)
-    (folder / 'conf' / 'config.gin').write_text(f"# From x.gin\nAdam.lr = {learning_rate}\nsuite_gym.load.gamma = 1\n")
+    (folder / 'conf' / 'config.gin').write_text(
+        f'# From x.gin\nac/alfx.optimizers.Adam.lr = {learning_rate}\nalfx.a.PPOLoss.gamma = 0.9\n'
+        f'alfx.algorithms.config.TrainerConfig.random_seed = {returns[-1]}\n')
     rows = [f'{i},{i * 1000},{i * 2.0},{value}' for i, value in enumerate(returns)]
     (folder / 'progress.csv').write_text('\n'.join(['iteration,env_steps,seconds,average_return', *rows]) + '\n')
     return folder
@@ -34,10 +36,10 @@ def test_a_run_without_an_ended_episode_has_no_return(compare_runs, tmp_path):
     assert run['final return'] is None and run['best return'] is None and run['steps/s'] is None
 
 
-def test_only_the_bindings_that_differ_are_listed(compare_runs, tmp_path):
+def test_only_the_bindings_that_differ_are_listed_and_the_seed_is_none_of_them(compare_runs, tmp_path):
     folders = [write_run(tmp_path / name, [1], rate) for name, rate in (('a', 0.1), ('b', 0.2), ('c', 0.1))]
     bindings = [compare_runs.read_bindings(folder) for folder in folders]
-    assert compare_runs.differences(bindings) == [('Adam.lr', ['0.1', '0.2', '0.1'])]
+    assert compare_runs.differences(bindings) == [('ac/Adam.lr', ['0.1', '0.2', '0.1'])]
     assert compare_runs.differences(bindings[:1]) == []
 
 
@@ -49,5 +51,5 @@ def test_the_command_ranks_runs_and_leaves_out_what_is_none(tmp_path):
                           env={'PYTHONPATH': str(TOOLS.parent)})
     lines = done.stdout.splitlines()
     assert lines[1].startswith(str(better)) and lines[2].startswith(str(worse))
-    assert any(line.split() == ['Adam.lr', '0.2', '0.1'] for line in lines)
+    assert any(line.split() == ['ac/Adam.lr', '0.2', '0.1'] for line in lines)
     assert 'other: no progress.csv' in done.stderr
