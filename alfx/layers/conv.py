@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from alfx.gin_utils import configurable
 from alfx.layers import weights as w
+from alfx.layers.activations import out_of_place
 
 Size2d = int | tuple[int, int]
 
@@ -36,7 +37,8 @@ class _ConvBase(nn.Module):
         self._kernel_size = pair(kernel_size)
         self._n: Any = n
         self._strides, self._padding = pair(config['strides']), pair(config['padding'])
-        self._activation = config['activation']
+        # What works in place would be applied to a view by a stack, whose backward pass then copies everything.
+        self._activation = config['activation'] if n is None else out_of_place(config['activation'])
         kernel = (shape[::-1] if not self._transposed else shape) + self._kernel_size
         stack = () if n is None else (n, )
         self.weight = w.parameter(stack + kernel, config.get('weight_opt_args'))

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from alfx.gin_utils import configurable
 from alfx.layers import weights as w
+from alfx.layers.activations import out_of_place
 from alfx.utils.math_ops import identity
 
 
@@ -135,7 +136,8 @@ class ParallelFC(nn.Module):
         self._init_kernel = (kernel_initializer, kernel_init_gain, activation, use_torch_init)
         self._init_bias = (bias_initializer, bias_init_value, use_torch_init)
         self._input_size, self._output_size, self._n = input_size, output_size, n
-        self._activation = activation
+        # What works in place would be applied to a view, whose backward pass copies everything.
+        self._activation = out_of_place(activation)
         self._use_bn = use_bn
         self.weight = w.parameter((n, output_size, input_size), weight_opt_args)
         self.bias = w.parameter((n, output_size), bias_opt_args) if use_bias else None
@@ -168,21 +170,38 @@ class ParallelFC(nn.Module):
         Raises:
             ValueError: any other shape.
         """
-        weight, bias, n = self.weight, self.bias, self._n
-        if inputs.ndim == 2:
-            flat_bias = None if bias is None else bias.view(-1)
-            y = F.linear(inputs, weight.view(-1, self._input_size), flat_bias).view(-1, n, self._output_size)
-        elif inputs.ndim == 3 and inputs.shape[1] == n:
-            x = inputs.transpose(0, 1)
-            kernel = weight.transpose(1, 2)
-            y = torch.bmm(x, kernel) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, kernel)
-            y = y.transpose(0, 1)
-        else:
+        n = self._n
+        if inputs.ndim != 2 and (inputs.ndim != 3 or inputs.shape[1] != n):
             raise ValueError(f'ParallelFC: expected [B, {self._input_size}] or [B, {n}, {self._input_size}], '
                              f'found {list(inputs.shape)}')
+        y = self._differentiable_product(inputs) if torch.is_grad_enabled() else self._product(inputs)
         if self._has_norm:
             y = self._norm(y.reshape(-1, n * self._output_size)).view(y.shape) if self._use_bn else self._norm(y)
         return self._activation(y)
+
+    def _product(self, inputs: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.weight, self.bias
+        if inputs.ndim == 2:
+            flat_bias = None if bias is None else bias.view(-1)
+            return F.linear(inputs, weight.view(-1, self._input_size), flat_bias).view(-1, self._n, self._output_size)
+        x, kernel = inputs.transpose(0, 1), weight.transpose(1, 2)
+        y = torch.bmm(x, kernel) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, kernel)
+        return y.transpose(0, 1)
+
+    def _differentiable_product(self, inputs: torch.Tensor) -> torch.Tensor:
+        """:meth:`_product` with the batch as the last dimension in memory, also between the layers of a network.
+
+        The gradient of the weights then has their layout; otherwise autograd copies it, which at a batch size of 8
+        costs as much as all the rest.
+        """
+        weight, bias = self.weight, self.bias
+        if inputs.ndim == 2:
+            kernel, x = weight.view(-1, self._input_size), inputs.t()
+            y = torch.mm(kernel, x) if bias is None else torch.addmm(bias.view(-1, 1), kernel, x)
+            return y.view(self._n, self._output_size, -1).permute(2, 0, 1)
+        x = inputs.permute(1, 2, 0)
+        y = torch.bmm(weight, x) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, x)
+        return y.permute(2, 0, 1)
 
     def extra_repr(self) -> str:
         """The arguments shown by ``print``."""

@@ -61,6 +61,17 @@ def test_a_stack_with_layer_norm_computes_what_its_layers_compute(kind):
     assert_stack_equals_layers(single, stack, shape)
 
 
+@pytest.mark.parametrize('use_bias', [True, False])
+@pytest.mark.parametrize('shape', [(7, 4), (7, N, 4), (1, 4), (0, N, 4)])
+def test_a_stack_computes_the_same_with_and_without_gradients(use_bias, shape):
+    stack = layers.ParallelFC(4, 5, N, torch.relu_, use_bias=use_bias, bias_init_value=0.1)
+    x = torch.randn(shape)
+    with torch.no_grad():
+        expected = stack(x)
+    torch.testing.assert_close(stack(x), expected)
+    assert expected.shape == (shape[0], N, 5)
+
+
 def test_fc_is_activation_of_an_affine_map():
     layer = layers.FC(3, 2, torch.relu_, bias_init_value=0.25)
     with torch.no_grad():
