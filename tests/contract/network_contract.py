@@ -139,6 +139,14 @@ class NetworkContract:
         assert_same(copy.deepcopy(network)(inputs, state), expected, rtol=0, atol=0)
         assert_same(pickle.loads(pickle.dumps(network))(inputs, state), expected, rtol=0, atol=0)
 
+    @pytest.mark.parametrize('device', ['meta', pytest.param('cuda', marks=pytest.mark.gpu)])
+    def test_everything_moves_to_another_device_with_the_network(self, device):
+        network = self.network()
+        inputs, state = random_batch(network.input_tensor_spec, 4), state_after_one_step(network, 4)
+        network.to(device)
+        output = network(*nest.map_structure(lambda x: x.to(device), (inputs, state)))
+        assert {x.device.type for x in leaves(output)} == {device}
+
     def test_finding_the_output_spec_changes_nothing(self):
         network = self.network()
         network._output_spec = None
