@@ -50,7 +50,7 @@ def compute_summary_or_eval_interval(config: TrainerConfig, batch_size: int, cal
     if config.num_env_steps:
         until_steps = math.ceil(config.num_env_steps / max(config.unroll_length * batch_size, 1e-9))
         iterations = min(iterations, until_steps) if iterations else until_steps
-    return max(1, iterations // calls)
+    return max(1, math.ceil(iterations / calls))
 
 
 class Trainer:
