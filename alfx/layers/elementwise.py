@@ -24,6 +24,7 @@ class ElementwiseLayerBase(nn.Module):
         return self
 
 
+@configurable(module='alfx.layers')
 class Identity(ElementwiseLayerBase):
     """What comes in comes out."""
 
@@ -32,6 +33,7 @@ class Identity(ElementwiseLayerBase):
         return inputs
 
 
+@configurable(module='alfx.layers')
 class Cast(ElementwiseLayerBase):
     """Convert to another dtype.
 
@@ -53,6 +55,7 @@ def _after_batch(dim: int) -> int:
     return dim + 1 if dim >= 0 else dim
 
 
+@configurable(module='alfx.layers')
 class Transpose(nn.Module):
     """Swap two dimensions.
 
@@ -181,6 +184,7 @@ class GetFields(ElementwiseLayerBase):
         return nest.map_structure(lambda path: nest.get_field(inputs, path), self._fields)
 
 
+@configurable(module='alfx.layers')
 class Sum(nn.Module):
     """Sum over dimensions.
 
@@ -201,6 +205,7 @@ class Sum(nn.Module):
         return Sum(tuple(_after_batch(dim) for dim in self._dim))
 
 
+@configurable(module='alfx.layers')
 class AddN(ElementwiseLayerBase):
     """The sum of several tensors of the same shape."""
 
@@ -209,6 +214,7 @@ class AddN(ElementwiseLayerBase):
         return math_ops.add_n(nest.flatten(inputs))
 
 
+@configurable(module='alfx.layers')
 class Detach(ElementwiseLayerBase):
     """Let no gradient pass."""
 
@@ -219,6 +225,7 @@ class Detach(ElementwiseLayerBase):
         return nest.map_structure(torch.Tensor.detach, inputs)
 
 
+@configurable(module='alfx.layers')
 class Scale(ElementwiseLayerBase):
     """Multiply by a number.
 
@@ -235,6 +242,7 @@ class Scale(ElementwiseLayerBase):
         return self._scale * inputs
 
 
+@configurable(module='alfx.layers')
 class ScaleGradient(ElementwiseLayerBase):
     """Multiply the gradient by a number and leave the value as it is.
 

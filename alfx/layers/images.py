@@ -11,6 +11,7 @@ from alfx.layers.conv import Conv2D, ConvTranspose2D, Size2d, pair
 from alfx.utils.math_ops import identity
 
 
+@configurable(module='alfx.layers')
 class ReplicationPad2d(nn.Module):
     """Repeat the border of images outwards.
 
@@ -31,6 +32,7 @@ class ReplicationPad2d(nn.Module):
         return inputs[..., rows[:, None], columns]
 
 
+@configurable(module='alfx.layers')
 class RandomCrop(nn.Module):
     """Cut a part of the same size out of each image, at a position drawn for each image.
 

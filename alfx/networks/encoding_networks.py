@@ -194,9 +194,9 @@ def _check_encodable(spec: TensorSpec, with_conv: bool, where: str) -> None:
                         'TrainerConfig.data_transformer_ctor, which scales them to floats')
     if spec.is_discrete:
         raise SpecError(found + 'for integers choose an input preprocessor, e.g. '
-                        'input_preprocessors=@EmbeddingPreprocessor() or an alfx.layers.OneHot')
+                        'input_preprocessors=@EmbeddingPreprocessor() or @OneHot()')
     if spec.dtype != torch.get_default_dtype():
-        raise SpecError(found + 'add alfx.layers.Cast() as input preprocessor')
+        raise SpecError(found + 'add input_preprocessors=@Cast()')
     if with_conv and spec.ndim != 3:
         raise SpecError(f'{where}: conv_layer_params are for images (channels, height, width), found '
                         f'{tuple(spec.shape)}; leave them out for vectors')

@@ -154,8 +154,8 @@ def _check_combinable(combiner: NestCombiner, nested: NestedTensor, where: str) 
         if not tensor.dtype.is_floating_point:
             raise SpecError(f"{where}: '{path}' is {torch_dtype_to_str(tensor.dtype)} {tuple(tensor.shape[1:])} and "
                             f'would be combined by {combiner.name} as if it were a quantity; choose an input '
-                            'preprocessor for it, e.g. @EmbeddingPreprocessor(), an alfx.layers.OneHot, or an '
-                            'alfx.layers.Cast if it is a quantity; for images add @ImageScaleTransformer to '
+                            'preprocessor for it, e.g. @EmbeddingPreprocessor(), @OneHot(), or '
+                            '@Cast() if it is a quantity; for images add @ImageScaleTransformer to '
                             'TrainerConfig.data_transformer_ctor')
 
 
