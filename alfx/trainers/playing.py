@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from alfx import nest
 from alfx.data_structures import TimeStep
 from alfx.gin_utils import ConfError
+from alfx.summary.render import Image, enable_rendering, is_rendering_enabled
 from alfx.trainers import run_files
 from alfx.trainers.evaluator import EvalResult, evaluate
 from alfx.utils.checkpoint_utils import Checkpointer
@@ -71,7 +71,7 @@ def play(root_dir: str, env: Any, algorithm: Any, checkpoint_step: int | str = '
         raise ValueError(f'play needs a single environment, found a batch of {env.batch_size}')
     load_for_play(root_dir, algorithm, checkpoint_step, ignored_parameter_prefixes)
     fps = float(env.metadata.get('render_fps', _DEFAULT_FPS))
-    with video_writer(record_file, fps) as add_frame:
+    with video_writer(record_file, fps) as add_frame, _rendering(record_file is not None):
 
         def show(time_step: TimeStep, info: Any) -> None:
             if record_file is not None:
@@ -110,12 +110,19 @@ class _Narrator:
 
 def beside(frame: np.ndarray, info: Any) -> np.ndarray:
     """``frame``, uint8 ``[H, W, 3]``, with the pictures found in ``info`` to the right of it."""
-    import sys
-    if 'alfx.summary.render' not in sys.modules:
-        return frame  # nobody has made a picture
-    from alfx.summary.render import Image
-    pictures = [leaf for leaf in nest.flatten(info) if isinstance(leaf, Image)]
-    return Image.stack_images([Image(frame), *pictures], horizontal=True).data if pictures else frame
+    pictures = Image.pack_image_nest((Image(frame), info))
+    assert pictures is not None, 'the frame is one of them'
+    return pictures.data
+
+
+@contextlib.contextmanager
+def _rendering(flag: bool) -> Iterator[None]:
+    before = is_rendering_enabled()
+    enable_rendering(flag)
+    try:
+        yield
+    finally:
+        enable_rendering(before)
 
 
 @contextlib.contextmanager

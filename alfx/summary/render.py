@@ -1,0 +1,334 @@
+"""Pictures of tensors, to be looked at while a policy is played.
+
+An algorithm puts what these functions return into the ``info`` of its ``predict_step``; ``alfx.bin.play`` puts it
+beside the environment in a video. They return None, and cost nothing, unless rendering is enabled, as it is there.
+
+``data`` is a tensor or an array; leading dimensions of size 1 (a batch of one environment) are dropped.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfx import nest
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor
+
+_enabled = False
+_Drawing = Callable[[Any, Any], None]
+
+
+def enable_rendering(flag: bool = True) -> None:
+    """Let the functions of this module make pictures, or not."""
+    global _enabled
+    _enabled = flag
+
+
+def is_rendering_enabled() -> bool:
+    """Whether the functions of this module make pictures."""
+    return _enabled
+
+
+class Image:
+    """A picture.
+
+    Args:
+        img: uint8 ``[H, W, 3]``, ``[H, W, 1]`` or ``[H, W]``.
+
+    Raises:
+        ValueError: another shape or type.
+    """
+
+    def __init__(self, img: np.ndarray):
+        if img.dtype != np.uint8 or img.ndim not in (2, 3) or (img.ndim == 3 and img.shape[-1] not in (1, 3)):
+            raise ValueError(f'expected uint8 [H, W], [H, W, 1] or [H, W, 3], found {img.dtype} {list(img.shape)}')
+        img = img[..., None] if img.ndim == 2 else img
+        self._img = np.repeat(img, 3, axis=-1) if img.shape[-1] == 1 else img
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(H, W, 3)``."""
+        return self._img.shape
+
+    @property
+    def data(self) -> np.ndarray:
+        """uint8 ``[H, W, 3]``."""
+        return self._img
+
+    def resize(self, height: int | None = None, width: int | None = None) -> 'Image':
+        """The picture in another size; the ratio of the sides is kept if only one is given."""
+        if height is None and width is None:
+            return self
+        from PIL import Image as PilImage
+        old_height, old_width = self._img.shape[:2]
+        height = height or max(1, round(old_height * width / old_width))
+        width = width or max(1, round(old_width * height / old_height))
+        return Image(np.asarray(PilImage.fromarray(self._img).resize((width, height), PilImage.Resampling.BILINEAR)))
+
+    @classmethod
+    def from_pyplot_fig(cls, fig: Any, dpi: int = 200) -> 'Image':
+        """The picture of a matplotlib figure."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        fig.set_dpi(dpi)
+        canvas = FigureCanvasAgg(fig)
+        canvas.draw()
+        return cls(np.asarray(canvas.buffer_rgba())[..., :3].copy())
+
+    @classmethod
+    def pack_image_nest(cls, imgs: Any) -> 'Image | None':
+        """All pictures of a nest in one, side by side; None if there is none."""
+        pictures = [leaf for leaf in nest.flatten(imgs) if isinstance(leaf, Image)]
+        return cls.stack_images(pictures) if pictures else None
+
+    @classmethod
+    def stack_images(cls, imgs: Sequence['Image'], horizontal: bool = True) -> 'Image':
+        """Pictures side by side (or below each other), each at the left (upper) end of its place."""
+        side = 0 if horizontal else 1
+        size = max(img.shape[side] for img in imgs)
+        padded = [np.pad(img.data, [(0, size - img.shape[d]) if d == side else (0, 0) for d in range(3)])
+                  for img in imgs]
+        return cls(np.concatenate(padded, axis=1 - side))
+
+
+def _renders(function: Callable) -> Callable:
+    """Decorator: return None unless rendering is enabled."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs) if _enabled else None
+
+    return wrapper
+
+
+@_renders
+def render_heatmap(name: str, data: Any, val_label: str = '', row_ticks: Sequence | None = None,
+                   col_ticks: Sequence | None = None, row_labels: Sequence[str] | None = None,
+                   col_labels: Sequence[str] | None = None, cbar_kw: dict | None = None, annotate_format: str = '%.2f',
+                   font_size: int = 7, img_height: int | None = None, img_width: int | None = None, dpi: int = 300,
+                   figsize: tuple[float, float] = (2, 2), **kwargs: Any) -> Image:
+    """A matrix as a field of colours.
+
+    Args:
+        name: title.
+        data: ``[R, C]``.
+        val_label: label of the colour bar.
+        row_ticks: positions of the ticks of the rows.
+        col_ticks: positions of the ticks of the columns.
+        row_labels: labels of the rows.
+        col_labels: labels of the columns.
+        cbar_kw: arguments for ``Figure.colorbar``.
+        annotate_format: for the numbers in the cells; '' for none.
+        font_size: of all texts.
+        img_height: of the picture in pixels.
+        img_width: of the picture in pixels.
+        dpi: pixels an inch.
+        figsize: width and height in inches.
+        **kwargs: for ``Axes.imshow``.
+    """
+    array = _array(data, 2)
+
+    def draw(figure: Any, axes: Any) -> None:
+        shown = axes.imshow(array, **kwargs)
+        figure.colorbar(shown, ax=axes, label=val_label, **(cbar_kw or {}))
+        _set_ticks(axes.set_xticks, col_ticks, col_labels)
+        _set_ticks(axes.set_yticks, row_ticks, row_labels)
+        if annotate_format:
+            for (row, column), value in np.ndenumerate(array):
+                axes.text(column, row, annotate_format % value, ha='center', va='center', fontsize=font_size)
+
+    return _draw(name, draw, font_size, img_height, img_width, dpi, figsize)
+
+
+@_renders
+def render_contour(name: str, data: Any, x_ticks: Any = None, y_ticks: Any = None, x_label: str | None = None,
+                   y_label: str | None = None, font_size: int = 7, img_height: int | None = None,
+                   img_width: int | None = None, dpi: int = 300, figsize: tuple[float, float] = (2, 2),
+                   flip_y_axis: bool = True, **kwargs: Any) -> Image:
+    """Level lines of ``data [H, W]``; ``x_ticks [W]`` and ``y_ticks [H]`` are the coordinates. See
+    :func:`render_heatmap` for the other arguments; ``**kwargs`` are for ``Axes.contourf``."""
+    array = _array(data, 2)
+    x = np.arange(array.shape[1]) if x_ticks is None else _array(x_ticks, 1)
+    y = np.arange(array.shape[0]) if y_ticks is None else _array(y_ticks, 1)
+
+    def draw(figure: Any, axes: Any) -> None:
+        figure.colorbar(axes.contourf(x, y, array, **kwargs), ax=axes)
+        _set_labels(axes, x_label, y_label)
+        if flip_y_axis:
+            axes.invert_yaxis()
+
+    return _draw(name, draw, font_size, img_height, img_width, dpi, figsize)
+
+
+@_renders
+def render_curve(name: str, data: Any, x_range: tuple[float, float] | None = None,
+                 y_range: tuple[float, float] | None = None, x_label: str | None = None, y_label: str | None = None,
+                 legends: Sequence[str] | None = None, legend_kwargs: dict | None = None,
+                 img_height: int | None = None, img_width: int | None = None, dpi: int = 300,
+                 figsize: tuple[float, float] = (2, 2), **kwargs: Any) -> Image:
+    """One or several curves, ``data [N]`` or ``[K, N]``, over ``x_range`` (0 to N - 1 if None). See
+    :func:`render_heatmap` for the other arguments; ``**kwargs`` are for ``Axes.plot``."""
+    curves = np.atleast_2d(_array(data, 1, 2))
+    x = np.linspace(*(x_range or (0, curves.shape[1] - 1)), curves.shape[1])
+
+    def draw(figure: Any, axes: Any) -> None:
+        for curve, label in zip(curves, legends or [None] * len(curves)):
+            axes.plot(x, curve, label=label, **kwargs)
+        _finish_axes(axes, x_label, y_label, y_range, legends, legend_kwargs)
+
+    return _draw(name, draw, 7, img_height, img_width, dpi, figsize)
+
+
+@_renders
+def render_3d_curve(name: str, data: Any, x_range: tuple[float, float] | None = None,
+                    y_range: tuple[float, float] | None = None, z_range: tuple[float, float] | None = None,
+                    x_label: str | None = None, y_label: str | None = None, z_label: str | None = None,
+                    legends: Sequence[str] | None = None, legend_kwargs: dict | None = None,
+                    img_height: int | None = None, img_width: int | None = None, dpi: int = 300,
+                    figsize: tuple[float, float] = (2, 2), **kwargs: Any) -> Image:
+    """One or several curves in space, ``data [N, 3]`` or ``[K, N, 3]``, within the ranges. See :func:`render_heatmap`
+    for the other arguments; ``**kwargs`` are for ``Axes3D.plot``."""
+    array = _array(data, 2, 3)
+    curves = array[None] if array.ndim == 2 else array
+
+    def draw(figure: Any, axes: Any) -> None:
+        for curve, label in zip(curves, legends or [None] * len(curves)):
+            axes.plot(*curve.T, label=label, **kwargs)
+        for limit, set_limit in ((x_range, axes.set_xlim), (z_range, axes.set_zlim)):
+            if limit is not None:
+                set_limit(*limit)
+        axes.set_zlabel(z_label or '')
+        _finish_axes(axes, x_label, y_label, y_range, legends, legend_kwargs)
+
+    return _draw(name, draw, 7, img_height, img_width, dpi, figsize, projection='3d')
+
+
+@_renders
+def render_bar(name: str, data: Any, width: float = 0.8, y_range: tuple[float, float] | None = None,
+               x_ticks: Any = None, x_label: str | None = None, y_label: str | None = None,
+               legends: Sequence[str] | None = None, legend_kwargs: dict | None = None, annotate_format: str = '%.2f',
+               img_height: int | None = None, img_width: int | None = None, dpi: int = 300,
+               figsize: tuple[float, float] = (2, 2), **kwargs: Any) -> Image:
+    """Bars of ``data [N]``, or K bars of ``data [K, N]`` at each place; ``x_ticks [N]`` are the places. See
+    :func:`render_heatmap` for the other arguments; ``**kwargs`` are for ``Axes.bar``."""
+    groups = np.atleast_2d(_array(data, 1, 2))
+    x = np.arange(groups.shape[1]) if x_ticks is None else _array(x_ticks, 1)
+    one = width / len(groups)
+
+    def draw(figure: Any, axes: Any) -> None:
+        for i, (group, label) in enumerate(zip(groups, legends or [None] * len(groups))):
+            bars = axes.bar(x + (i - (len(groups) - 1) / 2) * one, group, one, label=label, **kwargs)
+            if annotate_format:
+                axes.bar_label(bars, fmt=annotate_format, fontsize=5)
+        _finish_axes(axes, x_label, y_label, y_range, legends, legend_kwargs)
+
+    return _draw(name, draw, 7, img_height, img_width, dpi, figsize)
+
+
+@_renders
+def render_text(name: str, data: str, font_size: int = 10, fig_width_per_char: float = 0.1, fig_height: float = 0.4,
+                img_height: int | None = None, img_width: int | None = None, dpi: int = 200, **kwargs: Any) -> Image:
+    """A line of text, ``fig_width_per_char`` inches wide a character and ``fig_height`` inches high; ``**kwargs`` are
+    for ``Axes.text``."""
+    text = f'{name}: {data}' if name else str(data)
+
+    def draw(figure: Any, axes: Any) -> None:
+        axes.axis('off')
+        axes.text(0.5, 0.5, text, ha='center', va='center', fontsize=font_size, **kwargs)
+
+    figsize = (max(fig_width_per_char * len(text), fig_height), fig_height)
+    return _draw('', draw, font_size, img_height, img_width, dpi, figsize)
+
+
+@_renders
+def render_action(name: str, action: NestedTensor, action_spec: Any, **kwargs: Any) -> Any:
+    """Each action of a nest ``[B=1, ...]`` as bars within the bounds of its spec; returns a nest of pictures.
+    ``**kwargs`` are for :func:`render_bar`."""
+
+    def render(path: str, value: torch.Tensor, spec: BoundedTensorSpec) -> Image:
+        low, high = float(np.min(spec.minimum)), float(np.max(spec.maximum))
+        y_range = (low, high) if abs(low) < 1e6 and abs(high) < 1e6 else None
+        return render_bar(f'{name}/{path}' if path else name, value.reshape(-1), y_range=y_range, **kwargs)
+
+    return nest.py_map_structure_with_path(render, action, action_spec)
+
+
+@_renders
+def render_action_distribution(name: str, act_dist: Any, action_spec: Any, n_samples: int = 500, n_bins: int = 20,
+                               **kwargs: Any) -> Any:
+    """Each distribution of a nest ``[B=1, ...]``: the probabilities of a categorical one as bars, otherwise histograms
+    of ``n_samples`` samples in ``n_bins`` bins, a curve for each dimension; returns a nest of pictures. ``**kwargs``
+    are for :func:`render_bar` or :func:`render_curve`."""
+
+    def render(path: str, distribution: torch.distributions.Distribution, spec: BoundedTensorSpec) -> Image:
+        title = f'{name}/{path}' if path else name
+        if isinstance(getattr(distribution, 'probs', None), torch.Tensor) and spec.is_discrete:
+            return render_bar(title, distribution.probs, y_range=(0, 1), **kwargs)
+        samples = distribution.sample((n_samples, )).reshape(n_samples, -1).cpu().numpy()
+        low, high = samples.min(), max(samples.max(), samples.min() + 1e-6)
+        counts = np.stack([np.histogram(column, n_bins, (low, high))[0] for column in samples.T])
+        legends = [str(i) for i in range(len(counts))] if len(counts) > 1 else None
+        return render_curve(title, counts / n_samples, (low, high), legends=legends, **kwargs)
+
+    leaves = zip(nest.flatten_with_path(act_dist, is_leaf=nest.is_distribution), nest.flatten(action_spec))
+    return nest.pack_sequence_as(action_spec, [render(path, dist, spec) for (path, dist), spec in leaves])
+
+
+@_renders
+def render_heatmap_fast(imgs: Any, min_value: float, max_value: float, pixel_size: int = 10,
+                        bar_size: int = 20) -> Image:
+    """Matrices ``[N, H, W]`` (or one, ``[H, W]``) as gray fields side by side, without matplotlib: a cell is
+    ``pixel_size`` pixels wide, ``min_value`` is black, ``max_value`` white; a bar of ``bar_size`` pixels to the right
+    shows the scale."""
+    array = _array(imgs, 2, 3)
+    array = array[None] if array.ndim == 2 else array
+    gray = ((array - min_value) / max(max_value - min_value, 1e-12)).clip(0, 1) * 255
+    cells = [Image(np.kron(field, np.ones((pixel_size, pixel_size))).astype(np.uint8)) for field in gray]
+    scale = np.linspace(255, 0, cells[0].shape[0])[:, None].repeat(bar_size, 1).astype(np.uint8)
+    return Image.stack_images([*cells, Image(scale)])
+
+
+def _draw(title: str, draw: _Drawing, font_size: int, height: int | None, width: int | None, dpi: int,
+          figsize: tuple[float, float], **axes_options: Any) -> Image:
+    """Make a figure, let ``draw(figure, axes)`` fill it, and take its picture."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    with matplotlib.rc_context({'font.size': font_size}):
+        figure = Figure(figsize=figsize, dpi=dpi, layout='constrained')
+        axes = figure.add_subplot(**axes_options)
+        axes.set_title(title, fontsize=font_size)
+        draw(figure, axes)
+        return Image.from_pyplot_fig(figure, dpi).resize(height, width)
+
+
+def _array(data: Any, *ndims: int) -> np.ndarray:
+    """A float array of one of the given numbers of dimensions; leading dimensions of size 1 are dropped."""
+    array = np.asarray(data.detach().cpu() if isinstance(data, torch.Tensor) else data, dtype=np.float64)
+    while array.ndim > max(ndims) and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim not in ndims:
+        expected = ' or '.join(map(str, ndims))
+        raise ValueError(f'expected data of {expected} dimensions (and a batch of 1), found shape {list(array.shape)}')
+    return array
+
+
+def _set_ticks(set_ticks: Callable, ticks: Sequence | None, labels: Sequence[str] | None) -> None:
+    if labels is not None:
+        set_ticks(range(len(labels)) if ticks is None else ticks, labels)
+    elif ticks is not None:
+        set_ticks(ticks)
+
+
+def _set_labels(axes: Any, x_label: str | None, y_label: str | None) -> None:
+    axes.set_xlabel(x_label or '')
+    axes.set_ylabel(y_label or '')
+
+
+def _finish_axes(axes: Any, x_label: str | None, y_label: str | None, y_range: tuple[float, float] | None,
+                 legends: Sequence[str] | None, legend_kwargs: dict | None) -> None:
+    _set_labels(axes, x_label, y_label)
+    if y_range is not None:
+        axes.set_ylim(*y_range)
+    if legends is not None:
+        axes.legend(**(legend_kwargs or {}))

@@ -1,0 +1,82 @@
+"""Tests of playing a checkpoint, in words and into a video."""
+
+import numpy as np
+import pytest
+import torch
+from trainer_fakes import SmallPolicy, WalkEnv, WalkTrainer, make_config
+
+from alfx import AlgStep
+from alfx.gin_utils import ConfError
+from alfx.summary import render
+from alfx.trainers import building, run_files
+from alfx.trainers.playing import load_for_play, play
+from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
+
+
+class PictureEnv(WalkEnv):
+    """Gives a picture of odd size."""
+
+    metadata = {'render_fps': 10}
+
+    def render(self, mode='rgb_array'):
+        assert mode == 'rgb_array'
+        return np.full((21, 31, 3), 100, dtype=np.uint8)
+
+
+class Explaining(SmallPolicy):
+    """Adds a picture of what it thinks."""
+
+    def predict_step(self, inputs, state):
+        picture = render.render_heatmap_fast(inputs.observation, -1, 1)
+        return AlgStep(super().predict_step(inputs, state).output, (), {'thought': picture})
+
+
+@pytest.fixture(scope='module')
+def root_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('run')
+    WalkTrainer(make_config(folder, num_iterations=3)).train()
+    return str(folder)
+
+
+def make(root_dir, ctor=SmallPolicy, env=None):
+    return building.create_algorithm(make_config(root_dir, algorithm_ctor=ctor), env or WalkEnv(1), trains=False)
+
+
+def test_episodes_are_told_of_and_measured(root_dir):
+    lines = []
+    result = play(root_dir, WalkEnv(1, lengths=[4]), make(root_dir), num_episodes=2, render=False, report=lines.append)
+    assert lines == ['episode 1: return 0., length 4', 'episode 2: return 0., length 4']
+    assert result.lengths.tolist() == [4, 4]
+
+
+def test_the_checkpoint_asked_for_is_loaded_without_an_environment_of_training(root_dir):
+    algorithm = make(root_dir)
+    before = algorithm._net[0].weight.clone()
+    assert load_for_play(root_dir, algorithm, 1) == 1
+    first = algorithm._net[0].weight.clone()
+    assert load_for_play(root_dir, algorithm) == 3
+    assert not torch.equal(before, first) and not torch.equal(first, algorithm._net[0].weight)
+    with pytest.raises(CheckpointError, match='steps in that folder: 1, 2, 3'):
+        load_for_play(root_dir, algorithm, 7)
+    assert Checkpointer(run_files.checkpoint_dir(root_dir)).steps() == [1, 2, 3]
+
+
+@pytest.mark.parametrize('name', ['play.gif', 'sub/play.mp4'])
+def test_a_video_holds_every_step_and_the_frames_added_at_the_end(root_dir, tmp_path, name):
+    import imageio
+    path = str(tmp_path / name)
+    play(root_dir, PictureEnv(1, lengths=[3]), make(root_dir, Explaining), num_episodes=2, record_file=path,
+         last_step_repeats=2, append_blank_frames=1)
+    frames = [np.asarray(frame) for frame in imageio.get_reader(path)]
+    if name.endswith('.mp4'):
+        assert len(frames) == 2 * (4 + 2 + 1)
+    # 31 + 2 * 10 + 20 columns: environment, the field of two numbers, its scale; padded to even numbers
+    assert frames[0].shape[:2] == (22, 72)
+    assert not render.is_rendering_enabled()
+
+
+def test_an_unknown_format_and_a_batch_are_refused(root_dir):
+    with pytest.raises(ConfError, match='.mp4, .gif'):
+        play(root_dir, PictureEnv(1), make(root_dir), record_file='play.avi')
+    with pytest.raises(ValueError, match='a batch of 2'):
+        play(root_dir, WalkEnv(2), make(root_dir))
