@@ -5,6 +5,7 @@
 message on stderr and exit code 2, without a traceback; ``--debug`` shows the traceback as well.
 """
 
+import errno
 import os
 import sys
 import traceback
@@ -118,7 +119,8 @@ def _exit_code(error: BaseException) -> Optional[int]:
                 FileNotFoundError, NotADirectoryError, PermissionError)
     if isinstance(error, mistakes):
         return 2
-    return 1 if isinstance(error, (EnvironmentStepError, NonFiniteLossError, CheckpointError)) else None
+    disk = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    return 1 if disk or isinstance(error, (EnvironmentStepError, NonFiniteLossError, CheckpointError)) else None
 
 
 def _define(name: str, define: Callable, default: Any, text: str) -> None:

@@ -1,0 +1,190 @@
+"""What a person gets to read whose run cannot go on: one message, an exit code that is not 0, nothing lost."""
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from absl import flags
+from absl.testing import flagsaver
+
+from alfx import gin_utils
+from alfx.bin import flags as conf_flags
+from alfx.bin import train
+from alfx.utils.checkpoint_utils import read_checkpoint
+
+FLAGS = flags.FLAGS
+if not FLAGS.is_parsed():
+    FLAGS(['test'])
+
+CONF = """
+include 'ppo_cart_pole.gin'
+create_environment.num_parallel_environments = 2
+TrainerConfig.unroll_length = 4
+TrainerConfig.num_updates_per_train_iter = 1
+TrainerConfig.num_iterations = 4
+TrainerConfig.num_env_steps = 0
+TrainerConfig.num_checkpoints = 2
+TrainerConfig.confirm_checkpoint_upon_crash = False
+"""
+
+ENVIRONMENTS = '''
+import gymnasium
+import numpy as np
+
+class Faulty(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, fault, render_mode=None):
+        self.fault, self.steps = fault, 0
+        if fault == 'text':
+            self.observation_space = gymnasium.spaces.Dict(image=gymnasium.spaces.Box(-1, 1, (3,)),
+                                                           mission=gymnasium.spaces.Text(10))
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        if self.fault == 'reset':
+            raise RuntimeError('the simulator did not start')
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.fault == 'step' and self.steps == 6:
+            raise RuntimeError('the simulator fell over')
+        return np.zeros(3, np.float32), float('nan') if self.fault == 'nan' and self.steps > 8 else 0.0, False, False, {}
+
+for fault in ('text', 'reset', 'step', 'nan'):
+    gymnasium.register(f'Faulty{fault.title()}-v0', Faulty, kwargs={'fault': fault})
+'''
+
+
+@pytest.fixture
+def run_train(tmp_path, monkeypatch, capsys):
+    """Runs bin.train on the conf with lines added; returns exit code and stderr."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'faulty_environments.py').write_text(ENVIRONMENTS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(tmp_path), os.environ.get('PYTHONPATH', '')]))
+
+    def run(added='', root_dir='run', conf='mine.gin'):
+        (tmp_path / 'mine.gin').write_text(CONF + added)
+        with flagsaver.flagsaver(conf=conf, root_dir=str(root_dir), conf_param=[], gin_file=[], gin_param=[],
+                                 debug=False):
+            code = conf_flags.call(train.main, ['train'])
+        gin_utils.clear()
+        return code, capsys.readouterr().err
+
+    return run
+
+
+def checkpoints(root_dir='run'):
+    return sorted((Path(root_dir) / 'train' / 'algorithm').glob('ckpt-[0-9]'))
+
+
+def test_the_conf_is_good_as_it_is(run_train):
+    assert run_train()[0] == 0
+    assert len(checkpoints()) == 2
+
+
+# fault -> (lines added, exit code, what is said)
+FAULTS = {
+    'unsupported space': ("create_environment.env_name = 'faulty_environments:FaultyText-v0'", 2,
+                          ['mission', 'Text']),
+    'raises in reset': ("create_environment.env_name = 'faulty_environments:FaultyReset-v0'", 1,
+                        ['the simulator did not start', 'reset']),
+    'raises in step': ("create_environment.env_name = 'faulty_environments:FaultyStep-v0'", 1,
+                       ['the simulator fell over', 'step']),
+    'raises in a worker': ("create_environment.env_name = 'faulty_environments:FaultyStep-v0'\n"
+                           'create_environment.nonparallel = False', 1, ['the simulator fell over', 'step']),
+    'nan loss': ("create_environment.env_name = 'faulty_environments:FaultyNan-v0'", 1,
+                 ['NaN or infinite', 'td_loss']),
+    'head for the other kind of action': (
+        'ActorDistributionNetwork.discrete_projection_net_ctor = @NormalProjectionNetwork', 2,
+        ['NormalProjectionNetwork', 'int64']),
+    'transformer of a missing field': (
+        "TrainerConfig.data_transformer_ctor = @ObservationNormalizer\nObservationNormalizer.fields = ['pixels']", 2,
+        ['pixels']),
+}
+
+
+@pytest.mark.parametrize('fault', FAULTS)
+def test_a_fault_ends_the_run_with_its_reason(run_train, fault):
+    added, exit_code, said = FAULTS[fault]
+    code, err = run_train(added + '\n')
+    assert code == exit_code, err
+    assert all(text in err for text in said), err
+
+
+def test_after_a_nan_loss_the_last_good_state_can_be_loaded(run_train):
+    run_train(FAULTS['nan loss'][0])
+    saved = read_checkpoint(str(checkpoints()[-1]))
+    weights = [x for x in saved['alg'].values() if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    assert weights and all(torch.isfinite(x).all() for x in weights if x.ndim == 2)
+
+
+def test_the_folder_of_another_conf_is_refused_and_left_as_it_is(run_train):
+    run_train()
+    before = [path.read_bytes() for path in checkpoints()]
+    code, err = run_train('ValueNetwork.fc_layer_params = (32, )\n')
+    assert code == 2 and 'ValueNetwork.fc_layer_params' in err
+    assert [path.read_bytes() for path in checkpoints()] == before
+
+
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(run_train):
+    run_train()
+    newest = checkpoints()[-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    code, _ = run_train('TrainerConfig.num_checkpoints = 2\n')
+    assert code == 0
+    log = Path('run', 'train.log').read_text()
+    assert 'damaged' in log and newest.name in log
+
+
+@pytest.mark.parametrize('damage', ['empty', 'truncated'])
+def test_when_every_checkpoint_is_damaged_the_run_is_not_started_anew(run_train, damage):
+    run_train()
+    for path in checkpoints():
+        path.write_bytes(b'' if damage == 'empty' else path.read_bytes()[:500])
+    code, err = run_train()
+    assert code == 1 and 'damaged' in err
+
+
+def test_a_foreign_checkpoint_is_refused_by_name(run_train):
+    run_train()
+    torch.save({'model': torch.zeros(3)}, checkpoints()[-1])
+    code, err = run_train()
+    assert code == 1 and 'not written by alfx' in err and 'ckpt-' in err
+
+
+@pytest.mark.parametrize('root_dir', ['/proc/no_folder_can_be_made_here/run', 'a_file/run'])
+def test_a_folder_that_cannot_be_written_is_named(run_train, root_dir, tmp_path):
+    (tmp_path / 'a_file').write_text('')
+    code, err = run_train(root_dir=root_dir)
+    assert code == 2 and root_dir.split('/')[-2] in err
+
+
+def test_a_full_disk_ends_the_run_and_keeps_the_checkpoints_there_are(run_train, monkeypatch):
+    run_train('TrainerConfig.num_iterations = 2\n')
+    kept = len(checkpoints())
+
+    def full(_):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(os, 'fsync', full)
+        code, err = run_train()
+    assert code == 1 and 'No space left on device' in err
+    assert len(checkpoints()) == kept
+    assert run_train()[0] == 0
+
+
+def test_a_missing_conf_names_the_nearest_one(run_train):
+    code, err = run_train(conf='ppo_cart_pol')
+    assert code == 2 and 'ppo_cart_pole' in err
+
+
+def test_nothing_is_left_behind_by_a_conf_that_is_wrong(run_train, tmp_path):
+    code, _ = run_train("PPOLoss.gama = 0.9\n")
+    assert code == 2
+    assert not (tmp_path / 'run').exists()
