@@ -4,6 +4,7 @@
 the ones that conf files name.
 """
 import copy
+import functools
 import numbers
 from collections.abc import Callable, Iterable
 from typing import Any, Optional, Union
@@ -45,6 +46,15 @@ def clip_divisor(norm: Tensor, max_norm: float) -> Tensor:
     Exactly 1 where the norm is within the bound. NaN stays NaN.
     """
     return (norm / max_norm).clamp_(min=1.0)
+
+
+def _without_compiler(method: Callable) -> Callable:
+    """``method`` without the wrapper that keeps torch.compile away from it.
+
+    The first call of any such wrapper imports the compiler, which takes a second.
+    """
+    wrapped = getattr(method, '__wrapped__', None)
+    return method if wrapped is None else functools.partial(wrapped, method.__self__)  # type: ignore[attr-defined]
 
 
 class ClippingMixin:
@@ -137,7 +147,7 @@ class ClippingMixin:
                 _refuse_opt_args(param, self.name)
         if schedule is not None:
             group['lr'] = _initial_lr(schedule, self.name)
-        super().add_param_group(group)  # type: ignore[misc]
+        _without_compiler(super().add_param_group)(group)  # type: ignore[misc]
         self._group_schedules.append(schedule)
         self._scheduled = any(s is not None for s in self._group_schedules)
 
@@ -204,7 +214,11 @@ class ClippingMixin:
         Raises:
             ValueError: the groups do not match.
         """
-        super().load_state_dict(copy.deepcopy(state_dict))  # type: ignore[misc]
+        _without_compiler(super().load_state_dict)(copy.deepcopy(state_dict))  # type: ignore[misc]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all parameters and the groups, as torch gives it."""
+        return _without_compiler(super().state_dict)()  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         torch_state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
