@@ -271,4 +271,4 @@ def _seed_argument(env: VectorEnv, seeds: list[int | None] | None) -> Any:
 def _name(env: VectorEnv) -> str:
     if isinstance(env, SupervisedVectorEnv):
         return env.name
-    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+    return getattr(env.spec, 'id', None) or type(env.unwrapped).__name__  # EnvPool's specs have no id

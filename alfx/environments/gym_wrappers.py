@@ -16,6 +16,7 @@ from gymnasium import spaces
 from alfx.environments.errors import EnvironmentLoadError
 from alfx.environments.gym_action_wrappers import (ContinuousActionClip, ContinuousActionMapping, NonEpisodicEnv,
                                                    NormalizedAction)
+from alfx.environments.image_spaces import (box_like, image_axes, is_channels_last_image, luma, opencv, require_box)
 from alfx.gin_utils import configurable
 
 __all__ = [
@@ -115,35 +116,6 @@ class BaseObservationWrapper(gymnasium.ObservationWrapper):
         raise NotImplementedError(f'{type(self).__name__}.transform_observation')
 
 
-def _require_box(space: spaces.Space, wrapper: Any, *ranks: int) -> spaces.Box:
-    if not isinstance(space, spaces.Box) or (ranks and len(space.shape) not in ranks):
-        name = type(wrapper).__name__
-        rank = f' of {" or ".join(map(str, ranks))} dimensions' if ranks else ''
-        raise EnvironmentLoadError(f'{name}: expected a Box{rank}, found {space}; give the fields that are such boxes: '
-                                   f'{name}.fields = [...]')
-    return space
-
-
-def _like(space: spaces.Box, func: Callable[[np.ndarray], np.ndarray]) -> spaces.Box:
-    """The Box whose bounds are ``func`` of those of ``space``."""
-    return spaces.Box(func(space.low), func(space.high), dtype=space.dtype.type)
-
-
-def _axes(channel_order: str) -> tuple[int, int]:
-    """Height and width axes of an image."""
-    if channel_order not in ('channels_last', 'channels_first'):
-        raise EnvironmentLoadError("channel_order: expected 'channels_last' or 'channels_first', found "
-                                   f'{channel_order!r}')
-    return (0, 1) if channel_order == 'channels_last' else (1, 2)
-
-
-def is_channels_last_image(space: spaces.Space) -> bool:
-    """Whether ``space`` looks like images ``(H, W, C)``: a uint8 Box of rank 3 whose first axis is not the shortest."""
-    if not isinstance(space, spaces.Box) or len(space.shape) != 3 or space.dtype != np.uint8:
-        return False
-    return space.shape[0] >= min(space.shape[1:])
-
-
 @configurable
 class ImageChannelFirst(BaseObservationWrapper):
     """Images ``(H, W, C)`` -> ``(C, H, W)``.
@@ -159,7 +131,7 @@ class ImageChannelFirst(BaseObservationWrapper):
         super().__init__(env, fields)
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
-        return _like(_require_box(observation_space, self, 3), lambda bound: bound.transpose(2, 0, 1))
+        return box_like(require_box(observation_space, self, 3), lambda bound: bound.transpose(2, 0, 1))
 
     def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
         return np.asarray(observation).transpose(2, 0, 1)
@@ -191,12 +163,12 @@ class ObservationSubset(BaseObservationWrapper):
         super().__init__(env, fields)
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
-        box = _require_box(observation_space, self, 1)
+        box = require_box(observation_space, self, 1)
         size = box.shape[0]
         if np.any((self._indices < -size) | (self._indices >= size)):
             raise EnvironmentLoadError(f'ObservationSubset.indices: expected numbers from {-size} to {size - 1}, found '
                                        f'{self._indices.tolist()}')
-        return _like(box, lambda bound: bound[self._indices])
+        return box_like(box, lambda bound: bound[self._indices])
 
     def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
         return np.asarray(observation)[self._indices]
@@ -218,7 +190,7 @@ class FrameStack(BaseObservationWrapper):
                  fields: Sequence[str] | None = None):
         if stack_size < 1:
             raise EnvironmentLoadError(f'FrameStack.stack_size: expected at least 1, found {stack_size}')
-        _axes(channel_order)
+        image_axes(channel_order)
         self._stack_size = stack_size
         self._axis = -1 if channel_order == 'channels_last' else 0
         self._frames: dict[str, deque] = {}
@@ -229,8 +201,8 @@ class FrameStack(BaseObservationWrapper):
         return join(frames, axis=self._axis)
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
-        box = _require_box(observation_space, self, 1, 2, 3)
-        return _like(box, lambda bound: self._joined([bound] * self._stack_size))
+        box = require_box(observation_space, self, 1, 2, 3)
+        return box_like(box, lambda bound: self._joined([bound] * self._stack_size))
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         self._frames = {}
@@ -265,27 +237,13 @@ class FrameResize(BaseObservationWrapper):
         super().__init__(env, fields)
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
-        box = _require_box(observation_space, self, 2, 3)
+        box = require_box(observation_space, self, 2, 3)
         return spaces.Box(box.low.min(), box.high.max(), (self._size[1], self._size[0], *box.shape[2:]),
                           box.low.dtype.type)
 
     def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
         resized = self._cv2.resize(observation, self._size, interpolation=self._interpolation)
         return resized.reshape(*resized.shape[:2], *observation.shape[2:])
-
-
-def opencv(wrapper: str) -> Any:
-    """The module ``cv2``.
-
-    Raises:
-        EnvironmentLoadError: it is not installed; says how to get it.
-    """
-    try:
-        import cv2
-    except ImportError:
-        raise EnvironmentLoadError(f"{wrapper} needs opencv: pip install 'alfx[atari]'") from None
-    cv2.setNumThreads(1)  # its threads compete with those of torch for pictures too small to gain by them
-    return cv2
 
 
 @configurable
@@ -305,19 +263,19 @@ class FrameCrop(BaseObservationWrapper):
     def __init__(self, env: gymnasium.Env, sx: int = 0, sy: int = 0, width: int = 84, height: int = 84,
                  channel_order: str = 'channels_last', fields: Sequence[str] | None = None):
         window = (slice(sy, sy + height), slice(sx, sx + width))
-        self._row_axis, self._column_axis = _axes(channel_order)
+        self._row_axis, self._column_axis = image_axes(channel_order)
         self._window = window if channel_order == 'channels_last' else (slice(None), *window)
         super().__init__(env, fields)
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
-        box = _require_box(observation_space, self, 2, 3) if self._row_axis == 0 else _require_box(
+        box = require_box(observation_space, self, 2, 3) if self._row_axis == 0 else require_box(
             observation_space, self, 3)
         rows, columns = self._window[self._row_axis], self._window[self._column_axis]
         height, width = box.shape[self._row_axis], box.shape[self._column_axis]
         if rows.stop > height or columns.stop > width or rows.start < 0 or columns.start < 0:
             raise EnvironmentLoadError(f'FrameCrop: rows {rows.start}:{rows.stop} and columns {columns.start}:'
                                        f'{columns.stop} are not within an image of {height} rows, {width} columns')
-        return _like(box, lambda bound: bound[self._window])
+        return box_like(box, lambda bound: bound[self._window])
 
     def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
         return observation[self._window]
@@ -357,7 +315,7 @@ class EpisodicRandomFrameCrop(_EpisodicAugmentation):
             raise EnvironmentLoadError('EpisodicRandomFrameCrop.cropping_fraction: expected a number in (0, 1], found '
                                        f'{cropping_fraction}')
         self._fraction = cropping_fraction
-        self._leading = (slice(None), ) * _axes(channel_order)[0]
+        self._leading = (slice(None), ) * image_axes(channel_order)[0]
         self._share = share_cropping
         self._places: dict[str, np.ndarray] = {}
         super().__init__(env, fields)
@@ -376,7 +334,7 @@ class EpisodicRandomFrameCrop(_EpisodicAugmentation):
         return image[(*self._leading, *window)]
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
-        return _like(_require_box(observation_space, self, 2, 3), lambda bound: self._crop(bound, np.zeros(2)))
+        return box_like(require_box(observation_space, self, 2, 3), lambda bound: self._crop(bound, np.zeros(2)))
 
     def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
         return self._crop(observation, self._places[field])
@@ -397,7 +355,7 @@ class FrameFlip(_EpisodicAugmentation):
     def __init__(self, env: gymnasium.Env, ud_flip_prob: float = 0.5, lr_flip_prob: float = 0.5,
                  channel_order: str = 'channels_last', fields: Sequence[str] | None = None):
         self._probabilities = np.array([ud_flip_prob, lr_flip_prob])
-        self._image_axes = _axes(channel_order)
+        self._image_axes = image_axes(channel_order)
         self._flipped: tuple[int, ...] = ()
         super().__init__(env, fields)
 
@@ -406,7 +364,7 @@ class FrameFlip(_EpisodicAugmentation):
         self._flipped = tuple(axis for axis, flip in zip(self._image_axes, flips) if flip)
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
-        return _require_box(observation_space, self, 2, 3)
+        return require_box(observation_space, self, 2, 3)
 
     def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
         return np.flip(observation, self._flipped) if self._flipped else observation
@@ -422,19 +380,13 @@ class FrameGrayScale(BaseObservationWrapper):
     """
 
     def transform_space(self, observation_space: spaces.Space) -> spaces.Space:
-        box = _require_box(observation_space, self, 3)
+        box = require_box(observation_space, self, 3)
         if box.shape[2] != 3 or box.dtype != np.uint8:
             raise EnvironmentLoadError(f'FrameGrayScale: expected uint8 (H, W, 3), found {box}')
         return spaces.Box(0, 255, (*box.shape[:2], 1), np.uint8)
 
     def transform_observation(self, observation: np.ndarray, field: str) -> np.ndarray:
         return luma(observation)[..., None]
-
-
-def luma(image: np.ndarray) -> np.ndarray:
-    """Brightness ``(H, W)`` of an RGB image ``(H, W, 3)``, both uint8."""
-    red, green, blue = (image[..., i].astype(np.uint32) for i in range(3))
-    return ((red * 9798 + green * 19235 + blue * 3735 + 16384) >> 15).astype(np.uint8)
 
 
 @configurable
@@ -493,7 +445,7 @@ class DMAtariPreprocessing(gymnasium.Wrapper):
         if own_skip != 1 and frame_skip != 1:
             raise EnvironmentLoadError(f'DMAtariPreprocessing: the environment repeats actions itself (frameskip='
                                        f"{own_skip}); use suite_atari.load, or env_args={{'frameskip': 1}}")
-        box = _require_box(env.observation_space, self, 2, 3)
+        box = require_box(env.observation_space, self, 2, 3)
         self._cv2 = opencv('DMAtariPreprocessing')
         self._to_gray = gray_scale and len(box.shape) == 3
         self._skip, self._noop_max, self._size = frame_skip, noop_max, screen_size

@@ -14,8 +14,10 @@ from alfx.environments.errors import EnvironmentLoadError, nearest
 
 _log = logging.getLogger(__name__)
 
-# packages whose import registers environments: the beginning of their ids, the extra that installs them
-_PLUGINS = {'ale_py': (r'ALE/|.*NoFrameskip-v', 'atari'), 'minigrid': (r'MiniGrid-|BabyAI-', 'minigrid')}
+# packages whose import registers environments: what their ids look like, what installs them
+_PLUGINS = {'ale_py': (r'ALE/|.*NoFrameskip-v', "'alfx[atari]'"),
+            'minigrid': (r'MiniGrid-|BabyAI-', "'alfx[minigrid]'"),
+            'shimmy': (r'dm_control/', "'shimmy[dm-control]'")}
 # what an entry point needs, and the extra that installs it
 _EXTRAS = {'gymnasium.envs.box2d': 'box2d', 'gymnasium.envs.mujoco': 'mujoco', 'ale_py': 'atari',
            'minigrid': 'minigrid'}
@@ -82,9 +84,9 @@ def find_spec(environment_name: str) -> EnvSpec:
     module, _, name = environment_name.rpartition(':')
     if module:
         _import(module, f'{environment_name!r} names the module {module!r}')
-    for package, (pattern, extra) in _PLUGINS.items():
+    for package, (pattern, requirement) in _PLUGINS.items():
         if name not in registry and re.match(pattern, name):
-            _import_plugin(package, name, extra)
+            _import_plugin(package, name, requirement)
     if name in registry:
         return registry[name]
     if not re.search(r'-v\d+$', name):
@@ -114,12 +116,12 @@ def _import(module: str, why: str) -> None:
         raise EnvironmentLoadError(f'{why}, which cannot be imported: {error}') from error
 
 
-def _import_plugin(package: str, name: str, extra: str) -> None:
+def _import_plugin(package: str, name: str, requirement: str) -> None:
     try:
         importlib.import_module(package)
     except ImportError:
         raise EnvironmentLoadError(f"{name} needs the package {package.replace('_', '-')}: pip install "
-                                   f"'alfx[{extra}]'") from None
+                                   f'{requirement}') from None
 
 
 def _import_if_there(package: str) -> None:

@@ -342,7 +342,8 @@ class ProcessVectorEnv(SupervisedVectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """End all processes; those that do not end within ``GRACE_SECONDS`` are killed."""
-        self._finalizer()
+        if hasattr(self, '_finalizer'):  # older gymnasium also closes what could not be constructed
+            self._finalizer()
 
     @property
     def worker_pids(self) -> list[int | None]:

@@ -54,6 +54,8 @@ def capture(env: Any) -> bytes | None:
                   for layer in layers]
     buffer = io.BytesIO()
     try:
+        for layer in layers:
+            object.__reduce_ex__(layer, 4)  # raises for an object that holds more than its attributes, in native code
         _Pickler(buffer, layers).dump((_VERSION, _shape(layers), simulated, attributes))
     except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
         _log.info('%s has no state that can be saved: %s', env, error)

@@ -50,8 +50,8 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
         num_parallel_environments: ``B``.
         batch_size_per_env: how many environments one process steps; ``None``: 1.
         eval_batch_size_per_env: used instead with ``for_evaluation``; ``None``: the same.
-        nonparallel: step all environments one after the other in this process. Faster for environments whose step
-            takes less than about 50 us, such as classic control.
+        nonparallel: step all environments one after the other in this process; faster where a step is short, as in
+            classic control.
         flatten: must be True: steps travel as flat arrays in shared memory.
         start_serially: wait for each process to be ready before the next is started.
         num_spare_envs: must be 0: a process that dies is replaced by a new one.

@@ -286,7 +286,8 @@ class SerialVectorEnv(SupervisedVectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close all environments."""
-        self._group.close()
+        if hasattr(self, '_group'):  # older gymnasium also closes what could not be constructed
+            self._group.close()
 
 
 def environment_name(env: gymnasium.Env) -> str:

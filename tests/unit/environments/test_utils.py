@@ -5,9 +5,10 @@ import gin
 import pytest
 import torch
 
-from alfx.environments import suite_unittest
+from alfx.environments import suite_gym, suite_unittest
 from alfx.environments.alf_gym_wrapper import AlfGymWrapper
-from alfx.environments.alf_wrappers import ActionObservationWrapper, BatchEnvironmentWrapper, CheckedEnvironment
+from alfx.environments.alf_wrappers import (ActionObservationWrapper, BatchEnvironmentWrapper, CheckedEnvironment,
+                                            MultitaskWrapper)
 from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError
 from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.suite_unittest_gym import ChainEnv, CountEnv, RaisingEnv
@@ -86,6 +87,12 @@ class TestCreateEnvironment:
         with pytest.raises(EnvironmentLoadError, match='found a int'):
             create_environment('x', env_load_fn=lambda name: 3, num_parallel_environments=2, nonparallel=True)
 
+    def test_a_batch_of_environments_of_several_tasks(self):
+        load = partial(MultitaskWrapper.load, suite_gym.load)
+        env = create_environment(['CartPole-v1', 'CartPole-v0'], env_load_fn=load, num_parallel_environments=3,
+                                 nonparallel=True, seed=0)
+        assert env.reset().env_info['task_id'].tolist() == [0, 1, 0] and env.num_tasks == 2
+
     def test_wrappers_of_the_batch(self):
         env = create_environment(num_parallel_environments=2, nonparallel=True,
                                  batched_wrappers=[ActionObservationWrapper])
@@ -158,6 +165,7 @@ class TestConfFiles:
 
     def test_every_public_constructor_is_known_to_conf_files(self):
         for name in ('alf_wrappers.CurriculumWrapper', 'alf_wrappers.CheckedEnvironment',
-                     'gym_wrappers.NormalizedAction', 'gym_wrappers.DMAtariPreprocessing', 'suite_atari.load', 'suite_minigrid.load',
+                     'gym_wrappers.NormalizedAction', 'gym_wrappers.DMAtariPreprocessing', 'suite_atari.load',
+                     'suite_minigrid.load',
                      'load_with_random_max_episode_steps', 'ParallelAlfEnvironment', 'ProcessVectorEnv'):
             assert gin.config._REGISTRY.get_match(name) is not None, name
