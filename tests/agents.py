@@ -56,8 +56,9 @@ def make_agent(algorithm, environment, batch_size=4, unroll_length=6, seed=0, da
         encoder['lstm_hidden_size'] = (8, )
     rl = partial(ALGORITHMS[algorithm], actor_network_ctor=partial(actor, **encoder),
                  value_network_ctor=partial(value, **encoder))
+    agent_args.setdefault('rl_algorithm_cls', rl)
     agent = Agent(env.observation_spec(), env.action_spec(), env.reward_spec(), env=env, config=config,
-                  rl_algorithm_cls=rl, optimizer=Adam(lr=learning_rate), **agent_args)
+                  optimizer=Adam(lr=learning_rate), **agent_args)
     agent.set_path('')
     agent.finalize()
     return agent, env

@@ -1,0 +1,180 @@
+"""An agent with all kinds of parts: what each of them sees, and what becomes of its rewards and losses."""
+from functools import partial
+
+import pytest
+import torch
+from agents import make_agent
+from torch import nn
+
+from alfx.algorithms.agent_helpers import AgentHelper
+from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.entropy_target_algorithm import EntropyTargetAlgorithm, SGDEntropyTargetAlgorithm
+from alfx.data_structures import AlgStep, LossInfo, namedtuple
+from alfx.optimizers import SGD, Adam
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+
+both = pytest.mark.parametrize('algorithm', ['actor-critic', 'ppo'])
+
+
+class Doubler(Algorithm):
+    """A representation learner: the observation, twice, times a weight whose loss draws it to 3."""
+
+    def __init__(self, observation_spec, action_spec=None, reward_spec=None, config=None, debug_summaries=False):
+        super().__init__(optimizer=SGD(lr=0.01), name='doubler')
+        self.weight = nn.Parameter(torch.ones(()))
+        self.output_spec = TensorSpec((2 * observation_spec.shape[0], ))
+        self.updates = self.iterations = 0
+
+    def _step(self, time_step):
+        output = torch.cat([time_step.observation] * 2, -1) * self.weight
+        return AlgStep(output, (), LossInfo(loss=(self.weight - 3.0).square().expand(len(output))))
+
+    def predict_step(self, inputs, state):
+        return self._step(inputs)
+
+    def rollout_step(self, inputs, state):
+        return self._step(inputs)
+
+    def train_step(self, inputs, state, rollout_info):
+        return self._step(inputs)
+
+    def after_update(self, root_inputs, info):
+        self.updates += 1
+
+    def after_train_iter(self, root_inputs, rollout_info):
+        self.iterations += 1
+
+
+class Bonus(Algorithm):
+    """An intrinsic reward of 10, and no loss to speak of."""
+
+    def rollout_step(self, inputs, state):
+        zeros = torch.zeros(len(inputs.observation))
+        return AlgStep(zeros + 10.0, (), LossInfo(loss=zeros))
+
+    def train_step(self, inputs, state, rollout_info):
+        return self.rollout_step(inputs, state)
+
+
+GoalState = namedtuple('GoalState', ['count'], default_value=())
+
+
+class Counter(Algorithm):
+    """A goal generator: the goal is the number of steps so far; its reward is 1."""
+
+    def __init__(self):
+        super().__init__(train_state_spec=GoalState(TensorSpec(())), name='counter')
+        self.action_spec = BoundedTensorSpec((1, ), torch.float32, 0., 1e6)
+
+    def rollout_step(self, inputs, state):
+        count = state.count + 1
+        zeros = torch.zeros(len(count))
+        return AlgStep((count.unsqueeze(-1), zeros + 1.0), GoalState(count), LossInfo(loss=zeros))
+
+    def predict_step(self, inputs, state):
+        return self.rollout_step(inputs, state)
+
+    def train_step(self, inputs, state, rollout_info):
+        return self.rollout_step(inputs, state)
+
+
+@both
+def test_a_representation_learner_is_trained_by_its_own_optimizer_and_seen_by_the_policy(algorithm):
+    agent, env = make_agent(algorithm, 'discrete', representation_learner_cls=Doubler)
+    learner = agent._representation_learner
+    assert agent._rl_algorithm.observation_spec == TensorSpec((2, ))
+    assert not agent.recomputes_rollout_info
+    for _ in range(3):
+        agent.train_iter()
+    assert 1.0 < learner.weight.item() < 3.0
+    assert learner.iterations == 3
+    assert learner.updates == (3 if algorithm == 'actor-critic' else 3 * 2 * 3)
+    assert not any(p is learner.weight for g in agent.default_optimizer.param_groups for p in g['params'])
+    agent.predict_step(env.current_time_step(), agent.get_initial_predict_state(4))
+
+
+@both
+def test_intrinsic_rewards_reach_the_loss_but_not_the_reported_return(algorithm):
+    plain, _ = make_agent(algorithm, 'discrete')
+    curious, _ = make_agent(algorithm, 'discrete', intrinsic_reward_module=Bonus(), intrinsic_reward_coef=0.5,
+                            extrinsic_reward_coef=2.0)
+    experience = curious.unroll(6)
+    reward = experience.time_step.reward.clone()
+    if algorithm == 'actor-critic':
+        seen = curious._on_policy_train_info(experience).rl.reward
+    else:
+        batch = curious._replay_buffer.gather_all()[0]
+        processed, _ = curious.preprocess_experience(batch.time_step, batch.rollout_info, ())
+        seen = processed.reward.transpose(0, 1)
+    torch.testing.assert_close(seen, 2.0 * reward + 0.5 * 10.0)
+    assert torch.equal(experience.time_step.reward, reward), 'the reward itself is left as it is'
+    plain.unroll(6)
+    assert curious.get_metrics()[2].result() <= 4.0
+
+
+@both
+def test_a_goal_generator_extends_the_observation_and_keeps_its_state(algorithm):
+    from alfx.nest.utils import NestConcat
+    from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+    from alfx.networks.value_networks import ValueNetwork
+    import agents
+    networks = dict(actor_network_ctor=partial(ActorDistributionNetwork, preprocessing_combiner=NestConcat()),
+                    value_network_ctor=partial(ValueNetwork, preprocessing_combiner=NestConcat()))
+    agent, env = make_agent(algorithm, 'discrete', goal_generator=Counter(),
+                            rl_algorithm_cls=partial(agents.ALGORITHMS[algorithm], **networks))
+    assert agent._rl_algorithm.observation_spec == [env.observation_spec(), agent._goal_generator.action_spec]
+    for _ in range(2):
+        agent.train_iter()
+    # an episode lasts 5 steps: the state starts anew at its FIRST
+    assert agent._cursor.state.goal_generator.count.max() <= 5
+
+
+@both
+@pytest.mark.parametrize('cls', [None, EntropyTargetAlgorithm, partial(SGDEntropyTargetAlgorithm,
+                                                                       optimizer=Adam(lr=0.1))])
+def test_an_entropy_target_moves_its_weight_as_the_policy_is_trained(algorithm, cls):
+    agent, _ = make_agent(algorithm, 'discrete', enforce_entropy_target=True, entropy_target_cls=cls)
+    part = agent._entropy_target_algorithm
+    before = {name: x.clone() for name, x in part.state_dict().items() if isinstance(x, torch.Tensor)}
+    for _ in range(5):
+        agent.train_iter()
+    after = part.state_dict()
+    assert any(not torch.equal(x, after[name]) for name, x in before.items())
+
+
+@both
+def test_nested_actions_get_a_nested_entropy_target(algorithm):
+    agent, _ = make_agent(algorithm, 'mixed', enforce_entropy_target=True)
+    agent.train_iter()
+    assert type(agent._entropy_target_algorithm).__name__ == 'NestedEntropyTargetAlgorithm'
+
+
+def test_paths_lead_to_the_infos_of_the_parts():
+    agent, _ = make_agent('ppo', 'discrete', intrinsic_reward_module=Bonus())
+    assert agent._rl_algorithm.path == 'rl' and agent._irm.path == 'irm'
+    agent.set_path('outer')
+    assert agent._rl_algorithm.path == 'outer.rl'
+
+
+def test_the_losses_of_the_parts_are_added_up():
+    class Constant(Algorithm):
+        def calc_loss(self, info):
+            return LossInfo(loss=torch.full((1, 2), info), scalar_loss=torch.tensor(info), extra={'value': info})
+
+    State = namedtuple('State', ['a', 'b'], default_value=())
+    helper, first, second = AgentHelper(State), Constant(), Constant()
+    helper.register_algorithm(first, 'a')
+    helper.register_algorithm(second, 'b')
+    info = helper.accumulate_loss_info([first, second], State(a=1.0, b=2.0))
+    assert info.loss.tolist() == [[3.0, 3.0]] and info.scalar_loss.item() == 3.0
+    assert info.extra == {'a': {'value': 1.0}, 'b': {'value': 2.0}}
+    with pytest.raises(ValueError, match="field 'a' already"):
+        helper.register_algorithm(first, 'a')
+
+
+def test_rewards_are_accumulated_into_a_new_tensor():
+    first, second = torch.ones(3), torch.ones(3)
+    total = AgentHelper.accumulate_algorithm_rewards([first, second], [1.0, 2.0], ['a', 'b'], 'reward', print)
+    assert total.tolist() == [3.0] * 3 and first.tolist() == [1.0] * 3
+    with pytest.raises(ValueError, match='do not match'):
+        AgentHelper.accumulate_algorithm_rewards([first], [1.0, 2.0], ['a'], 'reward', print)
