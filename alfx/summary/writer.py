@@ -1,16 +1,16 @@
 """Event files, written from a thread of their own.
 
-The caller only takes a copy of the numbers; encoding, compressing and writing happen in the background, where
-tensorboard is imported as well, when the first summary arrives. So neither ``import alfx`` nor the first
-iterations of a run wait for it.
+The caller only takes a copy of the numbers and puts it aside. Now and then a thread of its own encodes, compresses and
+writes what has come together; it imports tensorboard as well. So neither ``import alfx`` nor an iteration waits for it.
+The thread is not woken by each summary: for the interpreter to change threads takes longer than all the rest.
 """
 
+import collections
 import io
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 logger = logging.getLogger(__name__)
 
 DEFAULT_BUCKET_COUNT = 30
+_MAX_VALUES = 500
 
 
 class SummaryWriter:
@@ -32,18 +33,19 @@ class SummaryWriter:
 
     Args:
         log_dir: folder of the event file.
-        flush_secs: the file is flushed this often, in seconds.
-        max_queue: number of summaries held before the file is written to.
+        flush_secs: what has come together is written this often, in seconds (at least 0.1).
+        max_queue: number of events that tensorboard's writer holds before it writes.
     """
 
     def __init__(self, log_dir: str, flush_secs: float = 10, max_queue: int = 10):
         self.log_dir = str(log_dir)
         self.latest_scalars: dict[str, float] = {}
         self.walltime: float | None = None
-        self._flush_secs = flush_secs
+        self._flush_secs = max(flush_secs, 0.1)
         self._max_queue = max_queue
-        self._queue: queue.SimpleQueue = queue.SimpleQueue()
+        self._waiting: collections.deque = collections.deque()
         self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
         self._embedding_writer: Any = None
         self._closed = False
 
@@ -94,9 +96,10 @@ class SummaryWriter:
     def flush(self, timeout: float = 30.0) -> None:
         """Wait until what was written so far is on disk, at most ``timeout`` seconds."""
         if self._thread is not None and self._thread.is_alive():
-            done = threading.Event()
-            self._queue.put(done)
-            done.wait(timeout)
+            written = threading.Event()
+            self._waiting.append(written)
+            self._wake.set()
+            written.wait(timeout)
 
     def close(self) -> None:
         """Flush and close; what is written later is dropped."""
@@ -104,7 +107,7 @@ class SummaryWriter:
             return
         self._closed = True
         if self._thread is not None:
-            self._queue.put(None)
+            self._wake.set()
             self._thread.join(timeout=30.0)
         if self._embedding_writer is not None:
             self._embedding_writer.close()
@@ -112,39 +115,70 @@ class SummaryWriter:
     def _put(self, encode: Callable, tag: str, data: Any, step: int, walltime: float | None) -> None:
         if self._closed:
             return
+        self._waiting.append((encode, tag, data, int(step), walltime or self.walltime or time.time()))
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_all, name='summary-writer', daemon=True)
             self._thread.start()
-        walltime = walltime or self.walltime or time.time()
-        self._queue.put((encode, tag, data, int(step), walltime))
 
     def _write_all(self) -> None:
         """Body of the thread."""
         try:
-            from tensorboard.compat.proto.event_pb2 import Event
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
             writer = EventFileWriter(self.log_dir, self._max_queue, self._flush_secs)
-            while (item := self._queue.get()) is not None:
-                if isinstance(item, threading.Event):
-                    writer.flush()
-                    item.set()
-                    continue
-                encode, tag, data, step, walltime = item
-                writer.add_event(Event(wall_time=walltime, step=step, summary=encode(tag, data)))
+            while not self._closed:
+                self._wake.wait(self._flush_secs)
+                self._wake.clear()
+                self._write_waiting(writer)
+            self._write_waiting(writer)
             writer.close()
         except (OSError, ValueError, ImportError) as error:
             logger.error('summaries can not be written to %s and are dropped from now on: %s', self.log_dir, error)
-            self._drain()
+            self._closed = True
+            self._release()
 
-    def _drain(self) -> None:
-        while (item := self._queue.get()) is not None:
+    def _write_waiting(self, writer: Any) -> None:
+        """Write what has come together; then nobody needs to wait for it any more."""
+        waited_for: list[threading.Event] = []
+        try:
+            for event in self._take_events(waited_for):
+                writer.add_event(event)
+            writer.flush()
+        finally:
+            for written in waited_for:
+                written.set()
+
+    def _take_events(self, waited_for: list[threading.Event]) -> Iterator[Any]:
+        """What has come together, where values that follow each other with the same step are one event."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        event: Any = None
+        while self._waiting:
+            item = self._waiting.popleft()
+            if isinstance(item, threading.Event):
+                waited_for.append(item)
+                continue
+            encode, tag, data, step, walltime = item
+            value = encode(tag, data)
+            if event is not None and step == event.step and len(event.summary.value) < _MAX_VALUES:
+                event.summary.value.append(value)
+                continue
+            if event is not None:
+                yield event
+            event = Event(wall_time=walltime, step=step, summary=Summary(value=[value]))
+        if event is not None:
+            yield event
+
+    def _release(self) -> None:
+        """Drop what waits, and let nobody wait for it."""
+        while self._waiting:
+            item = self._waiting.popleft()
             if isinstance(item, threading.Event):
                 item.set()
 
 
 def _encode_scalar(tag: str, value: float) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
-    return Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+    return Summary.Value(tag=tag, simple_value=value)
 
 
 def _encode_histogram(tag: str, data: tuple) -> Any:
@@ -153,7 +187,7 @@ def _encode_histogram(tag: str, data: tuple) -> Any:
     # The proto gives the upper limit of each bucket: an empty first bucket tells where the second one begins.
     proto = HistogramProto(min=minimum, max=maximum, num=num, sum=total, sum_squares=sum_squares,
                            bucket_limit=edges.tolist(), bucket=[0.0, *counts.tolist()])
-    return Summary(value=[Summary.Value(tag=tag, histo=proto)])
+    return Summary.Value(tag=tag, histo=proto)
 
 
 def _encode_text(tag: str, value: str) -> Any:
@@ -163,7 +197,7 @@ def _encode_text(tag: str, value: str) -> Any:
     metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name='text'))
     tensor = TensorProto(dtype='DT_STRING', string_val=[value.encode('utf-8')],
                          tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]))
-    return Summary(value=[Summary.Value(tag=f'{tag}/text_summary', metadata=metadata, tensor=tensor)])
+    return Summary.Value(tag=f'{tag}/text_summary', metadata=metadata, tensor=tensor)
 
 
 def _encode_frames(tag: str, data: tuple) -> Any:
@@ -179,4 +213,4 @@ def _encode_frames(tag: str, data: tuple) -> Any:
         pictures[0].save(buffer, format='GIF', save_all=True, append_images=pictures[1:], loop=0,
                          duration=max(int(round(1000 / fps)), 20))
     image = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=buffer.getvalue())
-    return Summary(value=[Summary.Value(tag=tag, image=image)])
+    return Summary.Value(tag=tag, image=image)

@@ -351,6 +351,7 @@ class Trainer:
         if environment_state is None and self._env is not None and not self._warned_of_env:
             self._warned_of_env = True
             logger.info('the state of this environment cannot be saved: a run that goes on starts new episodes')
+        self._summary.writer.flush()  # what came before the checkpoint is never written again
         self._checkpointer.save(context.get_global_counter(), environment_state, temporary)
         self._checkpointer.remove_temporaries(_TEMPORARY_CHECKPOINTS_KEPT)
         if not temporary:
