@@ -78,6 +78,9 @@ def set_up_logging(path: str | None = None) -> None:
     logger = logging.getLogger('alfx')
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    for handler in [logging.StreamHandler(sys.stderr), *([] if path is None else [logging.FileHandler(path)])]:
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if path is not None:
+        handlers.append(logging.FileHandler(path))
+    for handler in handlers:
         handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s', '%H:%M:%S'))
         logger.addHandler(handler)

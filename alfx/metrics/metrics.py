@@ -19,11 +19,7 @@ from torch import nn
 from alfx import gin_utils, nest, summary
 from alfx.data_structures import TimeStep
 from alfx.metrics.host_module import HostModule
-from alfx.metrics.segments import StepSequence, to_host
-
-_UFUNC = {'sum': np.add, 'mean': np.add, 'max': np.maximum, 'min': np.minimum}
-_INITIAL = {'sum': 0., 'mean': 0., 'max': -np.inf, 'min': np.inf}
-
+from alfx.metrics.segments import INITIAL, UFUNC, StepSequence, aggregate, reduction_of, to_host
 
 def update_metrics(metrics: Iterable[Any], time_steps: TimeStep, stacked: bool = True) -> None:
     """Show the same steps to several metrics; what they have in common is computed once.
@@ -246,9 +242,9 @@ class AverageEpisodicAggregationMetric(StepMetric):
         example = self._example_values(example_time_step)
         leaves = nest.flatten_with_path(example)
         self._structure = nest.map_structure(lambda x: 0, example)
-        self._reductions = [_reduction_of(path) for path, _ in leaves]
+        self._reductions = [reduction_of(path) for path, _ in leaves]
         self._length = np.zeros(batch_size, dtype=np.int64)
-        self._accumulated = [np.full((batch_size, *leaf.shape[1:]), _INITIAL[reduction])
+        self._accumulated = [np.full((batch_size, *leaf.shape[1:]), INITIAL[reduction])
                              for (_, leaf), reduction in zip(leaves, self._reductions)]
         self.buffers_of_episodes = nn.ModuleList(MetricBuffer(buffer_size, dtype, leaf.shape[1:]) for _, leaf in leaves)
 
@@ -270,15 +266,14 @@ class AverageEpisodicAggregationMetric(StepMetric):
         values = self._extract_values(steps)
         if not steps.crosses_boundary:
             for value, accumulated, reduction in zip(values, self._accumulated, self._reductions):
-                ufunc = _UFUNC[reduction]
+                ufunc = UFUNC[reduction]
                 ufunc(accumulated, ufunc.reduce(value, axis=1), out=accumulated)
             self._length += steps.num_steps
             return
         positions, ended = steps.positions(self._length), steps.segments.ended
-        for value, accumulated, reduction, buffer in zip(values, self._accumulated, self._reductions,
-                                                         self.buffers_of_episodes):
-            total = _aggregate(steps, value, accumulated, reduction)
-            if steps.num_ended:
+        for value, accumulated, reduction, buffer in zip(values, self._accumulated, self._reductions, self._rings()):
+            total = aggregate(steps, value, accumulated, reduction)
+            if positions.length is not None and steps.num_ended:
                 length = positions.length[ended]
                 done = self._mean(total[ended], length) if reduction == 'mean' else total[ended]
                 buffer.extend(self._finish(done, length))
@@ -294,19 +289,26 @@ class AverageEpisodicAggregationMetric(StepMetric):
 
     def has_result(self) -> bool:
         """Whether an episode has ended."""
-        return all(len(buffer) for buffer in self.buffers_of_episodes)
+        return all(len(buffer) for buffer in self._rings())
 
     def result(self) -> Any:
         """Mean over the last episodes; 0 before the first one ended."""
-        return self._pack([buffer.mean() for buffer in self.buffers_of_episodes])
+        return self._pack([buffer.mean() for buffer in self._rings()])
 
     def std(self) -> Any:
         """Standard deviation over the last episodes."""
-        return self._pack([buffer.std() for buffer in self.buffers_of_episodes])
+        return self._pack([buffer.std() for buffer in self._rings()])
 
     def latest(self) -> Any:
         """Value of the episode that ended last."""
-        return self._pack([buffer.latest() for buffer in self.buffers_of_episodes])
+        return self._pack([buffer.latest() for buffer in self._rings()])
+
+    def episodes(self) -> list[np.ndarray]:
+        """float64 ``[n, ...]`` for each leaf of the result: the values of the last episodes, the oldest first."""
+        return [buffer.values() for buffer in self._rings()]
+
+    def _rings(self) -> list[MetricBuffer]:
+        return list(self.buffers_of_episodes)  # type: ignore[arg-type]
 
     def _pack(self, values: list[torch.Tensor]) -> Any:
         return nest.pack_sequence_as(self._structure, values)
@@ -314,12 +316,12 @@ class AverageEpisodicAggregationMetric(StepMetric):
     def _reset_running(self) -> None:
         self._length.fill(0)
         for accumulated, reduction in zip(self._accumulated, self._reductions):
-            accumulated.fill(_INITIAL[reduction])
+            accumulated.fill(INITIAL[reduction])
 
     def reset(self) -> None:
         """Forget all episodes, the running ones included."""
         self._reset_running()
-        for buffer in self.buffers_of_episodes:
+        for buffer in self._rings():
             buffer.clear()
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
@@ -330,32 +332,6 @@ class AverageEpisodicAggregationMetric(StepMetric):
             self._reset_running()
         else:
             super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def _aggregate(steps: StepSequence, value: np.ndarray, accumulated: np.ndarray, reduction: str) -> np.ndarray:
-    """``[S, ...]`` aggregate of each segment with what was carried into it; leaves that of the open episodes
-    in ``accumulated``."""
-    ufunc, segments = _UFUNC[reduction], steps.segments
-    total = ufunc.reduceat(value.reshape(-1, *value.shape[2:]), segments.starts, axis=0)
-    if ufunc is np.add:
-        total[segments.initial] += accumulated * segments.carried.reshape(-1, *(1, ) * (accumulated.ndim - 1))
-    else:
-        carried = segments.initial[segments.carried > 0]
-        total[carried] = ufunc(total[carried], accumulated[segments.carried > 0])
-    accumulated[...] = total[segments.final]
-    return total
-
-
-def _reduction_of(path: str) -> str:
-    """How a named quantity is aggregated over an episode: what follows ``@`` in its name, or the sum."""
-    _, at, suffix = path.rpartition('@')
-    if not at:
-        return 'sum'
-    reduction = {'step': 'mean'}.get(suffix, suffix)
-    if reduction not in _UFUNC:
-        raise ValueError(f"env_info field '{path}': unknown aggregation '@{suffix}', expected one of "
-                         '@sum, @step (mean over the steps), @max, @min')
-    return reduction
 
 
 class AverageReturnMetric(AverageEpisodicAggregationMetric):
@@ -515,7 +491,7 @@ class AverageEnvInfoMetric(AverageEpisodicAggregationMetric):
 
     def _extract_values(self, steps: StepSequence) -> list[np.ndarray]:
         values = nest.flatten(self._example_values(steps.time_step))
-        return [steps.without_first(steps.host(value).astype(np.float64), _INITIAL[reduction])
+        return [steps.without_first(steps.host(value).astype(np.float64), INITIAL[reduction])
                 for value, reduction in zip(values, self._reductions)]
 
 

@@ -13,6 +13,10 @@ import torch
 
 from alfx.data_structures import StepType, TimeStep
 
+# How a quantity is aggregated over an episode, and what changes nothing in it.
+UFUNC = {'sum': np.add, 'mean': np.add, 'max': np.maximum, 'min': np.minimum}
+INITIAL = {'sum': 0., 'mean': 0., 'max': -np.inf, 'min': np.inf}
+
 
 def to_host(x: torch.Tensor | np.ndarray) -> np.ndarray:
     """The numbers of ``x`` as a numpy array; shares the memory of a CPU tensor."""
@@ -141,3 +145,39 @@ class StepSequence:
         first_index = np.maximum.accumulate(np.where(self.first, index, -1), axis=1)
         position = np.where(first_index >= 0, index - first_index, position)
         return Positions(position, position.reshape(-1)[self.segments.ends - 1], position[:, -1])
+
+
+def aggregate(steps: StepSequence, value: np.ndarray, accumulated: np.ndarray, reduction: str) -> np.ndarray:
+    """Aggregate a quantity over the segments of a sequence.
+
+    Args:
+        steps: crosses an episode boundary.
+        value: float64 ``[B, T, ...]``, with what changes nothing at FIRST.
+        accumulated: float64 ``[B, ...]``: what the episodes at row 0 have come to so far; it is set to what the episodes
+            at the last row have come to.
+        reduction: a key of ``UFUNC``.
+
+    Returns:
+        ``[S, ...]``: for each segment, what its episode has come to at the end of it.
+    """
+    ufunc, segments = UFUNC[reduction], steps.segments
+    total = ufunc.reduceat(value.reshape(-1, *value.shape[2:]), segments.starts, axis=0)
+    if ufunc is np.add:
+        total[segments.initial] += accumulated * segments.carried.reshape(-1, *(1, ) * (accumulated.ndim - 1))
+    else:
+        carried = segments.initial[segments.carried > 0]
+        total[carried] = ufunc(total[carried], accumulated[segments.carried > 0])
+    accumulated[...] = total[segments.final]
+    return total
+
+
+def reduction_of(path: str) -> str:
+    """How a named quantity is aggregated over an episode: what follows ``@`` in its name, or the sum."""
+    _, at, suffix = path.rpartition('@')
+    if not at:
+        return 'sum'
+    reduction = {'step': 'mean'}.get(suffix, suffix)
+    if reduction not in UFUNC:
+        raise ValueError(f"env_info field '{path}': unknown aggregation '@{suffix}', expected one of "
+                         '@sum, @step (mean over the steps), @max, @min')
+    return reduction

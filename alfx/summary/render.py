@@ -170,10 +170,11 @@ def render_curve(name: str, data: Any, x_range: tuple[float, float] | None = Non
     """One or several curves, ``data [N]`` or ``[K, N]``, over ``x_range`` (0 to N - 1 if None). See
     :func:`render_heatmap` for the other arguments; ``**kwargs`` are for ``Axes.plot``."""
     curves = np.atleast_2d(_array(data, 1, 2))
-    x = np.linspace(*(x_range or (0, curves.shape[1] - 1)), curves.shape[1])
+    low, high = (0.0, curves.shape[1] - 1.0) if x_range is None else x_range
+    x = np.linspace(low, high, curves.shape[1])
 
     def draw(figure: Any, axes: Any) -> None:
-        for curve, label in zip(curves, legends or [None] * len(curves)):
+        for curve, label in zip(curves, _labels(legends, len(curves))):
             axes.plot(x, curve, label=label, **kwargs)
         _finish_axes(axes, x_label, y_label, y_range, legends, legend_kwargs)
 
@@ -193,7 +194,7 @@ def render_3d_curve(name: str, data: Any, x_range: tuple[float, float] | None = 
     curves = array[None] if array.ndim == 2 else array
 
     def draw(figure: Any, axes: Any) -> None:
-        for curve, label in zip(curves, legends or [None] * len(curves)):
+        for curve, label in zip(curves, _labels(legends, len(curves))):
             axes.plot(*curve.T, label=label, **kwargs)
         for limit, set_limit in ((x_range, axes.set_xlim), (z_range, axes.set_zlim)):
             if limit is not None:
@@ -217,7 +218,7 @@ def render_bar(name: str, data: Any, width: float = 0.8, y_range: tuple[float, f
     one = width / len(groups)
 
     def draw(figure: Any, axes: Any) -> None:
-        for i, (group, label) in enumerate(zip(groups, legends or [None] * len(groups))):
+        for i, (group, label) in enumerate(zip(groups, _labels(legends, len(groups)))):
             bars = axes.bar(x + (i - (len(groups) - 1) / 2) * one, group, one, label=label, **kwargs)
             if annotate_format:
                 axes.bar_label(bars, fmt=annotate_format, fontsize=5)
@@ -263,8 +264,9 @@ def render_action_distribution(name: str, act_dist: Any, action_spec: Any, n_sam
 
     def render(path: str, distribution: torch.distributions.Distribution, spec: BoundedTensorSpec) -> Image:
         title = f'{name}/{path}' if path else name
-        if isinstance(getattr(distribution, 'probs', None), torch.Tensor) and spec.is_discrete:
-            return render_bar(title, distribution.probs, y_range=(0, 1), **kwargs)
+        probabilities = getattr(distribution, 'probs', None)
+        if isinstance(probabilities, torch.Tensor) and spec.is_discrete:
+            return render_bar(title, probabilities, y_range=(0, 1), **kwargs)
         samples = distribution.sample((n_samples, )).reshape(n_samples, -1).cpu().numpy()
         low, high = samples.min(), max(samples.max(), samples.min() + 1e-6)
         counts = np.stack([np.histogram(column, n_bins, (low, high))[0] for column in samples.T])
@@ -311,6 +313,10 @@ def _array(data: Any, *ndims: int) -> np.ndarray:
         expected = ' or '.join(map(str, ndims))
         raise ValueError(f'expected data of {expected} dimensions (and a batch of 1), found shape {list(array.shape)}')
     return array
+
+
+def _labels(legends: Sequence[str] | None, count: int) -> Sequence[str | None]:
+    return [None] * count if legends is None else legends
 
 
 def _set_ticks(set_ticks: Callable, ticks: Sequence | None, labels: Sequence[str] | None) -> None:

@@ -54,7 +54,7 @@ def scalar(name: str, data: Any, step: int | None = None, walltime: float | None
     context.get_summary_writer().add_scalar(scope_name() + name, float(data), _step(step), walltime)
 
 
-def histogram(name: str, data: Any, step: int | None = None, bins: int | Sequence[float] | None = None,
+def histogram(name: str, data: Any, step: int | None = None, bins: int | Sequence[float] | np.ndarray | None = None,
               walltime: float | None = None, max_bins: int | None = None) -> None:
     """Write a histogram of all elements; those that are not finite are left out, with a warning.
 
@@ -212,7 +212,7 @@ def enter_summary_scope(method: Callable) -> Callable:
 
     @functools.wraps(method)
     def _in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
-        name = getattr(self, '_name', None) or getattr(self, 'name', type(self).__name__)
+        name = str(getattr(self, '_name', None) or getattr(self, 'name', type(self).__name__))
         with scope(name):
             return method(self, *args, **kwargs)
 

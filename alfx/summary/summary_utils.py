@@ -187,8 +187,8 @@ def summarize_action(actions: NestedTensor, action_specs: Any, name: str = 'acti
 
 
 def _bounds(spec: BoundedTensorSpec, index: int) -> tuple[float, float]:
-    low, high = (np.broadcast_to(np.asarray(b), spec.shape).reshape(-1) for b in (spec.minimum, spec.maximum))
-    low, high = float(low[index]), float(high[index])
+    low, high = (float(np.broadcast_to(np.asarray(bound), spec.shape).reshape(-1)[index])
+                 for bound in (spec.minimum, spec.maximum))
     return (low, high) if abs(low) < 1e30 and abs(high) < 1e30 else (-np.inf, np.inf)
 
 

@@ -13,15 +13,32 @@ import numpy as np
 import torch
 
 from alfx import context, nest, summary
-from alfx.data_structures import StepType, TimeStep, namedtuple
+from alfx.data_structures import StepType, TimeStep
 from alfx.engine.unroll import reset_state_at_first
-from alfx.metrics.metrics import (AverageEnvInfoMetric, AverageEpisodeLengthMetric, AverageReturnMetric, StepMetric,
-                                  update_metrics)
+from alfx.metrics.metrics import (AverageEnvInfoMetric, AverageEpisodeLengthMetric, AverageEpisodicAggregationMetric,
+                                  AverageReturnMetric, update_metrics)
 from alfx.trainers import building, random_state, run_files
 from alfx.utils.confidence import confidence_interval
 
-EvalJob = namedtuple('EvalJob', ['type', 'global_counter', 'step_metrics', 'state_dict', 'progresses', 'walltime'])
-"""A request to the process that evaluates: ``type`` is 'eval' or 'stop'."""
+
+class EvalJob(NamedTuple):
+    """A request to the process that evaluates.
+
+    Attributes:
+        type: 'eval' or 'stop'.
+        global_counter: the counter at the time of the request.
+        step_metrics: further counters by name.
+        state_dict: the weights, as ``torch.save`` writes them.
+        progresses: what schedules depend on.
+        walltime: the time of the request, in seconds since the epoch.
+    """
+    type: str
+    global_counter: int = 0
+    step_metrics: dict[str, int] = {}
+    state_dict: bytes = b''
+    progresses: dict[str, float] = {}
+    walltime: float = 0.0
+
 
 _FIRST_COLUMNS = ('global_counter', 'env_steps', 'iteration', 'episodes', 'average_return', 'std_return', 'ci95_return',
                   'average_length')
@@ -37,7 +54,7 @@ class EvalResult(NamedTuple):
     """
     returns: np.ndarray
     lengths: np.ndarray
-    metrics: list[StepMetric]
+    metrics: list[AverageEpisodicAggregationMetric]
 
     def statistics(self) -> dict[str, float]:
         """Number of episodes, mean, standard deviation and half the 95% confidence interval of the return (summed over
@@ -118,13 +135,14 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
         if not remaining.any():
             break
         time_step, state = env.step(alg_step.output), alg_step.state
-    returns, lengths = (metric.buffers_of_episodes[0].values() for metric in metrics[:2])
+    returns, lengths = (metric.episodes()[0] for metric in metrics[:2])
     return EvalResult(returns, lengths, metrics)
 
 
-def _metrics(example: TimeStep, num_episodes: int) -> list[StepMetric]:
-    metrics = [ctor(example_time_step=example, buffer_size=num_episodes)
-               for ctor in (AverageReturnMetric, AverageEpisodeLengthMetric)]
+def _metrics(example: TimeStep, num_episodes: int) -> list[AverageEpisodicAggregationMetric]:
+    metrics: list[AverageEpisodicAggregationMetric] = [
+        AverageReturnMetric(example_time_step=example, buffer_size=num_episodes),
+        AverageEpisodeLengthMetric(example_time_step=example, buffer_size=num_episodes)]
     if nest.flatten(example.env_info):
         metrics.append(AverageEnvInfoMetric(example_time_step=example, buffer_size=num_episodes))
     return metrics

@@ -144,7 +144,9 @@ def video_writer(path: str | None, fps: float) -> Iterator[Callable[[np.ndarray]
         raise ConfError(f'the name of a video ends with one of {", ".join(_FORMATS)}, found {path!r}')
     import imageio
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    options = {'duration': 1000 / fps, 'loop': 0} if suffix == '.gif' else {'fps': fps, 'macro_block_size': 1}
+    options: dict[str, Any] = {'fps': fps, 'macro_block_size': 1}
+    if suffix == '.gif':
+        options = {'duration': 1000 / fps, 'loop': 0}
     writer = imageio.get_writer(path, **options)
     try:
         yield lambda frame: writer.append_data(_even(frame))

@@ -28,7 +28,8 @@ def set_random_seed(seed: int | None) -> int:
 def capture() -> dict[str, Any]:
     """The states of the generators of Python, numpy, torch and, where one is in use, the GPUs."""
     version, numbers, gauss = random.getstate()
-    name, keys, *position = np.random.get_state()  # noqa: NPY002
+    numpy_state: Any = np.random.get_state()  # noqa: NPY002
+    name, keys, *position = numpy_state
     state = {
         'python': [version, list(numbers), gauss],
         'numpy': [name, torch.from_numpy(keys.astype(np.int64)), *position],

@@ -45,12 +45,12 @@ def enable_checkpoint(module: nn.Module, flag: bool = True) -> None:
 
     What is left out keeps its value when a checkpoint is loaded.
     """
-    module._is_checkpoint_enabled = flag
+    module._is_checkpoint_enabled = flag  # type: ignore[assignment]
 
 
 def is_checkpoint_enabled(module: nn.Module) -> bool:
     """Whether checkpoints hold the state of ``module``."""
-    return getattr(module, '_is_checkpoint_enabled', True)
+    return bool(getattr(module, '_is_checkpoint_enabled', True))
 
 
 class Checkpointer:
@@ -338,7 +338,7 @@ class _HashingWriter:
 
     def save(self, content: Any) -> None:
         try:
-            torch.save(content, self)
+            torch.save(content, self)  # type: ignore[arg-type]
             self._file.flush()
         except RuntimeError as error:
             if self._error is None:
