@@ -16,9 +16,9 @@ from alfx import gin_utils
 from alfx.gin_utils.checks import describe, problem_at, problem_of
 
 _OWNER = 'TrainerConfig'
-_COUNT = dict(kind=int, minimum=0)
-_POSITIVE = dict(kind=int, minimum=1)
-_FLAG = dict(kind=bool)
+_COUNT: dict[str, Any] = dict(kind=int, minimum=0)
+_POSITIVE: dict[str, Any] = dict(kind=int, minimum=1)
+_FLAG: dict[str, Any] = dict(kind=bool)
 
 # field -> arguments of check_value; a field that is not here takes any value.
 _ALLOWED: dict[str, dict] = {
@@ -285,7 +285,7 @@ class TrainerConfig:
         return tuple(self.data_transformer_ctor)
 
     def _wrong_values(self) -> list[gin_utils.Problem]:
-        problems = []
+        problems: list[Any] = []
         if self.algorithm_ctor is None:
             problems.append(problem_at(_OWNER, 'algorithm_ctor', 'is not set',
                                        'name the algorithm in the conf: TrainerConfig.algorithm_ctor = @Agent'))

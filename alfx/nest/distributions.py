@@ -23,5 +23,6 @@ def register_distribution(cls: type[Distribution],
         rebuild: ``rebuild(parameters, static)`` returns the distribution without computing anything; the
             parameters may be tensors, specs or placeholders of any type.
     """
-    optree.register_pytree_node(cls, lambda dist: (*get_params(dist), None),
+    optree.register_pytree_node(cls,  # type: ignore[arg-type]
+                                lambda dist: (*get_params(dist), None),
                                 lambda static, params: rebuild(tuple(params), static), namespace='alfx')

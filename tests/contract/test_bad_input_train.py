@@ -52,7 +52,8 @@ class Faulty(gymnasium.Env):
         self.steps += 1
         if self.fault == 'step' and self.steps == 6:
             raise RuntimeError('the simulator fell over')
-        return np.zeros(3, np.float32), float('nan') if self.fault == 'nan' and self.steps > 8 else 0.0, False, False, {}
+        reward = float('nan') if self.fault == 'nan' and self.steps > 8 else 0.0
+        return np.zeros(3, np.float32), reward, False, False, {}
 
 for fault in ('text', 'reset', 'step', 'nan'):
     gymnasium.register(f'Faulty{fault.title()}-v0', Faulty, kwargs={'fault': fault})

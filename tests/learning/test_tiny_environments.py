@@ -8,7 +8,8 @@ from alfx.environments.suite_unittest import ValueUnittestEnv
 
 # undiscounted return of an episode of 5 steps, 4 of which are rewarded; with memory, 2 of which are
 OPTIMAL = {'discrete': 4.0, 'continuous': 4.0, 'mixed': 4.0, 'nested observation': 4.0, 'recurrent': 2.0}
-ITERATIONS = {('recurrent', 'actor-critic'): 250, ('recurrent', 'ppo'): 120, ('mixed', 'ppo'): 120}
+ITERATIONS = {('recurrent', 'actor-critic'): 250, ('recurrent', 'ppo'): 120, ('mixed', 'ppo'): 120,
+              ('mixed', 'actor-critic'): 120}
 
 
 def greedy_return(agent, env, episodes=2):
@@ -29,7 +30,8 @@ def greedy_return(agent, env, episodes=2):
 @pytest.mark.parametrize('environment', list(OPTIMAL))
 @pytest.mark.parametrize('algorithm', list(ALGORITHMS))
 def test_the_greedy_policy_is_optimal(algorithm, environment):
-    agent, env = make_agent(algorithm, environment, batch_size=16, unroll_length=10, learning_rate=1e-2, mini_batch_size=80)
+    agent, env = make_agent(algorithm, environment, batch_size=16, unroll_length=10, learning_rate=1e-2,
+                            mini_batch_size=80)
     for _ in range(ITERATIONS.get((environment, algorithm), 60)):
         agent.train_iter()
     assert greedy_return(agent, env) >= 0.95 * OPTIMAL[environment]
