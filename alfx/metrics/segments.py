@@ -153,8 +153,8 @@ def aggregate(steps: StepSequence, value: np.ndarray, accumulated: np.ndarray, r
     Args:
         steps: crosses an episode boundary.
         value: float64 ``[B, T, ...]``, with what changes nothing at FIRST.
-        accumulated: float64 ``[B, ...]``: what the episodes at row 0 have come to so far; it is set to what the episodes
-            at the last row have come to.
+        accumulated: float64 ``[B, ...]``: what the episodes have come to before row 0; it is set to what they have come
+            to at the last row.
         reduction: a key of ``UFUNC``.
 
     Returns:

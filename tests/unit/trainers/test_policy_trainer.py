@@ -146,6 +146,20 @@ def test_temporary_checkpoints_are_written_in_between_and_the_latest_two_are_kep
     assert steps(tmp_path) == [6, 10, 11, 12]
 
 
+def test_event_file_tells_of_conf_networks_code_and_times(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    run(tmp_path, code_snapshots=['algorithms/algorithm.py'], summarize_grads_and_vars=True)
+    events = EventAccumulator(str(tmp_path / 'train'), size_guidance={'tensors': 0}).Reload()
+    tags = events.Tags()
+    for name in ('config/operative', 'networks/parameters', 'code/algorithms/algorithm.py'):
+        assert f'{name}/text_summary' in tags['tensors']
+    for name in ('Metrics/AverageReturn', 'Metrics_vs_EnvironmentSteps/AverageReturn', 'Metrics/AverageEpisodeLength',
+                 'loss', 'loss/policy', 'time/unroll', 'time/train', 'throughput/environment_steps_per_second',
+                 'summarize_grads/global_grad_norm'):
+        assert name in tags['scalars']
+    assert tags['histograms']
+
+
 def test_profile_is_written(tmp_path):
     run(tmp_path, profiling=True)
     assert 'train_iter' in (tmp_path / 'py_train.INFO').read_text()
