@@ -10,6 +10,7 @@ import torch
 
 from alfx import gin_utils
 from alfx.optimizers.clipping import ClippingMixin, LearningRate, Parameters
+from alfx.optimizers.foreach import ForeachRMSprop, ForeachSGD
 from alfx.optimizers.fused import FusedAdamBase
 
 
@@ -88,7 +89,7 @@ class AdamW(FusedAdamBase):
 
 
 @gin_utils.configurable(module='alfx.optimizers')
-class SGD(ClippingMixin, torch.optim.SGD):
+class SGD(ForeachSGD):
     """Stochastic gradient descent, ``torch.optim.SGD`` with clipping and schedules.
 
     Args:
@@ -129,7 +130,7 @@ class SGD(ClippingMixin, torch.optim.SGD):
 
 
 @gin_utils.configurable(module='alfx.optimizers')
-class RMSprop(ClippingMixin, torch.optim.RMSprop):
+class RMSprop(ForeachRMSprop):
     """RMSprop, ``torch.optim.RMSprop`` with clipping and schedules.
 
     Args:
