@@ -276,6 +276,13 @@ class Agent(RLAlgorithm):
         """Call ``after_update`` of each part."""
         self._helper.after_update(self._parts_with_loss(), experience, train_info)
 
+    @property
+    def trains_after_iteration(self) -> bool:
+        """Whether any part does anything in ``after_train_iter``."""
+        if self._reward_weight_algorithm is not None or type(self).after_train_iter is not Agent.after_train_iter:
+            return True
+        return any(part.trains_after_iteration for part in self._parts())
+
     def after_train_iter(self, experience: TimeStep | None, info: Any) -> None:
         """Call ``after_train_iter`` of each part, then hand new reward weights to the policy algorithm."""
         self._helper.after_train_iter(self._parts(), experience, info)

@@ -11,22 +11,21 @@ import torch
 from torch import nn
 
 from alfx import context, nest
-from alfx.algorithms.algorithm_interface import AlgorithmInterface
+from alfx.algorithms.checkpointing import CheckpointedAlgorithm
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.ownership import (algorithms_in, assign_optimizers, describe_owners, optimizers_of,
-                                       trainable_parts)
+from alfx.algorithms.ownership import assign_optimizers, describe_owners, optimizers_of
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep
+from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.replay import train_from_replay_buffer
 from alfx.engine.update import apply_gradients, train_from_unroll
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import configurable
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec, zeros_from_spec
-from alfx.utils.checkpoint_utils import extract_sub_state_dict_from_checkpoint
 
 
 @configurable
-class Algorithm(AlgorithmInterface):
+class Algorithm(CheckpointedAlgorithm):
     """Base of all algorithms.
 
     Args:
@@ -46,7 +45,7 @@ class Algorithm(AlgorithmInterface):
                  predict_state_spec: NestedTensorSpec | None = None, is_on_policy: bool | None = None,
                  optimizer: Any = None, checkpoint: str | None = None, config: TrainerConfig | None = None,
                  debug_summaries: bool = False, name: str = 'Algorithm'):
-        super().__init__()
+        super().__init__(checkpoint)
         self._name = name
         self._config = config
         self._debug_summaries = debug_summaries
@@ -60,15 +59,13 @@ class Algorithm(AlgorithmInterface):
         self._default_optimizer = optimizer
         self._explicit_optimizers: list[tuple[Any, list[Any]]] = []
         self._force_params_visible_to_parent = False
-        self._checkpoint = checkpoint
-        self._pre_loaded = False
-        self._replay_buffer: ReplayBuffer | None = None
         self._replay_buffer_size: tuple[int, int] | None = None
         self._context_steps = 0  # at the start of the replay buffer, trained on in an earlier iteration
         self._experience_spec: NestedTensorSpec = None
         self._processed_experience_spec: NestedTensorSpec = None
         self._train_info_spec: NestedTensorSpec = None
         self._device: torch.device | None = None
+        self._gradient_noise_scale: GradientNoiseScale | None = None
         self._updated: tuple[list[Any], list[tuple[str, nn.Parameter]]] | None = None
 
     # What it is ------------------------------------------------------------------------------------------------
@@ -198,11 +195,6 @@ class Algorithm(AlgorithmInterface):
         return self._explicit_optimizers
 
     @property
-    def shares_parameters(self) -> bool:
-        """Whether a parameter may have an optimizer here besides one elsewhere."""
-        return any(getattr(part, 'force_params_visible_to_parent', False) for part in trainable_parts(self))
-
-    @property
     def force_params_visible_to_parent(self) -> bool:
         """Whether the parent's optimizer takes this algorithm's parameters even if it has optimizers of its own."""
         return self._force_params_visible_to_parent
@@ -266,6 +258,11 @@ class Algorithm(AlgorithmInterface):
             self._updated = optimizers, [(names.get(id(p), '?'), p) for optimizer in optimizers
                                          for group in optimizer.param_groups for p in group['params']]
         return self._updated
+
+    @property
+    def gradient_noise_scale(self) -> GradientNoiseScale | None:
+        """Estimates the noise scale of the gradient, if ``TrainerConfig.summarize_gradient_noise_scale``."""
+        return self._gradient_noise_scale
 
     # Data ------------------------------------------------------------------------------------------------------
 
@@ -342,6 +339,11 @@ class Algorithm(AlgorithmInterface):
     def observe_for_metrics(self, time_step: TimeStep) -> None:
         """Record a time step ``[B, ...]`` in the metrics; an algorithm without metrics does nothing."""
 
+    @property
+    def trains_after_iteration(self) -> bool:
+        """Whether ``after_train_iter`` does anything: only then are its arguments made."""
+        return type(self).after_train_iter is not Algorithm.after_train_iter
+
     # Training --------------------------------------------------------------------------------------------------
 
     def calc_loss(self, info: NestedTensor) -> LossInfo:
@@ -404,80 +406,6 @@ class Algorithm(AlgorithmInterface):
         """
         raise NotImplementedError('training on several GPUs (DistributedDataParallel) is not available in this version')
 
-    # Checkpoints -----------------------------------------------------------------------------------------------
-
-    @property
-    def pre_loaded(self) -> bool:
-        """Whether the ``checkpoint`` argument has been loaded into this algorithm."""
-        return self._pre_loaded
-
-    def preload_checkpoints(self) -> None:
-        """Load what the ``checkpoint`` arguments of this algorithm and its parts name, once."""
-        for algorithm in algorithms_in(self):
-            for part in algorithm.modules():
-                if isinstance(part, Algorithm) and part._checkpoint and not part._pre_loaded:
-                    prefix, _, path = part._checkpoint.rpartition('@')
-                    state = extract_sub_state_dict_from_checkpoint(prefix or 'alg', path)
-                    part.load_state_dict(state)
-                    part._pre_loaded = True
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps besides parameters and buffers: the states of this algorithm's own optimizers."""
-        extra: dict[str, Any] = {'optimizers': [o.state_dict() for o in self.optimizers(recurse=False)]}
-        if self._replay_buffer is not None and getattr(self._replay_buffer, 'enable_checkpoint', False):
-            extra['replay_buffer'] = self._replay_buffer.state_dict()
-        return extra
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`get_extra_state`.
-
-        Raises:
-            ValueError: the number of optimizers differs.
-        """
-        mine = self.optimizers(recurse=False)
-        if len(mine) != len(state['optimizers']):
-            raise ValueError(f'{self._name} has {len(mine)} optimizers of its own, the checkpoint has '
-                             f"{len(state['optimizers'])}; it belongs to another configuration")
-        for optimizer, saved in zip(mine, state['optimizers']):
-            optimizer.load_state_dict(saved)
-        if self._replay_buffer is not None and 'replay_buffer' in state:
-            self._replay_buffer.load_state_dict(state['replay_buffer'])
-
-    def state_dict(self, destination: Any = None, prefix: str = '', visited: Any = None,  # type: ignore[override]
-                   keep_vars: bool = False) -> dict[str, Any]:
-        """Parameters, buffers and optimizer states of this algorithm and its parts.
-
-        Args:
-            destination: dict to add to.
-            prefix: put before the keys.
-            visited: ids of modules to leave out, as they are stored elsewhere.
-            keep_vars: keep the gradient history of parameters.
-        """
-        if visited and id(self) in visited:
-            return {} if destination is None else destination
-        return super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
-
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True,  # type: ignore[override]
-                        skip_preloded: bool = True, assign: bool = False) -> Any:
-        """Load what :meth:`state_dict` returned.
-
-        Args:
-            state_dict: parameters, buffers and optimizer states.
-            strict: keys that are missing or too many are an error that names them.
-            skip_preloded: leave alone the parts whose ``checkpoint`` argument has been loaded.
-            assign: put the tensors themselves in place of copying their values.
-
-        Returns:
-            ``missing_keys`` and ``unexpected_keys``.
-        """
-        if skip_preloded:
-            state_dict = dict(state_dict)
-            for prefix, module in self.named_modules():
-                if isinstance(module, Algorithm) and module._pre_loaded:
-                    own = module.state_dict(prefix=f'{prefix}.' if prefix else '')
-                    state_dict.update((key, value) for key, value in own.items() if key in state_dict)
-        return super().load_state_dict(state_dict, strict=strict, assign=assign)
-
     # Set-up ----------------------------------------------------------------------------------------------------
 
     def finalize(self) -> None:
@@ -488,6 +416,8 @@ class Algorithm(AlgorithmInterface):
         """
         if self.data_transformer is not None:  # its statistics belong to the checkpoint, once
             self.add_module('_root_data_transformer', self.data_transformer)
+        if self._config is not None and self._config.summarize_gradient_noise_scale:
+            self._gradient_noise_scale = GradientNoiseScale().to(self.device)
         assign_optimizers(self)
         self.preload_checkpoints()
 
@@ -549,7 +479,9 @@ class Loss(Algorithm):
     def calc_loss(self, info: NestedTensor) -> LossInfo:
         """``info`` ``[T, B]``, times the weight."""
         if isinstance(info, LossInfo):
-            return info._replace(loss=info.loss * self._loss_weight)
+            weighted = [x * self._loss_weight if isinstance(x, torch.Tensor) else x
+                        for x in (info.loss, info.scalar_loss)]
+            return info._replace(loss=weighted[0], scalar_loss=weighted[1])
         return LossInfo(loss=info * self._loss_weight, extra=info)
 
 

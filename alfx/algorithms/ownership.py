@@ -4,7 +4,7 @@ Each algorithm may have a default optimizer, and optimizers for particular modul
 (``Algorithm.add_optimizer``). Ownership is decided once, bottom up: what a part's own optimizers do not take is
 passed to its parent. At the root a trainable parameter without an owner is an error that names it.
 """
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -24,8 +24,8 @@ def assign_optimizers(root: 'Algorithm') -> None:
         OwnershipError: names the parameters that have no optimizer or several.
     """
     _check_no_hidden_algorithm(root)
-    owners: dict[int, Any] = {}
-    orphans = _assign(root, owners, {id(p): name for name, p in root.named_parameters()})
+    owners = _Owners({id(p): name for name, p in root.named_parameters()})
+    orphans = owners.without_owner(_assign(root, owners))
     if orphans:
         names = [name for name, p in root.named_parameters() if any(p is orphan for orphan in orphans)]
         raise OwnershipError(
@@ -33,35 +33,54 @@ def assign_optimizers(root: 'Algorithm') -> None:
             "optimizer (e.g. Agent.optimizer=@Adam()), or set requires_grad=False on what is not to be trained")
 
 
-def _assign(algorithm: 'Algorithm', owners: dict[int, Any], names: dict[int, str]) -> list[nn.Parameter]:
+class _Owners:
+    """Which parameters have an optimizer already; ``shared`` ones may get another from a parent."""
+
+    def __init__(self, names: dict[int, str]):
+        self._names = names
+        self._owned: set[int] = set()
+        self.shared: set[int] = set()
+
+    def give(self, algorithm: 'Algorithm', optimizer: Any, parameters: list[nn.Parameter]) -> None:
+        """Have ``optimizer``, one of ``algorithm``, own ``parameters``."""
+        twice = [self._names.get(id(p), '?') for p in parameters if id(p) in self._owned - self.shared]
+        if twice:
+            raise OwnershipError(f'the parameters {twice} are owned by two optimizers, the second one in '
+                                 f'{algorithm.name}')
+        self._owned.update(id(p) for p in parameters)
+        optimizer.add_param_group({'params': parameters})
+
+    def without_owner(self, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+        """Those of ``parameters`` that no optimizer owns."""
+        return [p for p in parameters if id(p) not in self._owned]
+
+
+def _assign(algorithm: 'Algorithm', owners: _Owners) -> list[nn.Parameter]:
     """Assign within ``algorithm``; returns the trainable parameters that are left to its parent."""
     left: list[nn.Parameter] = []
     for part in trainable_parts(algorithm):
-        if _is_algorithm(part):
-            left += _assign(part, owners, names)
-            if part.force_params_visible_to_parent:
-                left += [p for p in part.parameters() if p.requires_grad]
-        else:
-            left += [p for p in parameters_of(part) if p.requires_grad]
+        if not _is_algorithm(part):
+            left += parameters_of(part)
+            continue
+        left += _assign(part, owners)
+        if part.force_params_visible_to_parent:
+            forced = parameters_of(part)
+            owners.shared.update(id(p) for p in forced)
+            left += forced
     left = list({id(p): p for p in left}.values())
     for optimizer, modules_and_params in algorithm.explicit_optimizers:
         claimed = list({id(p): p for item in modules_and_params for p in parameters_of(item)}.values())
-        _give(algorithm, optimizer, claimed, owners, names)
+        owners.give(algorithm, optimizer, claimed)
         taken = {id(p) for p in claimed}
         left = [p for p in left if id(p) not in taken]
-    if algorithm.default_optimizer is not None and left:
-        _give(algorithm, algorithm.default_optimizer, left, owners, names)
+    if algorithm.default_optimizer is not None:
+        # What one of two parts that share a module has given to an optimizer of its own is not to be given again.
+        free = {id(p) for p in owners.without_owner(left)}
+        left = [p for p in left if id(p) in free or id(p) in owners.shared]
+        if left:
+            owners.give(algorithm, algorithm.default_optimizer, left)
         left = []
     return left
-
-
-def _give(algorithm: 'Algorithm', optimizer: Any, parameters: list[nn.Parameter], owners: dict[int, Any],
-          names: dict[int, str]) -> None:
-    twice = [names.get(id(p), '?') for p in parameters if id(p) in owners]
-    if twice and not algorithm.shares_parameters:
-        raise OwnershipError(f'the parameters {twice} are owned by two optimizers, the second one in {algorithm.name}')
-    owners.update((id(p), optimizer) for p in parameters)
-    optimizer.add_param_group({'params': parameters})
 
 
 def trainable_parts(algorithm: 'Algorithm') -> Iterator[nn.Module | nn.Parameter]:
@@ -84,9 +103,15 @@ def _unpacked(module: nn.Module) -> Iterator[nn.Module]:
         yield module
 
 
-def parameters_of(item: nn.Module | nn.Parameter) -> Iterable[nn.Parameter]:
-    """The parameters of a module; a parameter itself."""
-    return item.parameters() if isinstance(item, nn.Module) else [item]
+def parameters_of(item: nn.Module | nn.Parameter) -> list[nn.Parameter]:
+    """The trainable parameters of a module, without the attributes that an algorithm ignores; a parameter itself."""
+    if not isinstance(item, nn.Module):
+        return [item] if item.requires_grad else []
+    if _is_algorithm(item):
+        parameters = [p for part in trainable_parts(item) for p in parameters_of(part)]  # type: ignore[arg-type]
+    else:
+        parameters = [p for p in item.parameters() if p.requires_grad]
+    return list({id(p): p for p in parameters}.values())
 
 
 def _is_algorithm(module: Any) -> bool:

@@ -15,7 +15,7 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, time_step_spec
 from alfx.engine import probe
-from alfx.engine.replay import compute_train_info
+from alfx.engine.replay import check_sequences, compute_train_info
 from alfx.engine.unroll import Cursor, start, unroll
 from alfx.gin_utils import configurable
 from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageEnvInfoMetric, AverageEpisodeLengthMetric,
@@ -90,6 +90,7 @@ class RLAlgorithm(Algorithm):
         self._cursor: Cursor | None = None
         self._collects_for_recomputation = False
         self._unroll_debt = 0.0
+        self._unrolled_inputs: TimeStep | None = None
         self._reward_weights: torch.Tensor | None
         self.register_buffer('_reward_weights', torch.ones(reward_spec.numel) if reward_spec.ndim else None)
         if reward_weights is not None:
@@ -166,11 +167,13 @@ class RLAlgorithm(Algorithm):
         """Assign optimizers, probe the specs, build the replay buffer. Called once, on the root algorithm.
 
         Raises:
+            ConfError: an unroll cannot be cut into sequences of ``mini_batch_length``.
             OwnershipError: a trainable parameter has no optimizer.
-            ValueError: it is not decided whether the algorithm is on-policy.
         """
         if self.on_policy is None:
             self.set_on_policy(True)
+        if self._env is not None and not self.on_policy:
+            check_sequences(self._config)
         super().finalize()
         self._collects_for_recomputation = self.recomputes_rollout_info
         step_spec = time_step_spec(self._observation_spec, self._action_spec, self._reward_spec)
@@ -202,16 +205,20 @@ class RLAlgorithm(Algorithm):
         started = time.perf_counter()
         experience = self._unroll_if_due()
         unrolled = time.perf_counter()
-        if self.on_policy:
-            assert experience is not None, 'an on-policy algorithm unrolls at least one step an iteration'
-            train_info = self._on_policy_train_info(experience)
-            steps = self.train_from_unroll(experience, train_info)
-            self.after_train_iter(experience.time_step, train_info)
-        else:
+        root_inputs, rollout_info = self._unrolled_inputs, None
+        if not self.on_policy:
             steps = self.train_from_replay_buffer(update_global_counter=True)
-            root_inputs, rollout_info = (None, None) if experience is None else (experience.time_step,
-                                                                                 experience.rollout_info)
+            rollout_info = None if experience is None else experience.rollout_info
+        elif experience is None:
+            steps = 0
+        else:
+            if self._config is not None and self._config.update_counter_every_mini_batch:
+                context.increment_global_counter()  # there is one update an iteration
+            rollout_info = self._on_policy_train_info(experience)
+            steps = self.train_from_unroll(experience, rollout_info)
+        if self.trains_after_iteration:
             self.after_train_iter(root_inputs, rollout_info)
+        self._unrolled_inputs = None
         if context.should_record_summaries():
             summary.scalar('time/unroll', unrolled - started)
             summary.scalar('time/train', time.perf_counter() - unrolled)
@@ -237,8 +244,8 @@ class RLAlgorithm(Algorithm):
     def unroll(self, unroll_length: int) -> Experience:
         """Collect ``unroll_length`` steps of each environment, store them for replay, update the metrics.
 
-        On-policy, and where each unroll is trained on as a whole and then dropped, one more step follows
-        that the environment does not see; values are bootstrapped from it.
+        On-policy, with ``unroll_with_grad``, and where each unroll is trained on as a whole and then dropped, one more
+        step follows that the environment does not see; values are bootstrapped from it.
 
         Returns:
             Experience ``[T, B, ...]`` or, with that step, ``[T + 1, B, ...]``; on-policy with transformed time steps,
@@ -249,13 +256,16 @@ class RLAlgorithm(Algorithm):
         if self._cursor is None:
             self._cursor = start(self, env)
         on_policy = bool(self.on_policy)
-        bootstrap = on_policy or (config.whole_replay_buffer_training and config.clear_replay_buffer)
+        stores_bootstrap = config.whole_replay_buffer_training and config.clear_replay_buffer
+        bootstrap = on_policy or stores_bootstrap or config.unroll_with_grad
         with_grad = config.unroll_with_grad or (on_policy and not self._collects_for_recomputation)
-        experience, env_steps = unroll(self, env, self._cursor, unroll_length, with_grad=with_grad,
-                                       bootstrap=bootstrap, transformed=on_policy)
+        experience, env_steps, self._unrolled_inputs = unroll(
+            self, env, self._cursor, unroll_length, with_grad=with_grad, bootstrap=bootstrap, transformed=on_policy,
+            keep_inputs=self.trains_after_iteration)
         update_metrics(self._metrics, env_steps)
         if not on_policy:
-            self.observe_sequence_for_replay(experience)
+            self.observe_sequence_for_replay(experience if stores_bootstrap or not bootstrap else
+                                             nest.map_structure(lambda x: x[:-1], experience))
         if context.should_record_summaries():
             self.summarize_rollout(experience)
         return experience
@@ -326,11 +336,13 @@ class RLAlgorithm(Algorithm):
         """The inverse of :meth:`get_rollout_state`; the environment has been put back where it was."""
         self._unroll_debt = state['unroll_debt']
         if 'cursor' in state:
-            like = start(self, self._env)
+            with probe.unchanged(self):  # the statistics of a data transformer among others
+                like = start(self, self._env)
             parts = (like.time_step, like.inputs, like.state, like.transform_state)
             self._cursor = Cursor(*nest.pack_sequence_as(parts, state['cursor']))
         if 'context' in state:
             assert self._replay_buffer is not None
             context_steps = [x.transpose(0, 1) for x in state['context']]
             self._context_steps = context_steps[0].shape[0]
-            self._replay_buffer.add_sequence(nest.pack_sequence_as(self._experience_spec, context_steps))
+            if not self._replay_buffer.total_size:  # the checkpoint did not hold its contents
+                self._replay_buffer.add_sequence(nest.pack_sequence_as(self._experience_spec, context_steps))

@@ -2,15 +2,17 @@
 
 ``train_from_replay_buffer`` -> ``preprocess_experience`` -> ``train_step`` -> ``calc_loss`` -> one update.
 """
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from alfx import context, nest
+from alfx import context, gin_utils, nest
 from alfx.data_structures import BatchInfo, Experience, LossInfo, add_batch_info, clear_batch_info
 from alfx.engine.unroll import reset_state_at_first
 from alfx.engine.update import valid_masks
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
+from alfx.gin_utils.checks import problem_at
 from alfx.tensor_specs import NestedTensor, extract_spec
 
 if TYPE_CHECKING:
@@ -40,25 +42,74 @@ def _train_on_whole_buffer(algorithm: 'Algorithm', count_updates: bool) -> int:
     """``num_updates_per_train_iter`` epochs over everything in the buffer."""
     config, buffer = algorithm._config, algorithm.replay_buffer
     assert config is not None and buffer is not None
-    if _steps_in(buffer) < 1 + config.clear_replay_buffer:
+    stored, clear = _steps_in(buffer), config.clear_replay_buffer
+    context_steps = algorithm._context_steps if clear else stored - (buffer.max_length -
+                                                                     buffer.num_earliest_frames_ignored)
+    if stored - max(context_steps, 0) < (config.mini_batch_length or 1) + clear:
         return 0
-    experience, batch_info = _without_context(*buffer.gather_all(), algorithm._context_steps)
+    if not _has_collected_enough(algorithm):
+        if clear:
+            algorithm._context_steps = buffer.rewind(keep=buffer.num_earliest_frames_ignored)
+        return 0
+    experience, batch_info = _without_context(*buffer.gather_all(), max(context_steps, 0))
     experience = _processed(algorithm, experience, batch_info)
-    if config.clear_replay_buffer:  # the last step was stored to bootstrap from, see RLAlgorithm.unroll
+    if clear:  # the last step was stored to bootstrap from, see RLAlgorithm.unroll
         experience = nest.map_structure(lambda x: x[:, :-1], experience)
         algorithm._context_steps = buffer.rewind(keep=buffer.num_earliest_frames_ignored)
-    sequences = _as_sequences(experience, config.mini_batch_length or 1)
+    sequences = _as_sequences(experience, _sequence_length(algorithm, experience))
     count = sequences.time_step.step_type.shape[1]
-    batch_size = min(config.mini_batch_size or count, count)
-    steps = 0
-    for _ in range(config.num_updates_per_train_iter):
-        for batch in _minibatches(sequences, count, batch_size):
-            steps += _update(algorithm, batch, None, count_updates)
+    batch_size = min(config.mini_batch_size or buffer.num_environments, count)
+    records, epochs, steps = _records_each_update(algorithm), config.num_updates_per_train_iter, 0
+    for epoch in range(epochs):
+        for batch, is_last in _minibatches(sequences, count, batch_size):
+            is_last = is_last and epoch == epochs - 1
+            with context.record_if(records or (is_last and context.should_record_summaries())):
+                steps += _update(algorithm, batch, None, count_updates)
     return steps
 
 
+def check_sequences(config: Any) -> None:
+    """Refuse lengths with which training on the whole buffer would fail in a later iteration.
+
+    Raises:
+        ConfError: ``mini_batch_length`` does not divide the steps of every unroll.
+    """
+    length = config.mini_batch_length or 1
+    uses_up = config.whole_replay_buffer_training and config.clear_replay_buffer
+    if uses_up and length > 1 and config.unroll_length % length:
+        raise gin_utils.ConfError([problem_at(
+            'TrainerConfig', 'mini_batch_length', f'= {length} does not divide TrainerConfig.unroll_length = '
+            f'{config.unroll_length}: an unroll cannot be cut into sequences of that length',
+            'make unroll_length a multiple of it')])
+
+
+def _records_each_update(algorithm: 'Algorithm') -> bool:
+    """Whether every update has a counter of its own to write summaries at; otherwise only the last one writes them."""
+    config = algorithm._config
+    return config is not None and config.update_counter_every_mini_batch and context.should_record_summaries()
+
+
+def _has_collected_enough(algorithm: 'Algorithm') -> bool:
+    """Whether ``initial_collect_steps`` have been stored, in all environments together, overwritten ones included."""
+    config, buffer = algorithm._config, algorithm.replay_buffer
+    assert config is not None and buffer is not None
+    if not config.initial_collect_steps or buffer.total_size >= config.initial_collect_steps:
+        return True
+    return int(buffer.current_pos.sum()) >= config.initial_collect_steps
+
+
+def _sequence_length(algorithm: 'Algorithm', experience: Experience) -> int:
+    """``mini_batch_length``; by default that of an unroll."""
+    config = algorithm._config
+    assert config is not None
+    steps = experience.time_step.step_type.shape[1]
+    if config.mini_batch_length:
+        return config.mini_batch_length
+    return steps if config.clear_replay_buffer else min(max(int(config.unroll_length), 1), steps)
+
+
 def _without_context(experience: Experience, batch_info: BatchInfo, count: int) -> tuple[Experience, BatchInfo]:
-    """Leave out the first ``count`` steps, which an earlier unroll has left for the frame stacks of this one."""
+    """Leave out the first ``count`` steps, which are kept for the frame stacks of those that follow."""
     if not count:
         return experience, batch_info
     batch_info = batch_info._replace(positions=batch_info.positions + count)
@@ -71,18 +122,16 @@ def _steps_in(buffer: ReplayBuffer) -> int:
 
 
 def _as_sequences(experience: Experience, length: int) -> Experience:
-    """Cut ``[B, T, ...]`` into sequences of ``length`` steps, time-major: ``[length, B * T / length, ...]``.
+    """Cut ``[B, T, ...]`` into sequences of ``length`` steps, time-major: ``[length, B * (T // length), ...]``.
 
-    Raises:
-        ValueError: ``length`` does not divide T.
+    The oldest steps are left out if ``length`` does not divide T.
     """
     steps = experience.time_step.step_type.shape[1]
-    if steps % length:
-        raise ValueError(f'the replay buffer holds {steps} steps of each environment, which cannot be cut into '
-                         f'sequences of TrainerConfig.mini_batch_length={length}; make unroll_length a multiple of it')
+    first = steps % length
+    steps -= first
 
     def cut(x: torch.Tensor) -> torch.Tensor:
-        x = x.transpose(0, 1)  # [T, B, ...]
+        x = x[:, first:].transpose(0, 1)  # [T, B, ...]
         if length == 1:
             return x.reshape(1, -1, *x.shape[2:])
         x = x.reshape(steps // length, length, *x.shape[1:]).transpose(0, 1)
@@ -91,15 +140,19 @@ def _as_sequences(experience: Experience, length: int) -> Experience:
     return nest.map_structure(cut, experience)
 
 
-def _minibatches(sequences: Experience, count: int, batch_size: int) -> Any:
-    """Yield the ``count`` sequences (dimension 1) in random order; all at once, order does not matter."""
+def _minibatches(sequences: Experience, count: int, batch_size: int) -> Iterator[tuple[Experience, bool]]:
+    """Yield the ``count`` sequences (dimension 1) in random order, and whether these are the last ones.
+
+    All at once, order does not matter.
+    """
     if batch_size == count:
-        yield sequences
+        yield sequences, True
         return
     order = torch.randperm(count)
     for start in range(0, count, batch_size):
         index = order[start:start + batch_size]
-        yield nest.map_structure(lambda x, index=index: x.index_select(1, index.to(x.device)), sequences)
+        yield (nest.map_structure(lambda x, index=index: x.index_select(1, index.to(x.device)), sequences),
+               start + batch_size >= count)
 
 
 def _train_on_samples(algorithm: 'Algorithm', count_updates: bool) -> int:
@@ -107,14 +160,15 @@ def _train_on_samples(algorithm: 'Algorithm', count_updates: bool) -> int:
     config, buffer = algorithm._config, algorithm.replay_buffer
     assert config is not None and buffer is not None
     length = config.mini_batch_length or 1
-    if buffer.total_size < config.initial_collect_steps or _steps_in(buffer) < length:
+    if _steps_in(buffer) - buffer.num_earliest_frames_ignored < length or not _has_collected_enough(algorithm):
         return 0
-    steps = 0
-    for _ in range(config.num_updates_per_train_iter):
-        experience, batch_info = buffer.get_batch(config.mini_batch_size or buffer.num_environments, length)
-        experience = _processed(algorithm, experience, batch_info)
-        time_major = nest.map_structure(lambda x: x.transpose(0, 1), experience)
-        steps += _update(algorithm, time_major, batch_info, count_updates)
+    records, updates, steps = _records_each_update(algorithm), config.num_updates_per_train_iter, 0
+    for update in range(updates):
+        with context.record_if(records or (update == updates - 1 and context.should_record_summaries())):
+            experience, batch_info = buffer.get_batch(config.mini_batch_size or buffer.num_environments, length)
+            experience = _processed(algorithm, experience, batch_info)
+            time_major = nest.map_structure(lambda x: x.transpose(0, 1), experience)
+            steps += _update(algorithm, time_major, batch_info, count_updates)
     return steps
 
 
@@ -141,12 +195,22 @@ def _update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInf
     if algorithm._train_info_spec is None:
         algorithm._train_info_spec = extract_spec(train_info, from_dim=2)
     loss_info: LossInfo = algorithm.calc_loss(train_info)
+    if batch_info is not None:
+        batch_info = _normalized_weights(algorithm, batch_info)
     masks = valid_masks(experience.time_step.step_type)
     loss_info, params = algorithm.update_with_gradient(loss_info, masks, 1.0, batch_info)
     algorithm.after_update(experience.time_step, train_info)
     if context.should_record_summaries():
         algorithm.summarize_train(experience, train_info, loss_info, params)
     return masks.numel()
+
+
+def _normalized_weights(algorithm: 'Algorithm', batch_info: BatchInfo) -> BatchInfo:
+    """Importance weights of at most 1, if ``normalize_importance_weights_by_max``."""
+    weights, config = batch_info.importance_weights, algorithm._config
+    if config is None or not config.normalize_importance_weights_by_max or not isinstance(weights, torch.Tensor):
+        return batch_info
+    return batch_info._replace(importance_weights=weights / weights.max())
 
 
 def compute_train_info(algorithm: 'Algorithm', experience: Experience) -> NestedTensor:

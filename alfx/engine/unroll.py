@@ -44,7 +44,7 @@ def start(algorithm: 'RLAlgorithm', env: Any) -> Cursor:
 
 
 def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, with_grad: bool, bootstrap: bool,
-           transformed: bool) -> tuple[Experience, TimeStep]:
+           transformed: bool, keep_inputs: bool = False) -> tuple[Experience, TimeStep, TimeStep | None]:
     """Collect ``length`` steps of every environment, and move ``cursor`` on.
 
     Args:
@@ -56,16 +56,20 @@ def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, w
         bootstrap: append one more step, taken at the final time step but not given to the environment, from
             which values can be bootstrapped. The next unroll begins with the same time step.
         transformed: put the transformed time steps into the experience in place of the environment's own.
+        keep_inputs: return the transformed time steps besides.
 
     Returns:
-        Experience ``[length, B, ...]``, or ``[length + 1, B, ...]`` with ``bootstrap``; and the environment's own
-        step types, rewards, discounts and infos ``[length, B, ...]``, which metrics are made of.
+        tuple:
+        - experience ``[length, B, ...]``, or ``[length + 1, B, ...]`` with ``bootstrap``
+        - the environment's own step types, rewards, discounts and infos ``[length, B, ...]``, which metrics are made
+          of
+        - with ``keep_inputs`` the transformed time steps of the experience, otherwise ``None``
     """
     step = algorithm.acting_step
     initial_state = algorithm.get_initial_rollout_state(env.batch_size)
     stateful = bool(nest.flatten(initial_state))
     device = algorithm.device
-    experiences, env_steps = [], []
+    experiences, env_steps, inputs = [], [], []
     with context.rollout_context(), torch.set_grad_enabled(with_grad):
         for _ in range(length):
             state = reset_state_at_first(cursor.state, initial_state, cursor.inputs) if stateful else initial_state
@@ -75,16 +79,22 @@ def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, w
                 alg_step = alg_step._replace(output=time_step.prev_action)
             experiences.append(_experience(cursor, alg_step, state, transformed))
             env_steps.append(cursor.time_step)
+            if keep_inputs:
+                inputs.append(cursor.inputs)
             _advance(algorithm, cursor, time_step, alg_step.state)
         if bootstrap:
             state = reset_state_at_first(cursor.state, initial_state, cursor.inputs) if stateful else initial_state
             experiences.append(_experience(cursor, step(cursor.inputs, state), state, transformed))
+            if keep_inputs:
+                inputs.append(cursor.inputs)
     if stateful:
         cursor.state = nest.map_structure(torch.Tensor.detach, cursor.state)
     experience = nest.stack(experiences)
-    same = experiences[0].time_step is env_steps[0]
-    return experience, _measured(experience.time_step, length) if same else nest.stack(
-        [_measured(time_step) for time_step in env_steps])
+    own = (_measured(experience.time_step, length) if experiences[0].time_step is env_steps[0] else
+           nest.stack([_measured(time_step) for time_step in env_steps]))
+    if not keep_inputs:
+        return experience, own, None
+    return experience, own, experience.time_step if experiences[0].time_step is inputs[0] else nest.stack(inputs)
 
 
 def _measured(time_step: TimeStep, length: int | None = None) -> TimeStep:

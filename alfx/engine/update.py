@@ -72,6 +72,8 @@ def apply_gradients(algorithm: 'Algorithm', loss_info: LossInfo, masks: torch.Te
     if not torch.isfinite(total.detach()):
         raise NonFiniteLossError(_describe_non_finite(algorithm, loss_info))
     optimizers, params = algorithm.what_is_updated()
+    if context.should_record_summaries() and algorithm.gradient_noise_scale is not None:
+        loss_info = loss_info._replace(gns=_gradient_noise(algorithm, loss_info.loss, masks, params))
     for optimizer in optimizers:
         optimizer.zero_grad()
     if total.requires_grad:
@@ -82,6 +84,15 @@ def apply_gradients(algorithm: 'Algorithm', loss_info: LossInfo, masks: torch.Te
     if context.should_record_summaries():
         loss_info = loss_info._replace(extra=_masked_means(loss_info.extra, masks))
     return loss_info, params
+
+
+def _gradient_noise(algorithm: 'Algorithm', loss: Any, masks: torch.Tensor | None,
+                    params: list[tuple[str, nn.Parameter]]) -> Any:
+    """The noise scale of the gradient of ``loss`` ``[T, B]``, ``()`` where there is none."""
+    assert algorithm.gradient_noise_scale is not None
+    if not isinstance(loss, torch.Tensor) or loss.ndim != 2:
+        return ()
+    return algorithm.gradient_noise_scale(loss if masks is None else loss * masks, [p for _, p in params])
 
 
 def _masked_means(extra: NestedTensor, masks: torch.Tensor | None) -> NestedTensor:

@@ -1,0 +1,205 @@
+"""The iteration: what parts with training of their own get, what a resume restores, who owns shared parameters."""
+import pytest
+import torch
+from agents import make_agent
+from torch import nn
+
+from alfx import nest
+from alfx.algorithms.algorithm import Algorithm, Loss
+from alfx.algorithms.data_transformer import ObservationNormalizer, RewardScaling
+from alfx.algorithms.ownership import assign_optimizers
+from alfx.data_structures import AlgStep, Experience, LossInfo
+from alfx.optimizers import SGD
+from alfx.utils.checkpoint_utils import Checkpointer
+
+
+class Listener(Algorithm):
+    """An intrinsic reward of 0 that keeps what ``after_train_iter`` gets; its loss draws ``weight`` to 3."""
+
+    def __init__(self, checkpoint=None):
+        super().__init__(optimizer=SGD(lr=0.1), checkpoint=checkpoint, name='listener')
+        self.weight = nn.Parameter(torch.ones(()))
+        self.calls = []
+
+    def rollout_step(self, inputs, state):
+        reward = torch.zeros(len(inputs.step_type))
+        return AlgStep(reward, (), LossInfo(loss=(self.weight - 3.0).square() + reward))
+
+    def train_step(self, inputs, state, rollout_info):
+        return AlgStep(torch.zeros(len(inputs.step_type)), (), LossInfo(loss=torch.zeros(len(inputs.step_type))))
+
+    def after_train_iter(self, root_inputs, rollout_info):
+        self.calls.append((root_inputs, rollout_info))
+
+
+class OnPolicyPart(Listener):
+    """Trains on each unroll in its own way, inside an agent that trains from a replay buffer."""
+
+    def after_train_iter(self, root_inputs, rollout_info):
+        super().after_train_iter(root_inputs, rollout_info)
+        self._is_on_policy = True
+        self.train_from_unroll(Experience(time_step=root_inputs), rollout_info)
+        self._is_on_policy = False
+
+
+def scaling(env):
+    return RewardScaling(0.5, observation_spec=env.observation_spec())
+
+
+@pytest.mark.parametrize('algorithm', ['actor-critic', 'ppo'])
+def test_parts_get_the_inputs_of_the_rollout_as_the_data_transformer_made_them(algorithm):
+    listener = Listener()
+    agent, _ = make_agent(algorithm, 'discrete', data_transformer=scaling, intrinsic_reward_module=listener)
+    seen = []
+    rollout_step = listener.rollout_step
+    listener.rollout_step = lambda inputs, state: (seen.append(inputs.reward), rollout_step(inputs, state))[1]
+    agent.train_iter()
+    (inputs, info), = listener.calls
+    assert torch.equal(inputs.reward, torch.stack(seen)) and set(inputs.reward.unique().tolist()) <= {-.5, 0., .5}
+    assert info.loss.shape == inputs.reward.shape == (7, 4)
+
+
+def test_iterations_without_an_unroll_tell_the_parts_so():
+    listener = Listener()
+    agent, _ = make_agent('ppo', 'discrete', unroll_length=0.5, intrinsic_reward_module=listener)
+    agent.train_iter()
+    agent.train_iter()
+    assert [inputs is None for inputs, _ in listener.calls] == [True, False]
+
+
+@pytest.mark.parametrize('unroll_length', [1, 6])
+def test_an_on_policy_part_of_an_off_policy_agent_is_trained_on_every_step(unroll_length):
+    part = OnPolicyPart()
+    agent, _ = make_agent('ppo', 'discrete', unroll_length=unroll_length, intrinsic_reward_module=part)
+    config = agent._config
+    config.unroll_with_grad, config.whole_replay_buffer_training, config.mini_batch_length = True, False, 1
+    agent._rl_algorithm.preprocess_experience = lambda inputs, info, batch_info: (inputs, info)
+    config.initial_collect_steps = 10**9  # nothing but the part is trained
+    agent.train_iter()
+    # d/dw (w - 3)^2 = -4 at w = 1; the mask of no step is 0 in the first 4 steps of an episode of 5.
+    masks = (part.calls[0][0].step_type[:-1] != 2).float()
+    assert part.weight.item() == pytest.approx(1 + 0.1 * 4 * float(masks.mean()))
+    assert agent.replay_buffer.total_size == 4 * unroll_length  # the step to bootstrap from is not stored
+
+
+def test_an_on_policy_iteration_without_a_step_trains_nothing():
+    agent, _ = make_agent('actor-critic', 'discrete', unroll_length=0.5)
+    assert [agent.train_iter() for _ in range(4)] == [0, 4, 0, 4]
+
+
+def test_no_environment_step_is_taken_once_num_env_steps_are_reached():
+    agent, _ = make_agent('actor-critic', 'discrete')
+    agent._config.num_env_steps = 40
+    trained = [agent.train_iter() for _ in range(5)]
+    steps = int(agent.get_step_metrics()[0].result())
+    assert trained[-1] == 0 and 40 <= steps < 40 + 24
+
+
+def test_going_on_from_a_saved_state_does_not_update_statistics_once_more():
+    def normalizing(env):
+        return ObservationNormalizer(env.observation_spec(), update_mode='rollout')
+
+    agent, env = make_agent('ppo', 'discrete', data_transformer=normalizing)
+    agent.train_iter()
+    saved = nest.map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, dict(agent.state_dict()))
+    agent.set_rollout_state(agent.get_rollout_state())
+    for name, value in agent.state_dict().items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, saved[name]), name
+
+
+class Part(Algorithm):
+
+    def __init__(self, module, optimizer=None, visible=False):
+        super().__init__(optimizer=optimizer)
+        self.module = module
+        self.target = nn.Linear(1, 1)
+        self.force_params_visible_to_parent = visible
+
+    def _trainable_attributes_to_ignore(self):
+        return ['target']
+
+
+class Whole(Algorithm):
+
+    def __init__(self, *parts, optimizer=None):
+        super().__init__(optimizer=optimizer)
+        self.parts = nn.ModuleList(parts)
+
+
+def owned(optimizer):
+    return {id(p) for group in optimizer.param_groups for p in group['params']}
+
+
+@pytest.mark.parametrize('order', [1, -1])
+def test_a_module_that_two_parts_share_belongs_to_the_one_with_an_optimizer(order):
+    shared, own, parent = nn.Linear(2, 2), SGD(lr=0.1), SGD(lr=0.1)
+    whole = Whole(*[Part(shared, own), Part(nn.Sequential(shared, nn.Linear(2, 1)))][::order], optimizer=parent)
+    assign_optimizers(whole)
+    assert owned(own) == {id(p) for p in shared.parameters()}
+    assert len(owned(parent)) == 2 and not owned(own) & owned(parent)
+    whole = Whole(*[Part(shared, SGD(lr=0.1)), Part(shared)][::order])
+    assign_optimizers(whole)  # nobody is left without an owner
+
+
+def test_ignored_attributes_stay_invisible_even_if_parameters_are_forced_visible():
+    part, parent = Part(nn.Linear(2, 2), SGD(lr=0.1), visible=True), SGD(lr=0.1)
+    assign_optimizers(Whole(Whole(part), optimizer=parent))
+    assert owned(parent) == {id(p) for p in part.module.parameters()}
+
+
+def test_a_checkpoint_argument_loads_a_part_and_a_later_load_leaves_it_alone(tmp_path):
+    def agent_with(listener, seed):
+        return make_agent('actor-critic', 'discrete', seed=seed, intrinsic_reward_module=listener)[0]
+
+    trained = agent_with(Listener(), 0)
+    trained.train_iter()
+    path = Checkpointer(str(tmp_path), alg=trained).save(1)
+    weight = trained._irm.weight.item()
+    agent = agent_with(Listener(checkpoint=f'alg._irm@{path}'), 1)
+    assert agent._irm.pre_loaded and float(agent._irm.weight) == weight != 1.0
+    other = agent_with(Listener(), 2).state_dict()
+    agent.load_state_dict(other)
+    assert float(agent._irm.weight) == weight
+    agent.load_state_dict({k: v for k, v in other.items() if not k.startswith('_irm.')})  # it may lack the part
+    agent.load_state_dict(other, skip_preloded=False)
+    assert float(agent._irm.weight) == 1.0
+
+
+def test_a_checkpoint_argument_that_names_no_part_is_refused(tmp_path):
+    from alfx.utils.checkpoint_utils import CheckpointError
+    trained, _ = make_agent('actor-critic', 'discrete', intrinsic_reward_module=Listener())
+    path = Checkpointer(str(tmp_path), alg=trained).save(1)
+    with pytest.raises(CheckpointError, match="no part 'alg._imr'"):
+        make_agent('actor-critic', 'discrete', intrinsic_reward_module=Listener(checkpoint=f'alg._imr@{path}'))
+
+
+def test_a_loss_without_a_loss_of_each_step_keeps_its_scalar():
+    info = Loss(loss_weight=2.0).calc_loss(LossInfo(scalar_loss=torch.tensor(1.5)))
+    assert info.loss == () and float(info.scalar_loss) == 3.0
+
+
+@pytest.mark.parametrize('algorithm', ['actor-critic', 'ppo'])
+def test_everything_that_can_be_summarised_is(algorithm, monkeypatch):
+    from alfx import context
+    tags = set()
+
+    class Writer:
+
+        def __getattr__(self, kind):
+            return lambda tag, *args, **kwargs: tags.add(tag)
+
+    agent, _ = make_agent(algorithm, 'mixed')
+    for name in ('summarize_grads_and_vars', 'summarize_action_distributions'):
+        setattr(agent._config, name, True)
+    for part in agent.modules():
+        if isinstance(part, Algorithm):
+            part._debug_summaries = True
+    context.set_summary_writer(Writer())
+    with context.record_if(True):
+        agent.train_iter()
+        agent.summarize_metrics()
+    context.set_summary_writer(None)
+    groups = {tag.split('/')[0] for tag in tags}
+    assert {'loss', 'action_dist', 'summarize_grads', 'summarize_vars', 'Metrics', 'rollout_reward'} <= groups
+    assert any(tag.startswith('rollout_action') for tag in tags)
