@@ -27,7 +27,7 @@ class ForeachMixin(ClippingMixin):
             for group in self.param_groups:
                 params = [p for p in group['params'] if p.grad is not None]
                 for alike in group_by_kind(params):
-                    self._update(group, alike, [p.grad for p in alike])
+                    self._update(group, alike, [p.grad for p in alike])  # type: ignore[misc]
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # torch leaves a step alone that says so
@@ -93,35 +93,67 @@ class ForeachRMSprop(ForeachMixin, torch.optim.RMSprop):
     """RMSprop (Hinton, lecture 6 of Neural Networks for Machine Learning, 2012), centered as in Graves 2013
     (arXiv:1308.0850, eq. 38-45); use :class:`~alfx.optimizers.optimizers.RMSprop`.
 
-    ``s = alpha * s + (1 - alpha) * g^2``, ``p -= lr * g / (sqrt(s) + eps)``.
+    ``s = alpha * s + (1 - alpha) * g^2``, ``p -= lr * g / (sqrt(s) + eps)``. All elements of a group are updated as one
+    vector, of which the tensors in its state are views.
     """
 
-    def _count_step(self, params: list[Tensor]) -> None:
-        """torch keeps a count in the state of each parameter; saved states are exchangeable with its own."""
-        for p in params:
-            if 'step' not in self.state[p]:
-                self.state[p]['step'] = torch.zeros(())
-        torch._foreach_add_([self.state[p]['step'] for p in params], 1)
+    _flat: dict[int, dict[str, Tensor]] | None = None  # by id of the first parameter of a list updated together
+    _update_views: dict[int, list[Tensor]]  # the parts of 'update' that belong to each parameter
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._flat = None
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; see :meth:`ClippingMixin.add_param_group`."""
+        super().add_param_group(param_group)
+        self._flat = None
 
     def _update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        grads = self._decayed(group, params, grads)
         alpha = group['alpha']
-        self._count_step(params)
-        squares = self._state_of(params, 'square_avg')
-        torch._foreach_mul_(squares, alpha)
-        torch._foreach_addcmul_(squares, grads, grads, value=1 - alpha)
+        flat = self._flat_state(group, params)
+        gradient = _flattened(self._decayed(group, params, grads))
+        flat['step'].add_(1)
+        square = flat['square_avg'].mul_(alpha).addcmul_(gradient, gradient, value=1 - alpha)
         if group['centered']:
-            means = self._state_of(params, 'grad_avg')
-            torch._foreach_lerp_(means, grads, 1 - alpha)
-            roots = list(torch._foreach_addcmul(squares, means, means, value=-1.0))
-            torch._foreach_sqrt_(roots)
-        else:
-            roots = list(torch._foreach_sqrt(squares))
-        torch._foreach_add_(roots, group['eps'])
+            mean = flat['grad_avg'].lerp_(gradient, 1 - alpha)
+            square = square.addcmul(mean, mean, value=-1.0)
+        root = square.sqrt().add_(group['eps'])
         if group['momentum']:
-            velocities = self._state_of(params, 'momentum_buffer')
-            torch._foreach_mul_(velocities, group['momentum'])
-            torch._foreach_addcdiv_(velocities, grads, roots)
-            torch._foreach_add_(params, velocities, alpha=-group['lr'])
+            flat['update'].copy_(flat['momentum_buffer'].mul_(group['momentum']).addcdiv_(gradient, root))
         else:
-            torch._foreach_addcdiv_(params, grads, roots, value=-group['lr'])
+            torch.div(gradient, root, out=flat['update'])
+        torch._foreach_add_(params, self._update_views[id(params[0])], alpha=-group['lr'])
+
+    def _flat_state(self, group: dict[str, Any], params: list[Tensor]) -> dict[str, Tensor]:
+        """The state of ``params`` as one vector a name; the entries of ``self.state`` are views of them."""
+        if self._flat is None:
+            self._flat, self._update_views = {}, {}
+        key = id(params[0])
+        flat = self._flat.get(key)
+        if flat is None or flat['square_avg'].numel() != sum(p.numel() for p in params):
+            names = ['square_avg']
+            names += ['grad_avg'] if group['centered'] else []
+            names += ['momentum_buffer'] if group['momentum'] else []
+            flat = self._flat[key] = {name: _flattened(self._state_of(params, name)) for name in names}
+            for name in names:
+                for p, view in zip(params, _views(flat[name], params)):
+                    self.state[p][name] = view
+            steps = torch.stack([torch.as_tensor(self.state[p].get('step', 0.0), dtype=torch.float32).cpu()
+                                 for p in params])
+            for p, step in zip(params, steps.unbind()):
+                self.state[p]['step'] = step
+            flat['step'], flat['update'] = steps, torch.empty_like(flat['square_avg'])
+            self._update_views[key] = _views(flat['update'], params)
+        return flat
+
+
+def _flattened(tensors: list[Tensor]) -> Tensor:
+    """A new vector of all elements."""
+    return torch.cat([t.reshape(-1) for t in tensors])
+
+
+def _views(vector: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """The parts of ``vector`` in the shapes of ``like``."""
+    parts = vector.split([t.numel() for t in like])
+    return [part.view(t.shape) for part, t in zip(parts, like)]
