@@ -50,6 +50,8 @@ class ActorCriticLoss(Loss):
         name: name of this loss.
     """
 
+    _gamma: torch.Tensor
+
     def __init__(self, gamma: float | Sequence[float] = 0.99,
                  td_error_loss_fn: Callable[..., torch.Tensor] = element_wise_squared_loss, use_gae: bool = False,
                  td_lambda: float = 0.95, use_td_lambda_return: bool = True, normalize_advantages: bool = False,
@@ -83,7 +85,7 @@ class ActorCriticLoss(Loss):
         """The same as :meth:`forward`."""
         return self(info)
 
-    def forward(self, info: Any) -> LossInfo:
+    def forward(self, info: Any) -> LossInfo:  # type: ignore[override]
         """The loss of each step.
 
         Args:

@@ -80,7 +80,7 @@ class Agent(RLAlgorithm):
             inner_spec = representation_learner.output_spec
         if goal_generator is not None:
             helper.register_algorithm(goal_generator, 'goal_generator')
-            inner_spec = [inner_spec, goal_generator.action_spec]  # type: ignore[attr-defined]
+            inner_spec = [inner_spec, goal_generator.action_spec]
         if intrinsic_reward_module is not None:
             helper.register_algorithm(intrinsic_reward_module, 'irm')
         rl_algorithm = rl_algorithm_cls(observation_spec=inner_spec, **common)

@@ -62,8 +62,8 @@ def _assign(algorithm: 'Algorithm', owners: _Owners) -> list[nn.Parameter]:
         if not _is_algorithm(part):
             left += parameters_of(part)
             continue
-        left += _assign(part, owners)
-        if part.force_params_visible_to_parent:
+        left += _assign(part, owners)  # type: ignore[arg-type]
+        if part.force_params_visible_to_parent:  # type: ignore[union-attr]
             forced = parameters_of(part)
             owners.shared.update(id(p) for p in forced)
             left += forced

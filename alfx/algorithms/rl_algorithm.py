@@ -102,7 +102,7 @@ class RLAlgorithm(Algorithm):
         env, config = self._env, self._config
         size = max(env.batch_size, config.metric_min_buffer_size if config is not None else 10)
         example = zeros_from_spec(env.time_step_spec(), env.batch_size)
-        metrics = [EnvironmentSteps(), NumberOfEpisodes()]
+        metrics: list[nn.Module] = [EnvironmentSteps(), NumberOfEpisodes()]
         metrics += [ctor(example_time_step=example, buffer_size=size) for ctor in (
             AverageReturnMetric, AverageEpisodeLengthMetric, AverageDiscountedReturnMetric,
             EpisodicStartAverageDiscountedReturnMetric, AverageRewardMetric)]
@@ -131,6 +131,11 @@ class RLAlgorithm(Algorithm):
     def overwrite_policy_output(self) -> bool:
         """Whether the action recorded is the one that the environment reports."""
         return self._overwrite_policy_output
+
+    @property
+    def collects_for_recomputation(self) -> bool:
+        """Whether experience is collected with ``collect_step``; decided once, by ``finalize``."""
+        return self._collects_for_recomputation
 
     @property
     def acting_step(self) -> Callable[[TimeStep, NestedTensor], AlgStep]:

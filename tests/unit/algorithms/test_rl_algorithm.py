@@ -157,13 +157,13 @@ def test_a_checkpoint_argument_loads_a_part_and_a_later_load_leaves_it_alone(tmp
     path = Checkpointer(str(tmp_path), alg=trained).save(1)
     weight = trained._irm.weight.item()
     agent = agent_with(Listener(checkpoint=f'alg._irm@{path}'), 1)
-    assert agent._irm.pre_loaded and float(agent._irm.weight) == weight != 1.0
+    assert agent._irm.pre_loaded and agent._irm.weight.item() == weight != 1.0
     other = agent_with(Listener(), 2).state_dict()
     agent.load_state_dict(other)
-    assert float(agent._irm.weight) == weight
+    assert agent._irm.weight.item() == weight
     agent.load_state_dict({k: v for k, v in other.items() if not k.startswith('_irm.')})  # it may lack the part
     agent.load_state_dict(other, skip_preloded=False)
-    assert float(agent._irm.weight) == 1.0
+    assert agent._irm.weight.item() == 1.0
 
 
 def test_a_checkpoint_argument_that_names_no_part_is_refused(tmp_path):
@@ -203,3 +203,14 @@ def test_everything_that_can_be_summarised_is(algorithm, monkeypatch):
     groups = {tag.split('/')[0] for tag in tags}
     assert {'loss', 'action_dist', 'summarize_grads', 'summarize_vars', 'Metrics', 'rollout_reward'} <= groups
     assert any(tag.startswith('rollout_action') for tag in tags)
+
+
+@pytest.mark.parametrize('algorithm', ['actor-critic', 'ppo'])
+def test_the_action_recorded_may_be_that_of_whoever_acted(algorithm):
+    agent, env = make_agent(algorithm, 'continuous')
+    agent._overwrite_policy_output = True
+    step = env.step
+    env.step = lambda action: step(torch.full_like(action, 0.25))
+    experience = agent.unroll(6)
+    assert torch.equal(experience.action[:-2], experience.time_step.prev_action[1:-1])
+    assert (experience.action[:4] == 0.25).all()
