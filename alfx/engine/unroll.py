@@ -84,7 +84,9 @@ def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, w
             _advance(algorithm, cursor, time_step, alg_step.state)
         if bootstrap:
             state = reset_state_at_first(cursor.state, initial_state, cursor.inputs) if stateful else initial_state
-            experiences.append(_experience(cursor, step(cursor.inputs, state), state, transformed))
+            if not algorithm.collects_for_recomputation:  # otherwise all that is needed of this step is its inputs
+                alg_step = step(cursor.inputs, state)
+            experiences.append(_experience(cursor, alg_step, state, transformed))
             if keep_inputs:
                 inputs.append(cursor.inputs)
     if stateful:
