@@ -109,6 +109,10 @@ class Agent(RLAlgorithm):
         self._extrinsic_reward_coef = extrinsic_reward_coef
         self._changes_reward = (intrinsic_reward_module is not None or goal_generator is not None
                                 or extrinsic_reward_coef != 1.0)
+        parts = (representation_learner, goal_generator, intrinsic_reward_module, rl_algorithm, entropy_target,
+                 reward_weight_algorithm)
+        self._parts_in_order = [part for part in parts if part is not None]
+        self._in_the_loss = [part for part in self._parts_in_order if part is not reward_weight_algorithm]
         if reward_weight_algorithm is not None:
             rl_algorithm.set_reward_weights(reward_weight_algorithm.reward_weights)
 
@@ -116,13 +120,11 @@ class Agent(RLAlgorithm):
 
     def _parts(self) -> list[Algorithm]:
         """All parts there are, in the order of a step."""
-        parts = (self._representation_learner, self._goal_generator, self._irm, self._rl_algorithm,
-                 self._entropy_target_algorithm, self._reward_weight_algorithm)
-        return [part for part in parts if part is not None]
+        return self._parts_in_order
 
     def _parts_with_loss(self) -> list[Algorithm]:
         """The parts whose loss is added up; reward weights are trained in ``after_train_iter``."""
-        return [part for part in self._parts() if part is not self._reward_weight_algorithm]
+        return self._in_the_loss
 
     def set_path(self, path: str) -> None:
         """Set the paths of all parts below ``path``."""

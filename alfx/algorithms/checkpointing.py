@@ -2,6 +2,7 @@
 
 The file itself is the business of :mod:`alfx.utils.checkpoint_utils`. Read next: :mod:`alfx.algorithms.algorithm`.
 """
+import os
 from typing import Any
 
 from alfx.algorithms.algorithm_interface import AlgorithmInterface
@@ -36,7 +37,7 @@ class CheckpointedAlgorithm(AlgorithmInterface):
         """Load what the ``checkpoint`` arguments of this algorithm and its parts name, once."""
         for part in self.modules():
             if isinstance(part, CheckpointedAlgorithm) and part._checkpoint and not part._pre_loaded:
-                prefix, _, path = part._checkpoint.rpartition('@')
+                prefix, path = _prefix_and_path(part._checkpoint)
                 part.load_state_dict(extract_sub_state_dict_from_checkpoint(prefix or 'alg', path))
                 part._pre_loaded = True
 
@@ -96,3 +97,9 @@ class CheckpointedAlgorithm(AlgorithmInterface):
                     others = {key: value for key, value in state_dict.items() if not key.startswith(prefix)}
                     state_dict = {**others, **module.state_dict(prefix=prefix)}
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
+
+def _prefix_and_path(checkpoint: str) -> tuple[str, str]:
+    """``'prefix@path'`` in two; a path may itself contain ``@``, a prefix cannot."""
+    prefix, at, path = checkpoint.partition('@')
+    return (prefix, path) if at and not os.path.exists(checkpoint) else ('', checkpoint)

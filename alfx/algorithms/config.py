@@ -21,7 +21,7 @@ _POSITIVE: dict[str, Any] = dict(kind=int, minimum=1)
 _FLAG: dict[str, Any] = dict(kind=bool)
 
 # field -> arguments of check_value; a field that is not here takes any value.
-_ALLOWED: dict[str, dict] = {
+_ALLOWED: dict[str, Any] = {
     'root_dir': dict(kind=str),
     'conf_file': dict(kind=str),
     'ml_type': dict(kind=str, choices=('rl', 'sl')),

@@ -291,7 +291,7 @@ class RLAlgorithm(Algorithm):
 
     def summarize_metrics(self) -> None:
         """Write the averages of the latest episodes."""
-        for metric in self._metrics:
+        for metric in self.get_metrics():
             metric.gen_summaries(step_metrics=self._metrics[:2])
 
     def summarize_rollout(self, experience: Experience,

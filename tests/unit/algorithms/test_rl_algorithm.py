@@ -214,3 +214,12 @@ def test_the_action_recorded_may_be_that_of_whoever_acted(algorithm):
     experience = agent.unroll(6)
     assert torch.equal(experience.action[:-2], experience.time_step.prev_action[1:-1])
     assert (experience.action[:4] == 0.25).all()
+
+
+def test_a_checkpoint_path_may_contain_an_at_sign(tmp_path):
+    from alfx.algorithms.checkpointing import _prefix_and_path
+    assert _prefix_and_path('alg._irm@/runs/me@home/ckpt-1') == ('alg._irm', '/runs/me@home/ckpt-1')
+    file = tmp_path / 'me@home'
+    file.write_text('')
+    assert _prefix_and_path(str(file)) == ('', str(file))
+    assert _prefix_and_path('/runs/ckpt-1') == ('', '/runs/ckpt-1')
