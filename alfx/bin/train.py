@@ -10,6 +10,7 @@ number of the signal); SIGUSR1: checkpoint, and go on; SIGUSR2: show where every
 import logging
 import os
 import shlex
+import shutil
 import sys
 import time
 from typing import Any
@@ -82,12 +83,20 @@ def _print_end(trainer: Any, root_dir: str) -> None:
         commands = [('play', play), ('video', f'{play} --record_file play.mp4'),
                     ('evaluate', f'evaluate --root_dir {folder}'), ('plot', f'plot {folder}'), *commands]
     for name, command in commands:
-        print(f'  {name + ":":12}python -m alfx.bin.{command}')
-    print(f'  {"curves:":12}tensorboard --logdir {folder}')
+        print(f'  {name + ":":12}{_python()} -m alfx.bin.{command}')
+    print(f'  {"curves:":12}{_python()} -m tensorboard.main --logdir {folder}')
+
+
+def _python() -> str:
+    """What to call this Python by: ``python`` where that is the one, else its path."""
+    found = shutil.which('python')
+    same = found is not None and os.path.abspath(found) == os.path.abspath(sys.executable)
+    return 'python' if same else shlex.quote(os.path.relpath(sys.executable)
+                                             if sys.executable.startswith(os.getcwd()) else sys.executable)
 
 
 def _command(program: str) -> list[str]:
-    return ['python', '-m', 'alfx.bin.train'] if program.endswith('train.py') else [program]
+    return [_python(), '-m', 'alfx.bin.train'] if program.endswith('train.py') else [program]
 
 
 def _arguments(root_dir: str) -> list[str]:

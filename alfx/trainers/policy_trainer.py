@@ -389,7 +389,8 @@ class Trainer:
         """Write the operative configuration and tell which bindings nothing has used."""
         gin_utils.write_operative(self._config.root_dir)
         for binding in gin_utils.unused_bindings():
-            logger.warning('%s: nothing has used this binding so far: %s', binding.location, binding)
+            if os.path.basename(binding.file) != 'operative.gin':  # which lists defaults that nobody asked for
+                logger.warning('%s: nothing has used this binding so far: %s', binding.location, binding)
 
 
 class RLTrainer(Trainer):

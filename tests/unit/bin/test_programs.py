@@ -51,7 +51,7 @@ def test_training_leaves_a_run_folder_and_says_what_to_do_next(run):
     assert len(Checkpointer(run_files.checkpoint_dir(root_dir)).steps()) == 5
     assert 'evaluation return' in said
     for command in (f'play --root_dir {root_dir}', f'evaluate --root_dir {root_dir}', f'plot {root_dir}',
-                    f'tensorboard --logdir {root_dir}', 'TrainerConfig.num_env_steps=3000'):
+                    f'-m tensorboard.main --logdir {root_dir}', 'TrainerConfig.num_env_steps=3000'):
         assert command in said
 
 
