@@ -8,8 +8,7 @@ from alfx.environments.suite_unittest import ValueUnittestEnv
 
 # undiscounted return of an episode of 5 steps, 4 of which are rewarded; with memory, 2 of which are
 OPTIMAL = {'discrete': 4.0, 'continuous': 4.0, 'mixed': 4.0, 'nested observation': 4.0, 'recurrent': 2.0}
-ITERATIONS = {('recurrent', 'actor-critic'): 250, ('recurrent', 'ppo'): 120, ('mixed', 'ppo'): 120,
-              ('mixed', 'actor-critic'): 120}
+ITERATIONS = {('recurrent', 'actor-critic'): 300, ('recurrent', 'ppo'): 150}
 
 
 def greedy_return(agent, env, episodes=2):
@@ -32,9 +31,11 @@ def greedy_return(agent, env, episodes=2):
 def test_the_greedy_policy_is_optimal(algorithm, environment):
     agent, env = make_agent(algorithm, environment, batch_size=16, unroll_length=10, learning_rate=1e-2,
                             mini_batch_size=80)
-    for _ in range(ITERATIONS.get((environment, algorithm), 60)):
+    for _ in range(ITERATIONS.get((environment, algorithm), 150)):
         agent.train_iter()
-    assert greedy_return(agent, env) >= 0.95 * OPTIMAL[environment]
+    # a policy that ignores the signal gets half of it at most; the mean of a continuous action goes on wandering
+    share = 0.85 if environment in ('continuous', 'mixed') else 0.97
+    assert greedy_return(agent, env) >= share * OPTIMAL[environment]
 
 
 @pytest.mark.parametrize('algorithm', list(ALGORITHMS))
