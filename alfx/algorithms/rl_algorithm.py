@@ -96,6 +96,7 @@ class RLAlgorithm(Algorithm):
         if reward_weights is not None:
             self.set_reward_weights(torch.as_tensor(reward_weights, dtype=torch.float32))
         self._metrics = nn.ModuleList(self._make_metrics() if env is not None else [])
+        self._step_metrics: list[Any] = list(self._metrics)[:2]
 
     def _make_metrics(self) -> list[nn.Module]:
         """What is measured of every episode; the first two are the step metrics."""
@@ -279,7 +280,7 @@ class RLAlgorithm(Algorithm):
 
     def get_step_metrics(self) -> list[Any]:
         """The metrics that summaries may be plotted against: environment steps, number of episodes."""
-        return list(self._metrics[:2])
+        return self._step_metrics
 
     def get_metrics(self) -> list[Any]:
         """All metrics; the step metrics come first."""
@@ -292,7 +293,7 @@ class RLAlgorithm(Algorithm):
     def summarize_metrics(self) -> None:
         """Write the averages of the latest episodes."""
         for metric in self.get_metrics():
-            metric.gen_summaries(step_metrics=self._metrics[:2])
+            metric.gen_summaries(step_metrics=self._step_metrics)
 
     def summarize_rollout(self, experience: Experience,
                           custom_summary: Callable[[Experience], None] | None = None) -> None:
