@@ -18,9 +18,10 @@ from alfx.engine import probe
 from alfx.engine.replay import check_sequences, compute_train_info
 from alfx.engine.unroll import Cursor, start, unroll
 from alfx.gin_utils import configurable
+from alfx.metrics.metric_set import MetricSet
 from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageEnvInfoMetric, AverageEpisodeLengthMetric,
                                   AverageReturnMetric, AverageRewardMetric, EnvironmentSteps,
-                                  EpisodicStartAverageDiscountedReturnMetric, NumberOfEpisodes, update_metrics)
+                                  EpisodicStartAverageDiscountedReturnMetric, NumberOfEpisodes)
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, zeros_from_spec
 
@@ -95,15 +96,14 @@ class RLAlgorithm(Algorithm):
         self.register_buffer('_reward_weights', torch.ones(reward_spec.numel) if reward_spec.ndim else None)
         if reward_weights is not None:
             self.set_reward_weights(torch.as_tensor(reward_weights, dtype=torch.float32))
-        self._metrics = nn.ModuleList(self._make_metrics() if env is not None else [])
-        self._step_metrics: list[Any] = list(self._metrics)[:2]
+        self._metrics = MetricSet(self._make_metrics() if env is not None else [])
 
-    def _make_metrics(self) -> list[nn.Module]:
+    def _make_metrics(self) -> list[Any]:
         """What is measured of every episode; the first two are the step metrics."""
         env, config = self._env, self._config
         size = max(env.batch_size, config.metric_min_buffer_size if config is not None else 10)
         example = zeros_from_spec(env.time_step_spec(), env.batch_size)
-        metrics: list[nn.Module] = [EnvironmentSteps(), NumberOfEpisodes()]
+        metrics: list[Any] = [EnvironmentSteps(), NumberOfEpisodes()]
         metrics += [ctor(example_time_step=example, buffer_size=size) for ctor in (
             AverageReturnMetric, AverageEpisodeLengthMetric, AverageDiscountedReturnMetric,
             EpisodicStartAverageDiscountedReturnMetric, AverageRewardMetric)]
@@ -268,7 +268,7 @@ class RLAlgorithm(Algorithm):
         experience, env_steps, self._unrolled_inputs = unroll(
             self, env, self._cursor, unroll_length, with_grad=with_grad, bootstrap=bootstrap, transformed=on_policy,
             keep_inputs=self.trains_after_iteration)
-        update_metrics(self._metrics, env_steps)
+        self._metrics.observe(env_steps)
         if not on_policy:
             self.observe_sequence_for_replay(experience if stores_bootstrap or not bootstrap else
                                              nest.map_structure(lambda x: x[:-1], experience))
@@ -280,20 +280,20 @@ class RLAlgorithm(Algorithm):
 
     def get_step_metrics(self) -> list[Any]:
         """The metrics that summaries may be plotted against: environment steps, number of episodes."""
-        return self._step_metrics
+        return self._metrics.counters
 
     def get_metrics(self) -> list[Any]:
         """All metrics; the step metrics come first."""
-        return list(self._metrics)
+        return self._metrics.catch_up()
 
     def observe_for_metrics(self, time_step: TimeStep) -> None:
         """Show one time step ``[B, ...]`` to all metrics."""
-        update_metrics(self._metrics, time_step, stacked=False)
+        self._metrics.observe_step(time_step)
 
     def summarize_metrics(self) -> None:
         """Write the averages of the latest episodes."""
         for metric in self.get_metrics():
-            metric.gen_summaries(step_metrics=self._step_metrics)
+            metric.gen_summaries(step_metrics=self._metrics.counters)
 
     def summarize_rollout(self, experience: Experience,
                           custom_summary: Callable[[Experience], None] | None = None) -> None:

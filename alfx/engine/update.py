@@ -150,4 +150,7 @@ def _without_bootstrap_step(loss_info: LossInfo, shape: torch.Size) -> LossInfo:
     def cut(x: Any) -> Any:
         return x[:-1] if isinstance(x, torch.Tensor) and x.shape[:2] == with_bootstrap else x
 
-    return loss_info._replace(loss=cut(loss_info.loss), extra=nest.map_structure(cut, loss_info.extra))
+    loss_info = loss_info._replace(loss=cut(loss_info.loss))
+    if not context.should_record_summaries():  # nobody looks at the extra
+        return loss_info
+    return loss_info._replace(extra=nest.map_structure(cut, loss_info.extra))

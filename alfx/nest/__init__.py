@@ -24,7 +24,8 @@ from alfx.nest.fields import (extract_fields_from_nest, find_field, get_field, s
 
 __all__ = [
     'assert_same_length', 'assert_same_structure', 'assert_same_structure_up_to', 'assert_same_type',
-    'batch_nested_tensor', 'extract_any_leaf_from_nest', 'extract_fields_from_nest', 'find_field', 'flatten',
+    'batch_nested_tensor', 'concatenate', 'extract_any_leaf_from_nest', 'extract_fields_from_nest', 'find_field',
+    'flatten',
     'flatten_up_to', 'flatten_with_path', 'get_field', 'get_nest_batch_size', 'get_nest_shape', 'get_nest_size',
     'is_distribution', 'is_namedtuple', 'is_nested', 'is_unnamedtuple', 'map_structure', 'map_structure_up_to',
     'map_structure_without_check', 'nest_top_level', 'pack_sequence_as', 'prune_nest_like',
@@ -259,6 +260,12 @@ def stack(nests: Sequence[Any], dim: int = 0) -> Any:
     tree = structure(nests[0])
     columns = zip(*(flatten(n) for n in nests))
     return tree.unflatten([torch.stack(column, dim) for column in columns])
+
+
+def concatenate(nests: Sequence[Any], dim: int = 0) -> Any:
+    """Concatenate corresponding tensors of equally structured ``nests`` along dimension ``dim``."""
+    columns = zip(*(flatten(n) for n in nests))
+    return structure(nests[0]).unflatten([torch.cat(column, dim) for column in columns])
 
 
 def batch_nested_tensor(nested_tensor: Any) -> Any:

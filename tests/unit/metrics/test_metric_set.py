@@ -1,0 +1,62 @@
+"""Metrics that are shown several unrolls at once end up as those that are shown each."""
+import copy
+
+import torch
+
+from alfx import nest
+from alfx.environments.suite_unittest import PolicyUnittestEnv
+from alfx.metrics.metric_set import MetricSet
+from alfx.metrics.metrics import (AverageEpisodeLengthMetric, AverageReturnMetric, EnvironmentSteps, NumberOfEpisodes,
+                                  update_metrics)
+
+
+def make_metrics(env):
+    example = env.current_time_step()
+    return [EnvironmentSteps(), NumberOfEpisodes(), AverageReturnMetric(example_time_step=example, buffer_size=50),
+            AverageEpisodeLengthMetric(example_time_step=example, buffer_size=50)]
+
+
+def unrolls(count, length=3):
+    env = PolicyUnittestEnv(4, 5)
+    env.seed(0)
+    time_step = env.reset()
+    torch.manual_seed(0)
+    for _ in range(count):
+        steps = []
+        for _ in range(length):
+            steps.append(time_step)
+            time_step = env.step(torch.randint(2, (4, )))
+        yield env, nest.stack(steps)
+
+
+def test_what_is_seen_late_is_the_same_as_what_is_seen_at_once():
+    late = at_once = None
+    for env, steps in unrolls(40):
+        if late is None:
+            late, at_once = MetricSet(make_metrics(env)), make_metrics(env)
+        late.observe(steps)
+        update_metrics(at_once, steps)
+        assert [m.result() for m in late.counters] == [m.result() for m in at_once[:2]]
+    assert [m.result() for m in late.catch_up()] == [m.result() for m in at_once]
+    assert at_once[2].result() > 0 and at_once[3].result() == 4
+
+
+def test_a_saved_state_has_seen_everything():
+    metrics = None
+    for env, steps in unrolls(3):
+        metrics = metrics or MetricSet(make_metrics(env))
+        metrics.observe(steps)
+    saved = copy.deepcopy(metrics.state_dict())
+    other = MetricSet(make_metrics(env))
+    other.observe(steps)
+    other.load_state_dict(saved)
+    assert [m.result() for m in other.catch_up()] == [m.result() for m in metrics.catch_up()]
+
+
+def test_a_single_step_counts_as_well():
+    for env, steps in unrolls(1, length=5):
+        metrics = MetricSet(make_metrics(env))
+        for t in range(5):
+            metrics.observe_step(nest.map_structure(lambda x, t=t: x[t], steps))
+        assert [int(m.result()) for m in metrics.counters] == [16, 4]
+        assert metrics.catch_up()[3].result() == 4
