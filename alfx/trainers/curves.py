@@ -15,7 +15,7 @@ from alfx.trainers import run_files
 from alfx.utils.confidence import confidence_interval
 
 _POINTS = 200
-_SEED_BINDING = re.compile(r'^\s*TrainerConfig\.(random_seed|root_dir|conf_file)\s*=')
+_SEED_BINDING = re.compile(r'^\s*(?:\w+\.)*TrainerConfig\.(random_seed|root_dir|conf_file)\s*=')
 _EVENT_TAG = 'Metrics_vs_EnvironmentSteps/AverageReturn'
 
 
