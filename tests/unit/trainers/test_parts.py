@@ -149,7 +149,8 @@ def make_run(folder, conf, values):
 
 def test_runs_that_differ_only_in_their_seed_are_one_group(tmp_path):
     folders = [make_run(tmp_path / str(i), conf, [(0, 1)]) for i, conf in enumerate(
-        ('a = 1\nTrainerConfig.random_seed = 1\n', 'a = 1\nalfx.algorithms.config.TrainerConfig.random_seed = 2\n', 'a = 2\n', 'b = 1\n'))]
+        ('a = 1\nTrainerConfig.random_seed = 1\n', 'a = 1\nalfx.algorithms.config.TrainerConfig.random_seed = 2\n',
+         'a = 2\n', 'b = 1\n'))]
     assert curves.group_runs(folders) == {'a': folders[:2], 'a (2)': folders[2:3], 'b': folders[3:]}
 
 
