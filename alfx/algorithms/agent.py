@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from alfx import context
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
@@ -219,7 +220,8 @@ class Agent(RLAlgorithm):
         if self._irm is not None:
             rewards['irm'] = run(self._irm, time_step, state.irm).output
         if is_rollout and self.on_policy and self._changes_reward:
-            time_step = time_step._replace(reward=self._training_reward(time_step.reward, rewards))
+            with context.record_if(False):  # summarize_rollout writes it once for the whole unroll
+                time_step = time_step._replace(reward=self._training_reward(time_step.reward, rewards))
         rl_step = run(self._rl_algorithm, time_step, state.rl)
         if self._entropy_target_algorithm is not None and (self.on_policy or not is_rollout):
             self._entropy_target_step(method, rl_step, time_step, info)
@@ -294,6 +296,8 @@ class Agent(RLAlgorithm):
     def summarize_rollout(self, experience: Experience) -> None:  # type: ignore[override]
         """The summaries of ``RLAlgorithm``, then those of the policy algorithm if it has its own."""
         super().summarize_rollout(experience)
+        if self.on_policy and self._changes_reward:
+            self._training_reward(experience.time_step.reward, experience.rollout_info.rewards or {})
         if type(self._rl_algorithm).summarize_rollout is not RLAlgorithm.summarize_rollout:
             self._rl_algorithm.summarize_rollout(
                 experience._replace(rollout_info=self._helper.part(self._rl_algorithm, experience.rollout_info)))

@@ -3,7 +3,6 @@
 ``torch.optim`` wraps its own steps for its compiler and profiler, which costs more than the update of a small
 network, and a second of imports at the first step.
 """
-import types
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -11,9 +10,10 @@ import torch
 from torch import Tensor
 
 from alfx.optimizers.clipping import ClippingMixin, group_by_kind
+from alfx.optimizers.hooks import HookedOnRequest
 
 
-class ForeachMixin(ClippingMixin):
+class ForeachMixin(HookedOnRequest, ClippingMixin):
     """A step that clips, then hands each group's parameters and gradients to :meth:`_update` in lists of one kind.
 
     Put it in front of the torch optimizer whose hyperparameters and state it uses.
@@ -29,8 +29,6 @@ class ForeachMixin(ClippingMixin):
                 for alike in group_by_kind(params):
                     self._update(group, alike, [p.grad for p in alike])  # type: ignore[misc]
         return loss
-
-    step.hooked = True  # type: ignore[attr-defined]  # torch leaves a step alone that says so
 
     def _update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         """Update parameters of the same device and type in place."""
@@ -49,21 +47,6 @@ class ForeachMixin(ClippingMixin):
         if group['weight_decay'] == 0:
             return grads
         return list(torch._foreach_add(grads, params, alpha=group['weight_decay']))
-
-    def register_step_pre_hook(self, hook: Callable[..., Any]) -> Any:
-        """Have ``hook(optimizer, args, kwargs)`` called before every step, as in torch."""
-        self._enable_hooks()
-        return super().register_step_pre_hook(hook)  # type: ignore[misc]
-
-    def register_step_post_hook(self, hook: Callable[..., Any]) -> Any:
-        """Have ``hook(optimizer, args, kwargs)`` called after every step, as in torch."""
-        self._enable_hooks()
-        return super().register_step_post_hook(hook)  # type: ignore[misc]
-
-    def _enable_hooks(self) -> None:
-        """From now on, step as every optimizer of torch does: with hooks and a mark for the profiler."""
-        wrapped = torch.optim.Optimizer.profile_hook_step(type(self).step)
-        self.step = types.MethodType(wrapped, self)  # type: ignore[method-assign]
 
 
 class ForeachSGD(ForeachMixin, torch.optim.SGD):

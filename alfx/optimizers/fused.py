@@ -1,5 +1,4 @@
 """The step shared by Adam, AdamW and AdamTF: torch's fused kernels with as little around them as possible."""
-import types
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
@@ -8,6 +7,7 @@ from torch import Tensor
 
 from alfx.optimizers.clipping import (ClippingMixin, LearningRate, Parameters, clip_divisor, global_norm,
                                       group_by_kind)
+from alfx.optimizers.hooks import HookedOnRequest
 
 
 class _Bucket(NamedTuple):
@@ -57,7 +57,7 @@ class _AdamDefaults(torch.optim.Optimizer):
             params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, fused=True))
 
 
-class FusedAdamBase(ClippingMixin, _AdamDefaults):
+class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
     """Adam on the fused kernels of torch. Base class: use :class:`~alfx.optimizers.optimizers.Adam`.
 
     The state of a parameter is that of ``torch.optim.Adam``: 'step', 'exp_avg', 'exp_avg_sq' and with ``amsgrad``
@@ -102,21 +102,6 @@ class FusedAdamBase(ClippingMixin, _AdamDefaults):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._buckets = None
-
-    def register_step_pre_hook(self, hook: Callable[..., Any]) -> Any:
-        """Have ``hook(optimizer, args, kwargs)`` called before every step, as in torch."""
-        self._enable_hooks()
-        return super().register_step_pre_hook(hook)
-
-    def register_step_post_hook(self, hook: Callable[..., Any]) -> Any:
-        """Have ``hook(optimizer, args, kwargs)`` called after every step, as in torch."""
-        self._enable_hooks()
-        return super().register_step_post_hook(hook)
-
-    def _enable_hooks(self) -> None:
-        """From now on, step as every optimizer of torch does: with hooks and a mark for the profiler."""
-        wrapped = torch.optim.Optimizer.profile_hook_step(type(self).step)
-        self.step = types.MethodType(wrapped, self)  # type: ignore[method-assign]
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Clip the gradients, then update every parameter that has one; see :meth:`ClippingMixin.step`."""
@@ -208,8 +193,6 @@ class FusedAdamBase(ClippingMixin, _AdamDefaults):
 
 
 # Every construction of a torch optimizer puts a wrapper around the class's step (profiler mark, hooks) unless it
-# bears this mark. The wrapper costs as much as the kernel, so it is added for those only who register a hook.
-FusedAdamBase.step.hooked = True  # type: ignore[attr-defined]
 
 
 def _check_adam_arguments(betas: tuple[float, float], eps: float, weight_decay: float, name: str) -> None:

@@ -178,3 +178,23 @@ def test_rewards_are_accumulated_into_a_new_tensor():
     assert total.tolist() == [3.0] * 3 and first.tolist() == [1.0] * 3
     with pytest.raises(ValueError, match='do not match'):
         AgentHelper.accumulate_algorithm_rewards([first], [1.0, 2.0], ['a'], 'reward', print)
+
+
+@both
+def test_the_rewards_of_a_summarized_iteration_are_written_once(algorithm, monkeypatch):
+    from alfx import context
+    from alfx.summary import summary_utils
+    agent, _ = make_agent(algorithm, 'discrete', intrinsic_reward_module=Bonus(), intrinsic_reward_coef=0.5)
+    written = []
+    monkeypatch.setattr(summary_utils, 'add_mean_hist_summary', lambda name, value: written.append((name, value)))
+    context.set_summary_writer(object())
+    with context.record_if(True):
+        if algorithm == 'actor-critic':
+            agent.unroll(6)
+        else:
+            agent.unroll(6)
+            batch = agent._replay_buffer.gather_all()[0]
+            agent.preprocess_experience(batch.time_step, batch.rollout_info, ())
+    names = [name for name, _ in written if name.startswith('reward/')]
+    assert names == ['reward/extrinsic', 'reward/irm', 'reward/overall']
+    assert dict(written)['reward/irm'].ndim == 2, 'one summary of the whole unroll'
