@@ -69,18 +69,12 @@ _ALLOWED: dict[str, Any] = {
     'whole_replay_buffer_training', 'priority_replay', 'empty_cache', 'normalize_importance_weights_by_max',
     'clear_replay_buffer', 'compile'), _FLAG)
 
-# field -> the only value that this version can do.
-_NOT_AVAILABLE: dict[str, Any] = {
-    'async_unroll': False,
-    'offline_buffer_dir': None,
-    'enable_amp': False,
-    'priority_replay': False,
-    'rl_train_after_update_steps': 0,
-    'rl_train_every_update_steps': 1,
-    'ddp_paras_check_interval': 0,
-    'eval_uncertainty': False,
-    'compile': False,
-}
+# What this version cannot do, and what has a meaning only together with it: nothing but the default is accepted.
+_NOT_AVAILABLE = (
+    'async_unroll', 'max_unroll_length', 'unroll_queue_size', 'unroll_step_interval', 'unroll_parameter_update_period',
+    'offline_buffer_dir', 'offline_buffer_length', 'rl_train_after_update_steps', 'rl_train_every_update_steps',
+    'priority_replay', 'priority_replay_alpha', 'priority_replay_beta', 'priority_replay_eps', 'enable_amp',
+    'ddp_paras_check_interval', 'eval_uncertainty', 'compile')
 
 
 @gin_utils.configurable
@@ -121,7 +115,8 @@ class TrainerConfig:
     Checkpoints:
         num_checkpoints: how many to write during the run.
         confirm_checkpoint_upon_crash: ask before writing one after a crash (only at a terminal).
-        no_thread_env_for_conf: never make an extra environment for the sake of the written configuration.
+        no_thread_env_for_conf: never make an extra environment for the sake of the written configuration. None is
+            made in either case: the configuration is written without one.
 
     Evaluation:
         evaluate: evaluate during training.
@@ -252,8 +247,9 @@ class TrainerConfig:
         if isinstance(self.root_dir, os.PathLike):
             self.root_dir = os.fspath(self.root_dir)
         self._data_transformer: Any = None
-        problems = self._wrong_values() or self._conflicts() + self._missing_files()
-        problems += self._not_available()
+        wrong = self._wrong_values()
+        problems = wrong or self._conflicts() + self._missing_files()
+        problems += self._not_available(already_told=' '.join(map(str, wrong)))
         if problems:
             raise gin_utils.ConfError(problems)
         self.root_dir = os.path.expanduser(self.root_dir)
@@ -334,8 +330,6 @@ class TrainerConfig:
         if self.priority_replay and self.whole_replay_buffer_training:
             conflict('priority_replay', '= True has no meaning with TrainerConfig.whole_replay_buffer_training = True, '
                      'which trains on every step once', 'set whole_replay_buffer_training to False')
-        if self.offline_buffer_length is not None and self.offline_buffer_dir is None:
-            conflict('offline_buffer_length', 'is set, but TrainerConfig.offline_buffer_dir is not', 'set both or none')
 
     def _missing_files(self) -> list[gin_utils.Problem]:
         package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -345,7 +339,9 @@ class TrainerConfig:
                            "give paths relative to the alfx package, such as 'algorithms/agent.py'")
                 for path in missing]
 
-    def _not_available(self) -> list[gin_utils.Problem]:
+    def _not_available(self, already_told: str) -> list[gin_utils.Problem]:
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return [problem_at(_OWNER, name, f'= {getattr(self, name)!r} is not available yet in this version',
-                           f'leave it at {only!r}')
-                for name, only in _NOT_AVAILABLE.items() if getattr(self, name) != only]
+                           f'leave it at {defaults[name]!r}')
+                for name in _NOT_AVAILABLE
+                if getattr(self, name) != defaults[name] and f'{_OWNER}.{name} ' not in already_told]

@@ -69,9 +69,11 @@ class ReplayBuffer:
                  reward_clip: Optional[tuple[float, float]] = None,
                  enable_checkpoint: bool = False,
                  name: str = 'ReplayBuffer') -> None:
-        _refuse(name, prioritized_sampling=prioritized_sampling, recent_data_ratio=recent_data_ratio,
-                allow_multiprocess=allow_multiprocess, keep_episodic_info=keep_episodic_info,
-                record_episodic_return=record_episodic_return)
+        _refuse(name, prioritized_sampling=(prioritized_sampling, False), initial_priority=(initial_priority, 1.0),
+                recent_data_steps=(recent_data_steps, 1), recent_data_ratio=(recent_data_ratio, 0.0),
+                allow_multiprocess=(allow_multiprocess, False), keep_episodic_info=(keep_episodic_info or None, None),
+                record_episodic_return=(record_episodic_return, False), default_return=(default_return, -1000.0),
+                gamma=(gamma, 0.99), reward_clip=(reward_clip, None))
         _require_at_least(name, 1, num_environments=num_environments, max_length=max_length)
         _require_at_least(name, 0, num_earliest_frames_ignored=num_earliest_frames_ignored)
         if num_earliest_frames_ignored >= max_length:
@@ -447,10 +449,10 @@ class ReplayBuffer:
                 for path, spec in nest.flatten_with_path(self._data_spec)]
 
 
-def _refuse(name: str, **features: Any) -> None:
-    """Raise if one of the features that do not exist yet is asked for."""
-    for argument, value in features.items():
-        if value:
+def _refuse(name: str, **settings: tuple[Any, Any]) -> None:
+    """Raise unless every ``argument=(value, default)``, of features that do not exist yet, has its default."""
+    for argument, (value, default) in settings.items():
+        if value != default:
             raise ValueError(f'{name}.{argument}: not available in this version, expected it to be left out, '
                              f'found {value!r}')
 

@@ -60,7 +60,10 @@ def _conv_layers(shape: Sequence[int], conv_layer_params: Sequence[tuple], same_
     return modules, (channels, height, width)
 
 
-def _refuse_batch_ensemble(use_batch_ensemble: bool, where: str) -> None:
+def _refuse_batch_ensemble(use_batch_ensemble: bool, ensemble_size: int, where: str) -> None:
+    if ensemble_size != 10:
+        raise ValueError(f'{where}: ensemble_size={ensemble_size} has no meaning without use_batch_ensemble, which is '
+                         'not supported; use make_parallel(n) for an ensemble')
     if use_batch_ensemble:
         raise ValueError(f'{where}: use_batch_ensemble=True is not supported; use make_parallel(n) for an ensemble')
 
@@ -109,7 +112,7 @@ class ImageEncodingNetwork(_LayersNetwork):
                  use_batch_ensemble: bool = False, ensemble_size: int = 10, same_padding: bool = False,
                  activation: Activation = torch.relu_, kernel_initializer: Initializer | None = None,
                  flatten_output: bool = False, name: str = 'ImageEncodingNetwork'):
-        _refuse_batch_ensemble(use_batch_ensemble, name)
+        _refuse_batch_ensemble(use_batch_ensemble, ensemble_size, name)
         if not conv_layer_params:
             raise ValueError(f'{name}: expected at least one layer in conv_layer_params')
         spec = TensorSpec((input_channels, *pair(input_size)))
@@ -256,7 +259,7 @@ class EncodingNetwork(PreprocessorNetwork):
                  last_use_fc_bn: bool = False,
                  last_use_fc_ln: bool = False,
                  name: str = 'EncodingNetwork'):
-        _refuse_batch_ensemble(use_batch_ensemble or input_with_ensemble_ids, name)
+        _refuse_batch_ensemble(use_batch_ensemble or input_with_ensemble_ids, ensemble_size, name)
         if (last_layer_size is None) != (last_activation is None):
             raise ValueError(f'{name}: last_layer_size and last_activation must be given together, found '
                              f'{last_layer_size} and {last_activation}')

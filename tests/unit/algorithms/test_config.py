@@ -112,7 +112,6 @@ def test_the_nearest_choice_is_suggested():
     (dict(unroll_length=0), 'unroll_length', 'no environment'),
     (dict(mini_batch_length=2000), 'mini_batch_length', 'replay_buffer_length = 1024'),
     (dict(whole_replay_buffer_training=False), 'mini_batch_length', 'whole_replay_buffer_training'),
-    (dict(offline_buffer_length=10), 'offline_buffer_length', 'offline_buffer_dir'),
     (dict(code_snapshots=['no/such/file.py']), 'code_snapshots', 'no/such/file.py'),
 ])
 def test_conflicting_options_are_refused(kwargs, first, also):
@@ -129,7 +128,7 @@ def test_conflicts_of_what_is_not_available_are_reported_too():
 @pytest.mark.parametrize('kwargs', [
     dict(num_iterations=0, num_env_steps=1000), dict(num_iterations=5, ml_type='sl', unroll_length=0),
     dict(unroll_length=0.25), dict(whole_replay_buffer_training=False, mini_batch_length=2, replay_buffer_length=2),
-    dict(priority_replay_alpha=lambda: 0.5), dict(code_snapshots=['algorithms/config.py']), dict(random_seed=0),
+    dict(code_snapshots=['algorithms/config.py']), dict(random_seed=0),
     dict(epsilon_greedy=1), dict(float32_matmul_precision='medium', num_threads=2),
     dict(summaries_flush_secs=0.5), dict(data_transformer_ctor=[algorithm, algorithm]),
 ])
@@ -141,7 +140,9 @@ def test_sensible_options_are_accepted(kwargs):
 @pytest.mark.parametrize('kwargs', [
     dict(async_unroll=True), dict(offline_buffer_dir='somewhere'), dict(enable_amp=True),
     dict(rl_train_after_update_steps=1), dict(rl_train_every_update_steps=2), dict(ddp_paras_check_interval=1),
-    dict(eval_uncertainty=True), dict(compile=True),
+    dict(eval_uncertainty=True), dict(compile=True), dict(offline_buffer_length=10), dict(max_unroll_length=5),
+    dict(unroll_queue_size=10), dict(unroll_step_interval=0.1), dict(unroll_parameter_update_period=5),
+    dict(priority_replay_alpha=lambda: 0.5), dict(priority_replay_beta=1.0), dict(priority_replay_eps=0.1),
     dict(priority_replay=True, whole_replay_buffer_training=False, mini_batch_length=2),
 ])
 def test_what_is_not_available_is_refused_by_name(kwargs):

@@ -84,6 +84,8 @@ def test_contradicting_arguments_are_refused():
         EncodingNetwork(VECTOR, last_layer_size=4)
     with pytest.raises(ValueError, match='use_batch_ensemble=True is not supported'):
         EncodingNetwork(VECTOR, use_batch_ensemble=True)
+    with pytest.raises(ValueError, match='ensemble_size=5 has no meaning'):
+        EncodingNetwork(VECTOR, ensemble_size=5)
     with pytest.raises(ValueError, match='exclude each other'):
         EncodingNetwork(VECTOR, input_preprocessors=torch.tanh, input_preprocessors_ctor=lambda spec: torch.tanh)
     with pytest.raises(ValueError, match='4 outputs cannot be reshaped .*should be 6'):
