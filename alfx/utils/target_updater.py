@@ -1,0 +1,121 @@
+"""Target networks: slowly moving copies that bootstrapped targets are computed with."""
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alfx.gin_utils import configurable
+
+Models = nn.Module | Tensor | Sequence[nn.Module | Tensor]
+
+
+@configurable
+class TargetUpdater(nn.Module):
+    """Moves target models towards models, each time it is called ``period`` times.
+
+    An update is, for every parameter (Lillicrap et al. 2015, arXiv:1509.02971, algorithm 1):
+
+        target = target + tau * (model - target)
+
+    ``tau = 1`` with a large ``period`` is the copied target network of DQN (Mnih et al. 2015). Floating point buffers
+    (such as the statistics of a normaliser) and any other buffer are copied. Target parameters are not trained: they
+    are set not to require gradients.
+
+    Args:
+        models: a module, a parameter, or a sequence of them.
+        target_models: the same, of the same shapes.
+        tau: how far an update moves, in (0, 1].
+        period: an update is made by every ``period``-th call.
+        init_copy: begin with target models equal to the models.
+        delayed_update: move towards the models as they were at the previous update instead of as they are now.
+
+    Raises:
+        ValueError: ``tau`` or ``period`` is out of range, or the models do not correspond to each other.
+    """
+
+    def __init__(self, models: Models, target_models: Models, tau: float = 1.0, period: int = 1,
+                 init_copy: bool = True, delayed_update: bool = False):
+        super().__init__()
+        if not 0.0 < tau <= 1.0:
+            raise ValueError(f'TargetUpdater.tau: expected a number in (0, 1], found {tau}')
+        if period < 1:
+            raise ValueError(f'TargetUpdater.period: expected at least 1, found {period}')
+        self._tau = tau
+        self._period = period
+        # in tuples, so that the models are not registered as parts of this module as well
+        self._models = tuple(_as_list(models))
+        self._target_models = tuple(_as_list(target_models))
+        self._check_correspondence()
+        for target in self._target_models:
+            target.requires_grad_(False)
+        self._calls: int | None = 0
+        self._num_calls: Tensor
+        self.register_buffer('_num_calls', torch.zeros((), dtype=torch.int64))
+        if init_copy:
+            self._copy(_tensors(self._models), _tensors(self._target_models))
+        self._delayed = [] if not delayed_update else [f'_delayed{i}' for i, _ in enumerate(_parameters(self._models))]
+        for name, parameter in zip(self._delayed, _parameters(self._models)):
+            self.register_buffer(name, parameter.detach().clone())
+
+    def _check_correspondence(self) -> None:
+        shapes, target_shapes = ([(x.shape, x.dtype) for x in _tensors(models)]
+                                 for models in (self._models, self._target_models))
+        if shapes != target_shapes:
+            raise ValueError('TargetUpdater: expected target_models with the same parameters and buffers as models, '
+                             f'found {[tuple(s) for s, _ in target_shapes]} for {[tuple(s) for s, _ in shapes]}')
+
+    def forward(self) -> None:
+        """Count one call; every ``period``-th one updates the target models."""
+        if self._calls is None:
+            self._calls = int(self._num_calls)
+        self._calls += 1
+        self._num_calls += 1
+        if self._calls % self._period == 0:
+            self._update()
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        models, targets = _parameters(self._models), _parameters(self._target_models)
+        if self._delayed:
+            delayed = [getattr(self, name) for name in self._delayed]
+            self._move(delayed, targets)
+            self._copy(models, delayed)
+        else:
+            self._move(models, targets)
+        buffers = _buffers(self._models)
+        if buffers:
+            self._copy(buffers, _buffers(self._target_models))
+
+    def _move(self, sources: list[Tensor], targets: list[Tensor]) -> None:
+        if self._tau == 1.0:
+            self._copy(sources, targets)
+        else:
+            torch._foreach_lerp_(targets, sources, self._tau)
+
+    @staticmethod
+    @torch.no_grad()
+    def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
+        if sources:
+            torch._foreach_copy_(targets, sources)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._calls = None
+
+
+def _as_list(models: Models) -> list[Any]:
+    return [models] if isinstance(models, (nn.Module, Tensor)) else list(models)
+
+
+def _parameters(models: Iterable[Any]) -> list[Tensor]:
+    """The parameters of all models, in order, looked up anew: a module may have been moved to another device."""
+    return [p for model in models for p in ([model] if isinstance(model, Tensor) else model.parameters())]
+
+
+def _buffers(models: Iterable[Any]) -> list[Tensor]:
+    return [b for model in models if isinstance(model, nn.Module) for b in model.buffers()]
+
+
+def _tensors(models: Iterable[Any]) -> list[Tensor]:
+    return [*_parameters(models), *_buffers(models)]
