@@ -187,6 +187,11 @@ class Agent(RLAlgorithm):
         """One step of training on stored experience, with all parts."""
         return self._step('train_step', time_step, state, rollout_info)
 
+    def train_sequence(self, time_step: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """``train_sequence`` of each part, ``[T, B, ...]``."""
+        step = self._step('train_sequence', time_step, state, rollout_info)
+        return step._replace(state=())
+
     def train_step_offline(self, time_step: TimeStep, state: Any, rollout_info: Any,
                            pre_train: bool = False) -> AlgStep:
         """``train_step`` for experience from an offline buffer."""
@@ -240,9 +245,11 @@ class Agent(RLAlgorithm):
         if isinstance(distribution, tuple) and distribution == ():
             raise ValueError(f'enforce_entropy_target needs a policy algorithm whose {method} yields an '
                              f"'action_distribution'; {type(self._rl_algorithm).__name__} does not")
-        on_policy_step = 'rollout_step' if self.on_policy else 'train_step'
-        step = getattr(self._entropy_target_algorithm, on_policy_step)((distribution, time_step.step_type))
-        info['entropy_target'] = step.info
+        part, inputs = self._entropy_target_algorithm, (distribution, time_step.step_type)
+        if method == 'train_sequence':
+            info['entropy_target'] = part.train_sequence(inputs, (), ()).info
+        else:
+            info['entropy_target'] = (part.rollout_step if self.on_policy else part.train_step)(inputs).info
 
     # Rewards ---------------------------------------------------------------------------------------------------
 

@@ -346,6 +346,29 @@ class Algorithm(CheckpointedAlgorithm):
 
     # Training --------------------------------------------------------------------------------------------------
 
+    def train_sequence(self, inputs: NestedTensor, state: NestedTensor, rollout_info: NestedTensor) -> AlgStep:
+        """``train_step`` for all steps of sequences at once; called where the steps do not depend on each other.
+
+        An algorithm overrides this to leave out what no loss reads, such as the value at the last step of a
+        sequence, which nothing can be bootstrapped for. What is left out is zero; the loss is the same.
+
+        Args:
+            inputs: nest ``[T, B, ...]``.
+            state: nest ``[T, B, ...]`` of ``train_state_spec``.
+            rollout_info: nest ``[T, B, ...]``, as ``preprocess_experience`` left it.
+
+        Returns:
+            ``output`` and ``info`` ``[T, B, ...]``; there is no state.
+        """
+        time, batch = nest.get_nest_shape(inputs)[:2]
+        if time == 1:
+            flat = nest.map_structure(lambda x: x[0], (inputs, state, rollout_info))
+        else:
+            flat = nest.map_structure(lambda x: x.reshape(time * batch, *x.shape[2:]), (inputs, state, rollout_info))
+        step = self.train_step(*flat)
+        output, info = nest.map_structure(lambda x: x.reshape(time, batch, *x.shape[1:]), (step.output, step.info))
+        return AlgStep(output, (), info)
+
     def calc_loss(self, info: NestedTensor) -> LossInfo:
         """By default ``info`` is the ``LossInfo`` itself.
 

@@ -240,15 +240,11 @@ def compute_train_info(algorithm: 'Algorithm', experience: Experience) -> Nested
 
 
 def _independent_train_info(algorithm: 'Algorithm', experience: Experience, length: int, batch: int) -> NestedTensor:
-    """``train_step`` on all ``T * B`` steps at once."""
-    inputs = (experience.time_step, experience.rollout_info, experience.state)
-    if length == 1:
-        flat = nest.map_structure(lambda x: x[0], inputs)
-    else:
-        flat = nest.map_structure(lambda x: x.reshape(length * batch, *x.shape[2:]), inputs)
-    time_step, rollout_info, rollout_state = flat
+    """``train_sequence`` on steps that do not depend on each other."""
     state = algorithm.get_initial_train_state(length * batch)
-    if nest.flatten(state) and algorithm.use_rollout_state and nest.flatten(rollout_state):
-        state = nest.prune_nest_like(rollout_state, algorithm.train_state_spec)
-    info = algorithm.train_step(time_step, state, rollout_info).info
-    return nest.map_structure(lambda x: x.reshape(length, batch, *x.shape[1:]), info)
+    if nest.flatten(state):
+        if algorithm.use_rollout_state and nest.flatten(experience.state):
+            state = nest.prune_nest_like(experience.state, algorithm.train_state_spec)
+        else:
+            state = nest.map_structure(lambda x: x.reshape(length, batch, *x.shape[1:]), state)
+    return algorithm.train_sequence(experience.time_step, state, experience.rollout_info).info
