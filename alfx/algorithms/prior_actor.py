@@ -1,0 +1,287 @@
+"""Policies that are given, not learned, as priors of KL-regularised reinforcement learning.
+
+A learner (:mod:`alfx.algorithms.sac_algorithm`) keeps its policy close to what :meth:`train_step` of a prior
+yields: ``KL(policy || prior)`` takes the place of the negative entropy. A prior has no parameters.
+"""
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributions as td
+from torch import Tensor
+from torch.distributions import constraints
+
+from alfx import nest
+from alfx.algorithms.algorithm import Algorithm
+from alfx.data_structures import AlgStep, StepType, TimeStep
+from alfx.gin_utils import configurable
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError
+from alfx.utils import dist_nests, dist_utils
+
+_UNBOUNDED = 1e30
+# Actions that tanh or an addition has rounded to just outside their bounds are still inside.
+_ROUNDING = 1e-6
+
+
+class TruncatedNormal(td.Distribution):
+    """Normal distributions restricted to intervals, one for each element.
+
+    Args:
+        loc: ``[...]`` mean of the untruncated normal; may lie outside the interval.
+        scale: ``[...]`` its standard deviation; positive.
+        low: lower end of the interval, broadcasts with ``loc``.
+        high: upper end, above ``low``.
+        validate_args: check the parameters, and values at :meth:`log_prob`.
+
+    Raises:
+        ValueError: with ``validate_args``, a scale is not positive or an interval is empty.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}
+    has_rsample = True
+    _validate_args = False
+
+    def __init__(self, loc: Tensor, scale: Tensor, low: Tensor, high: Tensor, validate_args: bool | None = None):
+        if validate_args:
+            self._validate_args = True
+            if not bool(((scale > 0) & (low < high)).all()):
+                raise ValueError(f'TruncatedNormal: expected scale > 0 and low < high, found scale {scale}, low {low}, '
+                                 f'high {high}')
+        # As vectors of one element, whose densities have nothing to be summed over.
+        self._vector = dist_utils.TruncatedNormal(loc.unsqueeze(-1), scale.unsqueeze(-1), low.unsqueeze(-1),
+                                                  high.unsqueeze(-1))
+
+    @property
+    def _batch_shape(self) -> torch.Size:  # type: ignore[override]
+        return dist_nests.shape_of(self._vector.loc)[:-1]
+
+    @property
+    def _event_shape(self) -> torch.Size:  # type: ignore[override]
+        return torch.Size()
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """The interval."""
+        return constraints.interval(self._vector.lower_bound.squeeze(-1),  # type: ignore[union-attr]
+                                    self._vector.upper_bound.squeeze(-1))  # type: ignore[union-attr]
+
+    @property
+    def mode(self) -> Tensor:
+        """The point of the interval nearest to ``loc``: ``[...]``."""
+        return self._vector.mode.squeeze(-1)
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Samples ``[*sample_shape, ...]`` with gradient."""
+        return self._vector.rsample(sample_shape).squeeze(-1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-density of ``value``, elementwise, which has to be inside the interval.
+
+        Raises:
+            ValueError: with ``validate_args``, a value is outside.
+        """
+        if self._validate_args:
+            self._validate_sample(value)
+        return self._vector.log_prob(value.unsqueeze(-1))
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> 'TruncatedNormal':
+        """The same distributions with their dimensions expanded to ``batch_shape``."""
+        return _truncated_normal((self._vector.expand(batch_shape), ), None)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self._vector!r})'
+
+
+class BoxUniform(td.Uniform):
+    """Uniform distributions over closed intervals, one for each element; the arguments are those of torch's.
+
+    The density at either end is that of the inside, where torch's has 0 at the upper end: a squashed action may be
+    rounded to it.
+    """
+
+    _validate_args = False
+
+    def __init__(self, low: Tensor, high: Tensor):
+        super().__init__(low, high, validate_args=False)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log-density of ``value``, elementwise."""
+        width = self.high - self.low
+        slack = _ROUNDING * width
+        inside = (value >= self.low - slack) & (value <= self.high + slack)
+        return torch.where(inside, -width.log(), -torch.inf)
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> 'BoxUniform':
+        """The same distributions with their dimensions expanded to ``batch_shape``."""
+        return BoxUniform(self.low.expand(batch_shape), self.high.expand(batch_shape))
+
+
+def _truncated_normal(params: tuple[Any, ...], static: None) -> TruncatedNormal:
+    dist: Any = object.__new__(TruncatedNormal)
+    dist._vector = params[0]
+    return dist
+
+
+def _box_uniform(params: tuple[Any, ...], static: None) -> BoxUniform:
+    dist: Any = object.__new__(BoxUniform)
+    dist._batch_shape, dist._event_shape = dist_nests.shape_of(params[0]), torch.Size()
+    dist.low, dist.high = params
+    return dist
+
+
+def _register() -> None:
+    dist_nests.register(TruncatedNormal, ('vector', ), lambda d: ((d._vector, ), None), _truncated_normal)
+    dist_nests.register(BoxUniform, ('low', 'high'), lambda d: ((d.low, d.high), None), _box_uniform)
+
+
+_register()
+
+
+class _PriorActor(Algorithm):
+    """A prior whose distribution follows from the time step alone; a subclass implements ``_distribution``."""
+
+    def __init__(self, action_spec: NestedTensorSpec, debug_summaries: bool, name: str):
+        super().__init__(debug_summaries=debug_summaries, name=name)
+        self._action_spec = action_spec
+        for i, spec in enumerate(nest.flatten(action_spec)):
+            if spec.is_continuous:
+                low, high = _bounds(spec, name)
+                self.register_buffer(f'_low_{i}', low, persistent=False)
+                self.register_buffer(f'_high_{i}', high, persistent=False)
+
+    def _range(self, i: int) -> tuple[Tensor, Tensor]:
+        """Lower and upper bounds of the ``i``-th action, each of its shape."""
+        return getattr(self, f'_low_{i}'), getattr(self, f'_high_{i}')
+
+    def _distribution(self, inputs: TimeStep) -> Any:
+        """The prior ``[B]``: a nest of distributions of the structure of the action."""
+        raise NotImplementedError
+
+    def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """The same as :meth:`train_step`."""
+        return self.train_step(inputs, state)
+
+    def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """The same as :meth:`train_step`."""
+        return self.train_step(inputs, state)
+
+    def train_step(self, inputs: TimeStep, state: NestedTensor, rollout_info: NestedTensor = ()) -> AlgStep:
+        """The prior of the next action.
+
+        Args:
+            inputs: time step ``[B, ...]``.
+            state: ``()``.
+            rollout_info: not needed.
+
+        Returns:
+            ``output``: a nest of distributions of batch shape ``[B]``, of the structure of the action.
+        """
+        return AlgStep(self._distribution(inputs), (), ())
+
+
+def _bounds(spec: Any, name: str) -> tuple[Tensor, Tensor]:
+    """The finite bounds of a continuous spec, each of its shape."""
+    if not isinstance(spec, BoundedTensorSpec):
+        raise SpecError(f'{name}: a prior over actions needs their bounds, found {spec}')
+    low, high = (torch.as_tensor(bound.copy(), dtype=spec.dtype).expand(spec.shape).clone()
+                 for bound in (spec.minimum, spec.maximum))
+    if not bool(((low > -_UNBOUNDED) & (high < _UNBOUNDED) & (low < high)).all()):
+        raise SpecError(f'{name}: a prior over actions needs finite bounds and no empty range, found {spec}; wrap the '
+                        'environment so that its actions are rescaled')
+    return low, high
+
+
+@configurable
+class SameActionPriorActor(_PriorActor):
+    """Expects the next action to be the one before, most of the time.
+
+    Each component of an action has a mixture of two truncated normals within its bounds: a flat one, centred in the
+    middle and as wide as the range, and a sharp one at the previous action. At FIRST, where there is no previous
+    action, only the flat one is left.
+
+    Args:
+        observation_spec: nest of specs of the observation; the prior does not depend on it.
+        action_spec: nest of ``BoundedTensorSpec`` of continuous actions.
+        same_action_noise: standard deviation of the sharp normal, as a fraction of the range.
+        same_action_prob: weight of the sharp normal.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+
+    Raises:
+        SpecError: an action is discrete or not bounded.
+        ValueError: ``same_action_noise`` is not above 0, or ``same_action_prob`` is not in [0, 1].
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 same_action_noise: float = 0.1, same_action_prob: float = 0.9, debug_summaries: bool = False,
+                 name: str = 'SameActionPriorActor'):
+        if not same_action_noise > 0.0:
+            raise ValueError(f'{name}: same_action_noise must be above 0, found {same_action_noise}')
+        if not 0.0 <= same_action_prob <= 1.0:
+            raise ValueError(f'{name}: same_action_prob must be in [0, 1], found {same_action_prob}')
+        for spec in nest.flatten(action_spec):
+            if not spec.is_continuous:
+                raise SpecError(f'{name} is for continuous actions, found {spec}; use UniformPriorActor for discrete '
+                                'ones')
+        super().__init__(action_spec, debug_summaries, name)
+        self._noise = same_action_noise
+        weights = torch.tensor([[1.0, 0.0], [1.0 - same_action_prob, same_action_prob]])
+        self.register_buffer('_log_weights', weights.log(), persistent=False)
+
+    def _distribution(self, inputs: TimeStep) -> Any:
+        has_previous = (inputs.step_type != StepType.FIRST).long()
+        log_weights: Any = self._log_weights
+        log_weights = log_weights[has_previous]
+        mixtures = [self._mixture(i, action, log_weights)
+                    for i, action in enumerate(nest.flatten(inputs.prev_action))]
+        return nest.pack_sequence_as(self._action_spec, mixtures)
+
+    def _mixture(self, i: int, prev_action: Tensor, log_weights: Tensor) -> Any:
+        """``prev_action [B, *shape]``, ``log_weights [B, 2]``."""
+        low, high = self._range(i)
+        middle, width = 0.5 * (low + high), high - low
+        # An unsquashed policy may have left the bounds; the environment clips what it is given.
+        previous = torch.minimum(torch.maximum(prev_action, low), high)
+        loc = torch.stack([middle.expand_as(previous), previous], -1)
+        scale = torch.stack([width, self._noise * width], -1).expand_as(loc)
+        components = TruncatedNormal(loc, scale, low.unsqueeze(-1), high.unsqueeze(-1))
+        ndim = prev_action.ndim - 1
+        weights = log_weights.reshape(-1, *[1] * ndim, 2).expand_as(loc)
+        mixture = td.MixtureSameFamily(dist_utils.Categorical(logits=weights), components, validate_args=False)
+        return td.Independent(mixture, ndim, validate_args=False) if ndim else mixture
+
+
+@configurable
+class UniformPriorActor(_PriorActor):
+    """Expects every action within its bounds alike, so that the KL divergence is an entropy but for a constant.
+
+    Args:
+        observation_spec: nest of specs of the observation; the prior does not depend on it.
+        action_spec: nest of ``BoundedTensorSpec``, continuous or discrete.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+
+    Raises:
+        SpecError: an action is not bounded.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 debug_summaries: bool = False, name: str = 'UniformPriorActor'):
+        super().__init__(action_spec, debug_summaries, name)
+        for i, spec in enumerate(nest.flatten(action_spec)):
+            if spec.is_discrete:
+                logits = torch.zeros(*spec.shape, dist_utils.num_categories(spec))
+                self.register_buffer(f'_logits_{i}', logits, persistent=False)
+
+    def _distribution(self, inputs: TimeStep) -> Any:
+        batch = inputs.step_type.shape[0]
+        uniforms = [self._uniform(i, spec, batch) for i, spec in enumerate(nest.flatten(self._action_spec))]
+        return nest.pack_sequence_as(self._action_spec, uniforms)
+
+    def _uniform(self, i: int, spec: BoundedTensorSpec, batch: int) -> Any:
+        if spec.is_discrete:
+            logits = getattr(self, f'_logits_{i}')
+            return dist_utils.categorical_from_spec(logits.expand(batch, *logits.shape), spec)
+        low, high = (bound.expand(batch, *spec.shape) for bound in self._range(i))
+        uniform = BoxUniform(low, high)
+        return td.Independent(uniform, spec.ndim, validate_args=False) if spec.ndim else uniform
