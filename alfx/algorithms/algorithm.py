@@ -59,7 +59,7 @@ class Algorithm(CheckpointedAlgorithm):
         self._default_optimizer = optimizer
         self._explicit_optimizers: list[tuple[Any, list[Any]]] = []
         self._force_params_visible_to_parent = False
-        self._replay_buffer_size: tuple[int, int] | None = None
+        self._replay_buffer_size: tuple[int, int, bool] | None = None
         self._context_steps = 0  # at the start of the replay buffer, trained on in an earlier iteration
         self._experience_spec: NestedTensorSpec = None
         self._processed_experience_spec: NestedTensorSpec = None
@@ -292,22 +292,21 @@ class Algorithm(CheckpointedAlgorithm):
             num_envs: number of environments.
             max_length: steps kept of each environment.
             prioritized_sampling: sample by priority.
-
-        Raises:
-            ValueError: ``prioritized_sampling``, which is not available yet.
         """
-        if prioritized_sampling:
-            raise ValueError('prioritized_sampling is not available in this version; use uniform sampling')
-        self._replay_buffer_size = (num_envs, max_length)
+        self._replay_buffer_size = (num_envs, max_length, prioritized_sampling)
 
     def build_replay_buffer(self, experience_spec: NestedTensorSpec) -> None:
         """Allocate the replay buffer for experience of this spec."""
         assert self._replay_buffer_size is not None, 'set_replay_buffer comes first'
-        num_envs, max_length = self._replay_buffer_size
+        num_envs, max_length, prioritized = self._replay_buffer_size
         self._experience_spec = experience_spec
-        stack_size = 1 if self.data_transformer is None else self.data_transformer.stack_size
-        self._replay_buffer = ReplayBuffer(experience_spec, num_envs, max_length, name=f'{self._name}_replay_buffer',
-                                           num_earliest_frames_ignored=stack_size - 1)
+        transformer = self.data_transformer
+        options: dict[str, Any] = {'prioritized_sampling': True} if prioritized else {}
+        if getattr(transformer, 'needs_episodic_info', False):
+            options['keep_episodic_info'] = True
+        self._replay_buffer = ReplayBuffer(
+            experience_spec, num_envs, max_length, name=f'{self._name}_replay_buffer',
+            num_earliest_frames_ignored=0 if transformer is None else transformer.stack_size - 1, **options)
 
     @property
     def replay_buffer(self) -> ReplayBuffer | None:

@@ -73,8 +73,7 @@ _ALLOWED: dict[str, Any] = {
 _NOT_AVAILABLE = (
     'async_unroll', 'max_unroll_length', 'unroll_queue_size', 'unroll_step_interval', 'unroll_parameter_update_period',
     'offline_buffer_dir', 'offline_buffer_length', 'rl_train_after_update_steps', 'rl_train_every_update_steps',
-    'priority_replay', 'priority_replay_alpha', 'priority_replay_beta', 'priority_replay_eps', 'enable_amp',
-    'ddp_paras_check_interval', 'eval_uncertainty', 'compile')
+    'enable_amp', 'ddp_paras_check_interval', 'eval_uncertainty', 'compile')
 
 
 @gin_utils.configurable

@@ -13,7 +13,7 @@ from torch import nn
 from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
-from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, time_step_spec
+from alfx.data_structures import AlgStep, Experience, LossInfo, StepType, TimeStep, time_step_spec
 from alfx.engine import probe
 from alfx.engine.replay import check_sequences, compute_train_info
 from alfx.engine.unroll import Cursor, start, unroll
@@ -189,7 +189,8 @@ class RLAlgorithm(Algorithm):
         if self._env is not None and not self.on_policy:
             assert self._config is not None, 'a root algorithm has a config'
             stack_size = 1 if self.data_transformer is None else self.data_transformer.stack_size
-            self.set_replay_buffer(self._env.batch_size, adjust_replay_buffer_length(self._config, stack_size - 1))
+            self.set_replay_buffer(self._env.batch_size, adjust_replay_buffer_length(self._config, stack_size - 1),
+                                   self._config.priority_replay)
             self.build_replay_buffer(probe.experience_spec(self, self._env.time_step_spec()))
 
     def load_offline_replay_buffer(self, untransformed_observation_spec: NestedTensorSpec) -> None:
@@ -337,6 +338,20 @@ class RLAlgorithm(Algorithm):
             context_steps, _ = self._replay_buffer.gather_all()
             state['context'] = [x.clone() for x in nest.flatten(context_steps)]  # no views of a shared storage
         return state
+
+    def start_new_episodes(self, state: dict[str, Any]) -> None:
+        """Go on from :meth:`get_rollout_state` with environments that could not be put back where they were.
+
+        The newest steps in the replay buffer become the LAST ones of episodes that were cut off there.
+        """
+        self._unroll_debt = state['unroll_debt']
+        buffer = self._replay_buffer
+        if buffer is None:
+            return
+        env_ids = (buffer.current_size > 0).nonzero().flatten()
+        if env_ids.numel():
+            last = torch.full((env_ids.numel(), ), StepType.LAST, dtype=torch.int32)
+            buffer.set_field('time_step.step_type', env_ids, buffer.current_pos[env_ids] - 1, last)
 
     def set_rollout_state(self, state: dict[str, Any]) -> None:
         """The inverse of :meth:`get_rollout_state`; the environment has been put back where it was."""

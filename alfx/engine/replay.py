@@ -9,6 +9,7 @@ import torch
 
 from alfx import context, gin_utils, nest
 from alfx.data_structures import BatchInfo, Experience, LossInfo, add_batch_info, clear_batch_info
+from alfx.engine.priorities import importance_weights, update_priorities
 from alfx.engine.unroll import reset_state_at_first
 from alfx.engine.update import valid_masks
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
@@ -195,22 +196,16 @@ def _update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInf
     if algorithm._train_info_spec is None:
         algorithm._train_info_spec = extract_spec(train_info, from_dim=2)
     loss_info: LossInfo = algorithm.calc_loss(train_info)
-    if batch_info is not None:
-        batch_info = _normalized_weights(algorithm, batch_info)
+    if batch_info is not None and algorithm._config is not None:
+        batch_info = importance_weights(algorithm._config, batch_info)
     masks = valid_masks(experience.time_step.step_type)
     loss_info, params = algorithm.update_with_gradient(loss_info, masks, 1.0, batch_info)
+    if batch_info is not None and algorithm._config is not None:
+        update_priorities(algorithm._config, algorithm.replay_buffer, batch_info, loss_info)
     algorithm.after_update(experience.time_step, train_info)
     if context.should_record_summaries():
         algorithm.summarize_train(experience, train_info, loss_info, params)
     return masks.numel()
-
-
-def _normalized_weights(algorithm: 'Algorithm', batch_info: BatchInfo) -> BatchInfo:
-    """Importance weights of at most 1, if ``normalize_importance_weights_by_max``."""
-    weights, config = batch_info.importance_weights, algorithm._config
-    if config is None or not config.normalize_importance_weights_by_max or not isinstance(weights, torch.Tensor):
-        return batch_info
-    return batch_info._replace(importance_weights=weights / weights.max())
 
 
 def compute_train_info(algorithm: 'Algorithm', experience: Experience) -> NestedTensor:

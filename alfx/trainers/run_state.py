@@ -79,6 +79,7 @@ class RunState:
             self._algorithm.set_rollout_state(state['rollout'])
         elif self._env is not None:
             logger.info('the state of the environments is not in the checkpoint: new episodes begin')
+            self._algorithm.start_new_episodes(state['rollout'])
             self._env.seed((self._random_seed + 7919 * (self.iteration + 1)) % 2**31)
         else:
             self._algorithm.set_rollout_state(state['rollout'])

@@ -131,6 +131,8 @@ def test_conflicts_of_what_is_not_available_are_reported_too():
     dict(code_snapshots=['algorithms/config.py']), dict(random_seed=0),
     dict(epsilon_greedy=1), dict(float32_matmul_precision='medium', num_threads=2),
     dict(summaries_flush_secs=0.5), dict(data_transformer_ctor=[algorithm, algorithm]),
+    dict(priority_replay=True, whole_replay_buffer_training=False, mini_batch_length=2, priority_replay_beta=1.0,
+         priority_replay_alpha=algorithm, priority_replay_eps=0.1),
 ])
 def test_sensible_options_are_accepted(kwargs):
     config = make(**kwargs)
@@ -142,8 +144,6 @@ def test_sensible_options_are_accepted(kwargs):
     dict(rl_train_after_update_steps=1), dict(rl_train_every_update_steps=2), dict(ddp_paras_check_interval=1),
     dict(eval_uncertainty=True), dict(compile=True), dict(offline_buffer_length=10), dict(max_unroll_length=5),
     dict(unroll_queue_size=10), dict(unroll_step_interval=0.1), dict(unroll_parameter_update_period=5),
-    dict(priority_replay_alpha=lambda: 0.5), dict(priority_replay_beta=1.0), dict(priority_replay_eps=0.1),
-    dict(priority_replay=True, whole_replay_buffer_training=False, mini_batch_length=2),
 ])
 def test_what_is_not_available_is_refused_by_name(kwargs):
     name = next(iter(kwargs))

@@ -133,7 +133,7 @@ def test_an_on_policy_iteration_counts_as_its_one_update():
 def test_importance_weights_are_divided_by_the_largest_if_asked(monkeypatch):
     agent, _ = make_agent('ppo', 'discrete')
     agent._config.whole_replay_buffer_training, agent._config.normalize_importance_weights_by_max = False, True
-    agent._config.mini_batch_length = 2
+    agent._config.mini_batch_length, agent._config.priority_replay_beta = 2, 1.0
     agent._rl_algorithm._loss._compute_advantages_internally = True
     buffer, weights = agent.replay_buffer, []
     get_batch, update = buffer.get_batch, agent.update_with_gradient
@@ -149,7 +149,7 @@ def test_importance_weights_are_divided_by_the_largest_if_asked(monkeypatch):
     monkeypatch.setattr(buffer, 'get_batch', sample)
     monkeypatch.setattr(agent, 'update_with_gradient', record)
     agent.train_iter()
-    torch.testing.assert_close(weights[0], torch.arange(1.0, 9.0) / 8)
+    torch.testing.assert_close(weights[0], 1 / torch.arange(1.0, 9.0))
 
 
 def test_the_noise_scale_of_a_gradient_worked_out_by_hand():
