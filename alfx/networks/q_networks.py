@@ -1,0 +1,321 @@
+"""Networks from an observation to the values of all its discrete actions.
+
+The values are ``[B, num_actions]``: column ``i`` is the action ``action_spec.minimum + i``. With ``num_atoms`` they are
+logits of a distribution over values for each action (Bellemare et al. 2017, arXiv:1707.06887). A network for mixed
+actions gets ``(observation, continuous action)`` as its input, by ``input_preprocessors`` and
+``preprocessing_combiner``.
+"""
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from alfx.gin_utils import configurable
+from alfx.layers import FC, make_parallel_input, make_parallel_net
+from alfx.layers.weights import Activation, Initializer
+from alfx.networks.action_specs import require_discrete
+from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
+from alfx.networks.network import NaiveParallelNetwork, Network
+from alfx.networks.networks import NoisyFC
+from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.utils.math_ops import identity
+
+_last_kernel_initializer = partial(nn.init.uniform_, a=-0.03, b=0.03)
+
+
+def _number_of_actions(spec: TensorSpec, name: str) -> int:
+    require_discrete(spec, name)
+    if spec.ndim != 0:
+        raise SpecError(f'{name}: expected one discrete action of shape (), found {spec}; a vector of them can be '
+                        'made one action by the environment, or use an actor-critic algorithm')
+    return int(spec.maximum) - int(spec.minimum) + 1  # type: ignore[attr-defined]
+
+
+class _FreshNoiseFC(nn.Module):
+    """A :class:`~alfx.networks.networks.NoisyFC` with new noise at each call, for each sample of its own."""
+
+    def __init__(self, input_size: int, output_size: int, activation: Activation,
+                 kernel_initializer: Initializer | None):
+        super().__init__()
+        self._noisy = NoisyFC(input_size, output_size, activation=activation, kernel_initializer=kernel_initializer)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        zero = inputs.new_zeros(1)  # a state of zeros asks for new noise
+        state = (zero.expand(inputs.shape[0], self._noisy.input_size),
+                 zero.expand(inputs.shape[0], self._noisy.output_size))
+        return self._noisy(inputs, state)[0]
+
+    def reset_parameters(self) -> None:
+        self._noisy.reset_parameters()
+
+
+class _QHead(nn.Module):
+    """From an encoding to the values of all actions.
+
+    Args:
+        hidden: layers in front.
+        last: layers for the advantages, or for these and for the state values.
+        num_actions: number of actions.
+        num_atoms: number of logits for each action; ``None`` for a single value.
+        halves: whether the two layers of ``last`` get one half of the hidden units each.
+    """
+
+    def __init__(self, hidden: list[Any], last: list[Any], num_actions: int, num_atoms: int | None, halves: bool):
+        super().__init__()
+        self._hidden, self._last = nn.ModuleList(hidden), nn.ModuleList(last)
+        self._hidden_list, self._last_list = hidden, last
+        self._num_actions, self._num_atoms, self._halves = num_actions, num_atoms, halves
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[B, size]`` to ``[B, num_actions]`` or ``[B, num_actions, num_atoms]``."""
+        for layer in self._hidden_list:
+            x = layer(x)
+        if len(self._last_list) == 1:
+            return self._per_action(self._last_list[0](x))
+        for_advantage, for_value = x.chunk(2, dim=-1) if self._halves else (x, x)
+        advantage = self._per_action(self._last_list[0](for_advantage))
+        value = self._last_list[1](for_value)
+        if self._num_atoms is None:
+            return advantage + (value - advantage.mean(dim=-1, keepdim=True))
+        return advantage + (value.unsqueeze(-2) - advantage.mean(dim=-2, keepdim=True))
+
+    def _per_action(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self._num_atoms is None else x.unflatten(-1, (self._num_actions, self._num_atoms))
+
+    def make_parallel(self, n: int) -> '_QHead':
+        hidden, last = ([make_parallel_net(layer, n) for layer in layers]
+                        for layers in (self._hidden_list, self._last_list))
+        return _QHead(hidden, last, self._num_actions, self._num_atoms, self._halves)
+
+
+def _make_head(input_size: int, num_actions: int, fc_layer_params: Sequence[int], activation: Activation,
+               kernel_initializer: Initializer | None, dueling: bool, noisy: bool, num_atoms: int | None) -> _QHead:
+    layer: Any = _FreshNoiseFC if noisy else FC
+    hidden, size = [], input_size
+    for i, width in enumerate(fc_layer_params):
+        # The last hidden layers of the two streams of a dueling network are one layer of twice the width.
+        doubled = dueling and i == len(fc_layer_params) - 1
+        hidden.append(layer(size, 2 * width if doubled else width, activation=activation,
+                            kernel_initializer=kernel_initializer))
+        size = width
+    atoms = 1 if num_atoms is None else num_atoms
+    outputs = (num_actions * atoms, atoms) if dueling else (num_actions * atoms, )
+    last = [layer(size, count, activation=identity, kernel_initializer=_last_kernel_initializer) for count in outputs]
+    return _QHead(hidden, last, num_actions, num_atoms, dueling and bool(hidden))
+
+
+class _EncoderAndHead(Network):
+    """Runs an encoder, then the head."""
+
+    def _set_parts(self, encoder: Network, head: _QHead) -> None:
+        self._encoding_net = encoder
+        self._head = head
+
+    @property
+    def state_spec(self) -> NestedTensorSpec:
+        """Spec of the state of the encoder."""
+        return self._encoding_net.state_spec
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
+        """A nest of observations ``[B, ...]`` to ``[B, num_actions]`` or ``[B, num_actions, num_atoms]``."""
+        encoded, state = self._encoding_net(inputs, state)
+        return self._head(encoded), state
+
+
+@configurable
+class QNetworkBase(_EncoderAndHead):
+    """An encoder of any kind and a layer with the values of all actions.
+
+    Args:
+        input_tensor_spec: nest of specs of the observation.
+        action_spec: spec of one discrete action, of shape ``()``.
+        encoding_network_ctor: called with ``input_tensor_spec`` and ``encoder_kwargs`` to make the encoder, whose
+            output is a vector.
+        use_naive_parallel_network: whether :meth:`make_parallel` makes ``n`` networks that are called one after the
+            other instead of stacked weights. The values are the same.
+        name: name of the network.
+        head_fc_layer_params: sizes of layers between the encoder and the last layer.
+        head_activation: their activation.
+        head_kernel_initializer: their initializer; ``None`` for variance scaling.
+        dueling: whether the values are the sum of a state value and of advantages, whose mean over actions is
+            subtracted (Wang et al. 2016, arXiv:1511.06581, eq. 9). Each of the two has its own last layer, and its
+            own last one of ``head_fc_layer_params``, if there is any. The gradient that enters the encoder is not
+            scaled by 1/sqrt(2), which Adam would mostly undo.
+        noisy: whether the layers behind the encoder are :class:`~alfx.networks.networks.NoisyFC` (Fortunato et al.
+            2018, arXiv:1706.10295), with new noise at each call, for each sample of its own. In evaluation there is
+            no noise.
+        num_atoms: if given, the outputs are that many logits for each action.
+        encoder_kwargs: arguments of the encoder.
+
+    Raises:
+        SpecError: an action that is not a single discrete one, or an observation that the encoder cannot take.
+        ValueError: ``num_atoms`` below 2.
+    """
+
+    def __init__(self, input_tensor_spec: NestedTensorSpec, action_spec: TensorSpec,
+                 encoding_network_ctor: Callable[..., Network], use_naive_parallel_network: bool = False,
+                 name: str = 'QNetworkBase', head_fc_layer_params: Sequence[int] = (),
+                 head_activation: Activation = torch.relu_, head_kernel_initializer: Initializer | None = None,
+                 dueling: bool = False, noisy: bool = False, num_atoms: int | None = None, **encoder_kwargs: Any):
+        super().__init__(input_tensor_spec, (), name)
+        if num_atoms is not None and num_atoms < 2:
+            raise ValueError(f'{name}: num_atoms must be at least 2, or None for a single value, found {num_atoms}')
+        self._num_actions = _number_of_actions(action_spec, name)
+        self._action_spec, self._num_atoms = action_spec, num_atoms
+        self._use_naive_parallel_network = use_naive_parallel_network
+        self._noisy = noisy
+        encoder = encoding_network_ctor(input_tensor_spec, **encoder_kwargs)
+        encoded = encoder.output_spec
+        if not isinstance(encoded, TensorSpec) or encoded.ndim != 1:
+            raise SpecError(f'{name}: the output of the encoder must be a vector, it is {encoded}')
+        self._set_parts(encoder, _make_head(encoded.numel, self._num_actions, head_fc_layer_params, head_activation,
+                                            head_kernel_initializer, dueling, noisy, num_atoms))
+
+    @property
+    def action_spec(self) -> TensorSpec:
+        """Spec of the action."""
+        return self._action_spec
+
+    @property
+    def num_actions(self) -> int:
+        """Number of actions; output ``i`` is of the action ``action_spec.minimum + i``."""
+        return self._num_actions
+
+    @property
+    def num_atoms(self) -> int | None:
+        """Number of logits for each action, ``None`` for a single value."""
+        return self._num_atoms
+
+    def make_parallel(self, n: int) -> Network:
+        """See the base class."""
+        if self._use_naive_parallel_network or self._noisy:
+            return NaiveParallelNetwork(self, n)
+        return ParallelQNetwork(self, n, 'parallel_' + self._name)
+
+
+class ParallelQNetwork(_EncoderAndHead):
+    """``n`` Q networks as one.
+
+    Args:
+        q_network: the network to stack.
+        n: number of networks.
+        name: name of the network.
+    """
+
+    def __init__(self, q_network: QNetworkBase, n: int, name: str = 'ParallelQNetwork'):
+        super().__init__(q_network.input_tensor_spec, (), name)
+        self._parallelism = n
+        self._set_parts(q_network._encoding_net.make_parallel(n), q_network._head.make_parallel(n))
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
+        """Nests of ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, num_actions]`` or ``[B, n, num_actions,
+        num_atoms]``."""
+        return super().forward(inputs, state)
+
+
+def _split_layers(fc_layer_params: Sequence[int] | None, dueling: bool, noisy: bool
+                  ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which fully connected layers are part of the encoder, and which of the head."""
+    layers = tuple(fc_layer_params or ())
+    if noisy:
+        return (), layers
+    return (layers[:-1], layers[-1:]) if dueling else (layers, ())
+
+
+@configurable
+class QNetwork(QNetworkBase):
+    """An :class:`~alfx.networks.encoding_networks.EncodingNetwork` and a layer with the values of all actions.
+
+    Args:
+        input_tensor_spec: nest of specs of the observation.
+        action_spec: spec of one discrete action, of shape ``()``; ``minimum`` may be any number.
+        input_preprocessors: see ``EncodingNetwork``.
+        preprocessing_combiner: see ``EncodingNetwork``; needed for a nested observation.
+        conv_layer_params: see ``EncodingNetwork``.
+        fc_layer_params: sizes of the fully connected layers before the last one.
+        activation: activation of all layers but the last.
+        kernel_initializer: initializer of all layers but the last.
+        use_naive_parallel_network: see :class:`QNetworkBase`.
+        name: name of the network.
+        dueling: see ``QNetworkBase``; each of the two streams has its own last one of ``fc_layer_params``.
+        noisy: see ``QNetworkBase``; all fully connected layers are noisy.
+        num_atoms: see ``QNetworkBase``.
+
+    Raises:
+        SpecError: an action that is not a single discrete one, or an observation that the encoder cannot take.
+        ValueError: ``num_atoms`` below 2.
+    """
+
+    def __init__(self,
+                 input_tensor_spec: NestedTensorSpec,
+                 action_spec: TensorSpec,
+                 input_preprocessors: Nested = None,
+                 preprocessing_combiner: Callable | None = None,
+                 conv_layer_params: Sequence[tuple] | None = None,
+                 fc_layer_params: Sequence[int] | None = None,
+                 activation: Activation = torch.relu_,
+                 kernel_initializer: Initializer | None = None,
+                 use_naive_parallel_network: bool = False,
+                 name: str = 'QNetwork',
+                 dueling: bool = False,
+                 noisy: bool = False,
+                 num_atoms: int | None = None):
+        encoder_layers, head_layers = _split_layers(fc_layer_params, dueling, noisy)
+        super().__init__(
+            input_tensor_spec, action_spec, EncodingNetwork, use_naive_parallel_network, name, head_layers, activation,
+            kernel_initializer, dueling, noisy, num_atoms, input_preprocessors=input_preprocessors,
+            preprocessing_combiner=preprocessing_combiner, conv_layer_params=conv_layer_params,
+            fc_layer_params=encoder_layers, activation=activation, kernel_initializer=kernel_initializer)
+
+
+@configurable
+class QRNNNetwork(QNetworkBase):
+    """An :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork` and a layer with the values of all actions.
+
+    Args:
+        input_tensor_spec: nest of specs of the observation.
+        action_spec: spec of one discrete action, of shape ``()``; ``minimum`` may be any number.
+        input_preprocessors: see ``LSTMEncodingNetwork``.
+        preprocessing_combiner: see ``LSTMEncodingNetwork``; needed for a nested observation.
+        conv_layer_params: see ``LSTMEncodingNetwork``.
+        fc_layer_params: sizes of the layers before the LSTM layers.
+        lstm_hidden_size: sizes of the LSTM layers, or of the only one.
+        value_fc_layer_params: sizes of the layers behind the LSTM layers.
+        activation: activation of all layers but the last.
+        kernel_initializer: initializer of all layers but the LSTM and the last one.
+        use_naive_parallel_network: see :class:`QNetworkBase`.
+        name: name of the network.
+        dueling: see ``QNetworkBase``; each of the two streams has its own last one of ``value_fc_layer_params``.
+        noisy: see ``QNetworkBase``; all fully connected layers behind the LSTM layers are noisy.
+        num_atoms: see ``QNetworkBase``.
+
+    Raises:
+        SpecError: an action that is not a single discrete one, or an observation that the encoder cannot take.
+        ValueError: ``num_atoms`` below 2.
+    """
+
+    def __init__(self,
+                 input_tensor_spec: NestedTensorSpec,
+                 action_spec: TensorSpec,
+                 input_preprocessors: Nested = None,
+                 preprocessing_combiner: Callable | None = None,
+                 conv_layer_params: Sequence[tuple] | None = None,
+                 fc_layer_params: Sequence[int] | None = None,
+                 lstm_hidden_size: int | Sequence[int] = 100,
+                 value_fc_layer_params: Sequence[int] | None = None,
+                 activation: Activation = torch.relu_,
+                 kernel_initializer: Initializer | None = None,
+                 use_naive_parallel_network: bool = False,
+                 name: str = 'QRNNNetwork',
+                 dueling: bool = False,
+                 noisy: bool = False,
+                 num_atoms: int | None = None):
+        encoder_layers, head_layers = _split_layers(value_fc_layer_params, dueling, noisy)
+        super().__init__(
+            input_tensor_spec, action_spec, LSTMEncodingNetwork, use_naive_parallel_network, name, head_layers,
+            activation, kernel_initializer, dueling, noisy, num_atoms, input_preprocessors=input_preprocessors,
+            preprocessing_combiner=preprocessing_combiner, conv_layer_params=conv_layer_params,
+            pre_fc_layer_params=fc_layer_params, hidden_size=lstm_hidden_size, post_fc_layer_params=encoder_layers,
+            activation=activation, kernel_initializer=kernel_initializer)
