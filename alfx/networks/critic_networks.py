@@ -13,7 +13,7 @@ from torch import nn
 
 from alfx import nest
 from alfx.gin_utils import configurable
-from alfx.layers import make_parallel_input, make_parallel_spec
+from alfx.layers import make_parallel_input
 from alfx.layers.weights import Activation, Initializer
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
@@ -62,6 +62,12 @@ class _CriticBase(Network):
         self._action_encoder = action_encoder
         self._joint_encoder = joint_encoder
 
+    def _stack_parts(self, single: '_CriticBase', n: int) -> None:
+        """Become the stack of ``n`` critics like ``single``."""
+        self._parallelism = n
+        self._set_parts(_stacked_encoder(single._observation_encoder, n), _stacked_encoder(single._action_encoder, n),
+                        single._joint_encoder.make_parallel(n))
+
     @property
     def state_spec(self) -> NestedTensorSpec:
         """Spec of the state of the joint encoder."""
@@ -70,8 +76,12 @@ class _CriticBase(Network):
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
         """A pair of nests (observation, action) of ``[B, ...]`` to values ``[B, *output_tensor_spec.shape]``."""
         observation, action = inputs
-        encoded = self._observation_encoder(observation)[0], self._action_encoder(action)[0]
-        return self._joint_encoder(encoded, state)
+        observation, action = self._observation_encoder(observation)[0], self._action_encoder(action)[0]
+        if observation.ndim < action.ndim:  # one encoder of a stack is shared, the other is not
+            observation = make_parallel_input(observation, self._parallelism)
+        elif action.ndim < observation.ndim:
+            action = make_parallel_input(action, self._parallelism)
+        return self._joint_encoder((observation, action), state)
 
 
 class ParallelCriticNetwork(_CriticBase):
@@ -85,33 +95,30 @@ class ParallelCriticNetwork(_CriticBase):
 
     def __init__(self, critic_network: _CriticBase, n: int, name: str = 'ParallelCriticNetwork'):
         super().__init__(critic_network.input_tensor_spec, (), name)
-        self._parallelism = n
-        self._set_parts(_stacked_encoder(critic_network._observation_encoder, n),
-                        _stacked_encoder(critic_network._action_encoder, n),
-                        critic_network._joint_encoder.make_parallel(n))
+        self._stack_parts(critic_network, n)
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
         """A pair of nests of ``[B, ...]`` or ``[B, n, ...]`` to values ``[B, n, *output_tensor_spec.shape]``."""
-        return self._joint_encoder(_encode_alike(self, inputs), state)
+        return super().forward(inputs, state)
 
 
-def _encode_alike(critic: Any, inputs: NestedTensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Encodings of observation and action, both ``[B, size]`` or both ``[B, n, size]``."""
-    observation, action = inputs
-    encoded_observation = critic._observation_encoder(observation)[0]
-    encoded_action = critic._action_encoder(action)[0]
-    if encoded_observation.ndim < encoded_action.ndim:
-        encoded_observation = make_parallel_input(encoded_observation, critic._parallelism)
-    elif encoded_action.ndim < encoded_observation.ndim:
-        encoded_action = make_parallel_input(encoded_action, critic._parallelism)
-    return encoded_observation, encoded_action
-
-
-def _pair_of_specs(input_tensor_spec: NestedTensorSpec, name: str) -> tuple[NestedTensorSpec, NestedTensorSpec]:
+def _encoders(input_tensor_spec: NestedTensorSpec, name: str, layers: dict[str, Any], observation_processors: Nested,
+              observation_processors_ctor: Callable | None, observation_combiner: Callable | None,
+              observation_conv: Sequence[tuple] | None, observation_fc: Sequence[int] | None, action_processors: Nested,
+              action_processors_ctor: Callable | None, action_combiner: Callable | None,
+              action_fc: Sequence[int] | None) -> tuple[Network, Network]:
+    """The encoders of the observation and of the action."""
     if not isinstance(input_tensor_spec, (tuple, list)) or len(input_tensor_spec) != 2:
         raise SpecError(f'{name}: expected input_tensor_spec=(observation_spec, action_spec), found '
                         f'{input_tensor_spec}')
-    return input_tensor_spec[0], input_tensor_spec[1]
+    observation_encoder = EncodingNetwork(
+        input_tensor_spec[0], input_preprocessors=observation_processors,
+        input_preprocessors_ctor=observation_processors_ctor, preprocessing_combiner=observation_combiner,
+        conv_layer_params=observation_conv, fc_layer_params=observation_fc, name=f'{name}.observation', **layers)
+    action_encoder = EncodingNetwork(
+        input_tensor_spec[1], input_preprocessors=action_processors, input_preprocessors_ctor=action_processors_ctor,
+        preprocessing_combiner=action_combiner, fc_layer_params=action_fc, name=f'{name}.action', **layers)
+    return observation_encoder, action_encoder
 
 
 @configurable
@@ -178,27 +185,19 @@ class CriticNetwork(_CriticBase):
                  use_naive_parallel_network: bool = False,
                  name: str = 'CriticNetwork'):
         super().__init__(input_tensor_spec, (), name)
-        observation_spec, action_spec = _pair_of_specs(input_tensor_spec, name)
-        layers = dict(activation=activation, kernel_initializer=kernel_initializer, use_fc_bn=use_fc_bn,
-                      use_fc_ln=use_fc_ln)
-        observation_encoder = EncodingNetwork(
-            observation_spec, input_preprocessors=observation_input_processors,
-            input_preprocessors_ctor=observation_input_processors_ctor,
-            preprocessing_combiner=observation_preprocessing_combiner,
-            conv_layer_params=observation_conv_layer_params, fc_layer_params=observation_fc_layer_params,
-            name=f'{name}.observation', **layers)  # type: ignore[arg-type]
-        action_encoder = EncodingNetwork(
-            action_spec, input_preprocessors=action_input_processors,
-            input_preprocessors_ctor=action_input_processors_ctor,
-            preprocessing_combiner=action_preprocessing_combiner, fc_layer_params=action_fc_layer_params,
-            name=f'{name}.action', **layers)  # type: ignore[arg-type]
+        layers: dict[str, Any] = dict(activation=activation, kernel_initializer=kernel_initializer,
+                                      use_fc_bn=use_fc_bn, use_fc_ln=use_fc_ln)
+        observation_encoder, action_encoder = _encoders(
+            input_tensor_spec, name, layers, observation_input_processors, observation_input_processors_ctor,
+            observation_preprocessing_combiner, observation_conv_layer_params, observation_fc_layer_params,
+            action_input_processors, action_input_processors_ctor, action_preprocessing_combiner,
+            action_fc_layer_params)
         joint_encoder = EncodingNetwork(
             (observation_encoder.output_spec, action_encoder.output_spec), output_tensor_spec,
             preprocessing_combiner=observation_action_combiner or NestConcat(),
             fc_layer_params=joint_fc_layer_params, last_layer_size=output_tensor_spec.numel,
             last_activation=last_layer_activation, last_kernel_initializer=_last_kernel_initializer,
-            last_use_fc_bn=last_use_fc_bn, last_use_fc_ln=last_use_fc_ln,
-            name=f'{name}.joint', **layers)  # type: ignore[arg-type]
+            last_use_fc_bn=last_use_fc_bn, last_use_fc_ln=last_use_fc_ln, name=f'{name}.joint', **layers)
         self._set_parts(observation_encoder, action_encoder, joint_encoder)
         self._use_naive_parallel_network = use_naive_parallel_network
 
@@ -252,24 +251,184 @@ class CriticRNNNetwork(_CriticBase):
                  kernel_initializer: Initializer | None = None,
                  name: str = 'CriticRNNNetwork'):
         super().__init__(input_tensor_spec, (), name)
-        observation_spec, action_spec = _pair_of_specs(input_tensor_spec, name)
-        observation_encoder = EncodingNetwork(
-            observation_spec, input_preprocessors=observation_input_processors,
-            preprocessing_combiner=observation_preprocessing_combiner,
-            conv_layer_params=observation_conv_layer_params, fc_layer_params=observation_fc_layer_params,
-            activation=activation, kernel_initializer=kernel_initializer, name=f'{name}.observation')
-        action_encoder = EncodingNetwork(
-            action_spec, input_preprocessors=action_input_processors,
-            preprocessing_combiner=action_preprocessing_combiner, fc_layer_params=action_fc_layer_params,
-            activation=activation, kernel_initializer=kernel_initializer, name=f'{name}.action')
+        layers: dict[str, Any] = dict(activation=activation, kernel_initializer=kernel_initializer)
+        observation_encoder, action_encoder = _encoders(
+            input_tensor_spec, name, layers, observation_input_processors, None, observation_preprocessing_combiner,
+            observation_conv_layer_params, observation_fc_layer_params, action_input_processors, None,
+            action_preprocessing_combiner, action_fc_layer_params)
         joint_encoder = LSTMEncodingNetwork(
             (observation_encoder.output_spec, action_encoder.output_spec), output_tensor_spec,
             preprocessing_combiner=NestConcat(), pre_fc_layer_params=joint_fc_layer_params,
-            hidden_size=lstm_hidden_size, post_fc_layer_params=critic_fc_layer_params, activation=activation,
-            kernel_initializer=kernel_initializer, last_layer_size=output_tensor_spec.numel, last_activation=identity,
-            last_kernel_initializer=_last_kernel_initializer, name=f'{name}.joint')
+            hidden_size=lstm_hidden_size, post_fc_layer_params=critic_fc_layer_params,
+            last_layer_size=output_tensor_spec.numel, last_activation=identity,
+            last_kernel_initializer=_last_kernel_initializer, name=f'{name}.joint', **layers)
         self._set_parts(observation_encoder, action_encoder, joint_encoder)
 
     def make_parallel(self, n: int) -> Network:
         """See the base class."""
         return ParallelCriticNetwork(self, n, 'parallel_' + self._name)
+
+
+class _QuantileCriticBase(_CriticBase):
+    """A critic whose joint encoding is modulated by the embedding of each quantile fraction."""
+
+    def _set_quantile_parts(self, embedding: Network, tau_encoder: Network, final_encoder: Network) -> None:
+        self._tau_embedding = embedding
+        self._tau_encoder = tau_encoder
+        self._final_encoder = final_encoder
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
+        """``((observation, action), tau)``, nests of ``[B, ...]`` and ``[B, N]``, to quantiles
+        ``[B, *output_tensor_spec.shape, N]``."""
+        pair, tau = inputs
+        joint, state = super().forward(pair, state)
+        embedded = self._tau_embedding(tau)[0]
+        if embedded.ndim == 4:  # [B, n, N, D]: each network of the stack has fractions of its own
+            embedded = embedded.transpose(1, 2)
+        outer = embedded.shape[:2]
+        modulation = self._tau_encoder(embedded.flatten(0, 1))[0].unflatten(0, outer)
+        quantiles = self._final_encoder((joint.unsqueeze(1) * modulation).flatten(0, 1))[0]
+        return quantiles.unflatten(0, outer).movedim(1, -1), state
+
+
+class ParallelCriticQuantileNetwork(_QuantileCriticBase):
+    """``n`` quantile critics as one.
+
+    Args:
+        critic_network: the network to stack.
+        n: number of networks.
+        name: name of the network.
+    """
+
+    def __init__(self, critic_network: _QuantileCriticBase, n: int, name: str = 'ParallelCriticQuantileNetwork'):
+        super().__init__(critic_network.input_tensor_spec, (), name)
+        self._stack_parts(critic_network, n)
+        self._set_quantile_parts(_stacked_encoder(critic_network._tau_embedding, n),
+                                 critic_network._tau_encoder.make_parallel(n),
+                                 critic_network._final_encoder.make_parallel(n))
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
+        """``((observation, action), tau)`` of ``[B, ...]`` or ``[B, n, ...]`` to quantiles
+        ``[B, n, *output_tensor_spec.shape, N]``."""
+        return super().forward(inputs, state)
+
+
+@configurable
+class CriticQuantileNetwork(_QuantileCriticBase):
+    """Quantiles of the return of an observation and an action at given fractions (Dabney et al. 2018,
+    arXiv:1806.06923, section 3.1).
+
+    It is called as ``critic(((observation, action), tau), state)``, with fractions ``tau`` ``[B, N]`` in (0, 1). The
+    encoding of observation and action is multiplied by an encoding of ``cos(pi k tau)``, and passes through further
+    layers. Differs from the paper in that the encoding of the fractions ends in a sigmoid and layers are normalised
+    unless told otherwise (Ma et al. 2020, arXiv:2004.14547).
+
+    Args:
+        input_tensor_spec: the pair ``(observation_spec, action_spec)`` of nests of specs.
+        tau_spec: spec of the fractions, of shape ``(N, )``.
+        output_tensor_spec: ``()`` for one return, ``(K, )`` for K rewards; the quantiles are one more, last, dimension.
+        observation_input_processors: see :class:`CriticNetwork`.
+        observation_input_processors_ctor: see ``CriticNetwork``.
+        observation_preprocessing_combiner: see ``CriticNetwork``; needed for a nested observation.
+        observation_conv_layer_params: see ``CriticNetwork``.
+        observation_fc_layer_params: see ``CriticNetwork``.
+        action_input_processors: see ``CriticNetwork``; needed for a discrete action.
+        action_input_processors_ctor: see ``CriticNetwork``.
+        action_preprocessing_combiner: see ``CriticNetwork``; needed for a nested action.
+        action_fc_layer_params: see ``CriticNetwork``.
+        observation_action_combiner: see ``CriticNetwork``.
+        obs_act_joint_fc_layer_params: sizes of the layers behind the combined encodings.
+        obs_act_activation: activation of all layers but those of the fractions and the last one.
+        tau_embedding_dim: size of the embedding of a fraction.
+        tau_input_processors: makes the embeddings ``[B, N, tau_embedding_dim]`` of the fractions; ``None``:
+            :class:`~alfx.networks.preprocessors.CosineEmbeddingPreprocessor`.
+        tau_fc_layer_params: sizes of the layers behind the embedding; the last one is that of the encoding of
+            observation and action. ``None``: one layer of that size.
+        tau_activation: their activation.
+        obs_act_tau_joint_fc_layer_params: sizes of the layers behind the product, before the last one.
+        use_fc_bn: whether to use batch norm in all fully connected layers but the last.
+        use_fc_ln: whether to use layer norm in all fully connected layers but the last.
+        kernel_initializer: initializer of all layers but the last.
+        last_kernel_initializer: that of the last layer; ``None``: uniform in [-0.003, 0.003].
+        use_naive_parallel_network: see ``CriticNetwork``.
+        name: name of the network.
+
+    Raises:
+        SpecError: an input that the encoders cannot take; says what to do about it.
+        ValueError: arguments that contradict each other.
+    """
+
+    def __init__(self,
+                 input_tensor_spec: NestedTensorSpec,
+                 tau_spec: TensorSpec,
+                 output_tensor_spec: TensorSpec = _SCALAR,
+                 observation_input_processors: Nested = None,
+                 observation_input_processors_ctor: Callable[[NestedTensorSpec], Nested] | None = None,
+                 observation_preprocessing_combiner: Callable | None = None,
+                 observation_conv_layer_params: Sequence[tuple] | None = None,
+                 observation_fc_layer_params: Sequence[int] | None = None,
+                 action_input_processors: Nested = None,
+                 action_input_processors_ctor: Callable[[NestedTensorSpec], Nested] | None = None,
+                 action_preprocessing_combiner: Callable | None = None,
+                 action_fc_layer_params: Sequence[int] | None = None,
+                 observation_action_combiner: Callable | None = None,
+                 obs_act_joint_fc_layer_params: Sequence[int] | None = None,
+                 obs_act_activation: Activation = torch.relu_,
+                 tau_embedding_dim: int = 64,
+                 tau_input_processors: Nested = None,
+                 tau_fc_layer_params: Sequence[int] | None = None,
+                 tau_activation: Activation = torch.sigmoid_,
+                 obs_act_tau_joint_fc_layer_params: Sequence[int] | None = None,
+                 use_fc_bn: bool = False,
+                 use_fc_ln: bool = True,
+                 kernel_initializer: Initializer | None = None,
+                 last_kernel_initializer: Initializer | None = None,
+                 use_naive_parallel_network: bool = False,
+                 name: str = 'CriticQuantileNetwork'):
+        super().__init__((input_tensor_spec, tau_spec), (), name)
+        common: dict[str, Any] = dict(kernel_initializer=kernel_initializer, use_fc_bn=use_fc_bn, use_fc_ln=use_fc_ln)
+        layers = dict(common, activation=obs_act_activation)
+        observation_encoder, action_encoder = _encoders(
+            input_tensor_spec, name, layers, observation_input_processors, observation_input_processors_ctor,
+            observation_preprocessing_combiner, observation_conv_layer_params, observation_fc_layer_params,
+            action_input_processors, action_input_processors_ctor, action_preprocessing_combiner,
+            action_fc_layer_params)
+        joint_encoder = EncodingNetwork(
+            (observation_encoder.output_spec, action_encoder.output_spec),
+            preprocessing_combiner=observation_action_combiner or NestConcat(),
+            fc_layer_params=obs_act_joint_fc_layer_params, name=f'{name}.joint', **layers)
+        self._set_parts(observation_encoder, action_encoder, joint_encoder)
+        size = joint_encoder.output_spec.numel
+        if tau_fc_layer_params and tau_fc_layer_params[-1] != size:
+            raise ValueError(f'{name}: the encodings of the fractions and of observation and action are multiplied, so '
+                             f'tau_fc_layer_params must end in {size}, found {tau_fc_layer_params}')
+        self._set_quantile_parts(
+            _tau_embedding(tau_spec, tau_input_processors, tau_embedding_dim, name),
+            EncodingNetwork(TensorSpec((tau_embedding_dim, )), fc_layer_params=tau_fc_layer_params or (size, ),
+                            activation=tau_activation, name=f'{name}.tau', **common),
+            EncodingNetwork(TensorSpec((size, )), output_tensor_spec,
+                            fc_layer_params=obs_act_tau_joint_fc_layer_params, last_layer_size=output_tensor_spec.numel,
+                            last_activation=identity,
+                            last_kernel_initializer=last_kernel_initializer or _last_kernel_initializer,
+                            name=f'{name}.final', **layers))
+        self._use_naive_parallel_network = use_naive_parallel_network
+
+    def make_parallel(self, n: int) -> Network:
+        """See the base class."""
+        if self._use_naive_parallel_network:
+            return NaiveParallelNetwork(self, n)
+        return ParallelCriticQuantileNetwork(self, n, 'parallel_' + self._name)
+
+
+def _tau_embedding(tau_spec: TensorSpec, preprocessor: Any, size: int, name: str) -> Network:
+    """From fractions ``[B, N]`` to ``[B, N, size]``."""
+    if not isinstance(tau_spec, TensorSpec) or tau_spec.ndim != 1:
+        raise SpecError(f'{name}: expected a tau_spec of shape (N,), found {tau_spec}')
+    if preprocessor is None:
+        preprocessor = CosineEmbeddingPreprocessor(tau_spec, size)
+    embedding = PreprocessorNetwork(tau_spec, preprocessor, name=f'{name}.tau_embedding')
+    found, expected = tuple(embedding.processed_input_tensor_spec.shape), (tau_spec.numel, size)
+    if found != expected:
+        raise SpecError(f'{name}: tau_input_processors must make {expected} of the fractions, for '
+                        f'tau_embedding_dim={size}; found {found}')
+    return embedding

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from alfx.gin_utils import configurable
-from alfx.layers import FC, make_parallel_input, make_parallel_net
+from alfx.layers import FC, make_parallel_net
 from alfx.layers.weights import Activation, Initializer
 from alfx.networks.action_specs import require_discrete
 from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
