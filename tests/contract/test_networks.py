@@ -10,6 +10,7 @@ from alfx.networks import containers
 from alfx.networks.actor_distribution_networks import (ActorDistributionNetwork, ActorDistributionRNNNetwork,
                                                        UnitNormalActorDistributionNetwork)
 from alfx.networks.actor_networks import ActorNetwork, ActorRNNNetwork
+from alfx.networks.critic_networks import CriticNetwork, CriticQuantileNetwork, CriticRNNNetwork
 from alfx.networks.encoding_networks import (EncodingNetwork, ImageDecodingNetwork, ImageEncodingNetwork,
                                              LSTMEncodingNetwork, ParallelEncodingNetwork)
 from alfx.networks.network import NaiveParallelNetwork, NetworkWrapper
@@ -21,6 +22,7 @@ from alfx.networks.projection_networks import (BetaProjectionNetwork, Categorica
                                                NestedProjectionNetwork, NormalProjectionNetwork,
                                                OnehotCategoricalProjectionNetwork, StableNormalProjectionNetwork,
                                                TruncatedProjectionNetwork)
+from alfx.networks.q_networks import QNetwork, QRNNNetwork
 from alfx.networks.value_networks import ValueNetwork, ValueRNNNetwork
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
@@ -321,6 +323,101 @@ class TestValueRNNNetwork(NetworkContract):
 
     def network(self):
         return ValueRNNNetwork(VECTOR, lstm_hidden_size=(4, 3), value_fc_layer_params=(5, ), activation=torch.tanh)
+
+
+class TestCriticNetwork(NetworkContract):
+
+    def network(self):
+        return CriticNetwork((VECTOR, BOX), joint_fc_layer_params=(6, 5), activation=torch.tanh)
+
+
+class TestCriticNetworkOfNestsAndSeveralQuantiles(NetworkContract):
+
+    def network(self):
+        return CriticNetwork(({'a': VECTOR, 'b': VECTOR}, (BOX, DISCRETE)), TensorSpec((2, 3)),
+                             observation_input_processors={'a': layers.FC(3, 4, torch.tanh), 'b': None},
+                             observation_preprocessing_combiner=NestConcat(), observation_fc_layer_params=(5, ),
+                             action_input_processors=(None, EmbeddingPreprocessor(DISCRETE, 2)),
+                             action_preprocessing_combiner=NestConcat(), joint_fc_layer_params=(6, ),
+                             activation=torch.tanh, last_layer_activation=torch.tanh)
+
+
+class TestCriticNetworkOfSums(NetworkContract):
+
+    def network(self):
+        return CriticNetwork((IMAGE, BOX), observation_conv_layer_params=((2, 3, 2), ),
+                             observation_fc_layer_params=(5, ), action_fc_layer_params=(5, ),
+                             observation_action_combiner=NestSum(), joint_fc_layer_params=(4, ), activation=torch.tanh,
+                             use_fc_ln=True)
+
+
+class TestCriticNetworkOneAfterTheOther(NetworkContract):
+
+    def network(self):
+        return CriticNetwork((VECTOR, BOX), joint_fc_layer_params=(5, ), activation=torch.tanh,
+                             use_naive_parallel_network=True)
+
+
+class TestCriticRNNNetwork(NetworkContract):
+
+    def network(self):
+        return CriticRNNNetwork((VECTOR, BOX), TensorSpec((2, )), observation_fc_layer_params=(4, ),
+                                joint_fc_layer_params=(5, ), lstm_hidden_size=(4, 3), critic_fc_layer_params=(4, ),
+                                activation=torch.tanh)
+
+
+class TestCriticRNNNetworkWithoutOtherLayers(NetworkContract):
+
+    def network(self):
+        return CriticRNNNetwork((VECTOR, BOX), lstm_hidden_size=4)
+
+
+class TestCriticQuantileNetwork(NetworkContract):
+
+    def network(self):
+        return CriticQuantileNetwork((VECTOR, BOX), TensorSpec((6, )), TensorSpec((2, )), tau_embedding_dim=5,
+                                     obs_act_joint_fc_layer_params=(7, ), obs_act_activation=torch.tanh,
+                                     tau_fc_layer_params=(4, 7), obs_act_tau_joint_fc_layer_params=(4, ))
+
+
+class TestCriticQuantileNetworkWithoutOtherLayers(NetworkContract):
+
+    def network(self):
+        return CriticQuantileNetwork((VECTOR, BOX), TensorSpec((6, )), use_naive_parallel_network=True)
+
+
+class TestQNetwork(NetworkContract):
+
+    def network(self):
+        return QNetwork(VECTOR, DISCRETE, fc_layer_params=(6, 5), activation=torch.tanh)
+
+
+class TestQNetworkOfMixedActions(NetworkContract):
+
+    def network(self):
+        return QNetwork((VECTOR, BOX), DISCRETE, preprocessing_combiner=NestConcat(), fc_layer_params=(6, ),
+                        activation=torch.tanh, use_naive_parallel_network=True)
+
+
+class TestQNetworkDueling(NetworkContract):
+
+    def network(self):
+        return QNetwork(IMAGE, DISCRETE, conv_layer_params=((2, 3, 2), ), fc_layer_params=(6, 5),
+                        activation=torch.tanh, dueling=True)
+
+
+class TestQNetworkOfRainbow(NetworkContract):
+
+    def network(self):
+        return QNetwork(VECTOR, DISCRETE, fc_layer_params=(6, ), activation=torch.tanh, dueling=True, noisy=True,
+                        num_atoms=5)
+
+
+class TestQRNNNetwork(NetworkContract):
+
+    def network(self):
+        return QRNNNetwork(VECTOR, DISCRETE, fc_layer_params=(4, ), lstm_hidden_size=5, value_fc_layer_params=(4, ),
+                           activation=torch.tanh, dueling=True, num_atoms=3)
 
 
 class TestSequential(NetworkContract):

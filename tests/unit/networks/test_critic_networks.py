@@ -1,0 +1,208 @@
+"""What is particular to critics; what holds for every network is in tests/contract/test_networks.py."""
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from alfx import nest
+from alfx.layers import FC
+from alfx.nest.utils import NestConcat, NestMultiply
+from alfx.networks.critic_networks import (CriticNetwork, CriticQuantileNetwork, CriticRNNNetwork,
+                                           ParallelCriticNetwork)
+from alfx.networks.network import NaiveParallelNetwork
+from alfx.networks.preprocessors import CosineEmbeddingPreprocessor
+from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
+
+OBSERVATION = TensorSpec((3, ))
+ACTION = BoundedTensorSpec((2, ), torch.float32, -1.0, 1.0)
+PAIR = (OBSERVATION, ACTION)
+
+
+def inputs(batch_size=4):
+    return torch.randn(batch_size, 3), torch.rand(batch_size, 2) * 2 - 1
+
+
+def linear(network, index):
+    return [m for m in network.modules() if isinstance(m, FC)][index]
+
+
+class TestCriticNetwork:
+
+    def test_the_value_is_that_of_the_layers_applied_by_hand(self):
+        critic = CriticNetwork(PAIR, observation_fc_layer_params=(5, ), action_fc_layer_params=(4, ),
+                               joint_fc_layer_params=(6, ))
+        observation, action = inputs()
+        encoded = [torch.relu(x @ linear(critic, i).weight.T + linear(critic, i).bias)
+                   for i, x in enumerate((observation, action))]
+        joint = torch.relu(torch.cat(encoded, -1) @ linear(critic, 2).weight.T + linear(critic, 2).bias)
+        expected = (joint @ linear(critic, 3).weight.T + linear(critic, 3).bias)[:, 0]
+        torch.testing.assert_close(critic((observation, action))[0], expected)
+
+    def test_without_layers_it_is_a_linear_function_of_both(self):
+        critic = CriticNetwork(PAIR)
+        with torch.no_grad():
+            linear(critic, 0).weight.copy_(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]]))
+        observation, action = torch.tensor([[1.0, 0.0, -1.0]]), torch.tensor([[0.5, 1.0]])
+        # 1 - 3 + 2 + 5
+        assert critic((observation, action))[0].item() == pytest.approx(5.0)
+
+    def test_initial_values_are_near_zero(self):
+        critic = CriticNetwork(PAIR, joint_fc_layer_params=(64, 64))
+        assert critic(inputs(100))[0].abs().max() < 0.1
+
+    def test_encodings_are_combined_as_asked(self):
+        critic = CriticNetwork(PAIR, observation_fc_layer_params=(4, ), action_fc_layer_params=(4, ),
+                               observation_action_combiner=NestMultiply())
+        observation, _ = inputs()
+        with torch.no_grad():
+            linear(critic, 1).weight.zero_()
+        values = critic((observation, torch.ones(4, 2)))[0]
+        torch.testing.assert_close(values, linear(critic, 2).bias.expand(4))
+
+    def test_processors_can_be_made_from_the_specs(self):
+        seen = []
+
+        def make(spec):
+            seen.append(spec)
+            return FC(spec.numel, 7)
+
+        critic = CriticNetwork(PAIR, observation_input_processors_ctor=make, action_input_processors_ctor=make)
+        assert seen == [OBSERVATION, ACTION]
+        assert linear(critic, 2).input_size == 14
+
+    def test_normalisation_and_activation_of_the_last_layer(self):
+        critic = CriticNetwork(PAIR, TensorSpec((3, )), joint_fc_layer_params=(5, ), use_fc_ln=True,
+                               last_use_fc_ln=True, last_layer_activation=torch.tanh)
+        assert sum(isinstance(m, nn.LayerNorm) for m in critic.modules()) == 2
+        values = critic(inputs())[0]
+        assert values.abs().max() < 1
+        torch.testing.assert_close(values.atanh().mean(-1), torch.zeros(4), atol=1e-4, rtol=0)
+        with_batch_norm = CriticNetwork(PAIR, joint_fc_layer_params=(5, ), use_fc_bn=True, last_use_fc_bn=True)
+        assert sum(isinstance(m, nn.BatchNorm1d) for m in with_batch_norm.modules()) == 2
+
+    @pytest.mark.parametrize('shape', [(), (3, ), (3, 5)])
+    @pytest.mark.parametrize('naive', [False, True])
+    def test_values_have_the_shape_of_the_spec_behind_the_stack(self, shape, naive):
+        critic = CriticNetwork(PAIR, TensorSpec(shape), joint_fc_layer_params=(5, ), use_naive_parallel_network=naive)
+        stack = critic.make_parallel(2)
+        assert isinstance(stack, NaiveParallelNetwork if naive else ParallelCriticNetwork)
+        assert critic(inputs())[0].shape == (4, *shape)
+        assert stack(inputs())[0].shape == (4, 2, *shape)
+        assert stack.output_spec == TensorSpec((2, *shape))
+        assert not stack.is_rnn and stack.state_spec == ()
+
+    def test_a_stack_concatenates_what_all_share_once(self, monkeypatch):
+        stack = CriticNetwork(PAIR, joint_fc_layer_params=(5, )).make_parallel(3)
+        stack(inputs())
+        combined, original = [], torch.cat
+        monkeypatch.setattr(torch, 'cat', lambda tensors, dim: combined.append(original(tensors, dim)) or combined[-1])
+        stack(inputs())
+        assert [x.shape for x in combined] == [(4, 5)]
+
+    def test_a_stack_may_get_one_action_for_all_or_one_for_each(self):
+        stack = CriticNetwork(PAIR, joint_fc_layer_params=(5, )).make_parallel(2)
+        shared = inputs()
+        own = nest.map_structure(lambda x: x.unsqueeze(1).expand(-1, 2, -1), shared)
+        torch.testing.assert_close(stack(shared)[0], stack(own)[0])
+
+    def test_replicas_begin_different_and_a_copy_of_the_stack_too(self):
+        stack = CriticNetwork(PAIR, joint_fc_layer_params=(5, )).make_parallel(2)
+        other, pair = stack.copy(name='target'), inputs()
+        values = torch.cat([stack(pair)[0], other(pair)[0]], dim=1)
+        assert all(not torch.equal(values[:, i], values[:, j]) for i in range(4) for j in range(i))
+        assert other.name == 'target'
+        other.load_state_dict(stack.state_dict())
+        torch.testing.assert_close(stack(pair)[0], other(pair)[0])
+
+    def test_the_gradient_with_respect_to_the_action_is_that_of_finite_differences(self):
+        critic = CriticNetwork(PAIR, joint_fc_layer_params=(16, ), activation=torch.tanh)
+        nn.init.normal_(linear(critic, 1).weight)
+        observation, action = inputs(1)
+        action.requires_grad_()
+        gradient, = torch.autograd.grad(critic((observation, action))[0].sum(), action)
+        for i in range(2):
+            step = torch.zeros(1, 2)
+            step[0, i] = 1e-2
+            difference = critic((observation, action + step))[0] - critic((observation, action - step))[0]
+            assert gradient[0, i].item() == pytest.approx(difference.item() / 2e-2, rel=1e-2, abs=1e-3)
+
+    def test_what_it_cannot_take_is_refused_with_a_remedy(self):
+        with pytest.raises(SpecError, match='observation_spec, action_spec'):
+            CriticNetwork(OBSERVATION)
+        with pytest.raises(SpecError, match='CriticNetwork.action.*choose an input preprocessor'):
+            CriticNetwork((OBSERVATION, BoundedTensorSpec((), torch.int64, 0, 2)))
+        with pytest.raises(SpecError, match='CriticNetwork.action: expected one tensor, found a nest of 2'):
+            CriticNetwork((OBSERVATION, (ACTION, ACTION)))
+        with pytest.raises(ValueError, match='exclude each other'):
+            CriticNetwork(PAIR, action_input_processors=FC(2, 2), action_input_processors_ctor=lambda spec: FC(2, 2))
+
+
+class TestCriticRNNNetwork:
+
+    def test_it_remembers_and_a_stack_has_a_state_for_each(self):
+        critic = CriticRNNNetwork(PAIR, joint_fc_layer_params=(6, ), lstm_hidden_size=(5, 4))
+        assert critic.is_rnn
+        assert critic.state_spec == tuple((TensorSpec((n, )), ) * 2 for n in (5, 4))
+        stack = critic.make_parallel(2)
+        assert stack.state_spec == tuple((TensorSpec((2, n)), ) * 2 for n in (5, 4))
+        zeros = nest.map_structure(lambda spec: spec.zeros((4, )), stack.state_spec)
+        pair = inputs()
+        first, state = stack(pair, zeros)
+        second, _ = stack(pair, state)
+        assert first.shape == (4, 2) and not torch.equal(first, second)
+        torch.testing.assert_close(stack(pair, zeros)[0], first)
+
+
+class TestCriticQuantileNetwork:
+
+    def network(self, **kwargs):
+        return CriticQuantileNetwork(PAIR, TensorSpec((6, )), obs_act_joint_fc_layer_params=(5, ), tau_embedding_dim=4,
+                                     obs_act_tau_joint_fc_layer_params=(7, ), use_fc_ln=False, **kwargs)
+
+    def test_quantiles_are_those_of_a_loop_over_the_fractions(self):
+        critic = self.network()
+        (observation, action), tau = inputs(3), torch.rand(3, 6)
+        quantiles, _ = critic(((observation, action), tau))
+        joint_layer, tau_layer, hidden_layer, last_layer = (linear(critic, i) for i in range(4))
+        for b in range(3):
+            joint = torch.relu(joint_layer.weight @ torch.cat([observation[b], action[b]]) + joint_layer.bias)
+            for i in range(6):
+                cosines = torch.tensor([math.cos(math.pi * k * tau[b, i].item()) for k in range(4)])
+                modulation = torch.sigmoid(tau_layer.weight @ cosines + tau_layer.bias)
+                hidden = torch.relu(hidden_layer.weight @ (joint * modulation) + hidden_layer.bias)
+                expected = last_layer.weight @ hidden + last_layer.bias
+                torch.testing.assert_close(quantiles[b, i:i + 1], expected, rtol=1e-4, atol=1e-6)
+
+    @pytest.mark.parametrize('shape', [(), (2, )])
+    def test_the_quantiles_are_the_last_dimension(self, shape):
+        critic = self.network(output_tensor_spec=TensorSpec(shape))
+        pair, tau = inputs(), torch.rand(4, 6)
+        assert critic((pair, tau))[0].shape == (4, *shape, 6)
+        assert critic.make_parallel(3)((pair, tau))[0].shape == (4, 3, *shape, 6)
+
+    def test_a_fraction_gives_the_same_quantile_wherever_it_stands(self):
+        critic, pair, tau = self.network(), inputs(), torch.rand(4, 6)
+        torch.testing.assert_close(critic((pair, tau.flip(1)))[0], critic((pair, tau))[0].flip(1))
+
+    def test_arguments_that_do_not_fit_are_refused(self):
+        with pytest.raises(ValueError, match='must end in 5, found'):
+            self.network(tau_fc_layer_params=(4, ))
+        with pytest.raises(SpecError, match='tau_spec of shape'):
+            CriticQuantileNetwork(PAIR, TensorSpec(()))
+        with pytest.raises(SpecError, match=r'must make \(6, 4\).*found \(6, 3\)'):
+            self.network(tau_input_processors=CosineEmbeddingPreprocessor(TensorSpec((6, )), 3))
+
+    def test_own_initializers_and_embeddings_are_used(self):
+        critic = self.network(last_kernel_initializer=nn.init.ones_, kernel_initializer=nn.init.zeros_,
+                              tau_input_processors=CosineEmbeddingPreprocessor(TensorSpec((6, )), 4))
+        assert (linear(critic, 3).weight == 1).all() and (linear(critic, 0).weight == 0).all()
+
+
+def test_nested_observations_and_actions_are_concatenated_when_asked():
+    critic = CriticNetwork(({'a': OBSERVATION, 'b': OBSERVATION}, (ACTION, ACTION)), joint_fc_layer_params=(5, ),
+                           observation_preprocessing_combiner=NestConcat(), action_preprocessing_combiner=NestConcat())
+    assert linear(critic, 0).input_size == 10
+    (a, u), (b, v) = inputs(), inputs()
+    stack = critic.make_parallel(2)
+    assert stack(({'a': a, 'b': b}, (u, v)))[0].shape == (4, 2)
