@@ -14,22 +14,25 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.algorithms.frame_stacking import stack_from_replay, stack_time_step, stacked_spec
-from alfx.algorithms.transformer_checks import check_fields, check_order
+from alfx.algorithms.frame_stacking import plan_stacking, stack_from_replay, stack_time_step
+from alfx.algorithms.hindsight import GoalRelabeler
+from alfx.algorithms.transformer_checks import check_images, check_order
+from alfx.algorithms.transformer_specs import ModuleWithSpecs
+from alfx.algorithms.transformer_statistics import (make_normalizer, make_reward_normalizer, plan_normalizing,
+                                                    update_condition)
 from alfx.data_structures import Experience, TimeStep, namedtuple
 from alfx.gin_utils import configurable, register_function
-from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.utils.normalizers import AdaptiveNormalizer, EMNormalizer, Normalizer, WindowNormalizer
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils.normalizers import Normalizer
 
 FrameStackState = namedtuple('FrameStackState', ['steps', 'prev_frames'], default_value=())
 """State of :class:`FrameStacker`: ``steps`` int64 ``[B]``, how many steps it has seen of the episode; ``prev_frames``,
 a list with the ``stack_size - 1`` frames before the next one for each field, oldest first, joined along
 ``stack_axis``."""
+TransformerCtor = Callable[..., 'DataTransformer']
 
-_UPDATE_MODES = {'replay': context.is_replay, 'rollout': context.is_rollout, 'pretrain': context.is_pretrain}
 
-
-class DataTransformer(nn.Module):
+class DataTransformer(ModuleWithSpecs):
     """Base class of data transformers. Most can subclass :class:`SimpleDataTransformer`.
 
     Args:
@@ -37,36 +40,12 @@ class DataTransformer(nn.Module):
         state_spec: nest of specs of the state that :meth:`transform_timestep` keeps between time steps.
     """
 
-    # Whether ``transform_experience`` looks into the replay buffer, so that nothing may be transformed before it.
-    needs_replay_buffer = False
-    # Whether no other transformer may come before this one.
-    must_be_first = False
-    # Whether those that look into the replay buffer have to come before this one.
-    changes_time_steps = True
-    # Paths of what a FrameStacker stacks.
-    stacked_fields: Sequence[str] = ()
-
-    def __init__(self, transformed_observation_spec: NestedTensorSpec, state_spec: NestedTensorSpec) -> None:
-        super().__init__()
-        self._transformed_observation_spec = transformed_observation_spec
-        self._state_spec = state_spec
-
-    @property
-    def transformed_observation_spec(self) -> NestedTensorSpec:
-        """Nest of specs of the transformed observation.
-
-        Raises:
-            ValueError: the transformer was made without an observation spec.
-        """
-        if self._transformed_observation_spec is None:
-            raise ValueError(f'{type(self).__name__} was made without observation_spec, so that the spec of what it '
-                             'yields is not known; give it the spec')
-        return self._transformed_observation_spec
-
-    @property
-    def state_spec(self) -> NestedTensorSpec:
-        """Nest of specs of the state; zeros of it begin a sequence of time steps."""
-        return self._state_spec
+    needs_replay_buffer = False  # looks into the replay buffer, so that nothing may be transformed before it
+    needs_episodic_info = False  # the replay buffer has to know where episodes end
+    must_be_first = False  # no other transformer may come before this one
+    changes_time_steps = True  # those that look into the replay buffer have to come before this one
+    stacked_fields: Sequence[str] = ()  # paths in the observation of what a FrameStacker stacks
+    goal_fields: Sequence[str] = ()  # paths in the observation of what is compared and relabelled in hindsight
 
     @property
     def stack_size(self) -> int:
@@ -97,9 +76,6 @@ class DataTransformer(nn.Module):
 class SimpleDataTransformer(DataTransformer):
     """Base class of transformers without state, which transform each time step by itself in :meth:`_transform`."""
 
-    def __init__(self, transformed_observation_spec: NestedTensorSpec, state_spec: NestedTensorSpec = ()) -> None:
-        super().__init__(transformed_observation_spec, state_spec)
-
     def transform_timestep(self, timestep: TimeStep, state: NestedTensor) -> tuple[TimeStep, NestedTensor]:
         return self._transform(timestep), state
 
@@ -129,18 +105,10 @@ class IdentityDataTransformer(SimpleDataTransformer):
 
 
 @configurable
-class UntransformedTimeStep(SimpleDataTransformer):
-    """Keeps the time step as it was in its field ``untransformed``; has to come before all other transformers.
-
-    Args:
-        observation_spec: nest of specs; only needed if ``transformed_observation_spec`` is asked for.
-    """
+class UntransformedTimeStep(IdentityDataTransformer):
+    """Keeps the time step as it was in its field ``untransformed``; has to come before all others."""
 
     must_be_first = True
-    changes_time_steps = False
-
-    def __init__(self, observation_spec: Optional[NestedTensorSpec] = None) -> None:
-        super().__init__(observation_spec)
 
     def _transform(self, time_step: TimeStep) -> TimeStep:
         return time_step._replace(untransformed=time_step._replace(untransformed=()))
@@ -157,8 +125,7 @@ class SequentialDataTransformer(DataTransformer):
         ValueError: the order is wrong.
     """
 
-    def __init__(self, data_transformer_ctors: Sequence[Callable[..., DataTransformer]],
-                 observation_spec: NestedTensorSpec) -> None:
+    def __init__(self, data_transformer_ctors: Sequence[TransformerCtor], observation_spec: NestedTensorSpec) -> None:
         transformers = []
         for ctor in data_transformer_ctors:
             transformers.append(ctor(observation_spec=observation_spec))
@@ -166,6 +133,7 @@ class SequentialDataTransformer(DataTransformer):
         check_order(transformers)
         super().__init__(observation_spec, [transformer.state_spec for transformer in transformers])
         self._data_transformers = nn.ModuleList(transformers)
+        self.needs_episodic_info = any(transformer.needs_episodic_info for transformer in transformers)
 
     @property
     def stack_size(self) -> int:
@@ -213,22 +181,10 @@ class FrameStacker(DataTransformer):
 
     def __init__(self, observation_spec: NestedTensorSpec, stack_size: int = 4, stack_axis: int = 0,
                  fields: Optional[Sequence[str]] = None) -> None:
-        if stack_size < 1:
-            raise ValueError(f'FrameStacker.stack_size: expected at least 1, found {stack_size}')
-        stacked_fields = check_fields('FrameStacker', observation_spec, fields)
-        specs = [nest.get_field(observation_spec, field) for field in stacked_fields]
-        for field, spec in zip(stacked_fields, specs):
-            if not -spec.ndim <= stack_axis < spec.ndim:
-                raise SpecError(f"FrameStacker.stack_axis: {stack_axis} is not a dimension of "
-                                f"'{field or 'observation'}', which is {spec}")
-        axes = [stack_axis % spec.ndim for spec in specs]
-        for field, spec, axis in zip(stacked_fields, specs, axes):
-            observation_spec = nest.set_field(observation_spec, field, stacked_spec(spec, stack_size, axis))
-        previous = [stacked_spec(TensorSpec.from_spec(s), stack_size - 1, axis) for s, axis in zip(specs, axes)]
+        self.stacked_fields, self._axes, observation_spec, previous = plan_stacking(
+            observation_spec, stack_size, stack_axis, fields)
         super().__init__(observation_spec, FrameStackState(steps=TensorSpec((), torch.int64), prev_frames=previous))
-        self.stacked_fields = stacked_fields
         self._stack_size = stack_size
-        self._axes = axes
 
     @property
     def stack_size(self) -> int:
@@ -236,15 +192,11 @@ class FrameStacker(DataTransformer):
         return self._stack_size
 
     def transform_timestep(self, time_step: TimeStep, state: Any) -> tuple[TimeStep, Any]:
-        if self._stack_size == 1:
-            return time_step, state
         observation, steps, prev_frames = stack_time_step(
             time_step, state.steps, state.prev_frames, self.stacked_fields, self._axes, self._stack_size)
         return time_step._replace(observation=observation), FrameStackState(steps, prev_frames)
 
     def transform_experience(self, experience: Experience) -> Experience:
-        if self._stack_size == 1:
-            return experience
         observation = stack_from_replay(experience, self.stacked_fields, self._axes, self._stack_size)
         return experience.update_time_step_field('observation', observation)
 
@@ -266,27 +218,16 @@ class ImageScaleTransformer(SimpleDataTransformer):
 
     def __init__(self, observation_spec: NestedTensorSpec, min: float = -1., max: float = 1.,
                  fields: Optional[Sequence[str]] = None) -> None:
-        if not min < max:
-            raise ValueError(f'ImageScaleTransformer: expected min < max, found min={min}, max={max}')
-        self._fields = check_fields('ImageScaleTransformer', observation_spec, fields)
-        for field in self._fields:
-            spec = nest.get_field(observation_spec, field)
-            if spec.dtype != torch.uint8:
-                raise SpecError(f"ImageScaleTransformer: '{field or 'observation'}': expected an image of uint8, found "
-                                f'{spec}')
-            observation_spec = nest.set_field(observation_spec, field,
-                                              BoundedTensorSpec(spec.shape, torch.float32, min, max))
+        self._fields, observation_spec = check_images('ImageScaleTransformer', observation_spec, fields, min, max)
         super().__init__(observation_spec)
         self._min, self._scale = min, (max - min) / 255.
 
     def _transform(self, time_step: TimeStep) -> TimeStep:
         observation = time_step.observation
         for field in self._fields:
-            observation = nest.transform_nest(observation, field, self._scaled)
+            observation = nest.transform_nest(
+                observation, field, lambda image: image.to(torch.float32).mul_(self._scale).add_(self._min))
         return time_step._replace(observation=observation)
-
-    def _scaled(self, image: Tensor) -> Tensor:
-        return image.to(torch.float32).mul_(self._scale).add_(self._min)
 
 
 @configurable
@@ -315,26 +256,13 @@ class ObservationNormalizer(SimpleDataTransformer):
     def __init__(self, observation_spec: NestedTensorSpec, fields: Optional[Sequence[str]] = None,
                  clipping: float = 0., window_size: int = 10000, update_rate: float = 1e-4, speed: float = 8.0,
                  zero_mean: bool = True, update_mode: str = 'replay', mode: str = 'adaptive') -> None:
-        if fields is None:
-            self._fields = [path for path, _ in nest.flatten_with_path(observation_spec)]
-        else:
-            self._fields = check_fields('ObservationNormalizer', observation_spec, fields)
-        self._is_update_mode = _update_condition('ObservationNormalizer', update_mode, list(_UPDATE_MODES))
-        specs = [TensorSpec(nest.get_field(observation_spec, field).shape) for field in self._fields]
-        for field, spec in zip(self._fields, specs):
-            new = spec if clipping <= 0 else BoundedTensorSpec(spec.shape, spec.dtype, -clipping, clipping)
-            observation_spec = nest.set_field(observation_spec, field, new)
+        self._fields, specs, observation_spec = plan_normalizing('ObservationNormalizer', observation_spec, fields,
+                                                                 clipping)
         super().__init__(observation_spec)
+        self._is_update_mode = update_condition('ObservationNormalizer', update_mode)
         self._clipping = clipping
-        common: dict[str, Any] = dict(auto_update=False, zero_mean=zero_mean, name='observations')
-        normalizers: dict[str, Callable[[], Normalizer]] = {
-            'adaptive': lambda: AdaptiveNormalizer(specs, speed=speed, **common),
-            'window': lambda: WindowNormalizer(specs, window_size=window_size, **common),
-            'em': lambda: EMNormalizer(specs, update_rate=update_rate, **common),
-        }
-        if mode not in normalizers:
-            raise ValueError(f'ObservationNormalizer.mode: expected one of {sorted(normalizers)}, found {mode!r}')
-        self._normalizer = normalizers[mode]()
+        self._normalizer = make_normalizer('ObservationNormalizer', mode, specs, zero_mean, speed, window_size,
+                                           update_rate)
 
     def _transform(self, time_step: TimeStep) -> TimeStep:
         observation = time_step.observation
@@ -345,13 +273,6 @@ class ObservationNormalizer(SimpleDataTransformer):
         for field, part in zip(self._fields, parts):
             observation = nest.set_field(observation, field, part)
         return time_step._replace(observation=observation)
-
-
-def _update_condition(owner: str, update_mode: str, choices: Sequence[str]) -> Callable[[], bool]:
-    """The function that tells whether the process is in the run mode ``update_mode``."""
-    if update_mode not in choices:
-        raise ValueError(f'{owner}.update_mode: expected one of {list(choices)}, found {update_mode!r}')
-    return _UPDATE_MODES[update_mode]
 
 
 class RewardTransformer(SimpleDataTransformer):
@@ -467,12 +388,10 @@ class RewardNormalizer(RewardTransformer):
     def __init__(self, observation_spec: NestedTensorSpec = (), normalizer: Optional[Normalizer] = None,
                  update_max_calls: int = 0, clip_value: float = -1., update_mode: str = 'replay') -> None:
         super().__init__(observation_spec)
-        if normalizer is None:
-            normalizer = AdaptiveNormalizer(_reward_spec(), auto_update=False, name='rewards')
-        self._normalizer = normalizer
+        self._normalizer = make_reward_normalizer() if normalizer is None else normalizer
         self._clip_value = clip_value
         self._update_max_calls = update_max_calls
-        self._is_update_mode = _update_condition('RewardNormalizer', update_mode, ['replay', 'rollout'])
+        self._is_update_mode = update_condition('RewardNormalizer', update_mode, ['replay', 'rollout'])
         self.register_buffer('_num_updates', torch.zeros((), dtype=torch.int64))
 
     @property
@@ -493,14 +412,6 @@ class RewardNormalizer(RewardTransformer):
         return self._normalizer.normalize(reward, self._clip_value)
 
 
-def _reward_spec() -> TensorSpec:
-    """The reward spec of the run; that of a scalar outside of a run."""
-    try:
-        return context.get_reward_spec()
-    except RuntimeError:
-        return TensorSpec(())
-
-
 @register_function
 def l2_dist_close_reward_fn(achieved_goal: Tensor, goal: Tensor, threshold: float = .05) -> Tensor:
     """0 where the goal is reached, -1 elsewhere.
@@ -517,8 +428,56 @@ def l2_dist_close_reward_fn(achieved_goal: Tensor, goal: Tensor, threshold: floa
     return -(distance >= threshold).to(torch.float32)
 
 
-def create_data_transformer(data_transformer_ctor: Union[None, Callable[..., DataTransformer],
-                                                         Sequence[Callable[..., DataTransformer]]],
+@configurable
+class HindsightExperienceTransformer(DataTransformer):
+    """Hindsight experience replay (Andrychowicz et al. 2017, arXiv:1707.01495) with the strategy 'future'.
+
+    Some of the sampled experience gets a goal that was reached later in the same episode in place of the one it was
+    played for, and the rewards that go with it. All steps of an episode within a sequence get the same goal, reached
+    after the first of them, at each of the later steps with the same probability. The replay buffer is left as it is.
+    What changes observations or rewards has to come after this::
+
+        TrainerConfig.data_transformer_ctor = [@HindsightExperienceTransformer, @ObservationNormalizer]
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        her_proportion: probability that an episode of a sequence gets another goal; 0.8 is four goals in hindsight for
+            each original one, the best choice of the paper.
+        achieved_goal_field: path in the experience of what was reached at a step.
+        desired_goal_field: path in the experience of what is to be reached.
+        reward_fn: the function of the environment that gives the reward ``[B, T]`` for arriving at a step, from the
+            goal achieved there and the desired goal, ``[B, T, ...]`` each. It is compared with every stored reward.
+        terminal_reward: if reaching the goal terminates an episode, the reward for that: then a step at which the new
+            goal is reached becomes LAST with discount 0, and one where only the old goal was reached is bootstrapped
+            from. None: reaching the goal ends nothing, as in the tasks of ``suite_robotics``.
+
+    Raises:
+        SpecError: the goals do not exist or are not alike.
+        ValueError: ``her_proportion`` is not a probability; later: ``reward_fn`` does not give the stored rewards.
+    """
+
+    needs_replay_buffer = True
+    needs_episodic_info = True
+    changes_time_steps = False
+
+    def __init__(self, observation_spec: NestedTensorSpec, her_proportion: float = 0.8,
+                 achieved_goal_field: str = 'time_step.observation.achieved_goal',
+                 desired_goal_field: str = 'time_step.observation.desired_goal',
+                 reward_fn: Callable[[Any, Any], Tensor] = l2_dist_close_reward_fn,
+                 terminal_reward: Optional[float] = None) -> None:
+        super().__init__(observation_spec, ())
+        self._relabel = GoalRelabeler('HindsightExperienceTransformer', observation_spec, her_proportion,
+                                      achieved_goal_field, desired_goal_field, reward_fn, terminal_reward)
+        self.goal_fields = self._relabel.observation_fields
+
+    def transform_timestep(self, timestep: TimeStep, state: NestedTensor) -> tuple[TimeStep, NestedTensor]:
+        return timestep, state
+
+    def transform_experience(self, experience: Experience) -> Experience:
+        return self._relabel(experience)
+
+
+def create_data_transformer(data_transformer_ctor: Union[None, TransformerCtor, Sequence[TransformerCtor]],
                             observation_spec: NestedTensorSpec,
                             device: Union[None, str, torch.device] = None) -> DataTransformer:
     """Make the data transformer of a run.
@@ -533,14 +492,9 @@ def create_data_transformer(data_transformer_ctor: Union[None, Callable[..., Dat
         SpecError: a transformer does not fit the observation.
         ValueError: the order of the transformers is wrong.
     """
-    if data_transformer_ctor is None:
-        data_transformer_ctor = []
-    if callable(data_transformer_ctor):
-        transformer = data_transformer_ctor(observation_spec=observation_spec)
-    elif len(data_transformer_ctor) == 0:
-        transformer = IdentityDataTransformer(observation_spec)
-    elif len(data_transformer_ctor) == 1:
-        transformer = data_transformer_ctor[0](observation_spec=observation_spec)
+    ctors = [data_transformer_ctor] if callable(data_transformer_ctor) else list(data_transformer_ctor or ())
+    if len(ctors) > 1:
+        transformer: DataTransformer = SequentialDataTransformer(ctors, observation_spec)
     else:
-        transformer = SequentialDataTransformer(data_transformer_ctor, observation_spec)
+        transformer = (ctors or [IdentityDataTransformer])[0](observation_spec=observation_spec)
     return transformer.to(context.get_default_device() if device is None else device)

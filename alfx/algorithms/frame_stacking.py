@@ -1,13 +1,15 @@
 """Joining observations with those before them: what ``FrameStacker`` computes."""
 from collections.abc import Sequence
+from typing import Optional
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from alfx import nest
+from alfx.algorithms.transformer_checks import check_fields
 from alfx.data_structures import Experience, StepType, TimeStep
-from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, TensorSpec
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 
 
 def stacked_spec(spec: TensorSpec, stack_size: int, axis: int) -> TensorSpec:
@@ -18,6 +20,36 @@ def stacked_spec(spec: TensorSpec, stack_size: int, axis: int) -> TensorSpec:
         return spec.replace(shape=shape)
     bounds = [b if b.ndim == 0 else np.concatenate([b] * stack_size, axis) for b in (spec.minimum, spec.maximum)]
     return spec.replace(shape=shape, minimum=bounds[0], maximum=bounds[1])
+
+
+def plan_stacking(observation_spec: NestedTensorSpec, stack_size: int, stack_axis: int,
+                  fields: Optional[Sequence[str]]) -> tuple[list[str], list[int], NestedTensorSpec, list[TensorSpec]]:
+    """What is stacked, and how; the arguments are those of ``FrameStacker``.
+
+    Returns:
+        tuple:
+        - the paths in the observation; '' for all of it
+        - for each of them, the dimension of an observation along which to stack
+        - the spec of the stacked observation
+        - for each of them, the spec of the ``stack_size - 1`` frames before one, joined
+
+    Raises:
+        SpecError: a field does not exist or has no dimension ``stack_axis``.
+        ValueError: ``stack_size`` is less than 1.
+    """
+    if stack_size < 1:
+        raise ValueError(f'FrameStacker.stack_size: expected at least 1, found {stack_size}')
+    checked = check_fields('FrameStacker', observation_spec, fields)
+    specs = [nest.get_field(observation_spec, field) for field in checked]
+    for field, spec in zip(checked, specs):
+        if not -spec.ndim <= stack_axis < spec.ndim:
+            raise SpecError(f"FrameStacker.stack_axis: {stack_axis} is not a dimension of '{field or 'observation'}', "
+                            f'which is {spec}')
+    axes = [stack_axis % spec.ndim for spec in specs]
+    for field, spec, axis in zip(checked, specs, axes):
+        observation_spec = nest.set_field(observation_spec, field, stacked_spec(spec, stack_size, axis))
+    previous = [stacked_spec(TensorSpec.from_spec(s), stack_size - 1, axis) for s, axis in zip(specs, axes)]
+    return checked, axes, observation_spec, previous
 
 
 def stack_time_step(time_step: TimeStep, steps: Tensor, prev_frames: Sequence[Tensor], fields: Sequence[str],
@@ -35,6 +67,8 @@ def stack_time_step(time_step: TimeStep, steps: Tensor, prev_frames: Sequence[Te
     Returns:
         the observation ``[B, ...]``, and ``steps`` and ``prev_frames`` for the next time step
     """
+    if stack_size == 1:
+        return time_step.observation, steps, list(prev_frames)
     begins = (time_step.step_type == StepType.FIRST) | (steps == 0)
     # On a GPU it is cheaper to select always than to wait for the answer.
     some_begin = begins.device.type != 'cpu' or bool(begins.any())
@@ -86,6 +120,8 @@ def stack_from_replay(experience: Experience, fields: Sequence[str], axes: Seque
     Raises:
         ValueError: ``batch_info`` or ``replay_buffer`` is missing.
     """
+    if stack_size == 1:
+        return experience.time_step.observation
     buffer, info = experience.replay_buffer, experience.batch_info
     if buffer == () or info == ():
         raise ValueError('stacking frames needs experience with batch_info and replay_buffer, see '

@@ -2,8 +2,10 @@
 from collections.abc import Sequence
 from typing import Any, Optional
 
+import torch
+
 from alfx import nest
-from alfx.tensor_specs import NestedTensorSpec, SpecError
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec, SpecError
 
 
 def check_fields(owner: str, observation_spec: NestedTensorSpec, fields: Optional[Sequence[str]]) -> list[str]:
@@ -41,17 +43,38 @@ def _paths(spec: NestedTensorSpec, prefix: str = '') -> list[str]:
     return [prefix + path for path, _ in nest.flatten_with_path(spec)]
 
 
+def check_images(owner: str, observation_spec: NestedTensorSpec, fields: Optional[Sequence[str]], low: float,
+                 high: float) -> tuple[list[str], NestedTensorSpec]:
+    """The paths of images of bytes, and the spec of the observation once they are scaled to ``[low, high]``.
+
+    Raises:
+        SpecError: a field does not exist or is not uint8.
+        ValueError: ``low`` is not less than ``high``.
+    """
+    if not low < high:
+        raise ValueError(f'{owner}: expected min < max, found min={low}, max={high}')
+    checked = check_fields(owner, observation_spec, fields)
+    for field in checked:
+        spec = nest.get_field(observation_spec, field)
+        if spec.dtype != torch.uint8:
+            raise SpecError(f"{owner}: '{field or 'observation'}': expected an image of uint8, found {spec}")
+        observation_spec = nest.set_field(observation_spec, field,
+                                          BoundedTensorSpec(spec.shape, torch.float32, low, high))
+    return checked, observation_spec
+
+
 def check_order(transformers: Sequence[Any]) -> None:
     """Raise unless the data transformers can work in this order.
 
     Raises:
         ValueError: one that must be first is not, one that reads the replay buffer comes after one that changes
-            the data, or a field is stacked twice.
+            the data, a field is stacked twice, or a goal that is relabelled is stacked or relabelled twice.
     """
     names = [type(transformer).__name__ for transformer in transformers]
     where = f'data_transformer_ctor {names}'
     changed_by = None
     stacked: set[str] = set()
+    goals: set[str] = set()
     for position, (name, transformer) in enumerate(zip(names, transformers)):
         if transformer.must_be_first and position > 0:
             raise ValueError(f'{where}: {name} has to come first, as it keeps the time step as it was before any other')
@@ -62,5 +85,12 @@ def check_order(transformers: Sequence[Any]) -> None:
         if twice:
             raise ValueError(f'{where}: {sorted(twice)} would be stacked twice; use one {name} of a larger stack_size')
         stacked |= set(transformer.stacked_fields)
+        twice = goals & set(transformer.goal_fields)
+        if twice:
+            raise ValueError(f'{where}: {sorted(twice)} would get other goals twice; use one {name}')
+        goals |= set(transformer.goal_fields)
+        if goals & stacked:
+            raise ValueError(f'{where}: {sorted(goals & stacked)} cannot be stacked, as goals are compared and '
+                             'replaced as they are stored; stack other fields')
         if transformer.changes_time_steps:
             changed_by = changed_by or name

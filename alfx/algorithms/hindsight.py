@@ -1,0 +1,283 @@
+"""Hindsight: goals that were reached later in an episode take the place of the one it was played for.
+
+The indices and the checks behind ``HindsightExperienceTransformer`` of :mod:`alfx.algorithms.data_transformer`
+(Andrychowicz et al. 2017, arXiv:1707.01495, section 4.5, the strategy 'future').
+"""
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx import nest
+from alfx.data_structures import BatchInfo, Experience, StepType
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError
+
+_log = logging.getLogger(__name__)
+_TIME_STEP_OBSERVATION = 'time_step.observation.'
+_ROUNDING = 8  # units in the last place by which a stored goal may differ from the one the environment computed with
+
+
+def check_goal_fields(owner: str, observation_spec: NestedTensorSpec, achieved_field: str, desired_field: str) -> None:
+    """Raise unless both goals exist and are alike; what is not part of the observation is not known beforehand.
+
+    Raises:
+        SpecError: a field does not exist, or the two differ.
+    """
+    specs = []
+    for argument, field in (('achieved_goal_field', achieved_field), ('desired_goal_field', desired_field)):
+        if not field.startswith(_TIME_STEP_OBSERVATION):
+            continue
+        try:
+            specs.append(nest.get_field(observation_spec, field.removeprefix(_TIME_STEP_OBSERVATION)))
+        except LookupError as error:
+            raise SpecError(f'{owner}.{argument} = {field!r}: {error}') from None
+    if len(specs) == 2:
+        described = [[(path, spec.dtype, tuple(spec.shape)) for path, spec in nest.flatten_with_path(goal)]
+                     for goal in specs]
+        if described[0] != described[1]:
+            raise SpecError(f'{owner}: expected goals of the same shape and type, found {achieved_field} = {specs[0]} '
+                            f'and {desired_field} = {specs[1]}')
+
+
+def first_of_episode(step_type: Tensor) -> Tensor:
+    """Where in its sequence the episode of each step begins to be seen.
+
+    Args:
+        step_type: ``[B, T]``.
+
+    Returns:
+        int64 ``[B, T]``: index of the first step of the sequence that is of the same episode.
+    """
+    begins = step_type == StepType.FIRST
+    begins[:, 1:] |= step_type[:, :-1] == StepType.LAST
+    time = torch.arange(step_type.shape[1], device=step_type.device)
+    return torch.where(begins, time, 0).cummax(dim=1).values
+
+
+def draw_future(first: Tensor, steps_to_end: Tensor, proportion: float) -> tuple[Tensor, Tensor]:
+    """Choose which episodes of a batch get another goal, and how far ahead it was reached.
+
+    All steps of an episode in a sequence share the choice. The goal is reached after the first of them, at each of the
+    later steps of the episode with the same probability; a step that has none after it keeps its goal.
+
+    Args:
+        first: int64 ``[B, T]``, of :func:`first_of_episode`.
+        steps_to_end: int64 ``[B, T]``: how many steps of its episode are stored after the step at ``first``.
+        proportion: probability that an episode is chosen.
+
+    Returns:
+        tuple:
+        - bool ``[B, T]``: the steps that get another goal
+        - int64 ``[B, T]``: how many steps after the one at ``first`` it was reached: 1 to ``steps_to_end``; 0 for
+          steps that keep theirs
+    """
+    draws = torch.rand((2, *first.shape), device=first.device)
+    choice, fraction = draws.gather(2, first.expand(2, -1, -1))
+    chosen = (choice < proportion) & (steps_to_end > 0)
+    ahead = torch.minimum((fraction * steps_to_end).long() + 1, steps_to_end)
+    return chosen, torch.where(chosen, ahead, 0)
+
+
+def replace_goals(chosen: Tensor, new: NestedTensor, old: NestedTensor) -> NestedTensor:
+    """``new`` where ``chosen`` (bool ``[B, T]``), else ``old`` (nests ``[B, T, ...]``); neither is changed."""
+    return nest.map_structure(lambda n, o: torch.where(chosen.view(chosen.shape + (1, ) * (o.ndim - 2)), n, o), new,
+                              old)
+
+
+def ends_at(terminal_reward: float, changed: Tensor, reward: Tensor, old_reward: Tensor, step_type: Tensor,
+            discount: Tensor) -> tuple[Tensor, Tensor]:
+    """Step types and discounts for new goals, where reaching the goal terminates the episode.
+
+    A step at which the new goal is reached becomes LAST with discount 0, as the environment would have given it. One
+    that was terminal because the old goal was reached, and the new one is not, remains LAST with the discount of steps
+    that are not terminal: what would have followed is not known, as at a truncation.
+
+    Args:
+        terminal_reward: the reward for reaching the goal.
+        changed: bool ``[B, T]``: steps whose reward was computed anew.
+        reward: ``[B, T]`` for the new goals.
+        old_reward: ``[B, T]`` as stored.
+        step_type: ``[B, T]``.
+        discount: ``[B, T]``.
+
+    Returns:
+        ``step_type`` and ``discount``.
+    """
+    is_mid = step_type == StepType.MID
+    running = torch.where(is_mid.any(), torch.where(is_mid, discount, 0).amax(), 1.0)
+    reached = changed & _close(reward, terminal_reward)
+    reopened = changed & ~reached & _close(old_reward, terminal_reward) & (discount == 0)
+    discount = torch.where(reached, 0.0, torch.where(reopened, running, discount))
+    return torch.where(reached, StepType.LAST, step_type).to(step_type.dtype), discount
+
+
+def _close(reward: Tensor, expected: Any) -> Tensor:
+    """Bool of the shape of ``reward``; ``expected`` is like it or a number. False for what is not a number."""
+    return (reward - expected).abs() <= 1e-5 + 1e-4 * abs(expected)
+
+
+class RewardCheck:
+    """Compares what the environment gave as rewards with what ``reward_fn`` gives for the stored goals.
+
+    Args:
+        owner: who asks, for errors.
+        reward_fn: ``(achieved, desired) -> [B, T]``.
+        achieved_field: path of the achieved goal, for errors.
+        desired_field: path of the desired goal, for errors.
+        terminal_reward: the reward for reaching a goal that terminates the episode, or None.
+    """
+
+    def __init__(self, owner: str, reward_fn: Callable[[Any, Any], Tensor], achieved_field: str, desired_field: str,
+                 terminal_reward: float | None) -> None:
+        self._owner = owner
+        self._reward_fn = reward_fn
+        self._fields = (achieved_field, desired_field)
+        self._terminal_reward = terminal_reward
+        self._warned = False
+
+    def __call__(self, time_step: Any, achieved: NestedTensor, desired: NestedTensor, batch_info: BatchInfo) -> None:
+        """Check a batch ``[B, T, ...]`` as it was stored. FIRST steps, which nothing led to, have no reward.
+
+        Raises:
+            ValueError: ``reward_fn`` yields something else, or episodes do not end as ``terminal_reward`` says.
+        """
+        stored, counts = time_step.reward, time_step.step_type != StepType.FIRST
+        found = self.rewards(achieved, desired, stored)
+        wrong = ~_close(found, stored)
+        wrong &= counts if stored.ndim == 2 else counts.unsqueeze(-1)
+        if bool(wrong.any()):
+            wrong = wrong & ~self._explained_by_rounding(achieved, desired, stored)
+            if bool(wrong.any()):
+                self._raise(wrong if stored.ndim == 2 else wrong.any(-1), found, achieved, desired, stored, batch_info)
+        self._check_ends(time_step, counts)
+
+    def rewards(self, achieved: NestedTensor, desired: NestedTensor, like: Tensor) -> Tensor:
+        """``reward_fn(achieved, desired)``, of the shape and type of ``like``.
+
+        Raises:
+            ValueError: it is of another shape.
+        """
+        found = self._reward_fn(achieved, desired)
+        if not isinstance(found, Tensor) or found.shape != like.shape:
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(f'{self._owner}.reward_fn: expected a reward {tuple(like.shape)} = [B, T, ...] for goals '
+                             f'[B, T, ...], found {shape}')
+        return found.to(like.dtype)
+
+    def _explained_by_rounding(self, achieved: NestedTensor, desired: NestedTensor, stored: Tensor) -> Tensor:
+        """Where goals a few units in the last place nearer to or farther from each other give the stored reward.
+
+        An environment may compute with more digits than are stored; next to a threshold they decide.
+        """
+        explained = torch.zeros_like(stored, dtype=torch.bool)
+        for direction in (1, -1):
+            explained |= _close(self.rewards(nest.map_structure(
+                lambda a, d, sign=direction: _nudged(a, d, sign), achieved, desired), desired, stored), stored)
+        return explained
+
+    def _raise(self, wrong: Tensor, found: Tensor, achieved: NestedTensor, desired: NestedTensor, stored: Tensor,
+               batch_info: BatchInfo) -> None:
+        row, step = wrong.nonzero()[0].tolist()
+        env_id, position = int(batch_info.env_ids[row]), int(batch_info.positions[row]) + step
+        values = [nest.map_structure(lambda x: x[row, step].tolist(), goal) for goal in (achieved, desired)]
+        name = getattr(self._reward_fn, '__name__', repr(self._reward_fn))
+        raise ValueError(
+            f'{self._owner}.reward_fn: {name} does not give the rewards of the environment: expected '
+            f'{stored[row, step].tolist()}, as stored, found {found[row, step].tolist()} for '
+            f'{self._fields[0]} = {values[0]} and {self._fields[1]} = {values[1]} (environment {env_id}, position '
+            f'{position}; {int(wrong.sum())} of {wrong.numel()} steps of the batch disagree). Give the function that '
+            'the environment computes rewards with, and scale or shape rewards by transformers that come later')
+
+    def _check_ends(self, time_step: Any, counts: Tensor) -> None:
+        terminated = (time_step.discount == 0) & counts
+        if self._terminal_reward is None:
+            if not self._warned and time_step.reward.ndim == 2 and bool(
+                    (terminated & (time_step.reward > time_step.reward.amin())).any()):
+                self._warned = True
+                _log.warning('%s: there are episodes that terminate with a reward of %g. If they do because the goal '
+                             'is reached, give it as terminal_reward, so that goals given in hindsight end episodes '
+                             'as well', self._owner, float(time_step.reward[terminated].amax()))
+            return
+        if time_step.reward.ndim != 2:
+            raise ValueError(f'{self._owner}.terminal_reward: expected None for a reward of several dimensions, found '
+                             f'{self._terminal_reward}')
+        reached = _close(time_step.reward, self._terminal_reward) & counts
+        if bool((reached & ~terminated).any()):
+            raise ValueError(f'{self._owner}.terminal_reward = {self._terminal_reward}: expected every step with this '
+                             'reward to terminate its episode, found one with the discount '
+                             f'{float(time_step.discount[reached & ~terminated][0])}; leave terminal_reward out if '
+                             'episodes go on where the goal is reached')
+
+
+def _nudged(achieved: Tensor, desired: Tensor, direction: int) -> Tensor:
+    if not achieved.is_floating_point():
+        return achieved
+    step = torch.finfo(achieved.dtype).eps * _ROUNDING * torch.maximum(achieved.abs(), desired.abs())
+    return achieved + direction * step * (achieved - desired).sign()
+
+
+class GoalRelabeler:
+    """Gives sampled experience goals that were reached later; see ``HindsightExperienceTransformer``.
+
+    Args:
+        owner: who asks, for errors.
+        observation_spec: nest of specs of the observation.
+        proportion: probability that an episode of a sequence gets another goal.
+        achieved_field: path of the achieved goal in the experience.
+        desired_field: path of the desired goal in the experience.
+        reward_fn: ``(achieved, desired) -> [B, T]``.
+        terminal_reward: the reward for reaching a goal that terminates the episode, or None.
+
+    Raises:
+        SpecError: the goals do not exist or differ from each other.
+        ValueError: ``proportion`` is not a probability.
+    """
+
+    def __init__(self, owner: str, observation_spec: NestedTensorSpec, proportion: float, achieved_field: str,
+                 desired_field: str, reward_fn: Callable[[Any, Any], Tensor], terminal_reward: float | None) -> None:
+        if not 0 <= proportion <= 1:
+            raise ValueError(f'{owner}.her_proportion: expected a number from 0 to 1, found {proportion}')
+        check_goal_fields(owner, observation_spec, achieved_field, desired_field)
+        self._owner = owner
+        self._proportion = proportion
+        self._achieved_field, self._desired_field = achieved_field, desired_field
+        self._terminal_reward = terminal_reward
+        self._check = RewardCheck(owner, reward_fn, achieved_field, desired_field, terminal_reward)
+
+    @property
+    def observation_fields(self) -> list[str]:
+        """Paths in the observation of the goals that are part of it."""
+        return [field.removeprefix(_TIME_STEP_OBSERVATION) for field in (self._achieved_field, self._desired_field)
+                if field.startswith(_TIME_STEP_OBSERVATION)]
+
+    def __call__(self, experience: Experience) -> Experience:
+        """The relabelled copy of a batch ``[B, T, ...]`` from the replay buffer.
+
+        Raises:
+            ValueError: it does not come with ``batch_info`` and ``replay_buffer``, or the stored rewards are not those
+                of ``reward_fn``.
+        """
+        buffer, info, time_step = experience.replay_buffer, experience.batch_info, experience.time_step
+        if buffer == () or info == ():
+            raise ValueError(f'{self._owner} needs experience with batch_info and replay_buffer, see '
+                             'data_structures.add_batch_info')
+        achieved = nest.get_field(experience, self._achieved_field)
+        desired = nest.get_field(experience, self._desired_field)
+        self._check(time_step, achieved, desired, info)
+        first = first_of_episode(time_step.step_type)
+        env_ids = info.env_ids.unsqueeze(1).expand_as(first)
+        positions = info.positions.unsqueeze(1) + first
+        chosen, ahead = draw_future(first, buffer.steps_to_episode_end(positions, env_ids), self._proportion)
+        goals = buffer.get_field(self._achieved_field, env_ids, positions + ahead)
+        desired = replace_goals(chosen, goals, desired)
+        changed = chosen & (time_step.step_type != StepType.FIRST)
+        reward = self._check.rewards(achieved, desired, time_step.reward)
+        reward = replace_goals(changed, reward, time_step.reward)
+        if self._terminal_reward is not None:
+            step_type, discount = ends_at(self._terminal_reward, changed, reward, time_step.reward,
+                                          time_step.step_type, time_step.discount)
+            time_step = time_step._replace(step_type=step_type, discount=discount)
+        experience = experience._replace(time_step=time_step._replace(reward=reward))
+        return nest.set_field(experience, self._desired_field, desired)

@@ -1,0 +1,75 @@
+"""The running statistics of data transformers; for :mod:`alfx.algorithms.data_transformer`."""
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from alfx import context, nest
+from alfx.algorithms.transformer_checks import check_fields
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec, TensorSpec
+from alfx.utils.normalizers import AdaptiveNormalizer, EMNormalizer, Normalizer, WindowNormalizer
+
+_UPDATE_MODES = {'replay': context.is_replay, 'rollout': context.is_rollout, 'pretrain': context.is_pretrain}
+
+
+def update_condition(owner: str, update_mode: str, choices: Sequence[str] = tuple(_UPDATE_MODES)) -> Callable[[], bool]:
+    """The function that tells whether the process is in the run mode ``update_mode``.
+
+    Raises:
+        ValueError: it is not one of ``choices``.
+    """
+    if update_mode not in choices:
+        raise ValueError(f'{owner}.update_mode: expected one of {list(choices)}, found {update_mode!r}')
+    return _UPDATE_MODES[update_mode]
+
+
+def plan_normalizing(owner: str, observation_spec: NestedTensorSpec, fields: Sequence[str] | None,
+                     clipping: float) -> tuple[list[str], list[TensorSpec], NestedTensorSpec]:
+    """What ``ObservationNormalizer`` normalizes.
+
+    Args:
+        owner: who asks, for errors.
+        observation_spec: nest of specs.
+        fields: paths in it; None for everything.
+        clipping: if above 0, the largest absolute value of a result.
+
+    Returns:
+        the paths, the spec of the statistics of each of them, and the spec of the normalized observation
+
+    Raises:
+        SpecError: a field does not exist.
+    """
+    if fields is None:
+        paths = [path for path, _ in nest.flatten_with_path(observation_spec)]
+    else:
+        paths = check_fields(owner, observation_spec, fields)
+    specs = [TensorSpec(nest.get_field(observation_spec, path).shape) for path in paths]
+    for path, spec in zip(paths, specs):
+        new = spec if clipping <= 0 else BoundedTensorSpec(spec.shape, spec.dtype, -clipping, clipping)
+        observation_spec = nest.set_field(observation_spec, path, new)
+    return paths, specs, observation_spec
+
+
+def make_normalizer(owner: str, mode: str, specs: NestedTensorSpec, zero_mean: bool, speed: float, window_size: int,
+                    update_rate: float) -> Normalizer:
+    """The normalizer of observations that ``mode`` names; it updates its statistics only when it is told to.
+
+    Raises:
+        ValueError: ``mode`` is not 'adaptive', 'window' or 'em'.
+    """
+    common: dict[str, Any] = dict(auto_update=False, zero_mean=zero_mean, name='observations')
+    normalizers: dict[str, Callable[[], Normalizer]] = {
+        'adaptive': lambda: AdaptiveNormalizer(specs, speed=speed, **common),
+        'window': lambda: WindowNormalizer(specs, window_size=window_size, **common),
+        'em': lambda: EMNormalizer(specs, update_rate=update_rate, **common),
+    }
+    if mode not in normalizers:
+        raise ValueError(f'{owner}.mode: expected one of {sorted(normalizers)}, found {mode!r}')
+    return normalizers[mode]()
+
+
+def make_reward_normalizer() -> Normalizer:
+    """One for the reward spec of the run; for scalars outside of a run."""
+    try:
+        spec = context.get_reward_spec()
+    except RuntimeError:
+        spec = TensorSpec(())
+    return AdaptiveNormalizer(spec, auto_update=False, name='rewards')
