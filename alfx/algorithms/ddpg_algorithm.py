@@ -1,0 +1,362 @@
+"""Deep deterministic policy gradient (Lillicrap et al. 2015, arXiv:1509.02971).
+
+Differs from the paper: there may be several critics, of which the smallest value counts (as in TD3); rewards may be
+vectors; the gradient of the value with respect to the action may be clipped and actions be penalised (as in
+Andrychowicz et al. 2017, arXiv:1707.01495); exploration noise is in units of half the range of the actions. What
+twin-delayed DDPG changes is in :mod:`alfx.algorithms.td3_algorithm`; both explore with
+:mod:`alfx.algorithms.exploration_noise`.
+"""
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alfx import nest
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.exploration_noise import ActionBounds, OrnsteinUhlenbeckNoise, choose
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.algorithms.one_step_loss import OneStepTDLoss
+from alfx.data_structures import AlgStep, BatchInfo, LossInfo, StepType, TimeStep, namedtuple
+from alfx.gin_utils import ConfError, check_value, configurable
+from alfx.gin_utils.checks import problem_at
+from alfx.networks.actor_networks import ActorNetwork
+from alfx.networks.critic_networks import CriticNetwork
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils.schedulers import as_scheduler
+from alfx.utils.target_updater import TargetUpdater
+
+DdpgCriticState = namedtuple('DdpgCriticState', ['critics', 'target_actor', 'target_critics'], default_value=())
+"""States of the critics for the actions taken, of the target actor, and of the target critics for its actions."""
+
+DdpgActorState = namedtuple('DdpgActorState', ['actor', 'critics'], default_value=())
+"""States of the actor, and of the critics for its actions."""
+
+DdpgState = namedtuple('DdpgState', ['actor', 'critics', 'noise'], default_value=())
+"""A ``DdpgActorState``, a ``DdpgCriticState`` and, during the rollout, the state of the exploration noise."""
+
+DdpgCriticInfo = namedtuple('DdpgCriticInfo', ['q_values', 'target_q_values'], default_value=())
+"""``q_values``: ``[B, n]`` or ``[B, n, K]``; ``target_q_values``: ``[B]`` or ``[B, K]``."""
+
+DdpgInfo = namedtuple('DdpgInfo', ['reward', 'step_type', 'discount', 'action', 'action_distribution', 'actor_loss',
+                                   'critic', 'discounted_return'], default_value=())
+"""What the steps yield, ``[B, ...]`` each; what is not needed is ``()``.
+
+``action`` is the action taken, ``action_distribution`` that of the policy without noise. ``discounted_return`` is
+there if the replay buffer gives it.
+"""
+
+DdpgLossInfo = namedtuple('DdpgLossInfo', ['actor', 'critic'], default_value=())
+"""The parts of the loss."""
+
+_OU_STDDEV, _OU_DAMPING = 0.2, 0.15  # the noise of the paper, section 7
+
+
+@configurable
+class DdpgAlgorithm(OffPolicyAlgorithm):
+    """A deterministic policy, trained along the gradient of its critic with respect to the action.
+
+    In an iteration noise is added to the actions of the rollout; see ``ou_stddev`` and ``rollout_random_action``. The
+    training state is ``DdpgState(actor, critics)``, the rollout state has the state of the ``noise`` as well.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: nest of ``BoundedTensorSpec`` of continuous actions with finite bounds.
+        reward_spec: of rank 0, or of rank 1 for K rewards; the critics then have K values.
+        actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; makes the network of the policy.
+        critic_network_ctor: called as ``(input_tensor_spec=(observation_spec, action_spec))``, with K rewards also
+            ``output_tensor_spec=``; makes one critic.
+        reward_weights: K weights of the values of the rewards in the policy's objective; ``None``: all are 1.
+        epsilon_greedy: in evaluation, the chance of adding the exploration noise of a first step to an action;
+            ``None``: ``config.epsilon_greedy``, or 0 without a config.
+        calculate_priority: calculate priorities for prioritised replay: the root of the mean squared TD error of a
+            sequence (of its mean critic loss, where that is another one).
+        env: batched environment, for the root algorithm.
+        config: configuration, for the root algorithm.
+        ou_stddev: standard deviation of what is added to the Ornstein-Uhlenbeck noise at each step, in units of half
+            the range of the action. The state of the noise is kept for each environment and begins with 0 in every
+            episode.
+        ou_damping: share of that noise that is lost at each step, in [0, 1].
+        critic_loss_ctor: called as ``(debug_summaries=, name=)``, once a critic; makes its loss. ``None``:
+            ``OneStepTDLoss``.
+        num_critic_replicas: number n of critics; the smallest of their values counts.
+        target_update_tau: how far the target networks move in an update, in (0, 1].
+        target_update_period: training updates for each update of the target networks.
+        rollout_random_action: probability of taking a uniformly random action in the rollout, a number or a schedule.
+        dqda_clipping: clip the gradient of the value with respect to each element of the action to
+            ``[-dqda_clipping, dqda_clipping]``; ``None`` and 0: it is not clipped.
+        action_l2: weight of the squared norm of the action in the loss of the policy.
+        actor_optimizer: owns the parameters of the actor.
+        critic_optimizer: owns the parameters of the critics.
+        checkpoint: as in ``Algorithm``.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+        train_actor_on_last_step: train the policy at the last step of each sequence too, at which the critics are not
+            trained, as they have nothing to bootstrap from there.
+        exploration_noise_ctor: called with ``action_spec``; makes other exploration noise, such as
+            :class:`~alfx.algorithms.exploration_noise.GaussianNoise`. ``None``: Ornstein-Uhlenbeck noise.
+
+    Raises:
+        ConfError: a number is out of range, or ``exploration_noise_ctor`` is given together with ``ou_stddev`` or
+            ``ou_damping``.
+        SpecError: an action is discrete, or has no finite bounds.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()), actor_network_ctor: Callable[..., Any] = ActorNetwork,
+                 critic_network_ctor: Callable[..., Any] = CriticNetwork, reward_weights: list[float] | None = None,
+                 epsilon_greedy: float | None = None, calculate_priority: bool = False, env: Any = None,
+                 config: TrainerConfig | None = None, ou_stddev: float = _OU_STDDEV,
+                 ou_damping: float = _OU_DAMPING, critic_loss_ctor: Callable[..., Any] | None = None,
+                 num_critic_replicas: int = 1,
+                 target_update_tau: float = 0.05, target_update_period: int = 1,
+                 rollout_random_action: float | Callable[[], float] = 0.0, dqda_clipping: float | None = None,
+                 action_l2: float = 0.0, actor_optimizer: Any = None, critic_optimizer: Any = None,
+                 checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'DdpgAlgorithm',
+                 train_actor_on_last_step: bool = True,
+                 exploration_noise_ctor: Callable[[NestedTensorSpec], Any] | None = None):
+        owner = type(self).__name__
+        check_value(owner, 'num_critic_replicas', num_critic_replicas, int, minimum=1)
+        check_value(owner, 'rollout_random_action', rollout_random_action,
+                    (float, callable), minimum=0, maximum=1)  # type: ignore[arg-type]
+        check_value(owner, 'dqda_clipping', dqda_clipping, float, minimum=0, optional=True)
+        check_value(owner, 'action_l2', action_l2, float, minimum=0)
+        bounds = ActionBounds(action_spec, owner)
+        if exploration_noise_ctor is None:
+            exploration_noise_ctor = partial(OrnsteinUhlenbeckNoise, stddev=ou_stddev, damping=ou_damping)
+        elif (ou_stddev, ou_damping) != (_OU_STDDEV, _OU_DAMPING):
+            raise ConfError([problem_at(owner, 'exploration_noise_ctor', 'replaces the Ornstein-Uhlenbeck noise, but '
+                                        'its ou_stddev or ou_damping is set too', 'leave out one or the other')])
+        exploration = exploration_noise_ctor(action_spec)
+        actor = actor_network_ctor(input_tensor_spec=observation_spec, action_spec=action_spec)
+        values = {'output_tensor_spec': TensorSpec(reward_spec.shape)} if reward_spec.ndim else {}
+        critic = critic_network_ctor(input_tensor_spec=(observation_spec, action_spec), **values)
+        critics = critic.make_parallel(num_critic_replicas)
+        train_state_spec = DdpgState(actor=DdpgActorState(actor=actor.state_spec, critics=critics.state_spec),
+                                     critics=DdpgCriticState(critics=critics.state_spec, target_actor=actor.state_spec,
+                                                             target_critics=critics.state_spec))
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                         train_state_spec=train_state_spec,
+                         rollout_state_spec=train_state_spec._replace(noise=exploration.state_spec),
+                         predict_state_spec=actor.state_spec, reward_weights=reward_weights, env=env, config=config,
+                         checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
+        self._actor_network = actor
+        self._critic_networks = critics
+        self._target_actor_network = actor.copy(name='target_' + actor.name)
+        self._target_critic_networks = critics.copy(name='target_' + critics.name)
+        self._update_target = TargetUpdater([actor, critics], [self._target_actor_network,
+                                                               self._target_critic_networks],
+                                            tau=target_update_tau, period=target_update_period)
+        for optimizer, network in ((actor_optimizer, actor), (critic_optimizer, critics)):
+            if optimizer is not None:
+                self.add_optimizer(optimizer, [network])
+        make_loss = OneStepTDLoss if critic_loss_ctor is None else critic_loss_ctor
+        self._critic_losses = nn.ModuleList([
+            make_loss(debug_summaries=debug_summaries, name=f'{name}/critic_loss_{i}')
+            for i in range(num_critic_replicas)])
+        if epsilon_greedy is None:
+            epsilon_greedy = config.epsilon_greedy if config is not None else 0.0
+        self._bounds = bounds
+        self._exploration = exploration
+        self._epsilon_greedy = epsilon_greedy
+        self._calculate_priority = calculate_priority
+        self._rollout_random_action = as_scheduler(rollout_random_action)
+        self._dqda_clipping = dqda_clipping or None
+        self._action_l2 = action_l2
+        self._train_actor_on_last_step = train_actor_on_last_step
+        self._is_recurrent = bool(nest.flatten(train_state_spec))
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        """The target networks."""
+        return ['_target_actor_network', '_target_critic_networks']
+
+    def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
+        """The state of the actor."""
+        return state.actor.actor
+
+    # Acting ----------------------------------------------------------------------------------------------------
+
+    def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """The action of the policy ``[B, ...]``; with probability ``epsilon_greedy`` noise is added to it."""
+        action, state = self._actor_network(inputs.observation, state)
+        output = action
+        if self._epsilon_greedy > 0:
+            output = choose(self._epsilon_greedy, self._exploration.first_step(action), action)
+        return AlgStep(output, state, DdpgInfo(action=output, action_distribution=action))
+
+    def rollout_step(self, inputs: TimeStep, state: Any = None) -> AlgStep:
+        """The action of the policy with exploration noise, or a random one, ``[B, ...]``."""
+        state = state or self.get_initial_rollout_state(inputs.step_type.shape[0])
+        action, actor_state = self._actor_network(inputs.observation, state.actor.actor)
+        taken, noise_state = self._exploration(action, state.noise)
+        probability = self._random_action_probability()
+        if probability > 0:
+            taken = choose(probability, self._bounds.sample_like(action), taken)
+        new_state = DdpgState(state.actor._replace(actor=actor_state), state.critics, noise_state)
+        if self._is_recurrent and self.need_full_rollout_state():
+            new_state = self._with_critic_states(new_state, inputs.observation, action, taken)
+        return AlgStep(taken, new_state, DdpgInfo(action=taken))
+
+    def _random_action_probability(self) -> float:
+        """The probability of a random action in this step of the rollout."""
+        return self._rollout_random_action()
+
+    def _with_critic_states(self, state: Any, observation: NestedTensor, action: NestedTensor,
+                            taken: NestedTensor) -> Any:
+        """``state`` with the states that only training needs one step further."""
+        _, actor_critics = self._critic_networks((observation, action), state.actor.critics)
+        _, critics = self._critic_networks((observation, taken), state.critics.critics)
+        _, target_actor, target_critics = self._target_values(observation, state.critics)
+        return state._replace(actor=state.actor._replace(critics=actor_critics),
+                              critics=DdpgCriticState(critics, target_actor, target_critics))
+
+    # Training --------------------------------------------------------------------------------------------------
+
+    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
+                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
+        """Hand on the discounted returns ``[B, T]`` of the replay buffer, where it keeps them."""
+        if isinstance(batch_info.discounted_return, Tensor):
+            rollout_info = rollout_info._replace(discounted_return=batch_info.discounted_return)
+        return root_inputs, rollout_info
+
+    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """Values of the action taken, values to bootstrap from, and the loss of the policy."""
+        observation = inputs.observation
+        q_values, critics = self._critic_networks((observation, rollout_info.action), state.critics.critics)
+        target_q_values, target_actor, target_critics = self._target_values(observation, state.critics)
+        actor_state = state.actor
+        action: Any = ()
+        actor_loss: Any = ()
+        if self._is_actor_trained():
+            action, actor_loss, actor_state = self._actor_step(observation, state.actor)
+        new_state = DdpgState(actor_state, DdpgCriticState(critics, target_actor, target_critics))
+        return AlgStep(action, new_state, self._info(inputs, rollout_info, action, actor_loss, q_values,
+                                                     target_q_values))
+
+    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """:meth:`train_step` for ``[T, B, ...]``, without what no loss reads.
+
+        The critics are not needed at the last step, nor their targets at the first one.
+        """
+        length, batch = inputs.step_type.shape
+        if length == 1:
+            return super().train_sequence(inputs, state, rollout_info)
+        observation, action, critic_state = _steps(
+            (inputs.observation, rollout_info.action, state.critics.critics), 0, length - 1)
+        q_values, _ = self._critic_networks((observation, action), critic_state)
+        q_values = _with_zeros(q_values, batch, after=True)
+        target_q_values, _, _ = self._target_values(*_steps((inputs.observation, state.critics), 1, length))
+        target_q_values = _with_zeros(target_q_values, batch, after=False)
+        actor_loss: Any = ()
+        action = ()
+        if self._is_actor_trained():
+            if self._train_actor_on_last_step:
+                observation = _steps(inputs.observation, 0, length)
+            steps = length if self._train_actor_on_last_step else length - 1
+            action, actor_loss, _ = self._actor_step(observation, _steps(state.actor, 0, steps))
+            action, actor_loss = nest.map_structure(
+                lambda x: x.reshape(steps, batch, *x.shape[1:]) if steps == length else
+                _with_zeros(x, batch, after=True), (action, actor_loss))
+        return AlgStep(action, (), self._info(inputs, rollout_info, action, actor_loss, q_values, target_q_values))
+
+    def _info(self, inputs: TimeStep, rollout_info: Any, action: NestedTensor, actor_loss: NestedTensor,
+              q_values: Tensor, target_q_values: Tensor) -> Any:
+        return DdpgInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
+                        action=rollout_info.action, action_distribution=action, actor_loss=actor_loss,
+                        critic=DdpgCriticInfo(q_values, target_q_values),
+                        discounted_return=rollout_info.discounted_return)
+
+    @torch.no_grad()
+    def _target_values(self, observation: NestedTensor, state: Any) -> tuple[Tensor, NestedTensor, NestedTensor]:
+        """Values ``[B]`` or ``[B, K]`` to bootstrap from, and the states of target actor and target critics."""
+        action, actor_state = self._target_actor_network(observation, state.target_actor)
+        q_values, critics_state = self._target_critic_networks((observation, self._target_action(action)),
+                                                               state.target_critics)
+        return self._smallest(q_values), actor_state, critics_state
+
+    def _target_action(self, action: NestedTensor) -> NestedTensor:
+        """The action to bootstrap from, given that of the target actor."""
+        return action
+
+    def _smallest(self, q_values: Tensor) -> Tensor:
+        """``[B, n]`` to ``[B]``, or ``[B, n, K]`` to ``[B, K]``: of a reward of negative weight the largest value."""
+        if q_values.shape[1] == 1:
+            return q_values[:, 0]
+        if q_values.ndim == 2:
+            return q_values.min(dim=1).values
+        assert self._reward_weights is not None
+        sign = torch.where(self._reward_weights < 0, -1.0, 1.0)
+        return (q_values * sign).min(dim=1).values * sign
+
+    def _is_actor_trained(self) -> bool:
+        """Whether the next update trains the actor."""
+        return True
+
+    def _actor_step(self, observation: NestedTensor, state: Any) -> tuple[NestedTensor, Tensor, Any]:
+        """The action of the policy ``[B, ...]``, its loss ``[B]``, and the next ``DdpgActorState``.
+
+        The gradient of the loss with respect to the action is minus that of the value, dQ/da (clipped), plus that of
+        ``action_l2 * |a|^2``. The critics get no gradient.
+        """
+        action, actor_state = self._actor_network(observation, state.actor)
+        leaf = nest.map_structure(lambda a: a.detach().requires_grad_(), action)
+        q_values, critics_state = self._critic_networks((observation, leaf), state.critics)
+        gradients = torch.autograd.grad(self._objective(q_values).sum(), nest.flatten(leaf))
+        loss: Any = 0.0
+        for dqda, a in zip(gradients, nest.flatten(action)):
+            if self._dqda_clipping is not None:
+                dqda = dqda.clamp(-self._dqda_clipping, self._dqda_clipping)
+            loss = loss - (dqda * a).reshape(a.shape[0], -1).sum(1)
+            if self._action_l2 > 0:
+                loss = loss + self._action_l2 * a.square().reshape(a.shape[0], -1).sum(1)
+        return action, loss, DdpgActorState(actor_state, nest.map_structure(torch.Tensor.detach, critics_state))
+
+    def _objective(self, q_values: Tensor) -> Tensor:
+        """What the policy maximises, ``[B]``, given ``q_values`` ``[B, n]`` or ``[B, n, K]``."""
+        return self._smallest(self._weighted(q_values))
+
+    def _weighted(self, q_values: Tensor) -> Tensor:
+        """``[B, n]``: the weighted sum of the values of K rewards, if there are several."""
+        if q_values.ndim == 2:
+            return q_values
+        assert self._reward_weights is not None
+        return (q_values * self._reward_weights).sum(-1)
+
+    # Losses ----------------------------------------------------------------------------------------------------
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The loss of the policy plus that of each critic, ``[T, B]``."""
+        critic_loss: Any = 0.0
+        for i, loss in enumerate(self._critic_losses):
+            critic_loss = critic_loss + loss(info, info.critic.q_values[:, :, i], info.critic.target_q_values).loss
+        total, actor_loss = critic_loss, info.actor_loss
+        if isinstance(actor_loss, Tensor):
+            if not self._train_actor_on_last_step:
+                actor_loss = torch.cat([actor_loss[:-1], torch.zeros_like(actor_loss[-1:])])
+            total = total + actor_loss
+        priority = self._priority(critic_loss, info) if self._calculate_priority else ()
+        return LossInfo(loss=total, priority=priority, extra=DdpgLossInfo(actor=actor_loss, critic=critic_loss))
+
+    def _priority(self, critic_loss: Tensor, info: Any) -> Tensor:
+        """``[B]``: the root of the mean loss of a critic at the steps that have a successor."""
+        count = (info.step_type[:-1] != StepType.LAST).sum(0).clamp(min=1) * len(self._critic_losses)
+        return (critic_loss.detach().sum(0) / count).sqrt()
+
+    def after_update(self, root_inputs: TimeStep, info: Any) -> None:
+        """Move the target networks."""
+        self._update_target()
+
+
+def _steps(nested: NestedTensor, start: int, stop: int) -> Any:
+    """Steps ``start`` to ``stop`` of ``[T, B, ...]`` as one batch ``[(stop - start) * B, ...]``."""
+    if stop == start + 1:
+        return nest.map_structure(lambda x: x[start], nested)
+    return nest.map_structure(lambda x: x[start:stop].reshape(-1, *x.shape[2:]), nested)
+
+
+def _with_zeros(x: Tensor, batch: int, after: bool) -> Tensor:
+    """``[(T - 1) * B, ...]`` to ``[T, B, ...]``, with zeros for the last step (``after``) or the first one."""
+    rows = x.reshape(-1, batch, *x.shape[1:])
+    zeros = torch.zeros_like(rows[:1])
+    return torch.cat([rows, zeros] if after else [zeros, rows])
