@@ -1,0 +1,446 @@
+"""Q-learning with a network: DQN, double DQN and, through its options, Rainbow.
+
+DQN is of Mnih et al. 2013 (arXiv:1312.5602) and 2015 (Nature 518), double DQN of van Hasselt et al. 2016
+(arXiv:1509.06461), Rainbow of Hessel et al. 2018 (arXiv:1710.02298). What differs from the papers:
+
+- With several critics the least of their values is taken, for acting and in targets, as in TD3 (Fujimoto et al. 2018,
+  arXiv:1802.09477); ``num_critic_replicas = 1`` is the DQN of the papers.
+- Every step of a sampled sequence is trained on, each towards the return up to the end of the sequence if the loss has
+  multi-step targets; ``train_first_step_only`` is the n-step target of Rainbow, with n = ``mini_batch_length - 1``.
+- The loss is the mean over all T steps of a sequence although the last one has none: a factor of ``(T - 1) / T``.
+
+Rainbow is a conf of: ``target_net_target_action = False`` (double), ``QNetwork.dueling``, ``QNetwork.noisy`` with
+``rollout_epsilon_greedy = 0``, ``num_atoms``, ``calculate_priority`` with ``TrainerConfig.priority_replay``, and
+``train_first_step_only`` with ``TrainerConfig.mini_batch_length``. Read next:
+:mod:`alfx.algorithms.categorical_td_loss`.
+"""
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alfx import context, nest
+from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.algorithms.one_step_loss import OneStepTDLoss
+from alfx.algorithms.td_loss import TDLoss
+from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
+from alfx.gin_utils import configurable
+from alfx.networks.q_networks import QNetwork
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils.schedulers import as_scheduler
+from alfx.utils.target_updater import TargetUpdater
+
+DqnState = namedtuple('DqnState', ['critic', 'target_critic'], default_value=())
+"""The states of the critics and the target critics, ``()`` without memory."""
+
+DqnInfo = namedtuple('DqnInfo', ['reward', 'step_type', 'discount', 'action', 'critic', 'target_critic', 'q_values'],
+                     default_value=())
+"""What the steps yield, ``[B, ...]`` each; what is not needed is ``()``.
+
+``critic`` are the values of the action that was taken, ``[B, n]``, ``[B, n, K]`` for K rewards, or log-probabilities
+``[B, n, N]`` of N atoms. ``target_critic`` is the value to bootstrap from, the same without n (probabilities of the
+atoms). ``q_values`` ``[B, A]``, in evaluation, is what the action was chosen by.
+"""
+
+DqnLossInfo = namedtuple('DqnLossInfo', ['critic'], default_value=())
+
+
+@configurable
+class DqnAlgorithm(OffPolicyAlgorithm):
+    """Deep Q-learning for one discrete action.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: one scalar discrete ``BoundedTensorSpec``, possibly alone in a nest; any ``minimum``.
+        reward_spec: of rank 0, or of rank 1 for K rewards, each of which gets critics of its own. An action is chosen
+            by the sum of its values weighted by ``reward_weights``.
+        q_network_cls: called as ``(input_tensor_spec=, action_spec=)``, with ``num_atoms=`` as well if that is given.
+        q_optimizer: owns the parameters of the critics; ``None``: the optimizer of an enclosing algorithm does.
+        rollout_epsilon_greedy: the chance of a uniformly random action in the rollout, a number or a scheduler.
+        target_net_target_action: the action whose value is bootstrapped from is the best one of the target network
+            (DQN) or, if False, of the network that is trained (double DQN).
+        num_critic_replicas: the number n of critics, of which the least value counts.
+        env: batched environment, for the root algorithm.
+        config: configuration, for the root algorithm.
+        critic_loss_ctor: called as ``(debug_summaries=, name=)``, with ``v_min=`` and ``v_max=`` as well if
+            ``num_atoms`` is given; makes the loss of a critic. ``None``: ``OneStepTDLoss``, or ``CategoricalTDLoss``
+            for distributions.
+        checkpoint: as in ``Algorithm``.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+        target_update_tau: how far an update moves the target critics, in (0, 1].
+        target_update_period: updates between two updates of the target critics.
+        num_atoms: learn a distribution over so many values from ``v_min`` to ``v_max`` (C51) instead of its mean.
+        v_min: the least return that the atoms represent.
+        v_max: the largest.
+        calculate_priority: yield priorities for prioritised replay: the absolute errors of a sequence, averaged, or
+            the divergences of its distributions.
+        train_first_step_only: train only on the first step of each sequence; the others serve its target.
+        random_initial_collection: act at random during ``TrainerConfig.initial_collect_steps``.
+        epsilon_greedy: the chance of a random action in evaluation; ``None``: ``config.epsilon_greedy``, or 0 without
+            a config.
+        reward_weights: K weights of the rewards; ``None``: all are 1.
+
+    Raises:
+        ValueError: the action is not a single discrete one, the networks do not fit it, or a number is out of range.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()), q_network_cls: Callable[..., Any] = QNetwork,
+                 q_optimizer: Any = None, rollout_epsilon_greedy: float | Callable[[], float] = 0.1,
+                 target_net_target_action: bool = True, num_critic_replicas: int = 2, env: Any = None,
+                 config: TrainerConfig | None = None, critic_loss_ctor: Callable[..., Any] | None = None,
+                 checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'DqnAlgorithm',
+                 target_update_tau: float = 0.05, target_update_period: int = 1, num_atoms: int | None = None,
+                 v_min: float | None = None, v_max: float | None = None, calculate_priority: bool = False,
+                 train_first_step_only: bool = False, random_initial_collection: bool = True,
+                 epsilon_greedy: float | None = None, reward_weights: list[float] | None = None):
+        action = _single_action(action_spec, name)
+        if num_critic_replicas < 1:
+            raise ValueError(f'{name}.num_critic_replicas: expected at least 1, found {num_critic_replicas}')
+        if epsilon_greedy is None:
+            epsilon_greedy = config.epsilon_greedy if config is not None else 0.0
+        for what, value in (('rollout_epsilon_greedy', rollout_epsilon_greedy), ('epsilon_greedy', epsilon_greedy)):
+            if not callable(value) and not 0.0 <= value <= 1.0:
+                raise ValueError(f'{name}.{what}: expected a probability in [0, 1], found {value}')
+        if config is not None and config.mini_batch_length == 1:
+            raise ValueError(f'{name}: TrainerConfig.mini_batch_length is 1, but a target needs the step that follows; '
+                             'set it to 2 for one-step targets')
+        atoms = _make_atoms(num_atoms, v_min, v_max, reward_spec, name)
+        critics = _make_critics(q_network_cls, observation_spec, action, num_critic_replicas * reward_spec.numel,
+                                num_atoms, name)
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                         predict_state_spec=critics.state_spec, reward_weights=reward_weights,
+                         train_state_spec=DqnState(critics.state_spec, critics.state_spec), env=env, config=config,
+                         checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
+        self._critic_networks = critics
+        self._target_critic_networks = critics.copy(name='target_' + critics.name)
+        self._update_target = TargetUpdater(critics, self._target_critic_networks, tau=target_update_tau,
+                                            period=target_update_period)
+        if q_optimizer is not None:
+            self.add_optimizer(q_optimizer, [critics])
+        self._critic_losses: Any = nn.ModuleList(_make_losses(
+            critic_loss_ctor, num_critic_replicas, {} if num_atoms is None else {'v_min': v_min, 'v_max': v_max},
+            debug_summaries))
+        self._atoms: Tensor | None
+        self.register_buffer('_atoms', atoms, persistent=False)
+        self._num_replicas = num_critic_replicas
+        self._single_critic = num_critic_replicas * reward_spec.numel == 1
+        self._num_rewards = reward_spec.numel if reward_spec.ndim else None
+        self._num_actions = int(action.maximum - action.minimum) + 1
+        self._first_action, self._action_dtype = int(action.minimum), action.dtype
+        self._rollout_epsilon_greedy = as_scheduler(rollout_epsilon_greedy)
+        self._epsilon_greedy = epsilon_greedy
+        self._target_net_target_action = target_net_target_action
+        self._calculate_priority = calculate_priority
+        self._train_first_step_only = train_first_step_only
+        random_steps = config.initial_collect_steps if config is not None and random_initial_collection else 0
+        self._random_steps = random_steps
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        return ['_target_critic_networks']
+
+    def convert_train_state_to_predict_state(self, state: Any) -> NestedTensor:
+        """The state of the critics."""
+        return state.critic
+
+    # Acting ----------------------------------------------------------------------------------------------------
+
+    def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """The best action, or with probability ``epsilon_greedy`` a random one."""
+        q_values, state = self._q_values(inputs.observation, state)
+        action = self._action(q_values.argmax(-1), self._epsilon_greedy)
+        return AlgStep(action, state, DqnInfo(q_values=q_values))
+
+    def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """The best action, or with probability ``rollout_epsilon_greedy`` a random one.
+
+        Where training starts from the states of the rollout, those of the target critics are computed as well.
+        """
+        epsilon = self._rollout_epsilon_greedy()
+        if self._random_steps and context.get_progress('env_steps') < self._random_steps:
+            epsilon = 1.0
+        if epsilon >= 1.0 and not self._critic_networks.is_rnn:
+            greedy, new_state = inputs.step_type.new_zeros(inputs.step_type.shape, dtype=torch.int64), ()
+        else:
+            q_values, new_state = self._q_values(inputs.observation, state.critic)
+            greedy = q_values.argmax(-1)
+        target_state = state.target_critic
+        if self._critic_networks.is_rnn and self.need_full_rollout_state():
+            target_state = self._target_critic_networks(inputs.observation, target_state)[1]
+        action = self._action(greedy, epsilon)
+        return AlgStep(action, DqnState(new_state, target_state), DqnInfo(action=action))
+
+    def _action(self, greedy: Tensor, epsilon: float) -> NestedTensor:
+        """``greedy`` ``[B]``, counted from 0, or with probability ``epsilon`` a random action, as the spec has it."""
+        chosen = greedy
+        if epsilon > 0.0:
+            chosen = torch.randint(self._num_actions, greedy.shape, device=greedy.device)
+            if epsilon < 1.0:
+                chosen = torch.where(torch.rand(greedy.shape, device=greedy.device) < epsilon, chosen, greedy)
+        if self._first_action:
+            chosen = chosen + self._first_action
+        chosen = chosen.to(self._action_dtype)
+        return chosen if isinstance(self._action_spec, TensorSpec) else nest.pack_sequence_as(self._action_spec,
+                                                                                              [chosen])
+
+    def _q_values(self, observation: NestedTensor, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
+        """What actions are compared by, ``[B, A]``, and the next state of the critics."""
+        outputs, state = self._outputs(self._critic_networks, observation, state)
+        return self._preference(outputs), state
+
+    # Values ----------------------------------------------------------------------------------------------------
+
+    def _outputs(self, networks: Any, observation: NestedTensor, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
+        """The outputs ``[B, n, A]`` of critics: ``[B, n, K, A]`` for K rewards, logits ``[B, n, A, N]`` of atoms."""
+        outputs, state = networks(observation, state)
+        if self._single_critic:
+            outputs = outputs.unsqueeze(1)
+        if self._num_rewards is not None:
+            outputs = outputs.unflatten(1, (self._num_replicas, self._num_rewards))
+        return outputs, state
+
+    def _preference(self, outputs: Tensor) -> Tensor:
+        """What actions are compared by, ``[B, A]``: the least value of any critic, summed over rewards."""
+        if self._atoms is not None:
+            outputs = expected_values(outputs, self._atoms)
+        weights = self._reward_weights
+        values = least_values(outputs, weights)
+        return values if weights is None else torch.einsum('k,bka->ba', weights, values)
+
+    def _values_of(self, outputs: Tensor, action: Tensor) -> Tensor:
+        """``[B, n]``, ``[B, n, K]`` or log-probabilities ``[B, n, N]`` of ``action`` ``[B]``, counted from 0."""
+        if self._atoms is not None:
+            return torch.log_softmax(of_action(outputs, action, 2), -1)
+        return of_action(outputs, action, -1)
+
+    @torch.no_grad()
+    def _bootstrap_value(self, observation: NestedTensor, state: NestedTensor, online: Tensor | None
+                         ) -> tuple[Tensor, NestedTensor]:
+        """The value to bootstrap from, ``[B]``, ``[B, K]`` or probabilities ``[B, N]``.
+
+        Args:
+            observation: ``[B, ...]``.
+            state: of the target critics.
+            online: outputs of the critics that are trained, if they choose the action.
+        """
+        outputs, state = self._outputs(self._target_critic_networks, observation, state)
+        if online is None and self._atoms is None and self._reward_weights is None:
+            return least_values(outputs, None).amax(-1), state
+        action = self._preference(outputs if online is None else online.detach()).argmax(-1)
+        if self._atoms is not None:
+            return least_distribution(torch.softmax(of_action(outputs, action, 2), -1), self._atoms), state
+        return of_action(least_values(outputs, self._reward_weights), action, -1), state
+
+    # Training --------------------------------------------------------------------------------------------------
+
+    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """The value of the action that was taken, with a gradient, and the value to bootstrap from, without."""
+        action = rollout_info.action
+        outputs, critic_state = self._outputs(self._critic_networks, inputs.observation, state.critic)
+        online = None if self._target_net_target_action else outputs
+        target, target_state = self._bootstrap_value(inputs.observation, state.target_critic, online)
+        critic = self._values_of(outputs, self._index(action))
+        return AlgStep(action, DqnState(critic_state, target_state), self._info(inputs, action, critic, target))
+
+    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """``train_step`` for all steps, with values only where there is a target, targets only where they are used."""
+        length = inputs.step_type.shape[0]
+        if self._critic_networks.is_rnn or length < 2:
+            return super().train_sequence(inputs, state, rollout_info)
+        action = rollout_info.action
+        trained = 1 if self._train_first_step_only else length - 1
+        observation = _steps(inputs.observation, 0, trained)
+        outputs, _ = self._outputs(self._critic_networks, observation, ())
+        index = self._index(action)[:trained].reshape(-1)
+        critic = self._values_of(outputs, index).unflatten(0, (trained, -1))
+        critic = torch.cat((critic, critic.new_zeros(length - trained, *critic.shape[1:])))
+        target = self._sequence_target(inputs, outputs)
+        return AlgStep(action, (), self._info(inputs, action, critic, target))
+
+    @torch.no_grad()
+    def _sequence_target(self, inputs: TimeStep, outputs: Tensor) -> Tensor:
+        """The values to bootstrap from ``[T, B, ...]``, 0 where no target needs one.
+
+        Args:
+            inputs: ``[T, B, ...]``, T at least 2.
+            outputs: of the critics at the first steps, ``[(T - 1) * B, ...]``, or fewer with ``train_first_step_only``.
+        """
+        length, batch = inputs.step_type.shape
+        if self._train_first_step_only and length > 2 and self._bootstraps_once:
+            step = bootstrap_steps(inputs.step_type)[0]
+            column = torch.arange(batch, device=step.device)
+            observation = nest.map_structure(lambda x: x[step, column], inputs.observation)
+            value = self._bootstrap_value(observation, (), self._online(observation))[0]
+            return value.new_zeros(length, batch, *value.shape[1:]).index_put_((step, column), value)
+        observation = _steps(inputs.observation, 1, length)
+        trained = outputs.shape[0] // batch
+        online = self._online(_steps(inputs.observation, trained, length))
+        if online is not None and trained > 1:
+            online = torch.cat((outputs[batch:], online))
+        value = self._bootstrap_value(observation, (), online)[0].unflatten(0, (length - 1, batch))
+        return torch.cat((value.new_zeros(1, *value.shape[1:]), value))
+
+    def _online(self, observation: NestedTensor) -> Tensor | None:
+        """The outputs ``[B, n, ...]`` that choose the action to bootstrap from, if those of the targets do not."""
+        if self._target_net_target_action:
+            return None
+        return self._outputs(self._critic_networks, observation, ())[0]
+
+    @property
+    def _bootstraps_once(self) -> bool:
+        """Whether the target of a step reads a single value: that of the step where its return ends."""
+        return all(isinstance(loss, TDLoss) and loss._lambda == 1.0 for loss in self._critic_losses)
+
+    def _index(self, action: NestedTensor) -> Tensor:
+        """The action counted from 0, int64."""
+        action = action if isinstance(action, Tensor) else nest.flatten(action)[0]
+        return action.long() - self._first_action if self._first_action else action.long()
+
+    def _info(self, inputs: TimeStep, action: NestedTensor, critic: Tensor, target: Tensor) -> Any:
+        return DqnInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=action,
+                       critic=critic, target_critic=target)
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The sum of the losses of all critics, ``[T, B]``, and, if asked for, the priorities ``[B]``."""
+        critics = info.critic.unbind(2)
+        loss = self._critic_losses[0](info, critics[0], info.target_critic).loss
+        for critic, critic_loss in zip(critics[1:], self._critic_losses[1:]):
+            loss = loss + critic_loss(info, critic, info.target_critic).loss
+        if self._train_first_step_only:
+            loss = first_step_only(loss)
+        priority = self._priority(info, critics, loss) if self._calculate_priority else ()
+        return LossInfo(loss=loss, priority=priority, extra=DqnLossInfo(critic=loss))
+
+    @torch.no_grad()
+    def _priority(self, info: Any, critics: tuple[Tensor, ...], loss: Tensor) -> Tensor:
+        """The mean size ``[B]`` of the errors of the critics over the steps that are trained on."""
+        if self._atoms is not None:
+            return mean_over_steps(loss / len(critics), info.step_type, self._train_first_step_only)
+        target = self._critic_losses[0].compute_td_target(info, info.target_critic)
+        error = torch.stack([target - critic[:-1] for critic in critics]).abs().mean(0)
+        error = error if error.ndim == 2 else error.mean(-1)
+        return mean_over_steps(torch.cat((error, torch.zeros_like(error[:1]))), info.step_type,
+                               self._train_first_step_only)
+
+    def after_update(self, root_inputs: NestedTensor, info: Any) -> None:
+        """Move the target critics."""
+        self._update_target()
+
+
+# Pure functions of tensors -----------------------------------------------------------------------------------------
+
+
+def expected_values(logits: Tensor, atoms: Tensor) -> Tensor:
+    """The means ``[...]`` of categorical distributions ``logits`` ``[..., N]`` over ``atoms`` ``[N]``."""
+    return torch.softmax(logits, -1) @ atoms
+
+
+def least_values(values: Tensor, reward_weights: Tensor | None) -> Tensor:
+    """The least value of n critics: the greatest of a reward whose weight is negative.
+
+    Args:
+        values: ``[B, n, A]``, or ``[B, n, K, A]`` for K rewards.
+        reward_weights: ``[K]``, or ``None`` for one reward.
+
+    Returns:
+        ``[B, A]`` or ``[B, K, A]``.
+    """
+    if values.shape[1] == 1:
+        return values.squeeze(1)
+    if reward_weights is None:
+        return values.amin(1)
+    sign = torch.where(reward_weights < 0, -1.0, 1.0).unsqueeze(-1)
+    return (values * sign).amin(1) * sign
+
+
+def least_distribution(probs: Tensor, atoms: Tensor) -> Tensor:
+    """Of n distributions ``probs`` ``[B, n, N]`` over ``atoms`` ``[N]`` the one with the least mean, ``[B, N]``."""
+    if probs.shape[1] == 1:
+        return probs.squeeze(1)
+    least = (probs @ atoms).argmin(1)
+    return probs.take_along_dim(least.reshape(-1, 1, 1), 1).squeeze(1)
+
+
+def of_action(outputs: Tensor, action: Tensor, dim: int) -> Tensor:
+    """What ``outputs`` ``[B, ..., A, ...]`` hold along ``dim`` for ``action`` ``[B]``; that dimension is left out."""
+    index = action.reshape(-1, *[1] * (outputs.ndim - 1))
+    return outputs.take_along_dim(index, dim).squeeze(dim)
+
+
+def first_step_only(x: Tensor) -> Tensor:
+    """``x`` ``[T, B]`` with all but the first row 0."""
+    return torch.cat((x[:1], torch.zeros_like(x[1:])))
+
+
+def mean_over_steps(x: Tensor, step_type: Tensor, first_only: bool) -> Tensor:
+    """The mean ``[B]`` of ``x`` ``[T, B]`` over the steps with a successor in the sequence, 0 if there is none.
+
+    Args:
+        x: ``[T, B]``.
+        step_type: ``[T, B]``.
+        first_only: only the first step counts.
+    """
+    mask = (step_type != StepType.LAST).to(x.dtype)[:1 if first_only else -1]
+    return (x[:len(mask)] * mask).sum(0) / mask.sum(0).clamp(min=1.0)
+
+
+# Construction ------------------------------------------------------------------------------------------------------
+
+
+def _steps(observation: NestedTensor, start: int, stop: int) -> NestedTensor:
+    """Steps ``start .. stop - 1`` of ``[T, B, ...]`` as one batch ``[(stop - start) * B, ...]``."""
+    if stop - start == 1:
+        return nest.map_structure(lambda x: x[start], observation)
+    return nest.map_structure(lambda x: x[start:stop].flatten(0, 1), observation)
+
+
+def _single_action(action_spec: NestedTensorSpec, name: str) -> BoundedTensorSpec:
+    """The spec of the one discrete action."""
+    specs = nest.flatten(action_spec)
+    if len(specs) != 1 or not isinstance(specs[0], BoundedTensorSpec) or not specs[0].is_discrete or specs[0].ndim:
+        raise ValueError(f'{name}: expected one discrete action, a scalar BoundedTensorSpec of integers, found '
+                         f'{action_spec}; SacAlgorithm takes continuous and mixed actions')
+    return specs[0]
+
+
+def _make_atoms(num_atoms: int | None, v_min: float | None, v_max: float | None, reward_spec: TensorSpec,
+                name: str) -> Tensor | None:
+    """The values ``[N]`` that a distribution is over."""
+    if num_atoms is None:
+        if v_min is not None or v_max is not None:
+            raise ValueError(f'{name}: v_min and v_max are the range of the atoms of a distribution, but num_atoms is '
+                             'not given; set num_atoms (51 in the paper), or leave them out')
+        return None
+    if num_atoms < 2 or v_min is None or v_max is None or not v_min < v_max:
+        raise ValueError(f'{name}: a distribution needs num_atoms of at least 2 and v_min < v_max, found num_atoms = '
+                         f'{num_atoms}, v_min = {v_min}, v_max = {v_max}')
+    if reward_spec.ndim:
+        raise ValueError(f'{name}: num_atoms is given, but a distribution is learned of a scalar reward only, found '
+                         f'{reward_spec}')
+    return torch.linspace(v_min, v_max, num_atoms)
+
+
+def _make_critics(q_network_cls: Callable[..., Any], observation_spec: NestedTensorSpec, action: BoundedTensorSpec,
+                  count: int, num_atoms: int | None, name: str) -> Any:
+    """``count`` critics as one network, after a check of what one of them yields."""
+    distribution = {} if num_atoms is None else {'num_atoms': num_atoms}
+    network = q_network_cls(input_tensor_spec=observation_spec, action_spec=action, **distribution)
+    num_actions = int(action.maximum - action.minimum) + 1
+    expected = (num_actions, ) if num_atoms is None else (num_actions, num_atoms)
+    found = getattr(network.output_spec, 'shape', network.output_spec)
+    if found != expected:
+        raise ValueError(f'{name}.q_network_cls: expected an output of shape {expected} for {num_actions} actions, '
+                         f'found {tuple(found)}')
+    return network if count == 1 else network.make_parallel(count)
+
+
+def _make_losses(ctor: Callable[..., Any] | None, count: int, support: dict[str, Any], debug_summaries: bool
+                 ) -> list[Any]:
+    """A loss for each critic; ``support`` is the range of the atoms, if there are any."""
+    if ctor is None:
+        ctor = CategoricalTDLoss if support else OneStepTDLoss
+    return [ctor(debug_summaries=debug_summaries, name=f'critic_loss{i + 1}', **support) for i in range(count)]
