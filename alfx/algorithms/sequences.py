@@ -1,0 +1,23 @@
+"""Parts of training sequences ``[T, B, ...]`` as one batch, and back: for ``train_sequence`` of an algorithm."""
+import torch
+from torch import Tensor
+
+from alfx import nest
+from alfx.tensor_specs import NestedTensor
+
+
+def steps(nested: NestedTensor, start: int, stop: int) -> NestedTensor:
+    """Steps ``start`` to ``stop - 1`` of a nest of ``[T, B, ...]`` as one batch ``[(stop - start) * B, ...]``."""
+    if stop == start + 1:
+        return nest.map_structure(lambda x: x[start], nested)
+    return nest.map_structure(lambda x: x[start:stop].flatten(0, 1), nested)
+
+
+def with_zeros_after(x: Tensor, count: int) -> Tensor:
+    """``[N, ...]`` to ``[N + count, ...]``: zeros behind the last row."""
+    return torch.cat((x, x.new_zeros((count, *x.shape[1:]))))
+
+
+def with_zeros_before(x: Tensor, count: int) -> Tensor:
+    """``[N, ...]`` to ``[count + N, ...]``: zeros in front of the first row."""
+    return torch.cat((x.new_zeros((count, *x.shape[1:])), x))

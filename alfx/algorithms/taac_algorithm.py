@@ -1,0 +1,513 @@
+"""Temporally abstract actor-critic: a policy that also decides whether to act anew or to go on as before.
+
+Yu, Xu and Zhang 2021, "TAAC: Temporally Abstract Actor-Critic for Continuous Control", arXiv:2104.06521. A step draws
+a candidate action from an actor, then a switch b: 1 takes the candidate, 0 repeats the previous action. With
+trajectories of higher order (TaacL, TaacQ) the previous trajectory is extended in the place of the action repeated.
+
+Differs from the paper in these points. All actions are scaled to [-1, 1] inside, so that the middle of the range is
+the previous action of an episode's first step, whatever its bounds. What the actor sees of the previous trajectory is
+a linear map of it to as many numbers as there are of the observation. The temperatures of actor and switch are
+independent parameters that start from the same value.
+
+The trajectories are in :mod:`alfx.algorithms.trajectories`, what is shared with SAC in
+:mod:`alfx.algorithms.sac_losses`.
+"""
+import enum
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alfx import nest, summary
+from alfx.algorithms import sac_losses
+from alfx.algorithms.compare_through import compare_through_return
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
+from alfx.algorithms.td_loss import TDLoss
+from alfx.algorithms.trajectories import (LinearTrajectory, QuadraticTrajectory, Trajectory, action_scale, choose,
+                                           trajectory_encoder)
+from alfx.data_structures import AlgStep, Experience, LossInfo, StepType, TimeStep, namedtuple
+from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils.checks import check_value, problem_at
+from alfx.layers import Detach
+from alfx.nest.utils import NestConcat
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.critic_networks import CriticNetwork
+from alfx.summary import summary_utils
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils import dist_utils, losses
+from alfx.utils.target_updater import TargetUpdater
+
+TaacState = namedtuple('TaacState', ['tau', 'repeats'], default_value=())
+"""Trajectory ``[B, order * n]`` followed up to now, and for how many steps it has been extended, int64 ``[B]``."""
+
+TaacCriticInfo = namedtuple('TaacCriticInfo', ['critics', 'target_critic', 'value_loss'], default_value=())
+"""Values ``[B, replicas(, K)]`` of what was done, value ``[B(, K)]`` to bootstrap from; ``value_loss`` is unused."""
+
+TaacActorInfo = namedtuple('TaacActorInfo', ['actor_loss', 'b1_a_entropy', 'beta_entropy', 'adv', 'value_loss'],
+                           default_value=())
+"""Loss of the actor, estimated entropies of actor and switch, advantage of b=1, ``[B]``; ``value_loss`` is unused."""
+
+TaacInfo = namedtuple('TaacInfo', ['reward', 'step_type', 'tau', 'prev_tau', 'discount', 'action_distribution',
+                                   'rollout_b', 'b', 'actor', 'critic', 'alpha', 'repeats'], default_value=())
+"""What the steps yield, ``[B, ...]``.
+
+Of the rollout: ``tau`` chosen, ``prev_tau`` before, ``rollout_b`` (bool) chosen, ``repeats`` up to now. Training adds
+``b`` (int64) of the policy as it is now, its ``action_distribution`` (a :class:`Distributions`), and the losses.
+"""
+
+TaacLossInfo = namedtuple('TaacLossInfo', ['actor', 'critic', 'alpha'], default_value=())
+"""The parts of the loss, ``[T, B]``."""
+
+Distributions = namedtuple('Distributions', ['beta_dist', 'b1_a_dist'], default_value=())
+"""Of the switch, and of the candidate action (scaled to [-1, 1])."""
+
+ActPredOutput = namedtuple('ActPredOutput', ['dists', 'b', 'actor_a', 'taus', 'q_values2'], default_value=())
+"""``Distributions``, switch int64 ``[B]``, candidate action, trajectories ``(b=0, b=1)``, their values ``[B, 2]``."""
+
+
+class AlgorithmMode(enum.Enum):
+    """Which step asks for an action."""
+
+    predict = 'predict'
+    rollout = 'rollout'
+    train = 'train'
+
+
+Mode = AlgorithmMode
+
+
+@configurable
+class TAACTDLoss(TDLoss):
+    """The loss between values and :func:`compare_through_return`.
+
+    Args:
+        gamma: discount of future rewards; for K-dimensional rewards also a list of K of them.
+        td_error_loss_fn: ``fn(target, value)``, elementwise.
+        debug_summaries: whether to write summaries.
+        name: name of this loss, put before those of its summaries.
+    """
+
+    def __init__(self, gamma: float | Sequence[float] = 0.99,
+                 td_error_loss_fn: Callable[[Tensor, Tensor], Tensor] = losses.element_wise_squared_loss,
+                 debug_summaries: bool = False, name: str = 'TAACTDLoss'):
+        super().__init__(gamma=gamma, td_error_loss_fn=td_error_loss_fn, debug_summaries=debug_summaries, name=name)
+
+    def compute_td_target(self, info: Any, target_value: Tensor) -> Tensor:
+        """The targets of all steps but the final one.
+
+        Args:
+            info: ``TaacInfo`` with ``reward`` (``[T, B]`` or ``[T, B, K]``), ``step_type``, ``discount``, ``b`` and
+                ``rollout_b`` (``[T, B]``).
+            target_value: values to bootstrap from, shaped as the reward.
+
+        Returns:
+            ``[T-1, B]`` (``[T-1, B, K]``); for a LAST step its own value.
+        """
+        return compare_through_return(info.reward, target_value, info.step_type, self._discount(info),
+                                      info.b.bool() | info.rollout_b.bool())
+
+
+@configurable
+class TaacAlgorithmBase(OffPolicyAlgorithm):
+    """An actor, a switch that follows from the critics, and the critics.
+
+    The switch is ``p(b) ~ exp(Q(s, tau_b) / alpha)`` in closed form, where ``tau_1`` is the new trajectory and
+    ``tau_0`` the extended previous one; the actor's gradient is that of SAC with ``dQ/da`` scaled by ``p(b=1)``
+    (paper, section 4.2). Entropies are regularized, they are not part of the return. Sequences of
+    ``mini_batch_length`` steps give targets of up to one step less, see :class:`TAACTDLoss`.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: bounded spec of a continuous action of any shape, n numbers in all.
+        reward_spec: of rank 0, or of rank 1 for K rewards.
+        actor_network_cls: called as ``(input_tensor_spec=(observation_spec, trajectory_spec), action_spec=,
+            input_preprocessors=, preprocessing_combiner=)``; makes the actor. The action that it sees is scaled to
+            [-1, 1].
+        critic_network_cls: called as ``(input_tensor_spec=(observation_spec, trajectory_spec))``, for K rewards with
+            ``output_tensor_spec=`` too; makes one critic.
+        actor_observation_processors: preprocessors of the observation for the actor. With one for the previous
+            trajectory they replace the ``input_preprocessors`` of ``actor_network_cls``. The default keeps the
+            gradients of the actor's loss from a representation learner.
+        reward_weights: K weights of the values in what actor and switch maximise; ``None``: all are 1.
+        num_critic_replicas: number of critics; the lowest value counts.
+        epsilon_greedy: in evaluation, the chance of sampling (action and switch, each by itself) instead of taking
+            the most likely; ``None``: ``config.epsilon_greedy``, or 0 without a config.
+        env: batched environment, for the root algorithm.
+        config: configuration, for the root algorithm.
+        target_update_tau: how far an update moves the target critics.
+        target_update_period: they are moved by every so many updates.
+        critic_loss_ctor: called as ``(debug_summaries=, name=)`` for each critic; ``None``: :class:`TAACTDLoss`.
+        actor_optimizer: owns the actor.
+        critic_optimizer: owns the critics.
+        alpha_optimizer: owns the two temperatures.
+        initial_alpha: initial temperature of actor and switch.
+        debug_summaries: write more summaries.
+        randomize_first_state_tau: begin episodes, in rollout and training, with a random previous trajectory
+            instead of one at rest in the middle.
+        b1_advantage_clipping: ``(min, max)`` of the advantage ``Q(s, tau_1) - Q(s, tau_0)`` in ``p(b)``; ``None``: no
+            clipping.
+        max_repeat_steps: the switch is 1, in rollout and evaluation, after a trajectory has been extended so many
+            times; ``None``: no limit.
+        target_entropy: called on the spec of a decision to get its entropy target, in nats; a pair: one for the
+            switch and one for the actor. ``None``: ``calc_default_target_entropy``. The specs are those of an
+            integer in {0, 1} and of an action in [-1, 1].
+        checkpoint: as in ``Algorithm``.
+        trajectory: the form of trajectories.
+        train_actor_on_last_step: train actor and temperatures on all steps of a sequence; ``False``: not on the last
+            one, which the critics are not trained on either. That saves work and is what the paper does.
+        name: name of this algorithm.
+
+    Raises:
+        SpecError: the action is not one continuous tensor with finite bounds.
+        ConfError: an argument out of its range.
+        ValueError: a network with memory.
+    """
+
+    _middle: Tensor
+    _half: Tensor
+    _target_entropy: Tensor
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: BoundedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()),
+                 actor_network_cls: Callable[..., Any] = ActorDistributionNetwork,
+                 critic_network_cls: Callable[..., Any] = CriticNetwork,
+                 actor_observation_processors: Any = Detach(), reward_weights: list[float] | None = None,
+                 num_critic_replicas: int = 2, epsilon_greedy: float | None = None, env: Any = None,
+                 config: TrainerConfig | None = None, target_update_tau: float = 0.05,
+                 target_update_period: int = 1, critic_loss_ctor: Callable[..., Any] | None = None,
+                 actor_optimizer: Any = None, critic_optimizer: Any = None, alpha_optimizer: Any = None,
+                 initial_alpha: float = 1.0, debug_summaries: bool = False, randomize_first_state_tau: bool = False,
+                 b1_advantage_clipping: tuple[float, float] | None = None, max_repeat_steps: int | None = None,
+                 target_entropy: Any = None, checkpoint: str | None = None, trajectory: Trajectory | None = None,
+                 train_actor_on_last_step: bool = True, name: str = 'TaacAlgorithmBase'):
+        self._check_arguments(num_critic_replicas, initial_alpha, b1_advantage_clipping, max_repeat_steps)
+        trajectory = Trajectory() if trajectory is None else trajectory
+        middle, half = action_scale(action_spec, type(self).__name__)
+        scaled_spec = BoundedTensorSpec(action_spec.shape, action_spec.dtype, -1.0, 1.0)
+        tau_spec = BoundedTensorSpec((trajectory.order * action_spec.numel, ), torch.float32, -1.0, 1.0)
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                         train_state_spec=(),
+                         rollout_state_spec=TaacState(tau=TensorSpec.from_spec(tau_spec),
+                                                      repeats=TensorSpec((), torch.int64)),
+                         reward_weights=reward_weights, env=env, config=config, checkpoint=checkpoint,
+                         debug_summaries=debug_summaries, name=name)
+        if epsilon_greedy is None:
+            epsilon_greedy = config.epsilon_greedy if config is not None else 0.0
+        self._epsilon_greedy = epsilon_greedy
+        self._trajectory = trajectory
+        self._randomize_first_state_tau = randomize_first_state_tau
+        self._b1_advantage_clipping = b1_advantage_clipping
+        self._max_repeat_steps = max_repeat_steps
+        self._train_actor_on_last_step = train_actor_on_last_step
+        self.register_buffer('_middle', middle, persistent=False)
+        self.register_buffer('_half', half, persistent=False)
+        self._actor_network = actor_network_cls(
+            input_tensor_spec=(observation_spec, tau_spec), action_spec=scaled_spec,
+            input_preprocessors=(actor_observation_processors, trajectory_encoder(
+                observation_spec, actor_observation_processors, tau_spec)),
+            preprocessing_combiner=NestConcat())
+        values = {'output_tensor_spec': TensorSpec(reward_spec.shape)} if reward_spec.ndim else {}
+        self._critic_networks = critic_network_cls(
+            input_tensor_spec=(observation_spec, tau_spec), **values).make_parallel(num_critic_replicas)
+        for network in (self._actor_network, self._critic_networks):
+            if network.is_rnn:
+                raise ValueError(f'{type(self).__name__}: {network.name} has memory; expected networks without it. '
+                                 'Use @FrameStacker in TrainerConfig.data_transformer_ctor for partial observations')
+        self._target_critic_networks = self._critic_networks.copy(name='target_critics')
+        self._update_target = TargetUpdater(self._critic_networks, self._target_critic_networks,
+                                            tau=target_update_tau, period=target_update_period)
+        self._log_alpha = nn.Parameter(torch.full((2, ), math.log(initial_alpha)))  # of the switch, of the actor
+        self.register_buffer('_target_entropy', _target_entropies(
+            target_entropy, (BoundedTensorSpec((), torch.int64, 0, 1), scaled_spec), type(self).__name__),
+            persistent=False)
+        for optimizer, part in ((actor_optimizer, self._actor_network), (critic_optimizer, self._critic_networks),
+                                (alpha_optimizer, self._log_alpha)):
+            if optimizer is not None:
+                self.add_optimizer(optimizer, [part])
+        make_loss = TAACTDLoss if critic_loss_ctor is None else critic_loss_ctor
+        self._critic_losses = nn.ModuleList(
+            make_loss(debug_summaries=debug_summaries, name=f'{name}/critic_loss_{i}')
+            for i in range(num_critic_replicas))
+
+    def _check_arguments(self, num_critic_replicas: int, initial_alpha: float,
+                         b1_advantage_clipping: Any, max_repeat_steps: int | None) -> None:
+        owner = type(self).__name__
+        check_value(owner, 'num_critic_replicas', num_critic_replicas, int, minimum=1)
+        check_value(owner, 'max_repeat_steps', max_repeat_steps, int, minimum=0, optional=True)
+        check_value(owner, 'initial_alpha', initial_alpha, float, above=0)
+        clipping = b1_advantage_clipping
+        if clipping is not None and (len(clipping) != 2 or not clipping[0] <= clipping[1]):
+            raise ConfError([problem_at(owner, 'b1_advantage_clipping',
+                                        f'must be a pair (min, max), found {clipping}')])
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        """The target critics."""
+        return ['_target_critic_networks']
+
+    # Acting ----------------------------------------------------------------------------------------------------
+
+    def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """The action ``[B, ...]`` and the :class:`TaacState` of the most likely decisions."""
+        act, tau, b, repeats = self._decide(inputs.observation, state.tau, state.repeats, Mode.predict)
+        info = TaacInfo(action_distribution=act.dists, b=b, tau=tau, prev_tau=state.tau, repeats=repeats)
+        return AlgStep(self._output(tau), TaacState(tau, repeats), info)
+
+    def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """A sampled action ``[B, ...]`` and its :class:`TaacState`; the info is what training replays."""
+        prev_tau = self._first_tau(inputs.step_type, state.tau)
+        _, tau, b, repeats = self._decide(inputs.observation, prev_tau, state.repeats, Mode.rollout)
+        info = TaacInfo(tau=tau, prev_tau=prev_tau, rollout_b=b.bool(), repeats=repeats)
+        return AlgStep(self._output(tau), TaacState(tau, repeats), info)
+
+    def _decide(self, observation: NestedTensor, prev_tau: Tensor, repeats: Tensor,
+                mode: AlgorithmMode) -> tuple[Any, Tensor, Tensor, Tensor]:
+        """Prediction, trajectory, switch and number of repetitions, with ``max_repeat_steps`` enforced."""
+        act = self._predict_action(observation, prev_tau, mode)
+        b = act.b
+        if self._max_repeat_steps is not None:
+            b = torch.where(repeats >= self._max_repeat_steps, 1, b)
+        return act, choose(b, act.taus), b, (repeats + 1) * (1 - b)
+
+    def _predict_action(self, observation: NestedTensor, prev_tau: Tensor, mode: AlgorithmMode) -> Any:
+        """An :class:`ActPredOutput` for observations and trajectories ``[N, ...]``.
+
+        For training, the values have gradients to the candidate action.
+        """
+        a_dist, _ = self._actor_network((observation, prev_tau))
+        if mode is Mode.predict:
+            actor_a = dist_utils.epsilon_greedy_sample(a_dist, self._epsilon_greedy)
+        elif mode is Mode.rollout:
+            actor_a = dist_utils.sample_action_distribution(a_dist)
+        else:
+            actor_a = dist_utils.rsample_action_distribution(a_dist)
+        taus = (self._trajectory.extend(prev_tau),
+                self._trajectory.renew(actor_a.reshape(actor_a.shape[0], -1), prev_tau))
+        q_values2 = self._values_of_both(observation, taus)
+        beta_dist = self._switch_distribution(q_values2.detach())
+        if mode is Mode.predict:
+            b = dist_utils.epsilon_greedy_sample(beta_dist, self._epsilon_greedy)
+        else:
+            b = beta_dist.sample()
+        return ActPredOutput(Distributions(beta_dist, a_dist), b, actor_a, taus, q_values2)
+
+    def _values_of_both(self, observation: NestedTensor, taus: tuple[Tensor, Tensor]) -> Tensor:
+        """Values ``[N, 2]`` of extending and of renewing, with gradients to the latter's trajectory."""
+        if not taus[1].requires_grad:
+            both = nest.map_structure(lambda x: torch.cat((x, x)), observation)
+            with torch.no_grad():
+                return self._value(both, torch.cat(taus)).view(2, -1).t()
+        with torch.no_grad():
+            extended = self._value(observation, taus[0])
+        return torch.stack((extended, self._value(observation, taus[1])), -1)
+
+    def _value(self, observation: NestedTensor, tau: Tensor) -> Tensor:
+        """``[N]``: the lowest critic, weighted over rewards."""
+        critics, _ = self._critic_networks((observation, tau))
+        return sac_losses.weighted_sum(sac_losses.lowest_critic(critics, self._reward_weights), self._reward_weights)
+
+    def _switch_distribution(self, q_values2: Tensor) -> Any:
+        """``p(b) ~ exp(Q_b / alpha)`` (paper, eq. 7) from values ``[N, 2]``."""
+        advantage = q_values2[:, 1] - q_values2[:, 0]
+        if self._b1_advantage_clipping is not None:
+            advantage = advantage.clamp(*self._b1_advantage_clipping)
+        logit = advantage * torch.exp(-self._log_alpha.detach()[0])
+        return dist_utils.Categorical(logits=torch.stack((torch.zeros_like(logit), logit), -1))
+
+    def _first_tau(self, step_type: Tensor, tau: Tensor) -> Tensor:
+        """``tau`` ``[..., order * n]``, random at the first step of an episode if that is asked for."""
+        if not self._randomize_first_state_tau:
+            return tau
+        return torch.where((step_type == StepType.FIRST).unsqueeze(-1), 2.0 * torch.rand_like(tau) - 1.0, tau)
+
+    def _output(self, tau: Tensor) -> Tensor:
+        """The action ``[B, ...]`` of ``tau``, in the bounds of the environment."""
+        action = self._trajectory.action(tau).reshape(-1, *self._action_spec.shape)
+        return torch.addcmul(self._middle, action, self._half)
+
+    # Training --------------------------------------------------------------------------------------------------
+
+    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """What the current policy does after the replayed trajectory ``[B, ...]``, and the values of both."""
+        observation, prev_tau = inputs.observation, self._first_tau(inputs.step_type, rollout_info.prev_tau)
+        act, actor, alpha = self._actor_step(observation, prev_tau)
+        tau = choose(act.b, act.taus).detach()
+        critics, _ = self._critic_networks((observation, rollout_info.tau))
+        critic = TaacCriticInfo(critics=critics, target_critic=self._target_value(observation, tau))
+        return AlgStep(self._output(tau), state, self._train_info(inputs, rollout_info, act, actor, critic, alpha))
+
+    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """:meth:`train_step` for ``[T, B, ...]``, without what no loss reads.
+
+        The critics are not needed at the last step, nor their targets at the first one.
+        """
+        length, batch = inputs.step_type.shape
+        if length == 1:
+            return super().train_sequence(inputs, state, rollout_info)
+        observation, prev_tau = inputs.observation, self._first_tau(inputs.step_type, rollout_info.prev_tau)
+        if self._train_actor_on_last_step:
+            act, actor, alpha = self._actor_step(*steps((observation, prev_tau), 0, length))
+        else:
+            act, actor, alpha = self._actor_step(*steps((observation, prev_tau), 0, length - 1))
+            with torch.no_grad():
+                last = self._predict_action(steps(observation, length - 1, length),
+                                            steps(prev_tau, length - 1, length), Mode.train)
+            act = nest.concatenate((act, last))
+            actor, alpha = nest.map_structure(lambda x: with_zeros_after(x, batch), (actor, alpha))
+        tau = choose(act.b, act.taus).detach()
+        critics, _ = self._critic_networks(steps((observation, rollout_info.tau), 0, length - 1))
+        target = self._target_value(steps(observation, 1, length), tau[batch:])
+        critic = TaacCriticInfo(critics=with_zeros_after(critics, batch),
+                                target_critic=with_zeros_before(target, batch))
+        act, actor, critic, alpha, output = nest.map_structure(
+            lambda x: x.unflatten(0, (length, batch)),
+            (act._replace(actor_a=(), taus=(), q_values2=()), actor, critic, alpha, self._output(tau)))
+        return AlgStep(output, (), self._train_info(inputs, rollout_info, act, actor, critic, alpha))
+
+    @staticmethod
+    def _train_info(inputs: TimeStep, rollout_info: Any, act: Any, actor: Any, critic: Any, alpha: Tensor) -> Any:
+        return TaacInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
+                        tau=rollout_info.tau, prev_tau=rollout_info.prev_tau, rollout_b=rollout_info.rollout_b,
+                        repeats=rollout_info.repeats, action_distribution=act.dists, b=act.b, actor=actor,
+                        critic=critic, alpha=alpha)
+
+    def _actor_step(self, observation: NestedTensor, prev_tau: Tensor) -> tuple[Any, Any, Tensor]:
+        """The prediction, a :class:`TaacActorInfo`, and the loss of the temperatures ``[N]``."""
+        act = self._predict_action(observation, prev_tau, Mode.train)
+        gradient = sac_losses.action_gradient(act.q_values2[:, 1], act.actor_a)
+        q_values2 = act.q_values2.detach()
+        log_prob = dist_utils.compute_log_probability(act.dists.b1_a_dist, act.actor_a)
+        policy_loss = sac_losses.deterministic_policy_loss(gradient, act.actor_a)
+        loss = (act.dists.beta_dist.probs[:, 1] * policy_loss
+                - sac_losses.entropy_bonus(self._log_alpha[1], log_prob))
+        entropies = torch.stack((act.dists.beta_dist.entropy(), -log_prob.detach()), -1)
+        alpha_loss = sac_losses.temperature_loss(self._log_alpha, -entropies, self._target_entropy)
+        info = TaacActorInfo(actor_loss=loss, beta_entropy=entropies[:, 0], b1_a_entropy=entropies[:, 1],
+                             adv=q_values2[:, 1] - q_values2[:, 0])
+        return act._replace(q_values2=q_values2), info, alpha_loss
+
+    @torch.no_grad()
+    def _target_value(self, observation: NestedTensor, tau: Tensor) -> Tensor:
+        """``[N(, K)]``: the lowest target critic."""
+        critics, _ = self._target_critic_networks((observation, tau))
+        return sac_losses.lowest_critic(critics, self._reward_weights)
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The sum of the losses of actor, critics and temperatures, ``[T, B]``."""
+        actor_loss, alpha_loss = info.actor.actor_loss, info.alpha
+        if not self._train_actor_on_last_step and len(actor_loss) > 1:
+            actor_loss, alpha_loss = (with_zeros_after(x[:-1], 1) for x in (actor_loss, alpha_loss))
+        critic_loss: Any = 0.0
+        for i, loss_fn in enumerate(self._critic_losses):
+            critic_loss = critic_loss + loss_fn(info, info.critic.critics[:, :, i], info.critic.target_critic).loss
+        if summary.should_record_summaries():
+            self._summarize_policy(info)
+        return LossInfo(loss=actor_loss + critic_loss + alpha_loss,
+                        extra=TaacLossInfo(actor=actor_loss, critic=critic_loss, alpha=alpha_loss))
+
+    def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
+        """Move the target critics."""
+        self._update_target()
+
+    # Summaries -------------------------------------------------------------------------------------------------
+
+    def _summarize_policy(self, info: Any) -> None:
+        mask = info.step_type != StepType.LAST
+        if not self._train_actor_on_last_step and len(mask) > 1:
+            mask[-1] = False
+        with summary.scope(self._name):
+            for i, what in enumerate(('beta', 'b1_a')):
+                summary.scalar(f'alpha/{what}', self._log_alpha.detach()[i].exp())
+                summary_utils.safe_mean_summary(f'entropy/{what}', getattr(info.actor, f'{what}_entropy'), mask)
+            summary_utils.safe_mean_summary('train_b1', info.b.float(), mask)
+            if self._debug_summaries:
+                summary_utils.safe_mean_hist_summary('adv', info.actor.adv, mask)
+
+    def summarize_rollout(self, experience: Experience) -> None:  # type: ignore[override]
+        """How often trajectories were renewed, and for how many steps they were extended."""
+        super().summarize_rollout(experience)
+        info = experience.rollout_info
+        with summary.scope(self._name):
+            summary_utils.add_mean_summary('rollout_b1', info.rollout_b)
+            if self._debug_summaries:
+                summary_utils.add_mean_hist_summary('rollout_repeats', info.repeats)
+
+
+def _with_parameters_of_base(init: Callable[..., None]) -> Callable[..., None]:
+    """Have ``init`` of a subclass show the parameters of the base in the place of ``**kwargs``, so that a conf is
+    checked against their names."""
+    parameters = inspect.signature(init).parameters
+    own = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    base = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(TaacAlgorithmBase.__init__).parameters.values()
+            if p.name not in parameters and p.name != 'trajectory']
+    init.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [*own, parameters['args'], *base])
+    return init
+
+
+@configurable
+class TaacAlgorithm(TaacAlgorithmBase):
+    """Repeats the previous action, or takes a new one.
+
+    Args:
+        name: name of this algorithm.
+        args: positional arguments of :class:`TaacAlgorithmBase`.
+        kwargs: arguments of :class:`TaacAlgorithmBase`, except ``trajectory``.
+    """
+
+    @_with_parameters_of_base
+    def __init__(self, name: str = 'TaacAlgorithm', *args: Any, **kwargs: Any):
+        super().__init__(*args, trajectory=Trajectory(), name=name, **kwargs)  # type: ignore[misc]
+
+
+@configurable
+class TaacLAlgorithm(TaacAlgorithmBase):
+    """Extends the previous action linearly, or starts a new line.
+
+    Args:
+        name: name of this algorithm.
+        inverse_mode: the actor puts out the new action, from which the slope of the new line is inferred; ``False``:
+            it puts out the slope. See :class:`~alfx.algorithms.trajectories.LinearTrajectory`.
+        args: positional arguments of :class:`TaacAlgorithmBase`.
+        kwargs: arguments of :class:`TaacAlgorithmBase`, except ``trajectory``.
+    """
+
+    _trajectory_cls: Callable[[bool], Trajectory] = LinearTrajectory
+
+    @_with_parameters_of_base
+    def __init__(self, name: str = 'TaacLAlgorithm', inverse_mode: bool = True, *args: Any, **kwargs: Any):
+        trajectory = self._trajectory_cls(inverse_mode)
+        super().__init__(*args, trajectory=trajectory, name=name, **kwargs)  # type: ignore[misc]
+
+
+@configurable
+class TaacQAlgorithm(TaacLAlgorithm):
+    """Extends the previous action along a parabola, or starts a new one at a slope of zero.
+
+    Args:
+        name: name of this algorithm.
+        inverse_mode: the actor puts out the new action, from which slope and curvature are inferred; ``False``: it
+            puts out the curvature. See :class:`~alfx.algorithms.trajectories.QuadraticTrajectory`.
+        args: positional arguments of :class:`TaacAlgorithmBase`.
+        kwargs: arguments of :class:`TaacAlgorithmBase`, except ``trajectory``.
+    """
+
+    _trajectory_cls = QuadraticTrajectory
+
+    @_with_parameters_of_base
+    def __init__(self, name: str = 'TaacQAlgorithm', inverse_mode: bool = True, *args: Any, **kwargs: Any):
+        super().__init__(name, inverse_mode, *args, **kwargs)
+
+
+def _target_entropies(target: Any, specs: tuple[BoundedTensorSpec, BoundedTensorSpec], owner: str) -> Tensor:
+    """The entropy targets ``[2]`` of switch and actor."""
+    pair = target if isinstance(target, (tuple, list)) else (target, target)
+    if len(pair) != 2 or not all(t is None or callable(t) for t in pair):
+        raise ValueError(f'{owner}.target_entropy: expected a function of a spec, a pair of them or None, found '
+                         f'{target}')
+    functions = [dist_utils.calc_default_target_entropy if t is None else t for t in pair]
+    return torch.tensor([float(function(spec)) for function, spec in zip(functions, specs)])
