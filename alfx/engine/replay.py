@@ -164,22 +164,65 @@ def _train_on_samples(algorithm: 'Algorithm', count_updates: bool) -> int:
     if _steps_in(buffer) - buffer.num_earliest_frames_ignored < length or not _has_collected_enough(algorithm):
         return 0
     records, updates, steps = _records_each_update(algorithm), config.num_updates_per_train_iter, 0
-    for update in range(updates):
+    samples = _samples(algorithm, config.mini_batch_size or buffer.num_environments, length, updates)
+    for update, (experience, batch_info) in enumerate(samples):
         with context.record_if(records or (update == updates - 1 and context.should_record_summaries())):
-            experience, batch_info = buffer.get_batch(config.mini_batch_size or buffer.num_environments, length)
-            experience = _processed(algorithm, experience, batch_info)
+            experience = _preprocessed(algorithm, experience, batch_info)
             time_major = nest.map_structure(lambda x: x.transpose(0, 1), experience)
             steps += _update(algorithm, time_major, batch_info, count_updates)
     return steps
 
 
+_DRAWN_TOGETHER = 2**22  # bytes of small samples that are worth it to be drawn at once
+
+
+def _samples(algorithm: 'Algorithm', batch_size: int, length: int,
+             count: int) -> Iterator[tuple[Experience, BatchInfo]]:
+    """Transformed samples ``[batch_size, length, ...]`` for ``count`` updates.
+
+    Small ones are drawn several at a time, which saves most of the time that drawing takes; not where what is drawn
+    depends on the updates in between.
+    """
+    buffer = algorithm.replay_buffer
+    assert buffer is not None
+    together = 1
+    if count > 1 and not getattr(buffer, 'prioritized_sampling', False):
+        together = max(_DRAWN_TOGETHER // (batch_size * length * _bytes_of_step(buffer)), 1)
+    while count:
+        number = min(together, count)
+        experience, batch_info = buffer.get_batch(batch_size * number, length)
+        experience = _transformed(algorithm, experience, batch_info)
+        if number == 1:
+            yield experience, batch_info
+        else:
+            leaves, tree = nest.flatten_with_structure((experience, batch_info._replace(replay_buffer=())))
+            for parts in zip(*(x.split(batch_size) for x in leaves)):
+                part, part_info = tree.unflatten(parts)
+                yield part, part_info._replace(replay_buffer=buffer)
+        count -= number
+
+
+def _bytes_of_step(buffer: ReplayBuffer) -> int:
+    """How much is stored for a step of one environment."""
+    return sum(spec.numel * spec.dtype.itemsize for spec in nest.flatten(buffer.data_spec))
+
+
 def _processed(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInfo) -> Experience:
     """Transform and preprocess a batch ``[B, T, ...]``."""
+    return _preprocessed(algorithm, _transformed(algorithm, experience, batch_info), batch_info)
+
+
+def _transformed(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInfo) -> Experience:
+    """What the data transformer makes of a batch ``[B, T, ...]``."""
     device = algorithm.device
     if device.type != 'cpu':
         experience = experience.to(device)
-    experience = clear_batch_info(algorithm.transform_experience(
+    return clear_batch_info(algorithm.transform_experience(
         add_batch_info(experience, batch_info, algorithm.replay_buffer)))
+
+
+def _preprocessed(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInfo) -> Experience:
+    """What ``preprocess_experience`` makes of a batch ``[B, T, ...]``."""
     root_inputs, rollout_info = algorithm.preprocess_experience(experience.time_step, experience.rollout_info,
                                                                 batch_info)
     experience = experience._replace(time_step=root_inputs, rollout_info=rollout_info)
