@@ -17,10 +17,12 @@ _log = logging.getLogger(__name__)
 # packages whose import registers environments: what their ids look like, what installs them
 _PLUGINS = {'ale_py': (r'ALE/|.*NoFrameskip-v', "'alfx[atari]'"),
             'minigrid': (r'MiniGrid-|BabyAI-', "'alfx[minigrid]'"),
+            'gymnasium_robotics': (r'Fetch|HandReach|HandManipulate|AdroitHand|FrankaKitchen|PointMaze|AntMaze',
+                                   "'alfx[robotics]'"),
             'shimmy': (r'dm_control/', "'shimmy[dm-control]'")}
 # what an entry point needs, and the extra that installs it
 _EXTRAS = {'gymnasium.envs.box2d': 'box2d', 'gymnasium.envs.mujoco': 'mujoco', 'ale_py': 'atari',
-           'minigrid': 'minigrid'}
+           'minigrid': 'minigrid', 'gymnasium_robotics': 'robotics'}
 RENDER_MODES = ('rgb_array', 'human', None)
 
 

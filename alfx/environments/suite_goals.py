@@ -1,0 +1,170 @@
+"""Small environments with goals, in pure Python: learned in seconds with hindsight, and not at all without it.
+
+Observations are dicts of ``observation``, ``achieved_goal`` and ``desired_goal``, rewards are sparse, and
+``TimeStep.env_info`` tells the success, as in :mod:`alfx.environments.suite_robotics`.
+"""
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from alfx import gin_utils
+from alfx.environments import suite_gym
+from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.errors import EnvironmentLoadError, nearest
+from alfx.environments.making import EnvWrapper
+from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
+from alfx.environments.suite_robotics import SuccessAtEnd
+from alfx.environments.vector_env import SerialVectorEnv
+
+Step = tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]
+
+
+class GoalEnv(gymnasium.Env):
+    """Base of these environments: the reward is 0 where the goal is reached, -1 elsewhere.
+
+    Args:
+        state_space: of the state, which is what is achieved and observed.
+        action_space: of the actions.
+        terminate: whether reaching the goal terminates the episode.
+    """
+
+    metadata: dict[str, Any] = {'render_modes': []}
+
+    def __init__(self, state_space: spaces.Box, action_space: spaces.Space, terminate: bool):
+        self.observation_space = spaces.Dict(
+            {name: state_space for name in ('observation', 'achieved_goal', 'desired_goal')})
+        self.action_space = action_space
+        self._terminate = terminate
+        self._state = self._goal = np.zeros(state_space.shape, np.float32)
+
+    def _draw(self) -> tuple[np.ndarray, np.ndarray]:
+        """State and goal of a new episode."""
+        raise NotImplementedError(f'{type(self).__name__}._draw')
+
+    def _move(self, action: Any) -> np.ndarray:
+        """The state after an action, a new array."""
+        raise NotImplementedError(f'{type(self).__name__}._move')
+
+    def _reached(self) -> bool:
+        """Whether the state is the goal."""
+        raise NotImplementedError(f'{type(self).__name__}._reached')
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        return {'observation': self._state, 'achieved_goal': self._state, 'desired_goal': self._goal}
+
+    def reset(self, *, seed: int | None = None,
+              options: dict[str, Any] | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._state, self._goal = self._draw()
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Step:
+        self._state = self._move(action)
+        reached = self._reached()
+        return self._observe(), float(reached) - 1, reached and self._terminate, False, {'is_success': reached}
+
+
+class BitFlipEnv(GoalEnv):
+    """Bits to be flipped one at a time until they are those of the goal (Andrychowicz et al. 2017, section 3.1).
+
+    State and goal are uniformly random and differ. Reaching the goal terminates the episode, as there is no action that
+    would stay there. With k bits that differ the optimal return is ``-(k - 1)``.
+
+    Args:
+        num_bits: n, the number of bits, of actions, and of steps of an episode.
+    """
+
+    def __init__(self, num_bits: int = 12):
+        super().__init__(spaces.Box(0, 1, (num_bits, ), np.float32), spaces.Discrete(num_bits), terminate=True)
+        self.num_steps = num_bits
+
+    def _draw(self) -> tuple[np.ndarray, np.ndarray]:
+        state = self.np_random.integers(0, 2, self.num_steps)
+        goal = state
+        while (goal == state).all():
+            goal = self.np_random.integers(0, 2, self.num_steps)
+        return state.astype(np.float32), goal.astype(np.float32)
+
+    def _move(self, action: Any) -> np.ndarray:
+        state = self._state.copy()
+        state[int(action)] = 1 - state[int(action)]
+        return state
+
+    def _reached(self) -> bool:
+        return bool((self._state == self._goal).all())
+
+
+class PointGoalEnv(GoalEnv):
+    """A point in a box, ``[-1, 1]`` in every direction, that is to be moved to a goal; 50 steps an episode.
+
+    An action is the movement, at most ``speed`` in each direction. The goal is reached within the Euclidean distance
+    0.05, as in the Fetch tasks. The point starts in the middle, and goals are uniformly random: the farthest takes
+    ``ceil(1 / speed)`` steps.
+
+    Args:
+        num_dimensions: of the box.
+        speed: the largest movement.
+        terminate: whether reaching the goal terminates the episode.
+    """
+
+    def __init__(self, num_dimensions: int = 2, speed: float = 0.1, terminate: bool = False):
+        super().__init__(spaces.Box(-1, 1, (num_dimensions, ), np.float32),
+                         spaces.Box(-1, 1, (num_dimensions, ), np.float32), terminate)
+        self.num_steps, self._speed = 50, speed
+
+    def _draw(self) -> tuple[np.ndarray, np.ndarray]:
+        goal = self.np_random.uniform(-1, 1, self._state.shape)
+        return np.zeros_like(self._state), goal.astype(np.float32)
+
+    def _move(self, action: Any) -> np.ndarray:
+        return np.clip(self._state + self._speed * np.clip(action, -1, 1), -1, 1).astype(np.float32)
+
+    def _reached(self) -> bool:
+        return bool(np.linalg.norm(self._state - self._goal) < 0.05)
+
+
+_ENVIRONMENTS: dict[str, Callable[..., Any]] = {'BitFlip': BitFlipEnv, 'PointGoal': PointGoalEnv}
+
+
+def _make(environment_name: str, max_episode_steps: int | None, env_args: Mapping[str, Any],
+          wrappers: Sequence[EnvWrapper]) -> gymnasium.Env:
+    env = _ENVIRONMENTS[environment_name](**env_args)
+    steps = env.num_steps if max_episode_steps is None else max_episode_steps
+    if steps:
+        env = gymnasium.wrappers.TimeLimit(env, steps)
+    for wrapper in (SuccessAtEnd, *wrappers):
+        env = wrapper(env)
+    return env
+
+
+@gin_utils.configurable
+def load(environment_name: str, env_id: int | None = None, discount: float = 1.0, max_episode_steps: int | None = None,
+         gym_env_wrappers: Sequence[EnvWrapper] = (), alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
+         vector_env: VectorEnvCtor = SerialVectorEnv, env_args: Mapping[str, Any] | None = None) -> AlfEnvironment:
+    """A batch of one of these environments.
+
+    Args:
+        environment_name: 'BitFlip' or 'PointGoal'.
+        env_id: ``TimeStep.env_id`` of the first environment.
+        discount: the discount of every step that is neither FIRST nor a termination.
+        max_episode_steps: steps after which an episode is truncated; ``None``: the environment's own number; 0: never.
+        gym_env_wrappers: wrappers around each gymnasium environment, innermost first.
+        alf_env_wrappers: wrappers around the whole batch, innermost first.
+        batch_size: ``B``.
+        vector_env: makes a gymnasium vector environment of constructors.
+        env_args: further arguments of the environment's constructor.
+
+    Raises:
+        EnvironmentLoadError: an unknown name, or arguments that the environment does not have.
+    """
+    if environment_name not in _ENVIRONMENTS:
+        hint = nearest(environment_name, _ENVIRONMENTS) or sorted(_ENVIRONMENTS)
+        raise EnvironmentLoadError(f'no environment with goals is called {environment_name!r}; did you mean '
+                                   f'{" or ".join(map(repr, hint))}?')
+    make = partial(_make, environment_name, max_episode_steps, dict(env_args or {}), tuple(gym_env_wrappers))
+    return suite_gym.wrap_env(vector_env([make] * batch_size), env_id=env_id, discount=discount,
+                              alf_env_wrappers=alf_env_wrappers, image_channel_first=False, env_info_keys=['success'])
