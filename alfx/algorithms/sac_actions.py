@@ -1,0 +1,176 @@
+"""How soft actor-critic sees actions: continuous, discrete, or one discrete with some continuous ones.
+
+Also the target entropies that go with them and how the rollout explores. Read next
+:mod:`alfx.algorithms.sac_algorithm`.
+"""
+import enum
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx import nest
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError
+from alfx.utils import dist_utils
+
+
+class ActionType(enum.Enum):
+    """What kind of actions an algorithm chooses."""
+
+    Discrete = 1
+    Continuous = 2
+    Mixed = 3
+
+
+class ActionParts:
+    """The discrete and the continuous part of an action.
+
+    Args:
+        action_spec: nest of continuous specs; or one discrete spec of shape ``()``; or a tuple, list or dict of two:
+            one discrete spec of shape ``()`` and a nest of continuous specs.
+
+    Attributes:
+        type: the :class:`ActionType`.
+        discrete: spec of the discrete part, or ``()``.
+        continuous: nest of specs of the continuous part, or ``()``.
+
+    Raises:
+        SpecError: another combination.
+    """
+
+    def __init__(self, action_spec: NestedTensorSpec):
+        leaves = nest.flatten(action_spec)
+        is_discrete = [leaf.is_discrete for leaf in leaves]
+        self._spec = action_spec
+        self._keys: tuple[Any, Any] = (None, None)
+        self.discrete: Any = ()
+        self.continuous: NestedTensorSpec = ()
+        if leaves and not any(is_discrete):
+            self.type, self.continuous = ActionType.Continuous, action_spec
+        elif leaves and all(is_discrete):
+            if not isinstance(action_spec, BoundedTensorSpec):
+                raise SpecError(f'expected a single discrete action, found {action_spec}; put the choices '
+                                'together into one discrete action')
+            self.type, self.discrete = ActionType.Discrete, action_spec
+        else:
+            self.type, self._keys = ActionType.Mixed, _keys_of_parts(action_spec)
+            self.discrete, self.continuous = (action_spec[key] for key in self._keys)
+        if self.type != ActionType.Continuous and self.discrete.ndim != 0:
+            raise SpecError(f'expected a discrete action of shape (), found {self.discrete}; put its components '
+                            'together into one discrete action')
+
+    def split(self, action: NestedTensor) -> tuple[Any, NestedTensor]:
+        """``(discrete, continuous)`` of a nest of the structure of the action; ``()`` for what there is not."""
+        if self.type == ActionType.Mixed:
+            return action[self._keys[0]], action[self._keys[1]]
+        return (action, ()) if self.type == ActionType.Discrete else ((), action)
+
+    def join(self, discrete: Any, continuous: NestedTensor) -> NestedTensor:
+        """The inverse of :meth:`split`."""
+        if self.type != ActionType.Mixed:
+            return discrete if self.type == ActionType.Discrete else continuous
+        parts = dict(zip(self._keys, (discrete, continuous)))
+        if isinstance(self._spec, dict):
+            return type(self._spec)((key, parts[key]) for key in self._spec)
+        return type(self._spec)((parts[0], parts[1]))
+
+    def index(self, discrete_action: Tensor) -> Tensor:
+        """int64 ``[B]``: the head of the Q network that belongs to a discrete action ``[B]``."""
+        start = int(self.discrete.minimum)
+        index = discrete_action.long()
+        return index - start if start else index
+
+
+def _keys_of_parts(action_spec: NestedTensorSpec) -> tuple[Any, Any]:
+    """Where the discrete and the continuous part are in a mixed action."""
+    if type(action_spec) in (tuple, list, dict) and len(action_spec) == 2:
+        keys = list(action_spec) if isinstance(action_spec, dict) else [0, 1]
+        for discrete, continuous in (keys, keys[::-1]):
+            if (isinstance(action_spec[discrete], BoundedTensorSpec) and action_spec[discrete].is_discrete
+                    and not any(leaf.is_discrete for leaf in nest.flatten(action_spec[continuous]))):
+                return discrete, continuous
+    raise SpecError('a mixed action has to be a tuple, list or dict of two: one discrete action and a nest of '
+                    f'continuous ones, such as (discrete, continuous); found {action_spec}')
+
+
+# Target entropy ----------------------------------------------------------------------------------------------------
+
+TargetEntropy = float | Callable[[BoundedTensorSpec], float] | None
+
+
+def target_entropy_of(spec: NestedTensorSpec, target_entropy: TargetEntropy) -> float:
+    """The entropy in nats to be kept by the policy over actions of ``spec``.
+
+    Args:
+        spec: nest of action specs.
+        target_entropy: the value itself; or a function of one spec, summed over the nest; ``None``:
+            :func:`alfx.utils.dist_utils.calc_default_target_entropy`.
+
+    Raises:
+        SpecError: the default has no meaning for an action without finite bounds.
+    """
+    if isinstance(target_entropy, (int, float)):
+        return float(target_entropy)
+    of_one = dist_utils.calc_default_target_entropy if target_entropy is None else target_entropy
+    return float(sum(of_one(leaf) for leaf in nest.flatten(spec)))
+
+
+def target_entropies(parts: ActionParts, target_entropy: TargetEntropy | Sequence[TargetEntropy]) -> list[float]:
+    """One target entropy for each entropy coefficient: for a mixed action ``[discrete, continuous]``.
+
+    Args:
+        parts: the kind of action.
+        target_entropy: see :func:`target_entropy_of`; for a mixed action also a pair of them.
+
+    Raises:
+        ValueError: a pair for an action that is not mixed, or more or fewer than two.
+    """
+    is_pair = isinstance(target_entropy, (tuple, list))
+    if parts.type != ActionType.Mixed:
+        if is_pair:
+            raise ValueError(f'target_entropy: expected one for a {parts.type.name.lower()} action, found '
+                             f'{target_entropy}; a pair is for a mixed action')
+        return [target_entropy_of(parts.join(parts.discrete, parts.continuous), target_entropy)]  # type: ignore[arg-type]
+    pair: Any = target_entropy if is_pair else (target_entropy, target_entropy)
+    if len(pair) != 2:
+        raise ValueError(f'target_entropy: expected (discrete, continuous), found {target_entropy}')
+    return [target_entropy_of(parts.discrete, pair[0]), target_entropy_of(parts.continuous, pair[1])]
+
+
+# Exploration -------------------------------------------------------------------------------------------------------
+
+
+def uniform_actions(action_spec: NestedTensorSpec, batch_size: int, device: torch.device) -> NestedTensor:
+    """``[batch_size, ...]`` actions drawn uniformly from their bounds."""
+    return nest.map_structure(lambda spec: spec.sample((batch_size, )).to(device), action_spec)
+
+
+def can_correlate(distribution: Any) -> bool:
+    """Whether :func:`sample_from_noise` can sample from a distribution (not a nest)."""
+    base = distribution.base_dist if isinstance(distribution, dist_utils.TransformedDistribution) else distribution
+    return isinstance(base, dist_utils.DiagMultivariateNormal)
+
+
+def next_noise(noise: Tensor, correlation: float, is_first: Tensor) -> Tensor:
+    """The next state of a stationary autoregressive process of standard normal numbers.
+
+    ``e[t] = c e[t-1] + sqrt(1 - c^2) z[t]`` with standard normal z, and ``e[0] = z[0]`` at the first step of an
+    episode: the Ornstein-Uhlenbeck process seen once a step. Each ``e[t]`` is standard normal.
+
+    Args:
+        noise: ``e[t-1]``, ``[B, ...]``.
+        correlation: c, in [0, 1).
+        is_first: bool ``[B]``.
+    """
+    fresh = torch.randn_like(noise)
+    moved = noise * correlation + fresh * math.sqrt(1.0 - correlation**2)
+    return torch.where(is_first.reshape(-1, *[1] * (noise.ndim - 1)), fresh, moved)
+
+
+def sample_from_noise(distribution: Any, noise: Tensor) -> Tensor:
+    """The sample ``[B, ...]`` of a diagonal normal, transformed or not, that comes of the standard normal ``noise``."""
+    if isinstance(distribution, dist_utils.TransformedDistribution):
+        return distribution.forward(sample_from_noise(distribution.base_dist, noise))
+    return torch.addcmul(distribution.loc, distribution.scale, noise)

@@ -1,0 +1,583 @@
+"""Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905), for continuous, discrete and mixed actions.
+
+Discrete actions need no actor: the policy is ``p(a | s) = exp(Q(s, a) / alpha) / Z`` (the optimum of SAC's policy
+improvement; Christodoulou 2019, arXiv:1910.07207, learns a network instead), and its entropy is exact. For a mixed
+action one network computes ``Q(s, a_continuous, k)`` for all values k of the discrete action: an actor chooses the
+continuous part, then the discrete one follows from Q. Each part has its own entropy coefficient alpha.
+
+Differs from the paper in that
+
+* one sample of an action serves the losses of critics, actor and alpha;
+* actor and alpha are trained at every sampled step, also at the last one of a sequence (as in the paper with
+  ``train_actor_on_last_step=False``);
+* steps that are LAST, whose action the environment ignores, are not trained on;
+* the loss of alpha has log alpha as factor in the place of alpha, as is common: the step does not shrink with alpha.
+
+The maths is in :mod:`alfx.algorithms.sac_losses`; kinds of actions, target entropies and exploration in
+:mod:`alfx.algorithms.sac_actions`; how critics are called for each kind in :mod:`alfx.algorithms.sac_critics`.
+"""
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from alfx import nest, summary
+from alfx.algorithms import sac_actions, sac_losses
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.algorithms.one_step_loss import OneStepTDLoss
+from alfx.algorithms.sac_actions import ActionParts, ActionType, TargetEntropy
+from alfx.algorithms.sac_critics import ActionValues
+from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
+from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
+from alfx.gin_utils import configurable
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.critic_networks import CriticNetwork
+from alfx.networks.q_networks import QNetwork
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils import dist_utils
+from alfx.utils.averager import ScalarAdaptiveAverager
+from alfx.utils.target_updater import TargetUpdater
+
+__all__ = ['ActionType', 'SacActionState', 'SacActorInfo', 'SacAlgorithm', 'SacCriticInfo', 'SacCriticState', 'SacInfo',
+           'SacLossInfo', 'SacState']
+
+SacActionState = namedtuple('SacActionState', ['actor_network', 'critic'], default_value=())
+"""State of choosing an action: of the actor, and of the Q networks if a discrete action is chosen by them."""
+
+SacCriticState = namedtuple('SacCriticState', ['critics', 'target_critics'], default_value=())
+"""State of evaluating the action taken."""
+
+SacState = namedtuple('SacState', ['action', 'actor', 'critic', 'noise'], default_value=())
+"""``action``: :class:`SacActionState`; ``actor``: state of the critics that the actor is trained with; ``critic``:
+:class:`SacCriticState`; ``noise``: in the rollout only, see ``rollout_noise_correlation``."""
+
+SacCriticInfo = namedtuple('SacCriticInfo', ['critics', 'target_critic'], default_value=())
+"""``critics``: ``[B, n]`` values of the action taken; ``target_critic``: ``[B]`` value of the policy's action.
+With K rewards ``[B, n, K]`` and ``[B, K]``."""
+
+SacActorInfo = namedtuple('SacActorInfo', ['actor_loss', 'neg_entropy'], default_value=())
+"""``actor_loss``: ``[B]``, its gradient is that of -Q; ``neg_entropy``: ``[B]``, see ``SacInfo.log_pi``."""
+
+SacInfo = namedtuple('SacInfo', ['reward', 'step_type', 'discount', 'action', 'action_distribution', 'actor', 'critic',
+                                 'alpha', 'log_pi', 'discounted_return'], default_value=())
+"""What the steps yield, ``[B, ...]`` each; what is not needed is ``()``.
+
+``action`` is the one taken; ``action_distribution`` the policy now; ``actor`` a ``LossInfo`` with
+:class:`SacActorInfo`; ``critic`` a :class:`SacCriticInfo`; ``alpha`` the loss of alpha; ``log_pi`` the log-probability
+of the policy's action (minus that of the prior), or for a discrete action the negative entropy; for a mixed action
+``[B, 2]``: both."""
+
+SacLossInfo = namedtuple('SacLossInfo', ['actor', 'critic', 'alpha'], default_value=())
+"""The parts of the loss, for summaries."""
+
+
+class _Choice(NamedTuple):
+    """What the policy does at N steps.
+
+    ``distribution`` and ``action`` are nests like the action, ``continuous`` is the continuous part of ``action``. A
+    discrete part was chosen with ``probs`` ``[N, A]`` that follow from ``q_values`` ``[N, n, A]`` (``[N, n, A, K]``),
+    which were computed from ``at``: ``continuous`` as a leaf of the graph.
+    """
+
+    distribution: Any
+    action: Any
+    continuous: Any
+    state: Any
+    at: Any = ()
+    q_values: Any = ()
+    probs: Any = ()
+
+
+@configurable
+class SacAlgorithm(OffPolicyAlgorithm):
+    """Soft actor-critic; see the module for what it does.
+
+    With ``prior_actor_ctor`` the entropy is replaced by the negative KL divergence to the prior: the objective is
+    ``E[sum_t gamma^t (r[t] - alpha KL(pi(. | s[t]) || prior(. | s[t])))]``.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: nest of continuous specs; or one discrete spec; or a pair ``(discrete spec, nest of continuous
+            specs)``, which may also be a dict or in the other order.
+        reward_spec: of rank 0, or of rank 1 for K rewards; each critic then has K values.
+        actor_network_cls: called as ``(input_tensor_spec=, action_spec=)`` with the continuous specs; makes the network
+            whose output is a nest of distributions that can be reparameterized.
+        critic_network_cls: called as ``(input_tensor_spec=(observation_spec, action_spec))``, for K rewards also with
+            ``output_tensor_spec``; makes a critic of continuous actions. ``None`` if the algorithm is only played or
+            evaluated.
+        q_network_cls: called as ``(input_tensor_spec=, action_spec=)`` with the discrete spec; makes the Q network of
+            discrete actions. Its input is the observation, or the pair ``(observation, continuous action)``.
+        reward_weights: K weights of the rewards in the actor's objective; ``None``: all are 1.
+        epsilon_greedy: in evaluation, the chance of sampling an action instead of taking the best one; ``None``:
+            ``config.epsilon_greedy``, or 0 without a config.
+        use_entropy_reward: whether the critics are trained on rewards that include the entropy.
+        normalize_entropy_reward: whether the running mean of the entropy reward is subtracted from it, so that a
+            longer episode is no reward in itself. Without effect unless ``use_entropy_reward``.
+        calculate_priority: set ``LossInfo.priority``, for prioritised replay.
+        num_critic_replicas: n, the number of critics, of whose values the lowest counts.
+        env: batched environment, for the root algorithm.
+        config: configuration, for the root algorithm.
+        critic_loss_ctor: makes the loss of the critics, called as ``(debug_summaries=, name=)``; ``None``:
+            ``OneStepTDLoss``. The losses of the n critics are added up.
+        target_entropy: what alpha keeps the entropy at, in nats; or a function of a spec, summed over the nest of
+            actions; ``None``: ``calc_default_target_entropy``. For a mixed action also a pair of these (discrete,
+            continuous). Not with ``prior_actor_ctor``.
+        prior_actor_ctor: called as ``(observation_spec, action_spec, debug_summaries=)``; makes a prior, whose
+            ``train_step`` outputs a nest of distributions. For continuous actions.
+        target_kld_per_dim: alpha keeps the KL divergence to the prior at this times the number of action dimensions.
+        initial_log_alpha: initial value of log alpha.
+        max_log_alpha: log alpha is capped at this value.
+        target_update_tau: how far the target critics move at an update, in (0, 1].
+        target_update_period: they are updated every so many updates.
+        dqda_clipping: clip each element of dQ/da in the actor's loss to ``[-dqda_clipping, dqda_clipping]``; ``None``
+            or 0: do not.
+        actor_optimizer: optimizer of the actor; ``None``: the parent's.
+        critic_optimizer: optimizer of the critics; ``None``: the parent's.
+        alpha_optimizer: optimizer of log alpha; ``None``: the parent's.
+        checkpoint: as in ``Algorithm``.
+        debug_summaries: write more summaries.
+        reproduce_locomotion: act uniformly at random until training starts, train actor and alpha on all steps of a
+            sequence but the first, and the critics on all but the last.
+        name: name of this algorithm.
+        train_actor_on_last_step: whether actor and alpha are trained at the last step of each sequence as well, on
+            which the critics are not. Without it an update costs about a quarter less.
+        rollout_noise_correlation: c in [0, 1): correlation of the noise in the actions of successive steps of the
+            rollout. The noise is that of a stationary Ornstein-Uhlenbeck process, so that each action on its own is
+            distributed as the policy says, but exploration keeps a direction for about ``1 / (1 - c)`` steps
+            (compare Eberhard et al. 2023, "Pink noise is all you need"). For actions that are (squashed) normal.
+
+    Raises:
+        SpecError: an action or a network that does not fit.
+        ValueError: arguments that contradict each other or are out of range.
+    """
+
+    _log_alpha: nn.Parameter
+    _target_entropy: Tensor
+    _training_started: Tensor
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()),
+                 actor_network_cls: Callable[..., Any] = ActorDistributionNetwork,
+                 critic_network_cls: Callable[..., Any] | None = CriticNetwork,
+                 q_network_cls: Callable[..., Any] | None = QNetwork, reward_weights: list[float] | None = None,
+                 epsilon_greedy: float | None = None, use_entropy_reward: bool = True,
+                 normalize_entropy_reward: bool = False, calculate_priority: bool = False,
+                 num_critic_replicas: int = 2, env: Any = None, config: TrainerConfig | None = None,
+                 critic_loss_ctor: Callable[..., Any] | None = None,
+                 target_entropy: TargetEntropy | Sequence[TargetEntropy] = None,
+                 prior_actor_ctor: Callable[..., Any] | None = None, target_kld_per_dim: float = 3.0,
+                 initial_log_alpha: float = 0.0, max_log_alpha: float | None = None, target_update_tau: float = 0.05,
+                 target_update_period: int = 1, dqda_clipping: float | None = None, actor_optimizer: Any = None,
+                 critic_optimizer: Any = None, alpha_optimizer: Any = None, checkpoint: str | None = None,
+                 debug_summaries: bool = False, reproduce_locomotion: bool = False, name: str = 'SacAlgorithm',
+                 train_actor_on_last_step: bool = True, rollout_noise_correlation: float = 0.0):
+        parts = ActionParts(action_spec)
+        self._check_arguments(name, parts, num_critic_replicas, prior_actor_ctor, target_entropy, reproduce_locomotion,
+                              train_actor_on_last_step, rollout_noise_correlation)
+        actor = critics = None
+        action_values = ActionValues(parts, num_critic_replicas, reward_spec)
+        if parts.type != ActionType.Discrete:
+            actor = actor_network_cls(input_tensor_spec=observation_spec, action_spec=parts.continuous)
+        ctor = critic_network_cls if parts.type == ActionType.Continuous else q_network_cls
+        if ctor is not None:
+            critics = action_values.make_networks(ctor, observation_spec)
+        elif parts.type != ActionType.Continuous:
+            raise ValueError(f'{name}: a policy over discrete actions needs q_network_cls, even to be played')
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                         is_eval=critics is None, reward_weights=reward_weights, env=env, config=config,
+                         checkpoint=checkpoint, debug_summaries=debug_summaries, name=name,
+                         **_state_specs(parts, actor, critics, rollout_noise_correlation > 0.0))
+        self._parts = parts
+        self._action_values = action_values
+        self._actor_network = actor
+        self._critic_networks: Any = critics
+        self._target_critic_networks: Any = None
+        self._epsilon_greedy = epsilon_greedy if epsilon_greedy is not None else getattr(config, 'epsilon_greedy', 0.0)
+        self._use_entropy_reward = use_entropy_reward
+        self._entropy_averager = (ScalarAdaptiveAverager(name='entropy_reward')
+                                  if use_entropy_reward and normalize_entropy_reward else None)
+        self._calculate_priority = calculate_priority
+        self._dqda_clipping = dqda_clipping
+        self._max_log_alpha = max_log_alpha
+        self._reproduce_locomotion = reproduce_locomotion
+        self._train_actor_on_last_step = train_actor_on_last_step
+        self._noise_correlation = rollout_noise_correlation
+        self._keeps_distribution = config is not None and config.summarize_action_distributions
+        self._is_recurrent = bool(nest.flatten(self.train_state_spec))
+        self.register_buffer('_training_started', torch.zeros((), dtype=torch.bool))
+        self._prior_actor = None
+        if prior_actor_ctor is not None:
+            self._prior_actor = prior_actor_ctor(observation_spec, action_spec, debug_summaries=debug_summaries)
+        self._set_alpha(initial_log_alpha, target_entropy, target_kld_per_dim)
+        if critics is None:
+            return
+        self._target_critic_networks = critics.copy(name='target_' + critics.name)
+        self._update_target = TargetUpdater(critics, self._target_critic_networks, tau=target_update_tau,
+                                            period=target_update_period)
+        self._critic_loss = (critic_loss_ctor or self._default_critic_loss)(debug_summaries=debug_summaries,
+                                                                            name='critic_loss')
+        for optimizer, owned in ((actor_optimizer, actor), (critic_optimizer, critics),
+                                 (alpha_optimizer, self._log_alpha)):
+            if optimizer is not None and owned is not None:
+                self.add_optimizer(optimizer, [owned])
+
+    # Set-up ----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _check_arguments(name: str, parts: ActionParts, num_critic_replicas: int, prior_actor_ctor: Any,
+                         target_entropy: Any, reproduce_locomotion: bool, train_actor_on_last_step: bool,
+                         noise_correlation: float) -> None:
+        if num_critic_replicas < 1:
+            raise ValueError(f'{name}.num_critic_replicas: expected at least 1, found {num_critic_replicas}')
+        if not 0.0 <= noise_correlation < 1.0:
+            raise ValueError(f'{name}.rollout_noise_correlation: expected a number in [0, 1), found '
+                             f'{noise_correlation}')
+        if noise_correlation and parts.type == ActionType.Discrete:
+            raise ValueError(f'{name}.rollout_noise_correlation is for continuous actions, found {parts.discrete}')
+        if prior_actor_ctor is not None and parts.type != ActionType.Continuous:
+            raise ValueError(f'{name}.prior_actor_ctor is for continuous actions, found {parts.type.name.lower()}')
+        if prior_actor_ctor is not None and target_entropy is not None:
+            raise ValueError(f'{name}.target_entropy has no effect with prior_actor_ctor; set target_kld_per_dim')
+        if reproduce_locomotion and not train_actor_on_last_step:
+            raise ValueError(f'{name}.reproduce_locomotion trains the actor on the last step of a sequence; leave '
+                             'train_actor_on_last_step at True')
+
+    _default_critic_loss: Callable[..., Any] = OneStepTDLoss
+
+    def _set_alpha(self, initial_log_alpha: float, target_entropy: Any, target_kld_per_dim: float) -> None:
+        """Make log alpha, ``()`` or for a mixed action ``[2]``, and what keeps it."""
+        if self._max_log_alpha is not None:
+            initial_log_alpha = min(initial_log_alpha, self._max_log_alpha)
+        shape = (2, ) if self._parts.type == ActionType.Mixed else ()
+        self._log_alpha = nn.Parameter(torch.full(shape, float(initial_log_alpha)))
+        if self._prior_actor is not None:
+            targets = [-target_kld_per_dim * sum(spec.numel for spec in nest.flatten(self._action_spec))]
+        else:
+            targets = sac_actions.target_entropies(self._parts, target_entropy)
+        self.register_buffer('_target_entropy', torch.tensor(targets).reshape(shape), persistent=False)
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        return ['_target_critic_networks', '_prior_actor']
+
+    def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
+        """The state of choosing an action."""
+        return SacState(action=state.action)
+
+    @property
+    def _weights(self) -> Tensor | None:
+        """``[K]`` for K rewards, ``None`` for a scalar one."""
+        return self._reward_weights
+
+    # Acting ----------------------------------------------------------------------------------------------------
+
+    def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """The best action, or with probability ``epsilon_greedy`` a sampled one."""
+        def draw(distribution: Any) -> NestedTensor:
+            return dist_utils.epsilon_greedy_sample(distribution, self._epsilon_greedy)
+
+        choice = self._choose(inputs.observation, state.action, draw, draw)
+        return AlgStep(choice.action, SacState(action=choice.state),
+                       SacInfo(action_distribution=choice.distribution))
+
+    def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """Sample an action; where states are stored for training, also move the states of the critics on."""
+        noise = state.noise
+        if self._noise_correlation:
+            is_first = inputs.is_first()
+            noise = nest.map_structure(
+                lambda e: sac_actions.next_noise(e, self._noise_correlation, is_first), noise)
+
+        def draw(distribution: Any) -> NestedTensor:
+            return self._draw_rollout_action(inputs, distribution, noise)
+
+        choice = self._choose(inputs.observation, state.action, draw, dist_utils.sample_action_distribution)
+        action = choice.action
+        if self._reproduce_locomotion and not self._training_started:
+            action = sac_actions.uniform_actions(self._action_spec, inputs.step_type.shape[0], self.device)
+        new_state = SacState(choice.state, state.actor, state.critic, noise)
+        if self._is_recurrent and self.need_full_rollout_state():
+            new_state = self._with_critic_states(inputs.observation, action, new_state)
+        distribution = choice.distribution if self._keeps_distribution else ()
+        return AlgStep(action, new_state, SacInfo(action=action, action_distribution=distribution))
+
+    def _draw_rollout_action(self, inputs: TimeStep, distribution: Any, noise: NestedTensor) -> NestedTensor:
+        """The continuous action ``[B, ...]`` of the rollout; a subclass may explore otherwise."""
+        if not self._noise_correlation:
+            return dist_utils.sample_action_distribution(distribution)
+        return nest.map_structure(sac_actions.sample_from_noise, distribution, noise, is_leaf=nest.is_distribution)
+
+    def _choose(self, observation: NestedTensor, state: Any, draw: Callable[[Any], NestedTensor],
+                draw_discrete: Callable[[Any], Tensor]) -> _Choice:
+        """What the policy does at N steps; ``draw`` and ``draw_discrete`` take an action from a distribution."""
+        distribution: Any = ()
+        continuous: NestedTensor = ()
+        actor_state: NestedTensor = ()
+        if self._actor_network is not None:
+            distribution, actor_state = self._actor_network(observation, state.actor_network)
+            continuous = draw(distribution)
+        if self._parts.type == ActionType.Continuous:
+            return _Choice(distribution, continuous, continuous, SacActionState(actor_network=actor_state))
+        at = _leaves_of_graph(continuous)
+        q_values, critic_state = self._action_values.of_all(self._critic_networks, observation, at, state.critic)
+        policy = self._discrete_policy(q_values.detach())
+        discrete = draw_discrete(policy)
+        return _Choice(self._parts.join(policy, distribution), self._parts.join(discrete, continuous), continuous,
+                       SacActionState(actor_state, critic_state), at, q_values, policy.probs)
+
+    def _discrete_policy(self, q_values: Tensor) -> Any:
+        """``p(k | s) = exp(Q(s, k) / alpha) / Z`` from ``[N, n, A]`` (``[N, n, A, K]``)."""
+        log_alpha = self._log_alpha.detach()
+        alpha = (log_alpha[0] if log_alpha.ndim else log_alpha).exp()
+        return dist_utils.categorical_from_spec(self._actor_value(q_values) / alpha, self._parts.discrete)
+
+    def _log_pi(self, inputs: TimeStep, choice: _Choice) -> Tensor:
+        """``[N]`` or ``[N, 2]``, see ``SacInfo.log_pi``."""
+        policy, distribution = self._parts.split(choice.distribution)
+        if self._parts.type == ActionType.Discrete:
+            return -policy.entropy()
+        log_prob = dist_utils.compute_log_probability(distribution, choice.continuous)
+        if self._prior_actor is not None:
+            prior = self._prior_actor.train_step(inputs, ()).output
+            return log_prob - _summed_log_prob(prior, choice.continuous)
+        return log_prob if self._parts.type == ActionType.Continuous else torch.stack((-policy.entropy(), log_prob), -1)
+
+    # Values ----------------------------------------------------------------------------------------------------
+
+    def _pessimistic_value(self, critics: Tensor) -> Tensor:
+        """``[N, n, ...]`` to the ``[N, ...]`` that the critics are trained towards."""
+        return sac_losses.lowest_critic(critics, self._weights)
+
+    def _actor_value(self, critics: Tensor) -> Tensor:
+        """``[N, n]`` (or ``[N, n, A]``, each also with K) to the ``[N]`` (``[N, A]``) that the policy maximises."""
+        return sac_losses.weighted_sum(sac_losses.lowest_critic(critics, self._weights), self._weights)
+
+    @torch.no_grad()
+    def _target_value(self, observation: NestedTensor, continuous: NestedTensor, probs: Any,
+                      state: NestedTensor) -> tuple[Tensor, NestedTensor]:
+        """Value of the policy by the target critics at N steps: ``[N]`` or ``[N, K]``, and their state.
+
+        Args:
+            observation: nest ``[N, ...]``.
+            continuous: nest ``[N, ...]`` of continuous actions of the policy, or ``()``.
+            probs: ``[N, A]``: probabilities of the discrete actions, or ``()``.
+            state: of the target critics.
+        """
+        if self._parts.type == ActionType.Continuous:
+            critics, state = self._target_critic_networks((observation, continuous), state)
+            return self._pessimistic_value(critics), state
+        q_values, state = self._action_values.of_all(self._target_critic_networks, observation, continuous, state)
+        values = self._pessimistic_value(q_values)
+        return (values * probs.reshape(*probs.shape, *[1] * (values.ndim - 2))).sum(1), state
+
+    def _with_critic_states(self, observation: NestedTensor, action: NestedTensor, state: Any) -> Any:
+        """``state`` with the states of actor and critics moved on by one step of the rollout."""
+        critics, targets = state.critic
+        if self._parts.type != ActionType.Discrete:
+            _, critics = self._action_values.of_action(self._critic_networks, observation, action, critics)
+        _, targets = self._action_values.of_action(self._target_critic_networks, observation, action, targets)
+        # the critics see the same action whether the actor or the critics are to be trained
+        actor = critics if self._parts.type == ActionType.Continuous else ()
+        return state._replace(actor=actor, critic=SacCriticState(critics, targets))
+
+    # Training --------------------------------------------------------------------------------------------------
+
+    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
+                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
+        """Hand the discounted returns that the replay buffer knows, if it does, to the loss."""
+        if isinstance(batch_info.discounted_return, Tensor):
+            rollout_info = rollout_info._replace(discounted_return=batch_info.discounted_return)
+        return root_inputs, rollout_info
+
+    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """One step ``[B, ...]``: the losses of actor and alpha, and the values for the loss of the critics."""
+        self._require_critics()
+        observation = inputs.observation
+        choice = self._choose(observation, state.action, dist_utils.rsample_action_distribution,
+                              dist_utils.sample_action_distribution)
+        log_pi = self._log_pi(inputs, choice)
+        actor_loss, actor_state = self._actor_loss(observation, choice, log_pi, state.actor)
+        critics, critics_state = self._trained_values(observation, choice.q_values, rollout_info.action,
+                                                      state.critic.critics)
+        target, target_state = self._target_value(observation, _detached(choice.continuous), choice.probs,
+                                                  state.critic.target_critics)
+        alpha_loss = sac_losses.temperature_loss(self._log_alpha, log_pi, self._target_entropy)
+        new_state = SacState(choice.state, actor_state, SacCriticState(critics_state, target_state))
+        return AlgStep(choice.action, new_state, self._info(
+            inputs, rollout_info, choice.distribution, actor_loss, SacCriticInfo(critics, target), alpha_loss, log_pi))
+
+    def _require_critics(self) -> None:
+        if self._critic_networks is None:
+            raise RuntimeError(f'{self._name} has no critics (critic_network_cls=None): it can be played and '
+                               'evaluated, not trained')
+
+    def _info(self, inputs: TimeStep, rollout_info: Any, distribution: Any, actor_loss: Any, critic: Any,
+              alpha_loss: Tensor, log_pi: Tensor) -> Any:
+        neg_entropy = log_pi.detach()
+        neg_entropy = neg_entropy.sum(-1) if self._log_alpha.ndim else neg_entropy
+        return SacInfo(
+            reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=rollout_info.action,
+            action_distribution=distribution, critic=critic, alpha=alpha_loss, log_pi=log_pi.detach(),
+            actor=LossInfo(loss=actor_loss, extra=SacActorInfo(actor_loss, neg_entropy)),
+            discounted_return=rollout_info.discounted_return)
+
+    def _actor_loss(self, observation: NestedTensor, choice: _Choice, log_pi: Tensor,
+                    state: NestedTensor) -> tuple[Any, NestedTensor]:
+        """The loss ``[N]`` of the actor, ``()`` if there is none, and the state of the critics."""
+        if self._parts.type == ActionType.Discrete:
+            return (), state
+        with torch.enable_grad():
+            if self._parts.type == ActionType.Continuous:
+                at = _leaves_of_graph(choice.continuous)
+                critics, state = self._critic_networks((observation, at), state)
+                value = self._actor_value(critics)
+            else:
+                at, value = choice.at, (choice.probs * self._actor_value(choice.q_values)).sum(-1)
+            gradient = sac_losses.action_gradient(value, at, self._dqda_clipping)
+        log_alpha = self._log_alpha.detach()
+        if log_alpha.ndim:
+            log_alpha, log_pi = log_alpha[1], log_pi[..., 1]
+        loss = sac_losses.deterministic_policy_loss(gradient, choice.continuous)
+        return torch.addcmul(loss, log_alpha.exp(), log_pi), _detached(state)
+
+    def _trained_values(self, observation: NestedTensor, q_values: Any, action: NestedTensor,
+                        state: NestedTensor) -> tuple[Tensor, NestedTensor]:
+        """Critics ``[N, n]`` (``[N, n, K]``) of the action taken, with gradient; ``q_values`` if they are known."""
+        if self._parts.type == ActionType.Discrete:
+            return self._action_values.at(q_values, action), state
+        return self._action_values.of_action(self._critic_networks, observation, action, state)
+
+    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """:meth:`train_step` for a sequence ``[T, B, ...]``, without what no loss reads.
+
+        The critics at the last step, the target critics at the first one, and gradients of what is only bootstrapped
+        from are left out. With T = 2 that are B rows through each network with gradient and B without.
+        """
+        length, batch = inputs.step_type.shape
+        if length < 2 or self._is_recurrent:
+            return super().train_sequence(inputs, state, rollout_info)
+        self._require_critics()
+        has_actor = self._actor_network is not None
+        trained_steps = length if has_actor and self._train_actor_on_last_step else length - 1
+        observation = inputs.observation
+        trained = self._train_choice(inputs, 0, trained_steps)
+        choice, log_pi = trained
+        loss, _ = self._actor_loss(steps(observation, 0, trained_steps), choice, log_pi, ())
+        critics, _ = self._trained_values(steps(observation, 0, length - 1), choice.q_values,
+                                          steps(rollout_info.action, 0, length - 1), ())
+        policy = (choice.distribution, choice.action, choice.continuous, choice.probs)
+        if trained_steps < length:
+            with torch.no_grad():
+                last, last_log_pi = self._train_choice(inputs, trained_steps, length)
+            policy = nest.map_structure(lambda a, b: torch.cat((a, b)), policy,
+                                        (last.distribution, last.action, last.continuous, last.probs))
+            log_pi = torch.cat((log_pi, last_log_pi))
+        distribution, action, continuous, probs = policy
+        continuous, probs = nest.map_structure(lambda x: x[batch:].detach(), (continuous, probs))
+        target, _ = self._target_value(steps(observation, 1, length), continuous, probs, ())
+        alpha_steps = length if self._train_actor_on_last_step else length - 1
+        alpha_loss = sac_losses.temperature_loss(self._log_alpha, log_pi[:alpha_steps * batch], self._target_entropy)
+
+
+        def as_sequence(x: Tensor) -> Tensor:
+            if x.shape[0] < length * batch:
+                x = with_zeros_after(x, batch)
+            return x.unflatten(0, (length, batch))
+
+        action, distribution, loss, critics, target, alpha_loss, log_pi = nest.map_structure(
+            as_sequence, (action, distribution, loss, critics, with_zeros_before(target, batch), alpha_loss, log_pi))
+        info = self._info(inputs, rollout_info, distribution, loss, SacCriticInfo(critics, target), alpha_loss, log_pi)
+        return AlgStep(action, (), info)
+
+    def _train_choice(self, inputs: TimeStep, begin: int, end: int) -> tuple[_Choice, Tensor]:
+        """What the policy does now at the steps ``begin`` to ``end`` of a sequence, and its ``log_pi``."""
+        part = TimeStep(observation=steps(inputs.observation, begin, end))
+        if self._prior_actor is not None:
+            part = steps(inputs, begin, end)
+        choice = self._choose(part.observation, SacActionState(), dist_utils.rsample_action_distribution,
+                              dist_utils.sample_action_distribution)
+        return choice, self._log_pi(part, choice)
+
+    # Losses ----------------------------------------------------------------------------------------------------
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The loss of critics, actor and alpha ``[T, B]``, from infos ``[T, B, ...]``."""
+        critic_loss = self._calc_critic_loss(info)
+        policy_loss = info.alpha if isinstance(info.actor.loss, tuple) else info.actor.loss + info.alpha
+        if self._reproduce_locomotion:
+            policy_loss = with_zeros_before(policy_loss[1:], 1)
+        priority = sac_losses.sequence_priority(critic_loss, info.step_type) if self._calculate_priority else ()
+        if summary.should_record_summaries():
+            self._summarize_alpha()
+        return LossInfo(loss=critic_loss + policy_loss, priority=priority,
+                        extra=SacLossInfo(actor=info.actor.extra, critic=critic_loss, alpha=info.alpha))
+
+    def _calc_critic_loss(self, info: Any) -> Tensor:
+        """``[T, B]``: the sum of the losses of all critics."""
+        if self._use_entropy_reward:
+            info = info._replace(reward=self._soft_reward(info))
+        length, batch, count = info.critic.critics.shape[:3]
+
+        def for_each_critic(x: Any) -> Any:
+            return x.unsqueeze(2).expand(length, batch, count, *x.shape[2:]).flatten(1, 2)
+
+        # to the loss the critics are further samples: [T, B * n, ...]
+        seen = SacInfo(**nest.map_structure(for_each_critic, dict(
+            reward=info.reward, step_type=info.step_type, discount=info.discount,
+            discounted_return=info.discounted_return)))
+        loss = self._critic_loss(seen, info.critic.critics.flatten(1, 2), for_each_critic(info.critic.target_critic))
+        return loss.loss.view(length, batch, count).sum(-1)
+
+    @torch.no_grad()
+    def _soft_reward(self, info: Any) -> Tensor:
+        """The reward with the entropy, see :func:`sac_losses.reward_with_bonus`."""
+        bonus = sac_losses.entropy_bonus(self._log_alpha, info.log_pi)
+        if self._entropy_averager is not None:
+            bonus = bonus - self._entropy_averager.average(bonus[1:])
+        return sac_losses.reward_with_bonus(info.reward, bonus, info.discount, self._critic_loss.gamma, self._weights)
+
+    def _summarize_alpha(self) -> None:
+        names = ('/discrete', '/continuous') if self._log_alpha.ndim else ('', )
+        with summary.scope(self._name):
+            for suffix, alpha in zip(names, self._log_alpha.detach().exp().reshape(-1)):
+                summary.scalar(f'alpha{suffix}', alpha)
+
+    def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
+        """Move the target critics; cap log alpha."""
+        self._update_target()
+        if self._max_log_alpha is not None:
+            self._log_alpha.data.clamp_(max=self._max_log_alpha)
+        if self._reproduce_locomotion:
+            self._training_started.fill_(True)
+
+
+def _state_specs(parts: ActionParts, actor: Any, critics: Any, has_noise: bool) -> dict[str, Any]:
+    """The specs of the states of the three kinds of steps."""
+    critic_spec = () if critics is None else critics.state_spec
+    continuous = parts.type == ActionType.Continuous
+    action = SacActionState(actor_network=() if actor is None else actor.state_spec,
+                            critic=() if continuous else critic_spec)
+    critic = SacCriticState(critics=() if parts.type == ActionType.Discrete else critic_spec,
+                            target_critics=critic_spec)
+    train = SacState(action=action, actor=critic_spec if continuous else (), critic=critic)
+    noise = nest.map_structure(TensorSpec.from_spec, parts.continuous) if has_noise else ()
+    return dict(train_state_spec=train, rollout_state_spec=train._replace(noise=noise),
+                predict_state_spec=SacState(action=action))
+
+
+def _leaves_of_graph(action: NestedTensor) -> NestedTensor:
+    """``action``, cut from what it was computed from, with gradient to it where gradients are recorded."""
+    return nest.map_structure(lambda x: x.detach().requires_grad_(torch.is_grad_enabled()), action)
+
+
+def _detached(nested: NestedTensor) -> NestedTensor:
+    return nest.map_structure(Tensor.detach, nested)
+
+
+def _summed_log_prob(distributions: Any, actions: NestedTensor) -> Tensor:
+    """Log-density ``[N]`` of actions ``[N, ...]`` under distributions that may treat each element on its own."""
+    leaves = [d.log_prob(a).reshape(a.shape[0], -1).sum(-1) for d, a in zip(
+        nest.flatten(distributions, nest.is_distribution), nest.flatten(actions))]
+    return torch.stack(leaves).sum(0)
+

@@ -1,0 +1,96 @@
+"""How the critics of soft actor-critic are made and called for each kind of action.
+
+``N`` is any batch, ``n`` the number of critics, ``A`` the number of values of a discrete action, ``K`` the number of
+rewards (no such dimension for a scalar reward). Read next :mod:`alfx.algorithms.sac_algorithm`.
+"""
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from alfx.algorithms.sac_actions import ActionParts, ActionType
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.utils import dist_utils
+
+
+class ActionValues:
+    """Calls of critics of continuous actions, or of Q networks with an output for each value of a discrete action.
+
+    Args:
+        parts: the kind of action.
+        num_replicas: n.
+        reward_spec: spec of the reward, ``()`` or ``(K,)``.
+    """
+
+    def __init__(self, parts: ActionParts, num_replicas: int, reward_spec: TensorSpec):
+        self._parts = parts
+        self._num_replicas = num_replicas
+        self._reward_spec = reward_spec
+
+    def make_networks(self, ctor: Callable[..., Any], observation_spec: NestedTensorSpec) -> Any:
+        """All critics as one network, ``[N, n, (K)]``, or Q networks, ``[N, n * K, A]``.
+
+        Args:
+            ctor: makes one network, see ``critic_network_cls`` and ``q_network_cls`` of ``SacAlgorithm``.
+            observation_spec: nest of specs of the observation.
+
+        Raises:
+            SpecError: the output of the network has another shape.
+        """
+        parts, reward_spec = self._parts, self._reward_spec
+        if parts.type == ActionType.Continuous:
+            output = {'output_tensor_spec': TensorSpec(reward_spec.shape)} if reward_spec.ndim else {}
+            critic = ctor(input_tensor_spec=(observation_spec, parts.continuous), **output)
+            return checked_output(critic, reward_spec.shape).make_parallel(self._num_replicas)
+        inputs = observation_spec if parts.type == ActionType.Discrete else (observation_spec, parts.continuous)
+        q_network = ctor(input_tensor_spec=inputs, action_spec=parts.discrete)
+        count = dist_utils.num_categories(parts.discrete)
+        return checked_output(q_network, (count, )).make_parallel(self._num_replicas * reward_spec.numel)
+
+    def of_all(self, q_networks: Any, observation: NestedTensor, continuous: NestedTensor,
+               state: NestedTensor) -> tuple[Tensor, NestedTensor]:
+        """Values ``[N, n, A, (K)]`` of all discrete actions, and the new state.
+
+        Args:
+            q_networks: n networks as one.
+            observation: nest ``[N, ...]``.
+            continuous: nest ``[N, ...]`` of the continuous part of a mixed action, otherwise ``()``.
+            state: of the networks.
+        """
+        mixed = self._parts.type == ActionType.Mixed
+        values, state = q_networks((observation, continuous) if mixed else observation, state)
+        if self._reward_spec.ndim:
+            values = values.unflatten(1, (self._num_replicas, -1)).transpose(2, 3)
+        return values, state
+
+    def of_action(self, networks: Any, observation: NestedTensor, action: NestedTensor,
+                  state: NestedTensor) -> tuple[Tensor, NestedTensor]:
+        """Values ``[N, n, (K)]`` of an action, and the new state.
+
+        Args:
+            networks: n networks as one.
+            observation: nest ``[N, ...]``.
+            action: nest ``[N, ...]``.
+            state: of the networks.
+        """
+        if self._parts.type == ActionType.Continuous:
+            return networks((observation, action), state)
+        discrete, continuous = self._parts.split(action)
+        values, state = self.of_all(networks, observation, continuous, state)
+        return self.at(values, discrete), state
+
+    def at(self, q_values: Tensor, discrete: Tensor) -> Tensor:
+        """``[N, n, A, (K)]`` at the discrete actions ``[N]``: ``[N, n, (K)]``."""
+        index = self._parts.index(discrete).reshape(-1, *[1] * (q_values.ndim - 1))
+        return q_values.gather(2, index.expand(*q_values.shape[:2], 1, *q_values.shape[3:])).squeeze(2)
+
+
+def checked_output(network: Any, shape: Sequence[int]) -> Any:
+    """``network``, whose output has to be a tensor ``[N, *shape]``.
+
+    Raises:
+        SpecError: it is not.
+    """
+    if not isinstance(network.output_spec, TensorSpec) or tuple(network.output_spec.shape) != tuple(shape):
+        raise SpecError(f'{network.name}: its output has to have the shape {tuple(shape)}, found {network.output_spec}')
+    return network
