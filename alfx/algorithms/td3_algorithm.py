@@ -1,0 +1,173 @@
+"""Twin-delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477).
+
+:mod:`alfx.algorithms.ddpg_algorithm` with the three changes of the paper: targets take the smaller value of two
+critics (section 4.2); the policy and the target networks are updated less often than the critics (section 5.2);
+targets are smoothed over actions near that of the target policy (section 5.3). Noise is in units of half the range of
+the actions, which the paper has as -1 to 1. Differs from the paper in nothing else.
+"""
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx import context
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
+from alfx.algorithms.exploration_noise import GaussianNoise, gaussian_like
+from alfx.data_structures import AlgStep, LossInfo, TimeStep
+from alfx.engine.update import valid_masks
+from alfx.gin_utils import check_value, configurable
+from alfx.networks.actor_networks import ActorNetwork
+from alfx.networks.critic_networks import CriticNetwork
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+
+
+@configurable
+class Td3Algorithm(DdpgAlgorithm):
+    """A deterministic policy with twin critics, delayed updates and smoothed targets.
+
+    The actions of the first ``config.initial_collect_steps`` environment steps are uniformly random.
+
+    The loss of the policy is calculated in every ``policy_update_period``-th update only; in the others its part of
+    the info is ``()`` and its parameters get no gradient, so that no optimizer moves them.
+
+    Args:
+        observation_spec: see :class:`~alfx.algorithms.ddpg_algorithm.DdpgAlgorithm`, as for all that is not described
+            here.
+        action_spec: nest of ``BoundedTensorSpec`` of continuous actions with finite bounds.
+        reward_spec: of rank 0 or 1.
+        actor_network_ctor: makes the network of the policy.
+        critic_network_ctor: makes one critic.
+        reward_weights: weights of a multi-dimensional reward.
+        epsilon_greedy: in evaluation, the chance of adding exploration noise to an action.
+        calculate_priority: calculate priorities for prioritised replay.
+        env: batched environment, for the root algorithm.
+        config: configuration, for the root algorithm.
+        exploration_noise: standard deviation of the normal noise added to the actions of the rollout, in units of half
+            the range; a number or a schedule.
+        critic_loss_ctor: makes the loss of one critic.
+        num_critic_replicas: number of critics. Targets take the smallest of their values; the policy maximises the
+            first one's.
+        policy_update_period: training updates for each update of the policy.
+        target_update_tau: how far the target networks move in an update, in (0, 1].
+        target_update_period: training updates for each update of the target networks.
+        target_noise: standard deviation of the noise on the action that targets are computed for, in units of half
+            the range; 0 for none.
+        noise_clip: bound of that noise, in the same units.
+        rollout_random_action: probability of a uniformly random action in the rollout after the first
+            ``config.initial_collect_steps``, a number or a schedule.
+        dqda_clipping: bound of the gradient of the value with respect to each element of the action.
+        action_l2: weight of the squared norm of the action in the loss of the policy.
+        actor_optimizer: owns the parameters of the actor.
+        critic_optimizer: owns the parameters of the critics.
+        checkpoint: as in ``Algorithm``.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+        train_actor_on_last_step: train the policy at the last step of each sequence too.
+
+    Raises:
+        ConfError: a number is out of range.
+        SpecError: an action is discrete, or has no finite bounds.
+    """
+
+    _num_updates: Tensor
+    _num_random_steps: Tensor
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()), actor_network_ctor: Callable[..., Any] = ActorNetwork,
+                 critic_network_ctor: Callable[..., Any] = CriticNetwork, reward_weights: list[float] | None = None,
+                 epsilon_greedy: float | None = None, calculate_priority: bool = False, env: Any = None,
+                 config: TrainerConfig | None = None, exploration_noise: float | Callable[[], float] = 0.1,
+                 critic_loss_ctor: Callable[..., Any] | None = None, num_critic_replicas: int = 2,
+                 policy_update_period: int = 2, target_update_tau: float = 0.005, target_update_period: int = 2,
+                 target_noise: float = 0.2, noise_clip: float = 0.5,
+                 rollout_random_action: float | Callable[[], float] = 0.0, dqda_clipping: float | None = None,
+                 action_l2: float = 0.0, actor_optimizer: Any = None, critic_optimizer: Any = None,
+                 checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'Td3Algorithm',
+                 train_actor_on_last_step: bool = True):
+        owner = type(self).__name__
+        check_value(owner, 'exploration_noise', exploration_noise, (float, callable),  # type: ignore[arg-type]
+                    minimum=0)
+        check_value(owner, 'policy_update_period', policy_update_period, int, minimum=1)
+        check_value(owner, 'target_noise', target_noise, float, minimum=0)
+        check_value(owner, 'noise_clip', noise_clip, float, minimum=0)
+        super().__init__(
+            observation_spec, action_spec, reward_spec=reward_spec, actor_network_ctor=actor_network_ctor,
+            critic_network_ctor=critic_network_ctor, reward_weights=reward_weights, epsilon_greedy=epsilon_greedy,
+            calculate_priority=calculate_priority, env=env, config=config, critic_loss_ctor=critic_loss_ctor,
+            num_critic_replicas=num_critic_replicas, target_update_tau=target_update_tau,
+            target_update_period=target_update_period, rollout_random_action=rollout_random_action,
+            dqda_clipping=dqda_clipping, action_l2=action_l2, actor_optimizer=actor_optimizer,
+            critic_optimizer=critic_optimizer, checkpoint=checkpoint, debug_summaries=debug_summaries, name=name,
+            train_actor_on_last_step=train_actor_on_last_step,
+            exploration_noise_ctor=partial(GaussianNoise, stddev=exploration_noise))
+        self._policy_update_period = policy_update_period
+        self._target_noise, self._noise_clip = target_noise, noise_clip
+        self._initial_collect_steps = 0 if config is None else config.initial_collect_steps
+        self.register_buffer('_num_updates', torch.zeros((), dtype=torch.int64))
+        self.register_buffer('_num_random_steps', torch.zeros((), dtype=torch.int64))
+        self._forget_counts()
+        self._latest_actor_loss: Any = None  # shown in summaries of updates that have none
+
+    def _forget_counts(self) -> None:
+        """Look up the counts anew; they are kept as numbers as well, which are read without waiting for a device."""
+        self._updates: int | None = None
+        self._has_random_steps_left = True
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._forget_counts()
+
+    # Acting ----------------------------------------------------------------------------------------------------
+
+    def rollout_step(self, inputs: TimeStep, state: Any = None) -> AlgStep:
+        """A random action at first, later that of the policy with exploration noise, ``[B, ...]``."""
+        step = super().rollout_step(inputs, state)
+        if self._has_random_steps_left:
+            self._num_random_steps += inputs.step_type.shape[0]
+        return step
+
+    def _random_action_probability(self) -> float:
+        if self._has_random_steps_left:
+            if int(self._num_random_steps) < self._initial_collect_steps:
+                return 1.0
+            self._has_random_steps_left = False
+        return super()._random_action_probability()
+
+    # Training --------------------------------------------------------------------------------------------------
+
+    def _target_action(self, action: NestedTensor) -> NestedTensor:
+        """Target policy smoothing (eq. 14)."""
+        if self._target_noise == 0:
+            return action
+        return self._bounds.add_noise(action, gaussian_like(action, self._target_noise, self._noise_clip))
+
+    def _is_actor_trained(self) -> bool:
+        if self._updates is None:
+            self._updates = int(self._num_updates)
+        return (self._updates + 1) % self._policy_update_period == 0
+
+    def _objective(self, q_values: Tensor) -> Tensor:
+        """The value of the first critic (algorithm 1)."""
+        return self._weighted(q_values)[:, 0]
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The loss of each critic, and that of the policy where it is due, ``[T, B]``."""
+        loss_info = super().calc_loss(info)
+        actor_loss = loss_info.extra.actor
+        if isinstance(actor_loss, Tensor):
+            self._latest_actor_loss = actor_loss.detach(), info.step_type
+        elif self._latest_actor_loss is not None and context.should_record_summaries():
+            latest, step_type = self._latest_actor_loss
+            masks = valid_masks(step_type)
+            mean = (latest * masks).sum() / masks.sum().clamp(min=1)
+            loss_info = loss_info._replace(extra=loss_info.extra._replace(actor=mean))
+        return loss_info
+
+    def after_update(self, root_inputs: TimeStep, info: Any) -> None:
+        """Move the target networks where it is time to, and count the update."""
+        super().after_update(root_inputs, info)
+        self._num_updates += 1
+        self._updates = None if self._updates is None else self._updates + 1
