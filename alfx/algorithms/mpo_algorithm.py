@@ -1,0 +1,462 @@
+"""Maximum a posteriori policy optimisation (Abdolmaleki et al. 2018, arXiv:1806.06920 and arXiv:1812.02256).
+
+Each update evaluates actions of the target policy at the states of a minibatch, gives the better ones more weight
+(E-step), and moves the policy towards these weights within bounds on its change (M-step). The maths is in
+:mod:`alfx.algorithms.mpo_loss`, the kinds of policies in :mod:`alfx.algorithms.mpo_policies`.
+
+Differs from the papers: values are learned from the expected value of the target policy at the next step
+(1812.02256), by default over one step, where the first paper uses Retrace. The temperature is solved for exactly in
+each minibatch, unless it is given an optimizer as in the papers. The multipliers of the constraints on the policy
+are moved by projected gradient ascent with an upper bound. There may be several critics, of which the lowest counts.
+Target networks may follow softly.
+"""
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alfx import context, nest
+from alfx.algorithms import mpo_loss
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.mpo_loss import Multiplier, Temperature
+from alfx.algorithms.mpo_policies import CategoricalPolicy, GaussianPolicy
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.algorithms.one_step_loss import OneStepTDLoss
+from alfx.algorithms.sac_losses import lowest_critic, sequence_priority, weighted_sum
+from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
+from alfx.gin_utils import ConfError, check_value, configurable
+from alfx.gin_utils.checks import problem_at
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.critic_networks import CriticNetwork
+from alfx.networks.q_networks import QNetwork
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.utils import dist_utils
+from alfx.utils.target_updater import TargetUpdater
+from alfx.utils.tensor_utils import tensor_extend_zero, tensor_prepend_zero
+
+MpoState = namedtuple('MpoState', ['actor', 'target_actor', 'critic', 'target_critic'], default_value=())
+"""The states of the networks; those of the critics are of the actions that were taken."""
+
+MpoInfo = namedtuple('MpoInfo', [
+    'reward', 'step_type', 'discount', 'action', 'observation', 'action_distribution', 'target_distribution', 'samples',
+    'sample_values', 'critics', 'target_value'
+], default_value=())
+"""What the steps yield, ``[B, ...]`` each; what is not needed is ``()``.
+
+``action_distribution`` is the policy, ``target_distribution`` the target policy. ``samples`` ``[B, N, A]`` are actions
+of the latter before squashing (``()`` for a discrete action) and ``sample_values`` ``[B, N]`` their values;
+``target_value`` is their mean, ``[B]`` or ``[B, K]``. ``critics`` ``[B, n]`` or ``[B, n, K]`` are the values of the
+action taken. ``observation`` is there if there are several iterations of the M-step.
+"""
+
+MpoLossInfo = namedtuple('MpoLossInfo', ['actor', 'critic', 'eta', 'divergences', 'multipliers'], default_value=())
+"""The parts of the loss ``[T, B]``; temperature, constrained changes of the policy, and their multipliers."""
+
+
+@configurable
+class MpoAlgorithm(OffPolicyAlgorithm):
+    """A policy that follows a reweighted copy of itself, within bounds on how fast it changes.
+
+    The rollout acts with samples of the policy from the beginning, also during ``initial_collect_steps``. Continuous
+    actions that are not squashed are clipped to their bounds, both in the rollout and where they are evaluated.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: nest of continuous specs, or one discrete spec of shape ``()``.
+        reward_spec: of rank 0, or, for continuous actions, of rank 1 for K rewards; the critics then have K values.
+        actor_network_cls: called as ``(input_tensor_spec=, action_spec=)``; makes the network of the policy, a diagonal
+            normal distribution or a categorical one.
+        critic_network_cls: for continuous actions; called as ``(input_tensor_spec=(observation_spec, action_spec))``,
+            with K rewards also ``output_tensor_spec=``; makes one critic. ``None`` if the algorithm is only played.
+        q_network_cls: for a discrete action; called as ``(input_tensor_spec=, action_spec=)``; makes one critic.
+            ``None`` if the algorithm is only played.
+        reward_weights: K weights of the values of the rewards in the policy's objective; ``None``: all are 1.
+        epsilon_greedy: in evaluation, the chance of sampling an action instead of taking the most likely one;
+            ``None``: ``config.epsilon_greedy``, or 0 without a config.
+        calculate_priority: calculate priorities for prioritised replay, the root of the mean critic loss of a
+            sequence.
+        num_critic_replicas: number n of critics; the lowest of their values counts.
+        env: batched environment, for the root algorithm.
+        config: configuration, for the root algorithm.
+        critic_loss_ctor: called as ``(debug_summaries=, name=)``, once a critic; makes its loss. ``None``:
+            ``OneStepTDLoss``.
+        sample_action_num: continuous actions: how many (N) are sampled in each state.
+        dual_constraint: mean KL divergence from the target policy to the improved one, over the N actions: how much
+            better actions are preferred.
+        kl_mean_constraint: continuous actions: bound on the KL divergence that the change of the mean makes.
+        kl_var_constraint: continuous actions: bound on that of the change of the covariance.
+        kl_constraint: discrete actions: bound on the KL divergence from the target policy to the policy.
+        alpha_mean_scale: step size of the multiplier of ``kl_mean_constraint``.
+        alpha_var_scale: that of ``kl_var_constraint``.
+        alpha_scale: that of ``kl_constraint``.
+        alpha_mean_max: upper bound of the multiplier of ``kl_mean_constraint``.
+        alpha_var_max: that of ``kl_var_constraint``.
+        alpha_max: that of ``kl_constraint``.
+        constrain_each_dimension: continuous actions: each component has multipliers of its own, and a constraint holds
+            for each, instead of for the sum over components.
+        out_of_bounds_constraint: continuous actions that are not squashed: staying within the bounds becomes a second
+            objective with the value ``-||a - clip(a)||^2`` and this constraint in place of ``dual_constraint``
+            (Abdolmaleki et al. 2020, arXiv:2005.07513). ``None``: it is not.
+        mstep_iterations: updates of the policy from the same weights; those after the first know no importance
+            weights of prioritised replay. More than 1 need ``actor_optimizer`` and networks without memory.
+        target_update_tau: how far the target networks move in an update, in (0, 1].
+        target_update_period: training updates for each update of the target networks.
+        actor_target_update_tau: the same for the target policy; ``None``: ``target_update_tau``.
+        actor_target_update_period: likewise; ``None``: ``target_update_period``.
+        train_actor_on_first_step: train the policy at the first step of each sequence too. If not, the actions that
+            are evaluated to train it are just those that the critics need for their targets, which halves the work
+            for sequences of two.
+        actor_optimizer: owns the parameters of the actor.
+        critic_optimizer: owns the parameters of the critics.
+        eta_optimizer: owns the logarithm of the temperature, which then follows the gradient of its dual function
+            instead of being solved for.
+        initial_eta: with ``eta_optimizer``, the first temperature; ``None``: 1.
+        checkpoint: as in ``Algorithm``.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+
+    Raises:
+        ConfError: a number is out of range, or arguments contradict each other.
+        SpecError: actions, rewards or policies of a kind that is not supported.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()),
+                 actor_network_cls: Callable[..., Any] = ActorDistributionNetwork,
+                 critic_network_cls: Callable[..., Any] | None = CriticNetwork,
+                 q_network_cls: Callable[..., Any] | None = QNetwork, reward_weights: list[float] | None = None,
+                 epsilon_greedy: float | None = None, calculate_priority: bool = False, num_critic_replicas: int = 1,
+                 env: Any = None, config: TrainerConfig | None = None,
+                 critic_loss_ctor: Callable[..., Any] | None = None, sample_action_num: int = 64,
+                 dual_constraint: float = 0.1, kl_mean_constraint: float = 0.01, kl_var_constraint: float = 0.0001,
+                 kl_constraint: float = 0.01, alpha_scale: float = 10.0, alpha_mean_scale: float = 1.0,
+                 alpha_var_scale: float = 100.0, alpha_mean_max: float = 0.1, alpha_var_max: float = 10.0,
+                 alpha_max: float = 1.0, constrain_each_dimension: bool = False,
+                 out_of_bounds_constraint: float | None = None, mstep_iterations: int = 1,
+                 target_update_tau: float = 0.05, target_update_period: int = 1,
+                 actor_target_update_tau: float | None = None, actor_target_update_period: int | None = None,
+                 train_actor_on_first_step: bool = True, actor_optimizer: Any = None, critic_optimizer: Any = None,
+                 eta_optimizer: Any = None, initial_eta: float | None = None, checkpoint: str | None = None,
+                 debug_summaries: bool = False, name: str = 'MpoAlgorithm'):
+        positive = dict(dual_constraint=dual_constraint, kl_mean_constraint=kl_mean_constraint,
+                        kl_var_constraint=kl_var_constraint, kl_constraint=kl_constraint, alpha_scale=alpha_scale,
+                        alpha_mean_scale=alpha_mean_scale, alpha_var_scale=alpha_var_scale,
+                        alpha_mean_max=alpha_mean_max, alpha_var_max=alpha_var_max, alpha_max=alpha_max,
+                        out_of_bounds_constraint=out_of_bounds_constraint, initial_eta=initial_eta)
+        counts = dict(num_critic_replicas=num_critic_replicas, sample_action_num=sample_action_num,
+                      mstep_iterations=mstep_iterations)
+        self._check_arguments(positive, counts, eta_optimizer)
+        is_discrete = any(spec.is_discrete for spec in nest.flatten(action_spec))
+        if is_discrete and reward_spec.ndim:
+            raise SpecError(f'{name}: several rewards need continuous actions, found {reward_spec} and {action_spec}')
+        actor = actor_network_cls(input_tensor_spec=observation_spec, action_spec=action_spec)
+        critics = _make_critics(q_network_cls if is_discrete else critic_network_cls, is_discrete, observation_spec,
+                                action_spec, reward_spec, num_critic_replicas)
+        critic_state = () if critics is None else critics.state_spec
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                         train_state_spec=MpoState(actor.state_spec, actor.state_spec, critic_state, critic_state),
+                         predict_state_spec=actor.state_spec, is_eval=critics is None, reward_weights=reward_weights,
+                         env=env, config=config, checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
+        self._is_discrete = is_discrete
+        self._is_recurrent = bool(nest.flatten(self.train_state_spec))
+        self._sample_action_num = sample_action_num
+        self._policy = self._make_policy(actor, positive, constrain_each_dimension, out_of_bounds_constraint)
+        first_eta = None if eta_optimizer is None else 1.0 if initial_eta is None else initial_eta
+        constraints = [dual_constraint] + [c for c in (out_of_bounds_constraint, ) if c is not None]
+        self._temperatures = nn.ModuleList([Temperature(c, first_eta) for c in constraints])
+        self._set_networks(actor, critics, (target_update_tau, target_update_period),
+                           (target_update_tau if actor_target_update_tau is None else actor_target_update_tau,
+                            target_update_period if actor_target_update_period is None else actor_target_update_period))
+        for optimizer, part in ((actor_optimizer, actor), (critic_optimizer, critics),
+                                (eta_optimizer, self._temperatures)):
+            if optimizer is not None and part is not None:
+                self.add_optimizer(optimizer, [part])
+        self._check_m_step(mstep_iterations, actor_optimizer)
+        make_loss = OneStepTDLoss if critic_loss_ctor is None else critic_loss_ctor
+        self._critic_losses = nn.ModuleList([make_loss(debug_summaries=debug_summaries, name=f'{name}/critic_loss_{i}')
+                                             for i in range(num_critic_replicas)])
+        if epsilon_greedy is None:
+            epsilon_greedy = config.epsilon_greedy if config is not None else 0.0
+        self._epsilon_greedy = epsilon_greedy
+        self._calculate_priority = calculate_priority
+        self._mstep_iterations = mstep_iterations
+        self._actor_optimizer = actor_optimizer
+        self._train_actor_on_first_step = train_actor_on_first_step
+
+    # Set-up ----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def _check_arguments(cls, positive: dict[str, Any], counts: dict[str, Any], eta_optimizer: Any) -> None:
+        owner = cls.__name__
+        for name, value in positive.items():
+            is_optional = name in ('out_of_bounds_constraint', 'initial_eta')
+            check_value(owner, name, value, float, above=0, optional=is_optional)
+        for name, value in counts.items():
+            check_value(owner, name, value, int, minimum=1)
+        if eta_optimizer is None and positive['initial_eta'] is not None:
+            raise ConfError([problem_at(owner, 'initial_eta', 'is set, but the temperature is solved for in each '
+                                        'minibatch and has no first value', 'give an eta_optimizer, or leave it out')])
+
+    def _check_m_step(self, iterations: int, actor_optimizer: Any) -> None:
+        if iterations > 1 and (actor_optimizer is None or self._is_recurrent):
+            what = 'actor_optimizer is not set' if actor_optimizer is None else 'the networks have memory'
+            raise ConfError([problem_at(type(self).__name__, 'mstep_iterations', f'= {iterations}, but {what}',
+                                        'set actor_optimizer and use networks without memory, or leave it at 1')])
+
+    def _make_policy(self, actor: Any, numbers: dict[str, Any], constrain_each_dimension: bool,
+                     out_of_bounds_constraint: float | None) -> Any:
+        """The kind of policy that ``actor`` makes, with the multipliers of its constraints."""
+        if self._is_discrete:
+            if out_of_bounds_constraint is not None or constrain_each_dimension:
+                name = 'constrain_each_dimension' if constrain_each_dimension else 'out_of_bounds_constraint'
+                raise ConfError([problem_at(type(self).__name__, name, 'is for continuous actions', 'leave it out')])
+            multiplier = Multiplier(numbers['kl_constraint'], numbers['alpha_scale'], numbers['alpha_max'])
+            return CategoricalPolicy(self._action_spec, actor.output_spec, multiplier, self._name)
+        size = sum(spec.numel for spec in nest.flatten(self._action_spec)) if constrain_each_dimension else 1
+        of_mean, of_scale = (Multiplier(numbers[f'kl_{part}_constraint'], numbers[f'alpha_{part}_scale'],
+                                        numbers[f'alpha_{part}_max'], size) for part in ('mean', 'var'))
+        return GaussianPolicy(self._action_spec, actor.output_spec, of_mean, of_scale, self._name)
+
+    def _set_networks(self, actor: Any, critics: Any, critic_update: tuple[float, int],
+                      actor_update: tuple[float, int]) -> None:
+        self._actor_network = actor
+        self._critic_networks = critics
+        self._target_actor_network: Any = None
+        self._target_critic_networks: Any = None
+        if critics is None:
+            return
+        self._target_actor_network = actor.copy(name='target_' + actor.name)
+        self._target_critic_networks = critics.copy(name='target_' + critics.name)
+        self._update_target_actor = TargetUpdater(actor, self._target_actor_network, *actor_update)
+        self._update_target_critics = TargetUpdater(critics, self._target_critic_networks, *critic_update)
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        """The target networks."""
+        return ['_target_actor_network', '_target_critic_networks']
+
+    def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
+        """The state of the policy network."""
+        return state.actor
+
+    # Acting ----------------------------------------------------------------------------------------------------
+
+    def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """The most likely action ``[B, ...]``, or with probability ``epsilon_greedy`` a sampled one."""
+        distribution, state = self._actor_network(inputs.observation, state)
+        action = self._policy.clip(dist_utils.epsilon_greedy_sample(distribution, self._epsilon_greedy))
+        return AlgStep(action, state, MpoInfo(action_distribution=distribution))
+
+    def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """Sample an action ``[B, ...]`` of the policy."""
+        distribution, actor_state = self._actor_network(inputs.observation, state.actor)
+        action = self._policy.clip(dist_utils.sample_action_distribution(distribution))
+        new_state = state._replace(actor=actor_state)
+        if self._is_recurrent and self.need_full_rollout_state():
+            self._require_critics()
+            target_actor_state = self._target_actor_network(inputs.observation, state.target_actor)[1]
+            critic_state, target_critic_state = (
+                self._values_of(network, inputs.observation, action, network_state)[1] for network, network_state in
+                ((self._critic_networks, state.critic), (self._target_critic_networks, state.target_critic)))
+            new_state = MpoState(actor_state, target_actor_state, critic_state, target_critic_state)
+        return AlgStep(action, new_state, MpoInfo(action=action))
+
+    # Training --------------------------------------------------------------------------------------------------
+
+    def _require_critics(self) -> None:
+        if self._critic_networks is None:
+            raise RuntimeError(f'{self._name} has no critics: it can be played and evaluated, not trained; set '
+                               'critic_network_cls (for a discrete action q_network_cls)')
+
+    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """Evaluate the action that was taken, and actions of the target policy."""
+        self._require_critics()
+        observation, action = inputs.observation, rollout_info.action
+        critics, critic_state = self._values_of(self._critic_networks, observation, action, state.critic)
+        policy, target, actor_state, target_actor_state = self._policies(observation, state)
+        samples, values, target_value, target_critic_state = self._evaluate(observation, target, state.target_critic)
+        if self._is_recurrent and not self._is_discrete:
+            with torch.no_grad():  # memory is of what happened, not of the actions that were tried
+                _, target_critic_state = self._values_of(self._target_critic_networks, observation, action,
+                                                         state.target_critic)
+        info = self._info(inputs, action, policy, target)._replace(
+            samples=samples, sample_values=values, critics=critics, target_value=target_value)
+        return AlgStep(action, MpoState(actor_state, target_actor_state, critic_state, target_critic_state), info)
+
+    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """``train_step`` for ``[T, B, ...]``, without the critics at the last step, which nothing follows.
+
+        Unless ``train_actor_on_first_step``, also without the actions of the target policy at the first step.
+        """
+        length, batch = inputs.step_type.shape
+        if length == 1 or self._is_recurrent:
+            return super().train_sequence(inputs, state, rollout_info)
+        self._require_critics()
+
+        def rows(nested: NestedTensor, start: int, stop: int) -> NestedTensor:
+            return nest.map_structure(lambda x: x[start:stop].flatten(0, 1), nested)
+
+        def by_time(nested: NestedTensor) -> NestedTensor:
+            return nest.map_structure(lambda x: x.unflatten(0, (-1, batch)), nested)
+
+        observation, action = inputs.observation, rollout_info.action
+        critics, _ = self._values_of(self._critic_networks, rows(observation, 0, length - 1),
+                                     rows(action, 0, length - 1), ())
+        policy, target, _, _ = self._policies(rows(observation, 0, length), MpoState())
+        first = 0 if self._train_actor_on_first_step else 1
+        evaluated = nest.map_structure(lambda x: x[first * batch:], target)
+        samples, values, target_value, _ = self._evaluate(rows(observation, first, length), evaluated, ())
+        policy, target, critics, samples, values, target_value = by_time(
+            (policy, target, critics, samples, values, target_value))
+        if first:
+            samples, values, target_value = nest.map_structure(tensor_prepend_zero, (samples, values, target_value))
+        info = self._info(inputs, action, policy, target)._replace(
+            samples=samples, sample_values=values, critics=tensor_extend_zero(critics), target_value=target_value)
+        return AlgStep(action, (), info)
+
+    def _info(self, inputs: TimeStep, action: NestedTensor, policy: Any, target: Any) -> Any:
+        observation = inputs.observation if self._mstep_iterations > 1 else ()
+        return MpoInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=action,
+                       observation=observation, action_distribution=policy, target_distribution=target)
+
+    def _policies(self, observation: NestedTensor, state: Any) -> tuple[Any, Any, NestedTensor, NestedTensor]:
+        """The distributions of policy and target policy, and the next states of both."""
+        policy, actor_state = self._actor_network(observation, state.actor)
+        with torch.no_grad():
+            target, target_state = self._target_actor_network(observation, state.target_actor)
+        return policy, target, actor_state, target_state
+
+    def _values_of(self, network: Any, observation: NestedTensor, action: NestedTensor,
+                   state: NestedTensor) -> tuple[Tensor, NestedTensor]:
+        """The values ``[B, n]`` or ``[B, n, K]`` that ``network`` gives to actions, and its next state."""
+        if not self._is_discrete:
+            return network((observation, action), state)
+        values, state = network(observation, state)
+        index = self._policy.index(action).reshape(-1, 1, 1).expand(-1, values.shape[1], 1)
+        return values.gather(2, index).squeeze(2), state
+
+    @torch.no_grad()
+    def _evaluate(self, observation: NestedTensor, target: Any,
+                  state: NestedTensor) -> tuple[Any, Tensor, Tensor, NestedTensor]:
+        """Evaluate actions of the target policy.
+
+        Args:
+            observation: nest ``[B, ...]``.
+            target: distributions ``[B]`` of the target policy.
+            state: of the target critics.
+
+        Returns:
+            samples ``[B, N, A]`` or ``()``, their values ``[B, N]``, the mean value ``[B]`` or ``[B, K]``, and for a
+            discrete action the next state of the target critics.
+        """
+        if self._is_discrete:
+            values, state = self._target_critic_networks(observation, state)
+            values = lowest_critic(values, None)
+            probabilities = self._policy.parameters_of(target).exp()
+            return (), values, (probabilities * values).sum(-1), state
+        count = self._sample_action_num
+        samples = self._policy.sample(target, count)
+        actions = self._policy.actions(target, samples.flatten(0, 1))
+        repeated, state = nest.map_structure(lambda x: x.repeat_interleave(count, 0), (observation, state))
+        values, _ = self._target_critic_networks((repeated, actions), state)
+        values = lowest_critic(values, self._reward_weights).unflatten(0, (-1, count))
+        return samples, weighted_sum(values, self._reward_weights), values.mean(1), ()
+
+    # Losses ----------------------------------------------------------------------------------------------------
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The loss of policy and critics, ``[T, B]``, and that of the temperature if it has an optimizer."""
+        states, mask = self._trained_states(info)
+        weights, eta, dual = self._improve(states, mask)
+        actor_loss, divergences = self._policy_loss(states, weights, states.action_distribution)
+        if actor_loss.shape != info.step_type.shape:
+            actor_loss = tensor_prepend_zero(actor_loss)
+        critic_loss = self._critic_loss(info)
+        extra = MpoLossInfo(actor=actor_loss, critic=critic_loss)
+        if context.should_record_summaries():
+            extra = extra._replace(
+                eta=eta, divergences=[mpo_loss.masked_mean(d.sum(-1), mask) for d in divergences],
+                multipliers=[m.value.clone() for m in self._policy.multipliers])
+        priority = sequence_priority(critic_loss, info.step_type) if self._calculate_priority else ()
+        return LossInfo(loss=actor_loss + critic_loss, scalar_loss=dual, extra=extra, priority=priority)
+
+    def _critic_loss(self, info: Any) -> Tensor:
+        losses = [loss(info, info.critics[:, :, i], info.target_value).loss
+                  for i, loss in enumerate(self._critic_losses)]
+        return torch.stack(losses).sum(0) if len(losses) > 1 else losses[0]
+
+    def _trained_states(self, info: Any) -> tuple[Any, Tensor]:
+        """The steps at which the policy is trained, and which of them count: those that are not LAST."""
+        states = MpoInfo(observation=info.observation, action_distribution=info.action_distribution,
+                         target_distribution=info.target_distribution, samples=info.samples,
+                         sample_values=info.sample_values)
+        mask = (info.step_type != StepType.LAST).to(info.sample_values.dtype)
+        if self._train_actor_on_first_step or mask.shape[0] == 1:
+            return states, mask
+        return nest.map_structure(lambda x: x[1:], states), mask[1:]
+
+    def _improve(self, states: Any, mask: Tensor) -> tuple[Tensor, Tensor, Any]:
+        """E-step: weights ``[T, B, N]`` of the actions, the temperature, and the loss of the temperatures or ``()``."""
+        log_prior = self._policy.log_prior(self._policy.parameters_of(states.target_distribution))
+        objectives = [states.sample_values]
+        if len(self._temperatures) > 1:
+            objectives.append(self._policy.value_within_bounds(states.samples))
+        weights, etas, losses = [], [], []
+        for temperature, values in zip(self._temperatures, objectives):
+            eta, loss = temperature(values, mask, log_prior)
+            weights.append(mpo_loss.improved_weights(values, eta, log_prior))
+            etas.append(eta)
+            losses.append(loss)
+        dual: Any = () if losses[0] is None else torch.stack(losses).sum()
+        return torch.stack(weights).sum(0) if len(weights) > 1 else weights[0], etas[0], dual
+
+    def _policy_loss(self, states: Any, weights: Tensor, policy: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """M-step: the loss ``[T, B]`` of ``policy``, and its constrained changes ``[T, B, ...]``."""
+        target = self._policy.parameters_of(states.target_distribution)
+        online = self._policy.parameters_of(policy)
+        divergences = self._policy.divergences(target, online)
+        loss = self._policy.loss(weights, states.samples, target, online)
+        for multiplier, divergence in zip(self._policy.multipliers, divergences):
+            loss = loss + multiplier.penalty(divergence)
+        return loss, divergences
+
+    def after_update(self, root_inputs: TimeStep, info: Any) -> None:
+        """Move the multipliers, go on with the M-step if it has several iterations, move the target networks."""
+        states, mask = self._trained_states(info)
+        with torch.no_grad():
+            target, policy = (self._policy.parameters_of(d)
+                              for d in (states.target_distribution, states.action_distribution))
+            self._move_multipliers(self._policy.divergences(target, policy), mask)
+        if self._mstep_iterations > 1:
+            self._continue_m_step(states, mask, info.step_type.numel())
+        self._update_target_actor()
+        self._update_target_critics()
+
+    def _move_multipliers(self, divergences: tuple[Tensor, ...], mask: Tensor) -> None:
+        for multiplier, divergence in zip(self._policy.multipliers, divergences):
+            multiplier.update(divergence, mask)
+
+    def _continue_m_step(self, states: Any, mask: Tensor, count: int) -> None:
+        """The iterations of the M-step after the first; ``count`` steps share the loss, as in the first."""
+        with torch.no_grad():
+            weights, _, _ = self._improve(states, mask)
+        observation = nest.map_structure(lambda x: x.detach().flatten(0, 1), states.observation)
+        for _ in range(self._mstep_iterations - 1):
+            policy, _ = self._actor_network(observation)
+            policy = nest.map_structure(lambda x: x.unflatten(0, mask.shape), policy)
+            loss, divergences = self._policy_loss(states, weights, policy)
+            self._actor_optimizer.zero_grad()
+            ((loss * mask).sum() / count).backward()
+            self._actor_optimizer.step()
+            self._move_multipliers(divergences, mask)
+
+
+def _make_critics(ctor: Callable[..., Any] | None, is_discrete: bool, observation_spec: NestedTensorSpec,
+                  action_spec: NestedTensorSpec, reward_spec: TensorSpec, count: int) -> Any:
+    """``count`` critics as one network; ``None`` without a constructor."""
+    if ctor is None:
+        return None
+    if is_discrete:
+        return ctor(input_tensor_spec=observation_spec, action_spec=action_spec).make_parallel(count)
+    values = {'output_tensor_spec': TensorSpec(reward_spec.shape)} if reward_spec.ndim else {}
+    return ctor(input_tensor_spec=(observation_spec, action_spec), **values).make_parallel(count)

@@ -1,0 +1,263 @@
+"""The maths of maximum a posteriori policy optimisation as pure functions, and its Lagrange multipliers.
+
+Abdolmaleki et al. 2018a (arXiv:1806.06920), "MPO" below, and 2018b (arXiv:1812.02256), "RE". ``N`` is the number of
+sampled actions of a state, or that of all discrete ones; ``A`` the number of components of a continuous action;
+``...`` any batch of states. A policy is improved towards ``q(a|s)``, which is proportional to
+``prior(a|s) exp(Q(s, a) / eta)``. The prior is the target policy: of sampled actions each counts ``1/N``, of discrete
+ones as much as the target policy gives them. Read next :mod:`alfx.algorithms.mpo_algorithm`.
+"""
+import math
+
+import torch
+from torch import Tensor, nn
+
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+_TINY = 1e-12
+_MIN_ETA = 1e-8
+_MAX_STEP = 2.0
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """The mean over the states that count.
+
+    Args:
+        x: ``[...]``, or ``[..., D]`` for a vector a state.
+        mask: float32 ``[...]``: 0 for states that do not count, else 1.
+
+    Returns:
+        0-d, or ``[D]``; 0 if no state counts.
+    """
+    x, mask = x.flatten(0, mask.ndim - 1), mask.flatten()
+    return torch.tensordot(mask, x, 1) / mask.sum().clamp(min=1.0)
+
+
+# E-step ------------------------------------------------------------------------------------------------------------
+
+
+def _log_prior(values: Tensor, log_prior: Tensor | None) -> Tensor | float:
+    return -math.log(values.shape[-1]) if log_prior is None else log_prior
+
+
+def improved_weights(values: Tensor, eta: Tensor | float, log_prior: Tensor | None = None) -> Tensor:
+    """``q(a|s)``, the weights of the actions in the improved policy (MPO eq. 7, RE section 4.1).
+
+    Args:
+        values: ``[..., N]``.
+        eta: temperature, above 0; the larger, the closer to the prior.
+        log_prior: ``[..., N]``: log-probabilities of the actions; ``None``: all count alike.
+
+    Returns:
+        ``[..., N]``, which sum to 1.
+    """
+    logits = values / eta
+    return torch.softmax(logits if log_prior is None else logits + log_prior, -1)
+
+
+def temperature_dual(values: Tensor, eta: Tensor, epsilon: float, mask: Tensor,
+                     log_prior: Tensor | None = None) -> Tensor:
+    """``g(eta) = eta epsilon + eta E_s[log sum_a prior(a|s) exp(Q(s, a) / eta)]`` (MPO eq. 8).
+
+    It is convex; where it is smallest, the mean KL divergence from the prior to the improved policy is ``epsilon``.
+
+    Args:
+        values: ``[..., N]``, without gradient.
+        eta: 0-d, above 0.
+        epsilon: the constraint.
+        mask: float32 ``[...]``: which states count.
+        log_prior: as in :func:`improved_weights`.
+
+    Returns:
+        0-d.
+    """
+    log_mean = torch.logsumexp(values / eta + _log_prior(values, log_prior), -1)
+    return eta * epsilon + eta * masked_mean(log_mean, mask)
+
+
+@torch.no_grad()
+def solve_temperature(values: Tensor, epsilon: float, mask: Tensor, log_prior: Tensor | None = None,
+                      iterations: int = 5) -> Tensor:
+    """The ``eta`` at which :func:`temperature_dual` is smallest.
+
+    The derivative of the dual is ``epsilon - KL(eta)``, the mean divergence over states, which falls from its greatest
+    value towards 0 as eta grows, in the end as ``Var(Q) / (2 eta^2)``. Newton's method finds where ``log KL`` as a
+    function of ``log eta`` is ``log epsilon``, beginning from the solution of that limit. Where the divergence stays
+    below ``epsilon`` however small eta is (values without differences, or a large ``epsilon``) eta ends up small: the
+    weights are then those of the best action, or those of the prior if all are equally good.
+
+    Args:
+        values: ``[..., N]``.
+        epsilon: the constraint, above 0.
+        mask: float32 ``[...]``: which states count.
+        log_prior: as in :func:`improved_weights`.
+        iterations: of Newton's method; see the tests for what they reach.
+
+    Returns:
+        0-d.
+    """
+    values = values - values.amax(-1, keepdim=True)
+    log_p = _log_prior(values, log_prior)
+    weights = torch.full_like(values, 1.0 / values.shape[-1]) if log_prior is None else log_prior.exp()
+    log_eta = 0.5 * torch.log(_variance(weights, values, mask).clamp(min=_TINY) / (2.0 * epsilon))
+    for _ in range(iterations):
+        eta = log_eta.exp().clamp(min=_MIN_ETA)
+        log_q = torch.log_softmax(values / eta + log_p, -1)
+        weights = log_q.exp()
+        divergence = masked_mean((weights * (log_q - log_p)).sum(-1), mask).clamp(min=_TINY)
+        # d KL / d log eta = -Var_q(Q) / eta^2
+        slope = (_variance(weights, values, mask) / eta.square()).clamp(min=_TINY)
+        step = torch.log(divergence / epsilon) * divergence / slope
+        log_eta = log_eta + step.clamp(-_MAX_STEP, _MAX_STEP)
+    return log_eta.exp().clamp(min=_MIN_ETA)
+
+
+def _variance(weights: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """The mean over states of the variance of ``values`` ``[..., N]`` under ``weights``: 0-d."""
+    centred = values - (weights * values).sum(-1, keepdim=True)
+    return masked_mean((weights * centred.square()).sum(-1), mask)
+
+
+class Temperature(nn.Module):
+    """The temperature ``eta`` of the E-step: the minimum of its dual function.
+
+    Args:
+        constraint: mean KL divergence from the prior to the improved policy.
+        initial_eta: ``None``: the dual is solved for each minibatch. Otherwise eta is a parameter that begins with
+            this value, for an optimizer that descends the dual.
+    """
+
+    def __init__(self, constraint: float, initial_eta: float | None = None):
+        super().__init__()
+        self._constraint = constraint
+        self._log_eta = None if initial_eta is None else nn.Parameter(torch.tensor(math.log(initial_eta)))
+
+    def forward(self, values: Tensor, mask: Tensor, log_prior: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """
+        Args:
+            values: ``[..., N]``, without gradient.
+            mask: float32 ``[...]``: which states count.
+            log_prior: as in :func:`improved_weights`.
+
+        Returns:
+            eta without gradient, and the loss of the parameter (``None`` if there is none), 0-d each.
+        """
+        if self._log_eta is None:
+            return solve_temperature(values, self._constraint, mask, log_prior), None
+        eta = self._log_eta.exp().clamp(min=_MIN_ETA)
+        return eta.detach(), temperature_dual(values, eta, self._constraint, mask, log_prior)
+
+
+# M-step ------------------------------------------------------------------------------------------------------------
+
+
+def gaussian_divergences(target_loc: Tensor, target_scale: Tensor, loc: Tensor,
+                         scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The two parts of the change of a diagonal normal policy (RE section 4.2.1; MPO appendix D.3).
+
+    They are the KL divergences from the target policy to itself with the new mean, and with the new standard
+    deviation, of each component.
+
+    Args:
+        target_loc: ``[..., A]``, mean of the target policy.
+        target_scale: its standard deviation, likewise.
+        loc: that of the policy.
+        scale: that of the policy.
+
+    Returns:
+        ``[..., A]`` each: mean part, covariance part.
+    """
+    of_mean = 0.5 * ((loc - target_loc) / target_scale).square()
+    ratio = target_scale / scale
+    of_scale = 0.5 * (ratio.square() - 1.0) - ratio.log()
+    return of_mean, of_scale
+
+
+def gaussian_policy_loss(weights: Tensor, samples: Tensor, target_loc: Tensor, target_scale: Tensor, loc: Tensor,
+                         scale: Tensor) -> Tensor:
+    """The weighted negative log-likelihood with mean and standard deviation apart (RE section 4.2.1).
+
+    ``-sum_a q(a|s) [log N(a; loc, target_scale) + log N(a; target_loc, scale)]``, so that the mean moves towards good
+    actions without the standard deviation shrinking on the way. Only two moments of the samples are needed:
+
+        sum_a q (a - m)^2 = sum_a q (a - mean_q)^2 + (mean_q - m)^2
+
+    Args:
+        weights: q, ``[..., N]``.
+        samples: a, ``[..., N, A]``.
+        target_loc: ``[..., A]``, mean of the target policy.
+        target_scale: its standard deviation, likewise.
+        loc: that of the policy.
+        scale: that of the policy.
+
+    Returns:
+        ``[...]``.
+    """
+    weights = weights.unsqueeze(-2)
+    mean = (weights @ samples).squeeze(-2)
+    variance = (weights @ (samples - mean.unsqueeze(-2)).square()).squeeze(-2)
+    about_loc = variance + (mean - loc).square()
+    about_target = variance + (mean - target_loc).square()
+    with_loc = 0.5 * about_loc / target_scale.square() + target_scale.log()
+    with_scale = 0.5 * about_target / scale.square() + scale.log()
+    return (with_loc + with_scale + 2.0 * _HALF_LOG_2PI).sum(-1)
+
+
+def categorical_divergence(target_logits: Tensor, logits: Tensor) -> Tensor:
+    """``KL(target || policy)`` of discrete policies (RE section 4.2).
+
+    Args:
+        target_logits: normalized log-probabilities ``[..., N]``.
+        logits: likewise.
+
+    Returns:
+        ``[..., 1]``.
+    """
+    return (target_logits.exp() * (target_logits - logits)).sum(-1, keepdim=True)
+
+
+def categorical_policy_loss(weights: Tensor, logits: Tensor) -> Tensor:
+    """``-sum_a q(a|s) log policy(a|s)`` (RE eq. 5).
+
+    Args:
+        weights: q, ``[..., N]``.
+        logits: normalized log-probabilities of the policy, likewise.
+
+    Returns:
+        ``[...]``.
+    """
+    return -(weights * logits).sum(-1)
+
+
+class Multiplier(nn.Module):
+    """The Lagrange multiplier of a constraint ``mean divergence <= constraint``.
+
+    It is moved by projected gradient ascent on the Lagrangian:
+
+        alpha <- clip(alpha + scale * (divergence - constraint), 0, maximum)
+
+    Args:
+        constraint: what the mean divergence is to stay below.
+        scale: step size.
+        maximum: upper bound of the multiplier.
+        size: number of multipliers: 1 for the sum of the components of a divergence, or one for each.
+    """
+
+    value: Tensor
+
+    def __init__(self, constraint: float, scale: float, maximum: float, size: int = 1):
+        super().__init__()
+        self._constraint, self._scale, self._maximum = constraint, scale, maximum
+        self.register_buffer('value', torch.zeros(size))
+
+    def _combined(self, divergence: Tensor) -> Tensor:
+        """``[..., D]`` -> ``[..., size]``."""
+        return divergence.sum(-1, keepdim=True) if self.value.shape[0] == 1 else divergence
+
+    def penalty(self, divergence: Tensor) -> Tensor:
+        """``alpha * divergence``: ``[..., D]`` -> ``[...]``."""
+        return self._combined(divergence) @ self.value
+
+    @torch.no_grad()
+    def update(self, divergence: Tensor, mask: Tensor) -> None:
+        """Move the multiplier by the mean of ``divergence`` ``[..., D]`` over the states of ``mask`` ``[...]``."""
+        violation = masked_mean(self._combined(divergence), mask) - self._constraint
+        self.value.add_(violation, alpha=self._scale).clamp_(0.0, self._maximum)
