@@ -4,7 +4,11 @@ The small leaves of a cell lie next to each other in memory, whatever their type
 buffer is a cache miss, which costs more than the copying: so it is one for the cell and not one for each leaf.
 """
 import math
+import mmap
+import os
+import tempfile
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,25 +47,45 @@ class RowStore:
         num_rows: number of rows.
         num_columns: number of columns.
         device: where the storage lives.
+        shared: whether it lies in shared memory; then a pickled copy in another process is the same storage.
+        memory_map_dir: folder of the files in which it lies, see :func:`map_file`; None for memory.
     """
 
-    def __init__(self, specs: Sequence[TensorSpec], num_rows: int, num_columns: int, device: torch.device) -> None:
-        outer = (num_rows, num_columns)
-        self._num_rows = num_rows
+    def __init__(self, specs: Sequence[TensorSpec], num_rows: int, num_columns: int, device: torch.device,
+                 shared: bool = False, memory_map_dir: str | None = None) -> None:
+        self._specs = list(specs)
+        self._num_rows, self._num_columns = num_rows, num_columns
         self._device = device
         self._layouts = self._pack(specs)
         words = max((layout.cell * layout.dtype.itemsize // _WORD for layout in self._layouts.values()), default=0)
-        self._packed = torch.empty((*outer, words), dtype=torch.int64, device=device)
-        self._packed_cells = self._packed.flatten(0, 1)
+
+        def allocate(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+            shape = (num_rows, num_columns, *shape)
+            if memory_map_dir is not None:
+                return map_file(memory_map_dir, math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+            block = torch.empty(shape, dtype=dtype, device=device)
+            return block.share_memory_() if shared else block
+
+        packed = allocate((words, ), torch.int64)
+        large = {i: allocate(spec.shape, spec.dtype) for i, spec in enumerate(specs) if i not in self._layouts}
+        self._set_blocks(packed, large)
+
+    def _set_blocks(self, packed: Tensor, large: dict[int, Tensor]) -> None:
+        outer = (self._num_rows, self._num_columns)
+        self._packed, self._large = packed, large
+        self._packed_cells = packed.flatten(0, 1)
+        self._large_cells = {i: block.flatten(0, 1) for i, block in large.items()}
         self._dtypes = {layout.dtype for layout in self._layouts.values()}
-        self._large = {
-            i: torch.empty((*outer, *spec.shape), dtype=spec.dtype, device=device)
-            for i, spec in enumerate(specs)
-            if i not in self._layouts
-        }
-        self._large_cells = {i: block.flatten(0, 1) for i, block in self._large.items()}
-        views = {**self._large, **self._unpack(self._packed, outer)}
-        self._views = [views[i] for i in range(len(specs))]
+        views = {**large, **self._unpack(packed, outer)}
+        self._views = [views[i] for i in range(len(self._specs))]
+
+    def __getstate__(self) -> dict[str, Any]:
+        views = ('_packed_cells', '_large_cells', '_dtypes', '_views')
+        return {name: value for name, value in self.__dict__.items() if name not in views}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._set_blocks(self._packed, self._large)
 
     @staticmethod
     def _pack(specs: Sequence[TensorSpec]) -> dict[int, _Layout]:
@@ -83,6 +107,11 @@ class RowStore:
         """Views ``[*outer, *shape]`` of the leaves in contiguous cells ``[..., words]``."""
         typed = {dtype: packed.view(dtype) for dtype in self._dtypes}
         return {i: layout.view(typed[layout.dtype], outer) for i, layout in self._layouts.items()}
+
+    @property
+    def bytes_per_cell(self) -> int:
+        """How much memory the storage takes for each cell."""
+        return sum(block[0, 0].numel() * block.element_size() for block in self.blocks)
 
     @property
     def blocks(self) -> list[Tensor]:
@@ -110,7 +139,15 @@ class RowStore:
         """Store ``leaves`` (``[n, ...]`` each) in the cells ``row * num_columns + column`` (int64 ``[n]``)."""
         cells = cells.to(self._device)
         for i, leaf in enumerate(leaves):
-            self.field(i).index_copy_(0, cells, leaf.to(self._device))
+            self.write_leaf(i, cells, leaf)
+
+    def write_leaf(self, leaf: int, cells: Tensor, values: Tensor) -> None:
+        """Store ``values`` (``[n, ...]``) as one leaf of the cells (int64 ``[n]``)."""
+        self.field(leaf).index_copy_(0, cells.to(self._device), values.to(self._device))
+
+    def read_leaf(self, leaf: int, cells: Tensor) -> Tensor:
+        """Copies ``[n, ...]`` of one leaf of the cells (int64 ``[n]``)."""
+        return self.field(leaf).index_select(0, cells.to(self._device))
 
     def read_cells(self, cells: Tensor, outer: tuple[int, ...]) -> list[Tensor]:
         """Copies of the cells ``row * num_columns + column`` (int64 ``[n]``), each leaf ``[*outer, ...]`` with
@@ -120,3 +157,28 @@ class RowStore:
         for i, block in self._large_cells.items():
             leaves[i] = block.index_select(0, cells).view(*outer, *block.shape[1:])
         return [leaves[i] for i in range(len(leaves))]
+
+
+def map_file(directory: str, num_bytes: int) -> Tensor:
+    """uint8 ``[num_bytes]`` that lies in a file, zeros at first.
+
+    The file has no name: its space on the disk is taken now, and free again as soon as the tensor is gone or the
+    process has ended, however it ended.
+
+    Args:
+        directory: where; made if it does not exist.
+        num_bytes: size.
+
+    Raises:
+        ValueError: the disk does not have the space, or the folder cannot be written to.
+    """
+    if num_bytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+            return torch.frombuffer(mmap.mmap(file.fileno(), num_bytes), dtype=torch.uint8)
+    except OSError as error:
+        raise ValueError(f"memory_map_dir: cannot map {num_bytes / 1e9:.2f} GB in '{directory}' ({error.strerror}); "
+                         'choose a folder on a disk with that space, or a smaller max_length') from error

@@ -1,7 +1,12 @@
-"""Drawing indices."""
+"""Drawing sequences: uniformly, by priority, and more of the most recent ones."""
+from typing import Any, NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
+
+from alfx.experience_replayers.priorities import Priorities
+from alfx.experience_replayers.rings import Rings
 
 
 def draw_distinct(n: int, k: int) -> Tensor:
@@ -32,3 +37,89 @@ def _has_repeats(values: Tensor) -> bool:
     # numpy, because its calls cost a fraction of torch's and this runs for every batch.
     ordered = np.sort(values.numpy())
     return bool((ordered[1:] == ordered[:-1]).any())
+
+
+class Sample(NamedTuple):
+    """Sequences that were drawn.
+
+    Fields:
+        env_ids: int64 ``[B]``.
+        positions: int64 ``[B]``: of their first steps.
+        relative_probabilities: float32 ``[B]``, or None if all have the same.
+    """
+
+    env_ids: np.ndarray
+    positions: np.ndarray
+    relative_probabilities: Any = None
+
+
+class SequenceSampler:
+    """Draws sequences of steps that one environment stored one after the other.
+
+    Args:
+        rings: what there is.
+        ignored: so many of the oldest steps of each environment are not part of any sequence.
+        with_replacement: whether draws are independent.
+        recent_steps: the last so many sequences of each environment are the recent ones.
+        recent_ratio: the share of recent sequences in a batch.
+        priorities: by which to sample; None for uniform sampling.
+    """
+
+    def __init__(self, rings: Rings, ignored: int, with_replacement: bool, recent_steps: int, recent_ratio: float,
+                 priorities: Priorities | None) -> None:
+        self._rings = rings
+        self._ignored = ignored
+        self._with_replacement = with_replacement
+        self._recent_steps = recent_steps
+        self._recent_ratio = recent_ratio
+        self._priorities = priorities
+
+    def sample(self, batch_size: int, length: int) -> Sample | None:
+        """Draw ``batch_size`` sequences of ``length`` steps; None if there is no sequence.
+
+        Raises:
+            ValueError: there are sequences, but the priorities of all of them are 0.
+        """
+        first, end = self._rings.window(self._ignored, length)
+        count = self._count(first, end)
+        if count == 0:
+            return None
+        num_recent = int(batch_size * self._recent_ratio + 0.5)
+        if self._priorities is None:
+            env_ids, positions = self._draw_uniformly(first, end, count, batch_size - num_recent)
+        else:
+            self._priorities.set_window(first, end, length)
+            env_ids, positions, probabilities = self._priorities.draw(batch_size - num_recent, self._with_replacement)
+        if num_recent:
+            first = np.maximum(end - self._recent_steps, first)
+            num_sequences = self._count(first, end)
+            recent = self._draw_uniformly(first, end, num_sequences, num_recent)
+            env_ids, positions = np.concatenate([env_ids, recent[0]]), np.concatenate([positions, recent[1]])
+            if self._priorities is not None:
+                if isinstance(first, np.ndarray):
+                    first = first[env_ids]
+                share = num_recent / batch_size
+                probabilities = (1 - share) * self._priorities.probabilities(env_ids, positions)
+                probabilities += (positions >= first) * (share / num_sequences)
+        if self._priorities is None:
+            return Sample(env_ids, positions)
+        return Sample(env_ids, positions, (count * probabilities).astype(np.float32))
+
+    def _count(self, first: Any, end: Any) -> int:
+        if isinstance(end, np.ndarray):
+            return int((end - first).sum())
+        return int(end - first) * self._rings.num_envs
+
+    def _draw_uniformly(self, first: Any, end: Any, count: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Environments and positions from ``first`` to ``end - 1``, of which there are ``count``."""
+        if self._with_replacement or count < batch_size:
+            drawn = torch.randint(count, (batch_size, )).numpy()
+        else:
+            drawn = draw_distinct(count, batch_size).numpy()
+        if isinstance(end, np.ndarray):
+            ends = (end - first).cumsum()
+            env_ids = ends.searchsorted(drawn, side='right')
+            return env_ids, drawn + (end - ends)[env_ids]
+        positions, env_ids = np.divmod(drawn, self._rings.num_envs)
+        positions += first
+        return env_ids, positions

@@ -320,11 +320,8 @@ def test_a_position_that_was_overwritten_is_refused():
             buffer.get_field('', torch.tensor(0), torch.tensor(position))
 
 
-@pytest.mark.parametrize('argument,value', [('prioritized_sampling', True), ('recent_data_ratio', 0.5),
-                                            ('allow_multiprocess', True), ('keep_episodic_info', True),
-                                            ('record_episodic_return', True), ('initial_priority', 2.0),
-                                            ('recent_data_steps', 2), ('default_return', 0.0), ('gamma', 0.9),
-                                            ('reward_clip', (-1., 1.))])
+@pytest.mark.parametrize('argument,value', [('keep_episodic_info', True), ('record_episodic_return', True),
+                                            ('default_return', 0.0), ('gamma', 0.9), ('reward_clip', (-1., 1.))])
 def test_what_does_not_exist_yet_is_refused_by_name(argument, value):
     with pytest.raises(ValueError, match=rf'ReplayBuffer\.{argument}: not available'):
         ReplayBuffer(TensorSpec(()), 1, 4, **{argument: value})

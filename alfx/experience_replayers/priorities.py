@@ -1,0 +1,142 @@
+"""Priorities of stored sequences (Schaul et al. 2016, arXiv:1511.05952, section 3.3), by which they are sampled.
+
+A priority belongs to the first step of a sequence. Which steps a sequence can begin at changes with every step that is
+stored and with the length that is asked for; only those have a weight in the sum tree. The tree is brought up to date
+when a batch is drawn, at the two ends of each ring, so that storing costs next to nothing.
+
+Differences from the paper: new steps get the largest priority that was ever *given*, and ``initial_priority`` only
+until one was given, so that they stand out by as much whatever the scale of the priorities is.
+"""
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfx.experience_replayers.rings import Rings
+from alfx.experience_replayers.shared_arrays import SharedArrays
+from alfx.experience_replayers.sum_tree import SumTree
+
+
+class Priorities(SharedArrays):
+    """The priorities of all cells, and the sum tree of those at which a sequence can begin.
+
+    Args:
+        rings: where the environments are; read at each call, not changed.
+        initial_priority: of new steps, until one was given.
+        shared: whether the state lies in shared memory.
+    """
+
+    def __init__(self, rings: Rings, initial_priority: float, shared: bool = False) -> None:
+        super().__init__(shared)
+        num_cells = rings.max_length * rings.num_envs
+        self._rings = rings
+        self._priorities = self._allocate('_priorities', num_cells, np.float32)
+        self._tree = SumTree(num_cells, shared)
+        # The positions at which sequences of _length steps began when the tree was last brought up to date.
+        self._first = self._allocate('_first', rings.num_envs, np.int64)
+        self._end = self._allocate('_end', rings.num_envs, np.int64)
+        self._length = self._allocate('_length', 1, np.int64, fill=1)
+        # The priority of new steps, and whether that was given or is the initial one.
+        self._newest = self._allocate('_newest', 2, np.float64)
+        self._newest[0] = initial_priority
+
+    @property
+    def length(self) -> int:
+        """The length of the sequences that were drawn last."""
+        return int(self._length[0])
+
+    @property
+    def of_new_steps(self) -> float:
+        """What new steps get: the largest priority that was given so far."""
+        return float(self._newest[0])
+
+    def store(self, cells: Any) -> None:
+        """New steps were stored in ``cells`` (int64 ``[n]`` or a slice)."""
+        self._priorities[cells] = self._newest[0]
+
+    def update(self, env_ids: np.ndarray, positions: np.ndarray, priorities: np.ndarray) -> None:
+        """Give new priorities (``[B]`` each); of steps that occur twice the last one counts, others are ignored if
+        they are not held any more."""
+        if not len(priorities):
+            return
+        highest = float(priorities.max())
+        self._newest[:] = (max(highest, self._newest[0]) if self._newest[1] else highest), 1.0
+        held = self._rings.holds(positions, env_ids)
+        if not held.all():
+            env_ids, positions, priorities = env_ids[held], positions[held], priorities[held]
+        cells = self._rings.cells(positions, env_ids)
+        self._priorities[cells] = priorities
+        drawable = (positions >= self._first[env_ids]) & (positions < self._end[env_ids])
+        if not drawable.all():
+            cells = cells[drawable]
+        self._tree.set(cells, self._priorities[cells])
+
+    def set_window(self, first: Any, end: Any, length: int) -> None:
+        """Sequences of ``length`` steps begin at the positions from ``first`` to ``end - 1`` (numbers or ``[E]``)."""
+        self._length[0] = length
+        if (self._first == first).all() and (self._end == end).all():
+            return
+        # What leaves comes before what enters, which may have taken its place.
+        old, new = (self._first, self._end), (first, end)
+        leaving, entering = self._cells_of_difference(old, new), self._cells_of_difference(new, old)
+        weights = np.zeros(len(leaving) + len(entering))
+        weights[len(leaving):] = self._priorities[entering]
+        self._tree.set(np.concatenate([leaving, entering]), weights)
+        self._first[:], self._end[:] = first, end
+
+    def _cells_of_difference(self, a: tuple[Any, Any], b: tuple[Any, Any]) -> np.ndarray:
+        """The cells of the positions in ``a`` and not in ``b``, which may be on both sides of it."""
+        low = np.minimum(np.maximum(a[0], b[0]), a[1])  # a[0] to low - 1 are before b
+        high = np.maximum(np.minimum(a[1], b[1]), low)  # high to a[1] - 1 are after it
+        before, after = (self._rings.cells_between(np.broadcast_to(x, self._first.shape), y)
+                         for x, y in ((a[0], low), (high, np.broadcast_to(a[1], self._first.shape))))
+        if not len(before) or not len(after):
+            return before if len(before) else after
+        return np.concatenate([before, after])
+
+    def draw(self, batch_size: int, with_replacement: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Draw sequences with probabilities in proportion to their priorities.
+
+        Args:
+            batch_size: B, how many.
+            with_replacement: whether the draws are independent. If not, they are stratified: one from each of B
+                parts of equal total priority. Then a sequence comes up ``B * P`` times, rounded up or down, and more
+                than once only if its probability P exceeds ``1 / B``, or by chance if it lies on a border.
+
+        Returns:
+            ``env_ids`` and ``positions``, int64 ``[B]``, and their probabilities P, float64 ``[B]``.
+
+        Raises:
+            ValueError: all priorities are 0.
+        """
+        fractions = torch.rand(batch_size, dtype=torch.float64).numpy()
+        if with_replacement:
+            fractions.sort()
+        else:
+            fractions += np.arange(batch_size)
+            fractions /= batch_size
+        cells, probabilities = self._tree.find(fractions)
+        rows, env_ids = np.divmod(cells, self._rings.num_envs)
+        newest = self._rings.pos - 1 if self._rings.lockstep else (self._rings.positions() - 1)[env_ids]
+        return env_ids, newest - (newest - rows) % self._rings.max_length, probabilities
+
+    def probabilities(self, env_ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """float64 ``[B]``: the probabilities with which sequences are drawn, of those that may be."""
+        return self._tree.get(self._rings.cells(positions, env_ids)) / self._tree.total
+
+    # Checkpoints ----------------------------------------------------------------------------------------------
+
+    def state_dict(self, num_rows: int) -> dict[str, Any]:
+        """The priorities of the first ``num_rows`` rows, and what new steps get."""
+        priorities = self._tensors['_priorities'][:num_rows * self._rings.num_envs]
+        return {'priorities': priorities, 'newest': self._tensors['_newest']}
+
+    def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
+        """Take over what :meth:`state_dict` returned, as copies; None to give all steps what new steps get."""
+        self.set_window(self._first, self._first, self.length)
+        if state_dict is None:
+            self._priorities[:] = self._newest[0]
+            return
+        priorities = state_dict['priorities'].numpy()
+        self._priorities[:len(priorities)] = priorities
+        self._newest[:] = state_dict['newest'].numpy()

@@ -1,0 +1,375 @@
+"""Storing the last steps of each environment, and looking them up again.
+
+Each environment has a ring of its own (:mod:`~alfx.experience_replayers.rings`); all of them are the columns of one
+storage (:mod:`~alfx.experience_replayers.row_store`). What is done with the steps is the business of a subclass, see
+:mod:`~alfx.experience_replayers.replay_buffer`.
+"""
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alfx import context, nest
+from alfx.experience_replayers.rings import Rings
+from alfx.experience_replayers.row_store import RowStore
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, check_consistent
+
+_Method = TypeVar('_Method', bound=Callable[..., Any])
+
+
+def atomic(method: _Method) -> _Method:
+    """Make a method of a buffer without gradients and, if other processes use the buffer, one at a time."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            if self._lock is None:
+                return method(self, *args, **kwargs)
+            with self._lock:
+                return method(self, *args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+class RingBuffer:
+    """The last steps of each environment, in preallocated tensors.
+
+    Args:
+        data_spec: nest of specs of what is stored for each step and environment; may contain distributions.
+        num_environments: number of environments.
+        max_length: how many steps are kept for each environment.
+        device: where the storage lives.
+        allow_multiprocess: whether the buffer can be given to other processes, which then work on the same contents.
+        memory_map_dir: folder of a file in which the storage lies in place of memory.
+        name: what errors call this buffer.
+
+    Raises:
+        ValueError: an argument is out of range, or does not go with another.
+    """
+
+    def __init__(self, data_spec: NestedTensorSpec, num_environments: int, max_length: int = 1024,
+                 device: str | torch.device = 'cpu', allow_multiprocess: bool = False,
+                 memory_map_dir: Optional[str] = None, name: str = 'RingBuffer') -> None:
+        require_at_least(name, 1, num_environments=num_environments, max_length=max_length)
+        specs, self._tree = nest.flatten_with_structure(data_spec)
+        if not specs:
+            raise ValueError(f'{name}.data_spec: expected at least one TensorSpec, found an empty nest')
+        self.name = name
+        self._device = torch.device(device)
+        _check_storage(name, self._device, allow_multiprocess, memory_map_dir)
+        self._data_spec = data_spec
+        self._leaf_indices = self._tree.unflatten(range(len(specs)))
+        self._num_envs = num_environments
+        self._max_length = max_length
+        self._shapes = [spec.shape for spec in specs]
+        self._batch_shapes = [torch.Size((num_environments, *shape)) for shape in self._shapes]
+        self._dtypes = [spec.dtype for spec in specs]
+        self._all_envs = torch.arange(num_environments)
+        self._store = RowStore(specs, max_length, num_environments, self._device, allow_multiprocess, memory_map_dir)
+        self._rings = Rings(num_environments, max_length, allow_multiprocess)
+        self._lock: Any = torch.multiprocessing.get_context('spawn').RLock() if allow_multiprocess else None
+
+    # What it is and how much is in it -------------------------------------------------------------------------
+
+    @property
+    def data_spec(self) -> NestedTensorSpec:
+        """Spec of what is stored for one step of one environment."""
+        return self._data_spec
+
+    @property
+    def num_environments(self) -> int:
+        """Number of environments."""
+        return self._num_envs
+
+    @property
+    def max_length(self) -> int:
+        """How many steps are kept for each environment."""
+        return self._max_length
+
+    @property
+    def device(self) -> torch.device:
+        """Where the storage lives."""
+        return self._device
+
+    @property
+    def current_pos(self) -> Tensor:
+        """int64 ``[num_environments]``: the position that the next step of each environment gets."""
+        return torch.from_numpy(self._rings.positions().copy())
+
+    @property
+    def current_size(self) -> Tensor:
+        """int64 ``[num_environments]``: how many steps each environment has in the buffer."""
+        return torch.from_numpy(self._rings.sizes().copy())
+
+    @property
+    def total_size(self) -> int:
+        """How many steps of all environments together are in the buffer."""
+        rings = self._rings
+        return rings.size * self._num_envs if rings.lockstep else int(rings.sizes().sum())
+
+    def earliest_positions(self, env_ids: Tensor) -> Tensor:
+        """The positions of the oldest steps in the buffer, those that are not sampled included.
+
+        Args:
+            env_ids: int64, any shape.
+
+        Returns:
+            int64, the same shape and device.
+        """
+        rings = self._rings
+        if rings.lockstep:
+            return torch.full_like(env_ids, rings.pos - rings.size)
+        return torch.from_numpy(rings.first()).to(env_ids.device)[env_ids]
+
+    # Storing --------------------------------------------------------------------------------------------------
+
+    @atomic
+    def add_batch(self, batch: NestedTensor, env_ids: Optional[Tensor] = None) -> None:
+        """Store one step of several environments, as copies.
+
+        Args:
+            batch: nest ``[B, ...]``.
+            env_ids: int64 ``[B]``: which environments, each at most once; None for all in order.
+
+        Raises:
+            SpecError: ``batch`` does not have the spec of the buffer.
+            ValueError: ``env_ids`` are not distinct environments of the buffer.
+        """
+        leaves, tree = nest.flatten_with_structure(batch)
+        if tree != self._tree or [x.dtype for x in leaves] != self._dtypes:
+            self._raise_spec_error('add_batch', batch, 1)
+        size = self._num_envs if env_ids is None else env_ids.numel()
+        shapes = self._batch_shapes if size == self._num_envs else [(size, *shape) for shape in self._shapes]
+        if [x.shape for x in leaves] != shapes:
+            self._raise_spec_error('add_batch', batch, 1, (size, ))
+        rings = self._rings
+        if env_ids is None or torch.equal(env_ids.cpu(), self._all_envs):
+            envs = rings.all_envs
+            if rings.lockstep:
+                position = rings.pos
+                self._store.write_row(position % self._max_length, leaves)
+                rings.advance(1)
+                self._stored(position, 1, envs, leaves)
+                return
+        else:
+            envs = self._check_env_ids(env_ids)
+        positions = rings.positions()[envs]
+        self._store.write_cells(torch.from_numpy(rings.cells(positions, envs)), leaves)
+        rings.advance_some(envs)
+        self._stored(positions, 1, envs, leaves)
+
+    @atomic
+    def add_sequence(self, batch: NestedTensor) -> None:
+        """Store T steps of all environments, as copies: the same as :meth:`add_batch` for each of them in turn.
+
+        Args:
+            batch: nest ``[T, num_environments, ...]``.
+
+        Raises:
+            SpecError: ``batch`` does not have the spec of the buffer.
+        """
+        leaves, tree = nest.flatten_with_structure(batch)
+        if tree != self._tree or [x.dtype for x in leaves] != self._dtypes:
+            self._raise_spec_error('add_sequence', batch, 2)
+        num_steps = leaves[0].shape[0] if leaves[0].ndim else 0
+        if any(x.shape != (num_steps, *shape) for x, shape in zip(leaves, self._batch_shapes)):
+            self._raise_spec_error('add_sequence', batch, 2, (num_steps, self._num_envs))
+        for start in range(0, num_steps, self._max_length):  # once, unless there is more than the buffer can hold
+            if num_steps > self._max_length:
+                part = [x[start:start + self._max_length] for x in leaves]
+            else:
+                part = leaves
+            self._add_rows(part)
+
+    def _add_rows(self, leaves: Sequence[Tensor]) -> None:
+        """Store ``[T, num_environments, ...]`` with T of at most ``max_length``."""
+        rings, num_steps = self._rings, leaves[0].shape[0]
+        positions: Any
+        if rings.lockstep:
+            positions = rings.pos
+            self._store.write_rows(positions % self._max_length, leaves)
+        else:
+            positions = rings.positions().copy()
+            steps = positions + np.arange(num_steps)[:, None]
+            cells = torch.from_numpy(rings.cells(steps, rings.all_envs))
+            self._store.write_cells(cells.flatten(), [x.flatten(0, 1) for x in leaves])
+        rings.advance(num_steps)
+        self._stored(positions, num_steps, rings.all_envs, leaves)
+
+    def _stored(self, positions: Any, num_steps: int, env_ids: np.ndarray, leaves: Sequence[Tensor]) -> None:
+        """Called after steps were stored.
+
+        Args:
+            positions: of the first of the steps: a number in lockstep, otherwise int64 ``[B]``.
+            num_steps: T, at most ``max_length``.
+            env_ids: int64 ``[B]``.
+            leaves: ``[B, ...]`` from :meth:`add_batch`, ``[T, B, ...]`` from :meth:`add_sequence`.
+        """
+
+    def _dropped(self) -> None:
+        """Called after steps were dropped other than by storing new ones in their place."""
+
+    def _changed(self, leaves: Sequence[int], env_ids: np.ndarray) -> None:
+        """Called after the given leaves of stored steps of ``env_ids`` were changed."""
+
+    @atomic
+    def clear(self, env_ids: Optional[Tensor] = None) -> None:
+        """Forget the steps of some environments. Positions go on from where they are.
+
+        Args:
+            env_ids: int64 ``[B]``; None for all environments, which then get the same position.
+
+        Raises:
+            ValueError: ``env_ids`` are not distinct environments of the buffer.
+        """
+        self._rings.clear(None if env_ids is None else self._check_env_ids(env_ids))
+        self._dropped()
+
+    @atomic
+    def rewind(self, keep: int = 0) -> int:
+        """Forget the newest step, whose place the next one takes, and all but ``keep`` steps before it.
+
+        Args:
+            keep: steps of each environment to keep as context of those that follow, such as for a frame stack.
+
+        Returns:
+            How many steps were kept.
+
+        Raises:
+            ValueError: the environments were not stored together, or there is no step.
+        """
+        sizes = self._rings.sizes()
+        if not self._rings.is_even() or not sizes[0]:
+            raise ValueError(f'{self.name}.rewind: expected at least one step of all environments together, found '
+                             f'{sizes.tolist()}')
+        self._rings.rewind(keep)
+        self._dropped()
+        return int(self._rings.sizes()[0])
+
+    @atomic
+    def set_field(self, field: str, env_ids: Tensor, positions: Tensor, values: NestedTensor) -> None:
+        """Overwrite part of stored steps.
+
+        Args:
+            field: path in ``data_spec``, e.g. 'time_step.step_type'; '' for everything.
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``; together with ``env_ids`` each step at most once.
+            values: nest ``[B, ...]`` of the structure, shapes and types of that part.
+
+        Raises:
+            SpecError: ``values`` do not have the spec of the field.
+            ValueError: a step is not in the buffer (any more).
+        """
+        where = f'{self.name}.set_field'
+        spec = nest.get_field(self._data_spec, field) if field else self._data_spec
+        check_consistent(values, spec, 1, f'{where}: {field}')
+        envs, steps = self._held('set_field', env_ids, positions)
+        chosen = nest.flatten(nest.get_field(self._leaf_indices, field) if field else self._leaf_indices)
+        cells = torch.from_numpy(self._rings.cells(steps, envs))
+        for leaf, new in zip(chosen, nest.flatten(values)):
+            if new.shape[0] != len(steps) or steps.ndim != 1:
+                raise SpecError(f'{where}: {field}: expected [B, ...] with B as of env_ids and positions, found '
+                                f'{tuple(new.shape)}, {tuple(env_ids.shape)} and {tuple(positions.shape)}')
+            self._store.write_leaf(leaf, cells, new)
+        self._changed(chosen, np.unique(envs))
+
+    def _check_env_ids(self, env_ids: Tensor) -> np.ndarray:
+        found = env_ids.cpu().numpy()
+        if found.ndim != 1 or found.dtype != np.int64 or np.unique(found).size != found.size or (
+                (found < 0) | (found >= self._num_envs)).any():
+            raise ValueError(f'{self.name}: expected distinct environment ids, int64 [B] from 0 to '
+                             f'{self._num_envs - 1}, found {env_ids.dtype} {env_ids.tolist()}')
+        return found
+
+    def _raise_spec_error(self, method: str, batch: NestedTensor, from_dim: int, outer: tuple[int, ...] = ()) -> None:
+        """Say what about ``batch`` is wrong; something is."""
+        where = f'{self.name}.{method}'
+        check_consistent(batch, self._data_spec, from_dim, where)
+        for path, x in nest.flatten_with_path(batch):
+            if tuple(x.shape[:from_dim]) != outer:
+                raise SpecError(f'{where}: {path}: expected the outer dimensions {outer}, found '
+                                f'{tuple(x.shape[:from_dim])}')
+        raise SpecError(f'{where}: {nest.structure(batch)} does not match {self._tree}')
+
+    # Reading --------------------------------------------------------------------------------------------------
+
+    @atomic
+    def get_field(self, field: str, env_ids: Tensor, positions: Tensor) -> NestedTensor:
+        """Part of the steps at given places.
+
+        Args:
+            field: path in ``data_spec``, e.g. 'time_step.observation'; '' for everything.
+            env_ids: int64, any shape that broadcasts with ``positions``.
+            positions: int64. On the CPU they are checked; elsewhere that would make the device wait.
+
+        Returns:
+            nest ``[*shape, ...]`` with ``shape`` that of the two broadcast together, on the device of ``positions``.
+
+        Raises:
+            ValueError: a position is not in the buffer (any more).
+        """
+        leaves = nest.get_field(self._leaf_indices, field) if field else self._leaf_indices
+        shape = torch.broadcast_shapes(env_ids.shape, positions.shape)
+        if positions.device.type == 'cpu':
+            envs, steps = self._held('get_field', env_ids, positions)
+            cells = torch.from_numpy(self._rings.cells(steps, envs).reshape(-1))
+        else:
+            cells = (positions % self._max_length * self._num_envs + env_ids).reshape(-1)
+        cells = cells.to(self._device)
+
+        def read(leaf: int) -> Tensor:
+            chosen = self._store.field(leaf).index_select(0, cells).to(positions.device)
+            return chosen.view(shape + self._shapes[leaf])
+
+        return nest.map_structure(read, leaves)
+
+    def _held(self, method: str, env_ids: Tensor, positions: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Environments and positions as arrays of one shape.
+
+        Raises:
+            ValueError: a step is not in the buffer.
+        """
+        envs, steps = np.broadcast_arrays(env_ids.cpu().numpy(), positions.cpu().numpy())
+        if envs.size and (envs.min() < 0 or envs.max() >= self._num_envs):
+            raise ValueError(f'{self.name}.{method}: expected environment ids from 0 to {self._num_envs - 1}, found '
+                             f'{int(envs.min())} to {int(envs.max())}')
+        if not self._rings.holds(steps, envs).all():
+            first = self._rings.first()[envs]
+            raise ValueError(f'{self.name}.{method}: positions from {int(steps.min())} to {int(steps.max())}, but the '
+                             f'buffer holds {int(first.min())} to {int(self._rings.positions().max()) - 1}')
+        return envs, steps
+
+    def _read(self, env_ids: np.ndarray, positions: np.ndarray, length: int) -> tuple[NestedTensor, Tensor]:
+        """``length`` steps from ``positions`` (``[B]``) on, as a nest ``[B, length, ...]`` on the default device, and
+        their cells ``[B * length]``."""
+        if length == 1:
+            cells = self._rings.cells(positions, env_ids)
+        else:
+            steps = positions[:, None] + np.arange(length)
+            cells = self._rings.cells(steps, env_ids[:, None]).reshape(-1)
+        chosen = torch.from_numpy(cells)
+        leaves = self._store.read_cells(chosen, (len(env_ids), length))
+        device = context.get_default_device()
+        if device.type != 'cpu' or self._device.type != 'cpu':
+            leaves = [x.to(device) for x in leaves]
+        return self._tree.unflatten(leaves), chosen
+
+
+def _check_storage(name: str, device: torch.device, allow_multiprocess: bool, memory_map_dir: Optional[str]) -> None:
+    if device.type != 'cpu' and (allow_multiprocess or memory_map_dir is not None):
+        argument = 'allow_multiprocess' if allow_multiprocess else 'memory_map_dir'
+        raise ValueError(f"{name}.{argument}: expected {name}.device to be 'cpu', found '{device}': only host memory "
+                         'can be shared or mapped')
+    if allow_multiprocess and memory_map_dir is not None:
+        raise ValueError(f'{name}.memory_map_dir: expected None with allow_multiprocess = True, found '
+                         f"'{memory_map_dir}'; choose one of them")
+
+
+def require_at_least(name: str, least: int, **arguments: int) -> None:
+    """Raise a ValueError that names the argument of ``name`` which is less than ``least``."""
+    for argument, value in arguments.items():
+        if value < least:
+            raise ValueError(f'{name}.{argument}: expected at least {least}, found {value}')

@@ -1,0 +1,150 @@
+"""Where each environment is in its ring: positions and how many steps are held.
+
+A *position* is the number of steps that an environment had stored before a step since the buffer was made; it never
+wraps around. The step at a position lies in row ``position % max_length`` and column ``env_id`` of the storage; its
+*cell* is ``row * num_environments + env_id``.
+"""
+from typing import Any
+
+import numpy as np
+
+from alfx.experience_replayers.shared_arrays import SharedArrays
+
+
+class Rings(SharedArrays):
+    """Positions and sizes of the rings of all environments.
+
+    As long as all environments are stored together these are two Python integers (``lockstep``); what is stored for
+    some environments alone turns them into arrays. Those of shared memory are arrays from the beginning.
+
+    Args:
+        num_environments: E, number of rings.
+        max_length: steps that a ring holds.
+        shared: whether the state lies in shared memory.
+    """
+
+    def __init__(self, num_environments: int, max_length: int, shared: bool = False) -> None:
+        super().__init__(shared)
+        self.num_envs = num_environments
+        self.max_length = max_length
+        self.all_envs = np.arange(num_environments)
+        self.lockstep = not shared
+        self.pos, self.size = 0, 0
+        self._env_pos = self._allocate('_env_pos', num_environments, np.int64)
+        self._env_size = self._allocate('_env_size', num_environments, np.int64)
+
+    def positions(self) -> np.ndarray:
+        """int64 ``[E]``: the position that the next step of each environment gets. Not to be written to."""
+        return np.full(self.num_envs, self.pos) if self.lockstep else self._env_pos
+
+    def sizes(self) -> np.ndarray:
+        """int64 ``[E]``: how many steps of each environment are held. Not to be written to."""
+        return np.full(self.num_envs, self.size) if self.lockstep else self._env_size
+
+    def first(self) -> np.ndarray:
+        """int64 ``[E]``: the position of the oldest step of each environment."""
+        return self.positions() - self.sizes()
+
+    def window(self, ignored: int, length: int) -> tuple[Any, Any]:
+        """Where sequences may begin: positions from ``first`` to ``end - 1`` in each environment.
+
+        Args:
+            ignored: so many of the oldest steps are not part of any sequence.
+            length: steps of a sequence.
+
+        Returns:
+            ``first`` and ``end``, ``first <= end``: numbers in lockstep, otherwise int64 ``[E]``.
+        """
+        if self.lockstep:
+            oldest = self.pos - self.size + ignored
+            return oldest, max(self.pos - length + 1, oldest)
+        first = self._env_pos - self._env_size + ignored
+        return first, np.maximum(self._env_pos - length + 1, first)
+
+    def is_even(self) -> bool:
+        """Whether all environments have the same position and size."""
+        return self.lockstep or bool((self._env_pos == self._env_pos[0]).all() and
+                                     (self._env_size == self._env_size[0]).all())
+
+    def advance(self, steps: int) -> None:
+        """``steps`` were stored for each environment."""
+        if self.lockstep:
+            self.pos += steps
+            self.size = min(self.size + steps, self.max_length)
+        else:
+            self._env_pos += steps
+            np.minimum(self._env_size + steps, self.max_length, out=self._env_size)
+
+    def advance_some(self, env_ids: np.ndarray) -> None:
+        """One step was stored for each of ``env_ids``, which are distinct."""
+        self.leave_lockstep()
+        self._env_pos[env_ids] += 1
+        self._env_size[env_ids] = np.minimum(self._env_size[env_ids] + 1, self.max_length)
+
+    def clear(self, env_ids: np.ndarray | None = None) -> None:
+        """Hold nothing of ``env_ids``; None for all, which then get the same position."""
+        if env_ids is not None:
+            self.leave_lockstep()
+            self._env_size[env_ids] = 0
+        elif self.lockstep:
+            self.size = 0
+        else:
+            self.set(np.full(self.num_envs, self._env_pos.max()), np.zeros(self.num_envs, np.int64))
+
+    def rewind(self, keep: int) -> None:
+        """Drop the newest step and all but ``keep`` before it; the rings are even and not empty."""
+        size = min(int(self.sizes()[0]) - 1, keep)
+        self.set(self.positions() - 1, np.full(self.num_envs, size))
+
+    def drop_oldest(self, steps: int, env_ids: np.ndarray | None = None) -> None:
+        """Drop so many of the oldest steps, which are there, of ``env_ids``; None for all."""
+        if env_ids is not None:
+            self.leave_lockstep()
+            self._env_size[env_ids] -= steps
+        elif self.lockstep:
+            self.size -= steps
+        else:
+            self._env_size -= steps
+
+    def set(self, positions: np.ndarray, sizes: np.ndarray) -> None:
+        """Take over positions and sizes (``[E]``)."""
+        self._env_pos[:], self._env_size[:] = positions, sizes
+        self.pos, self.size = int(positions[0]), int(sizes[0])
+        self.lockstep = False
+        self.lockstep = not self._shared and self.is_even()
+
+    def leave_lockstep(self) -> None:
+        """Keep the environments apart from now on."""
+        if self.lockstep:
+            self._env_pos[:], self._env_size[:] = self.pos, self.size
+            self.lockstep = False
+
+    def cells(self, positions: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
+        """int64: the cells of steps; the arguments broadcast."""
+        return positions % self.max_length * self.num_envs + env_ids
+
+    def cells_from(self, positions: Any, num_steps: int, env_ids: np.ndarray) -> np.ndarray:
+        """int64 ``[num_steps, B]``: the cells of the steps from ``positions`` (a number or ``[B]``) on."""
+        if num_steps == 1:
+            return self.cells(positions, env_ids)[None]
+        return self.cells(positions + np.arange(num_steps)[:, None], env_ids)
+
+    def cells_between(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """int64 ``[n]``: the cells of the positions from ``first`` to ``end - 1`` (``[E]`` each) of all environments.
+
+        Where a range is longer than a ring, cells occur more than once.
+        """
+        counts = np.maximum(end - first, 0)
+        total = int(counts.sum())
+        if total == 0:
+            return np.empty(0, np.int64)
+        env_ids = self.all_envs.repeat(counts)
+        offsets = first - (counts.cumsum() - counts)
+        return self.cells(np.arange(total) + offsets[env_ids], env_ids)
+
+    def holds(self, positions: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
+        """bool: whether steps are held; the arguments have the same shape."""
+        if self.lockstep:
+            return (positions < self.pos) & (positions >= self.pos - self.size)
+        end = self._env_pos[env_ids]
+        return (positions < end) & (positions >= end - self._env_size[env_ids])

@@ -1,0 +1,190 @@
+"""Sampling by priority: what a user sees of it. Histories are compared in tests/numerics."""
+import io
+import math
+
+import pytest
+import torch
+
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
+from alfx.tensor_specs import TensorSpec
+
+SPEC = TensorSpec((), torch.int64)
+
+
+def filled(steps, envs=1, max_length=8, **kwargs):
+    """A buffer of which each step holds 100 * env + its position."""
+    buffer = ReplayBuffer(SPEC, envs, max_length, prioritized_sampling=True, **kwargs)
+    if steps:
+        buffer.add_sequence(torch.arange(steps).unsqueeze(-1) + 100 * torch.arange(envs))
+    return buffer
+
+
+def shares(buffer, length=1, batch=64, rounds=40):
+    """{(env, position): (share of the batches, importance weight)}."""
+    found = {}
+    for _ in range(rounds):
+        _, info = buffer.get_batch(batch, length)
+        for env, position, weight in zip(info.env_ids.tolist(), info.positions.tolist(),
+                                         info.importance_weights.tolist()):
+            count, first_weight = found.get((env, position), (0, weight))
+            assert first_weight == weight
+            found[env, position] = (count + 1, weight)
+    return {key: (count / (rounds * batch), weight) for key, (count, weight) in found.items()}
+
+
+def set_priorities(buffer, priorities, env=0):
+    """{position: priority} -> buffer."""
+    count = len(priorities)
+    buffer.update_priority(torch.full((count, ), env), torch.tensor(list(priorities)),
+                           torch.tensor(list(priorities.values())))
+
+
+@pytest.mark.parametrize('with_replacement', [False, True])
+def test_probabilities_and_weights_worked_out_by_hand(with_replacement):
+    buffer = filled(4, with_replacement=with_replacement)
+    set_priorities(buffer, {0: 1.0, 1: 0.0, 2: 2.0, 3: 5.0})
+    # Sequences of 1: N = 4, P = 1/8, 0, 2/8, 5/8, so N P = 0.5, 0, 1, 2.5.
+    found = shares(buffer)
+    assert {key: weight for key, (_, weight) in found.items()} == {(0, 0): 0.5, (0, 2): 1.0, (0, 3): 2.5}
+    assert found[0, 3][0] == pytest.approx(0.625, abs=0.05 if with_replacement else 0.01)
+    # Sequences of 2 begin at 0, 1 and 2: N = 3, P = 1/3, 0, 2/3.
+    assert {key: weight for key, (_, weight) in shares(buffer, 2).items()} == {(0, 0): 1.0, (0, 2): 2.0}
+
+
+def test_equal_priorities_have_weight_one():
+    buffer = filled(8, envs=3)
+    assert set(buffer.get_batch(50, 3)[1].importance_weights.tolist()) == {1.0}
+
+
+def test_stratified_draws_take_each_sequence_as_often_as_it_should_come_up():
+    buffer = filled(8)
+    set_priorities(buffer, {i: 2.0 if i < 4 else 6.0 for i in range(8)})  # P = 1/16 and 3/16
+    for _ in range(20):
+        positions = buffer.get_batch(16, 1)[1].positions.tolist()
+        assert [positions.count(i) for i in range(8)] == [1, 1, 1, 1, 3, 3, 3, 3]
+
+
+def test_new_steps_get_the_largest_priority_given_so_far_and_not_the_initial_one_for_ever():
+    buffer = filled(2, initial_priority=7.0)
+    assert buffer.initial_priority == 7.0
+    set_priorities(buffer, {0: 0.25})
+    buffer.add_batch(torch.tensor([2]))
+    # Weights of 0, 1 and 2: 0.25, 7 and again 0.25.
+    weights = {p: w for (_, p), (_, w) in shares(buffer).items()}
+    assert weights[0] == weights[2] == pytest.approx(3 * 0.25 / 7.5)
+    set_priorities(buffer, {1: 1.0})
+    set_priorities(buffer, {2: 0.5})
+    buffer.add_sequence(torch.tensor([[3], [4]]))
+    assert {p: w for (_, p), (_, w) in shares(buffer).items()} == pytest.approx(
+        {0: 5 * 0.25 / 3.75, 1: 5 / 3.75, 2: 5 * 0.5 / 3.75, 3: 5 / 3.75, 4: 5 / 3.75})
+
+
+def test_of_a_sequence_that_occurs_twice_the_last_priority_counts():
+    buffer = filled(2)
+    buffer.update_priority(torch.tensor([0, 0, 0]), torch.tensor([1, 0, 1]), torch.tensor([9.0, 1.0, 3.0]))
+    assert {p: w for (_, p), (_, w) in shares(buffer).items()} == {0: 0.5, 1: 1.5}
+
+
+def test_what_was_overwritten_meanwhile_keeps_the_priority_of_what_is_there_now():
+    buffer = filled(4, max_length=4)
+    _, info = buffer.get_batch(4, 1)
+    buffer.add_batch(torch.tensor([4]))  # over position 0
+    buffer.update_priority(info.env_ids, info.positions, torch.where(info.positions == 0, 3.0, 1.0))
+    assert {p: w for (_, p), (_, w) in shares(buffer).items()} == dict.fromkeys((1, 2, 3, 4), 1.0)
+
+
+@pytest.mark.parametrize('bad', [-1.0, math.nan, math.inf])
+def test_priorities_that_are_none_are_refused(bad):
+    buffer = filled(4)
+    with pytest.raises(ValueError, match=r'update_priority: expected finite priorities of at least 0, found \[-?\w'):
+        set_priorities(buffer, {0: 1.0, 1: bad})
+    assert set(buffer.get_batch(8, 1)[1].importance_weights.tolist()) == {1.0}
+
+
+def test_priorities_need_a_buffer_that_samples_by_them_and_one_for_each_place():
+    buffer = ReplayBuffer(SPEC, 1, 4)
+    assert not buffer.prioritized_sampling and filled(0).prioritized_sampling
+    with pytest.raises(ValueError, match='prioritized_sampling = True'):
+        buffer.update_priority(torch.tensor([0]), torch.tensor([0]), torch.ones(1))
+    with pytest.raises(ValueError, match=r'one shape \[B\], found \(1,\), \(2,\) and \(2,\)'):
+        filled(3).update_priority(torch.tensor([0]), torch.tensor([0, 1]), torch.ones(2))
+
+
+def test_no_priority_above_zero_is_an_error_that_says_so():
+    buffer = filled(3)
+    set_priorities(buffer, {0: 0.0, 1: 0.0, 2: 0.0})
+    with pytest.raises(ValueError, match='priorities of all sequences are 0'):
+        buffer.get_batch(2, 1)
+
+
+def test_priorities_are_saved_with_the_contents_and_the_same_batches_follow():
+    buffer = filled(11, envs=2, enable_checkpoint=True)
+    set_priorities(buffer, {p: float(p) for p in range(5, 10)})
+    buffer.get_batch(4, 2)
+    state = io.BytesIO()
+    torch.save(buffer.state_dict(), state)
+    state.seek(0)
+    other = filled(5, envs=2, enable_checkpoint=True)
+    set_priorities(other, {1: 50.0})
+    other.get_batch(4, 3)
+    other.load_state_dict(torch.load(state, weights_only=True))
+    for one in (buffer, other):
+        one.add_batch(torch.tensor([11, 111]))
+    for length in (1, 2, 4):
+        batches = []
+        for one in (buffer, other):
+            torch.manual_seed(length)
+            batch, info = one.get_batch(32, length)
+            batches.append((batch.tolist(), info.positions.tolist(), info.importance_weights.tolist()))
+        assert batches[0] == batches[1]
+
+
+def test_contents_saved_without_priorities_get_the_initial_one():
+    plain = ReplayBuffer(SPEC, 1, 8, enable_checkpoint=True)
+    plain.add_sequence(torch.arange(5).unsqueeze(-1))
+    buffer = filled(8, enable_checkpoint=True)
+    buffer.load_state_dict(plain.state_dict())
+    assert {p: w for (_, p), (_, w) in shares(buffer).items()} == dict.fromkeys(range(5), 1.0)
+
+
+@pytest.mark.parametrize('with_replacement', [False, True])
+def test_recent_steps_get_their_share_and_weights_that_say_so(with_replacement):
+    buffer = filled(8, envs=2, recent_data_steps=2, recent_data_ratio=0.25, with_replacement=with_replacement)
+    set_priorities(buffer, {p: 3.0 if p == 6 else 1.0 for p in range(8)})
+    # Sequences of 2 begin at 0 to 6: N = 14, priorities add up to 9 + 7 = 16. Recent are 5 and 6 of each environment.
+    found = shares(buffer, 2, rounds=60)
+    for (env, p), (share, weight) in found.items():
+        priority = 3.0 if (env, p) == (0, 6) else 1.0
+        expected = 0.75 * priority / 16 + (0.25 / 4 if p in (5, 6) else 0)
+        assert weight == pytest.approx(14 * expected)
+        assert share == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize('lockstep', [True, False])
+def test_recent_steps_get_their_share_without_priorities(lockstep):
+    buffer = ReplayBuffer(SPEC, 2, 8, recent_data_steps=3, recent_data_ratio=0.5)
+    buffer.add_sequence(torch.arange(8).unsqueeze(-1) + 100 * torch.arange(2))
+    newest = [7, 7]
+    if not lockstep:
+        buffer.add_batch(torch.tensor([108]), torch.tensor([1]))
+        newest[1] = 8
+    counts = torch.zeros(2, 9)
+    for _ in range(400):
+        batch, info = buffer.get_batch(4, 1)
+        assert info.importance_weights == ()
+        assert (batch[:, 0] == 100 * info.env_ids + info.positions).all()
+        recent = info.positions[2:] - torch.tensor(newest)[info.env_ids[2:]]
+        assert recent.min() >= -2 and recent.max() <= 0
+        counts.index_put_((info.env_ids, info.positions), torch.ones(4), accumulate=True)
+    # Two of four from 16 sequences, two from 6.
+    for env in range(2):
+        for p in range(newest[env] - 7, newest[env] + 1):
+            expected = 400 * (2 / 16 + (2 / 6 if p > newest[env] - 3 else 0))
+            assert abs(counts[env, p] - expected) < 5 * expected**0.5
+
+
+def test_arguments_of_sampling_that_are_out_of_range_are_refused_by_name():
+    for argument, value in (('recent_data_ratio', 1.5), ('recent_data_ratio', -0.1), ('recent_data_steps', 0),
+                            ('initial_priority', 0.0), ('initial_priority', math.inf)):
+        with pytest.raises(ValueError, match=rf'ReplayBuffer\.{argument}: expected'):
+            ReplayBuffer(SPEC, 1, 4, **{argument: value})
