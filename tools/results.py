@@ -19,6 +19,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +30,25 @@ from alfx.trainers.run_files import read_table
 from alfx.utils.confidence import confidence_interval
 
 ROOT = Path(__file__).resolve().parent.parent
-_EXPECTED = re.compile(r'^#\s*expected\s+evaluation return\s+(-?[\d,.]*\d)(?:\s*\+-\s*([\d,.]*\d))?', re.MULTILINE)
+_RETURN = 'return'
+_EXPECTED = re.compile(r'^#\s*expected\s+(?:evaluation (?=return )|(?=\S+ -?[\d.]))(\S+)\s+(-?[\d,.]*\d)'
+                       r'(?:\s*\+-\s*([\d,.]*\d))?', re.MULTILINE)
 _SHOWN_VERSIONS = ('alfx', 'torch', 'gymnasium')
 _HEAD = """# Results
 
 What the shipped confs reach. Each row is the greedy policy at the end of training, evaluated over 20 episodes or more
-for each seed. The mean is over seeds, and so is its 95% interval (Student's t); *lowest* is the worst seed. *Required*
-is the lower end of what the head of the conf states. *Wall time* is the median training time of a run, and how many
-runs shared the cores of the machine meanwhile.
+for each seed. The *measure* is the return of an episode, or a number that the environment gives for it, such as
+whether it succeeded. The mean is over seeds, and so is its 95% interval (Student's t); *lowest* is the worst seed.
+*Required* is the lower end of what the head of the conf states. *Wall time* is the median training time of a run, and
+how many runs shared the cores of the machine meanwhile.
 
 A row is made, or made again, by `python tools/results.py --conf NAME --seeds N`; the numbers behind it are in
 [results.json](results.json).
 
-| conf | environment | steps | seeds | wall time | mean | 95% interval | lowest | required | verdict | date | versions |
-| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- | --- |
 """
+_COLUMNS = ('conf', 'environment', 'steps', 'seeds', 'wall time', 'measure', 'mean', '95% interval', 'lowest',
+            'required', 'verdict', 'date', 'versions')
+_NUMBERS = ('steps', 'seeds', 'wall time', 'mean', '95% interval', 'lowest', 'required')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +59,9 @@ class Task:
         name: of the conf, without folder and `.gin`.
         conf: as the command line gives it.
         env_name: its environment.
-        required: the least mean return that counts as reached; None if the head of the conf states none.
+        required: the least mean that counts as reached; None if the head of the conf states none.
         fingerprint: changes with the bindings of the conf.
+        measure: what the mean is of: 'return', or the path of a number in the env_info, such as 'success'.
     """
 
     name: str
@@ -63,15 +69,20 @@ class Task:
     env_name: str
     required: float | None
     fingerprint: str
+    measure: str = _RETURN
 
 
-def required_return(conf_text: str) -> float | None:
-    """The lower end of the evaluation return that the head of a conf states, or None."""
+def required_result(conf_text: str) -> tuple[str, float | None]:
+    """What the head of a conf states that an evaluation gives: the measure and the lower end of its mean.
+
+    ``#   expected  evaluation return -170 +- 30`` is ``('return', -200.0)``, ``#   expected  success 0.97 +- 0.02`` is
+    ``('success', 0.95)``, and a head that states nothing is ``('return', None)``.
+    """
     found = _EXPECTED.search(conf_text)
     if found is None:
-        return None
-    expected, margin = (float((text or '0').replace(',', '')) for text in found.groups())
-    return expected - margin
+        return _RETURN, None
+    expected, margin = (float((text or '0').replace(',', '')) for text in found.groups()[1:])
+    return found[1], expected - margin
 
 
 def read_task(conf: str) -> Task:
@@ -84,8 +95,8 @@ def read_task(conf: str) -> Task:
     bindings = {str(binding).split(' = ', 1)[0]: str(binding) for binding in loaded.bindings}
     text = bindings.get('create_environment.env_name', ' = ?').split(' = ', 1)[1].strip("'\"")
     fingerprint = hashlib.sha256('\n'.join(sorted(bindings.values())).encode()).hexdigest()[:8]
-    return Task(Path(loaded.conf_file).stem, conf, text, required_return(Path(loaded.conf_file).read_text()),
-                fingerprint)
+    measure, required = required_result(Path(loaded.conf_file).read_text())
+    return Task(Path(loaded.conf_file).stem, conf, text, required, fingerprint, measure)
 
 
 def _run(arguments: list[str], log: Path, threads: int) -> str:
@@ -132,9 +143,25 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
                  str(episodes), '--json', '-'], log, threads)
     last = read_table(str(root_dir / 'progress.csv'))[-1]
     versions = json.loads((root_dir / 'conf' / 'versions.json').read_text())
-    return {'returns': json.loads(text)['greedy']['returns'], 'env_steps': int(float(last['env_steps'])),
+    evaluation = json.loads(text)['greedy']
+    if task.measure != _RETURN and task.measure not in evaluation['env_info']:
+        raise RuntimeError(f"the head of {task.name} states '{task.measure}', but the environment gives "
+                           f"{sorted(evaluation['env_info']) or 'no further numbers'}")
+    return {'returns': evaluation['returns'], 'env_info': evaluation['env_info'],
+            'env_steps': int(float(last['env_steps'])),
             'seconds': float(last['seconds']), 'jobs': jobs, 'cores': os.cpu_count(),
             'date': datetime.date.today().isoformat(), 'versions': versions}
+
+
+def has_measure(run: dict[str, Any], measure: str) -> bool:
+    """Whether a stored run has the measure of each episode."""
+    return measure == _RETURN or measure in run.get('env_info', {})
+
+
+def mean_over_episodes(run: dict[str, Any], measure: str) -> float:
+    """The mean of the measure over the episodes of a run; a return of several rewards is their sum."""
+    values = np.asarray(run['returns'] if measure == _RETURN else run['env_info'][measure])
+    return float(values.reshape(len(values), -1).sum(1).mean())
 
 
 def row_of(name: str, entry: dict[str, Any]) -> list[str]:
@@ -145,14 +172,15 @@ def row_of(name: str, entry: dict[str, Any]) -> list[str]:
         entry: what is stored of it.
     """
     runs = list(entry['runs'].values())
-    means = np.array([np.asarray(run['returns']).reshape(len(run['returns']), -1).sum(1).mean() for run in runs])
+    measure = entry.get('measure', _RETURN)
+    means = np.array([mean_over_episodes(run, measure) for run in runs])
     half_width = float(confidence_interval(means))
     latest = max(runs, key=lambda run: run['date'])
     required = entry['required']
     verdict = '' if required is None else 'reached' if means.mean() >= required else 'missed'
     return [f'`{name}`', entry['env_name'], f"{int(np.median([run['env_steps'] for run in runs])):,}", str(len(runs)),
             f"{format_minutes(float(np.median([run['seconds'] for run in runs])))}, {latest['jobs']} on "
-            f"{latest['cores']} cores", f'{means.mean():,.5g}',
+            f"{latest['cores']} cores", measure, f'{means.mean():,.5g}',
             '' if np.isnan(half_width) else f'{means.mean() - half_width:,.5g} to {means.mean() + half_width:,.5g}',
             f'{means.min():,.5g}', '' if required is None else f'{required:,.5g}', verdict, latest['date'],
             ', '.join(f"{key} {latest['versions'][key]}" for key in _SHOWN_VERSIONS if latest['versions'].get(key))]
@@ -167,8 +195,9 @@ def format_minutes(seconds: float) -> str:
 
 def write_table(stored: dict[str, Any], path: Path) -> None:
     """Writes docs/results.md from what is stored."""
-    rows = ['| ' + ' | '.join(row_of(name, stored[name])) + ' |' for name in sorted(stored) if stored[name]['runs']]
-    path.write_text(_HEAD + '\n'.join(rows) + ('\n' if rows else ''))
+    rows: list[Sequence[str]] = [_COLUMNS, ['---:' if column in _NUMBERS else '---' for column in _COLUMNS]]
+    rows += [row_of(name, stored[name]) for name in sorted(stored) if stored[name]['runs']]
+    path.write_text(_HEAD + ''.join(f"| {' | '.join(row)} |\n" for row in rows))
 
 
 class Store:
@@ -186,7 +215,9 @@ class Store:
     def is_done(self, task: Task, seed: int) -> bool:
         """Whether the result of this seed, under the conf as it is now, is stored."""
         entry = self.confs.get(task.name, {})
-        return entry.get('fingerprint') == task.fingerprint and str(seed) in entry['runs']
+        if entry.get('fingerprint') != task.fingerprint or str(seed) not in entry['runs']:
+            return False
+        return has_measure(entry['runs'][str(seed)], task.measure)
 
     def add(self, task: Task, seed: int, result: dict[str, Any]) -> None:
         """Stores a result; those of an earlier version of the conf are dropped."""
@@ -194,8 +225,10 @@ class Store:
             entry = self.confs.get(task.name, {})
             if entry.get('fingerprint') != task.fingerprint:
                 entry = {'fingerprint': task.fingerprint, 'runs': {}}
-            runs = {**entry['runs'], str(seed): result}
+            runs = {key: run for key, run in entry['runs'].items() if has_measure(run, task.measure)}
+            runs[str(seed)] = result
             self.confs[task.name] = {**entry, 'env_name': task.env_name, 'required': task.required,
+                                     'measure': task.measure,
                                      'runs': dict(sorted(runs.items(), key=lambda item: int(item[0])))}
             self.write()
 
@@ -222,8 +255,8 @@ def run_all(tasks: list[Task], seeds: int, store: Store, folder: Path, episodes:
                 continue
             result = future.result()
             store.add(task, seed, result)
-            print(f"[{i}/{len(todo)}] {task.name} seed {seed}: return {np.mean(result['returns']):.5g}, "
-                  f"{format_minutes(result['seconds'])}", flush=True)
+            print(f"[{i}/{len(todo)}] {task.name} seed {seed}: {task.measure} "
+                  f"{mean_over_episodes(result, task.measure):.5g}, {format_minutes(result['seconds'])}", flush=True)
     return failed
 
 

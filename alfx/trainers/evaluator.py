@@ -56,22 +56,31 @@ class EvalResult(NamedTuple):
     lengths: np.ndarray
     metrics: list[AverageEpisodicAggregationMetric]
 
+    def env_info(self) -> dict[str, np.ndarray]:
+        """What ``AverageEnvInfoMetric`` measured of each episode: float64 ``[N, ...]`` by path in the env_info."""
+        return {path: values for metric in self.metrics if isinstance(metric, AverageEnvInfoMetric)
+                for (path, _), values in zip(nest.flatten_with_path(metric.result()), metric.episodes())}
+
     def statistics(self) -> dict[str, float]:
         """Number of episodes, mean, standard deviation and half the 95% confidence interval of the return (summed over
-        the dimensions of the reward), mean length."""
+        the dimensions of the reward), mean length, and ``env_info/PATH``: means of the scalars in the env_info."""
         returns = self.returns.reshape(len(self.returns), -1).sum(1)
         return {
             'episodes': len(returns),
             'average_return': float(returns.mean()),
             'std_return': float(returns.std(ddof=1)) if len(returns) > 1 else float('nan'),
             'ci95_return': float(confidence_interval(returns)),
-            'average_length': float(self.lengths.mean())
+            'average_length': float(self.lengths.mean()),
+            **{f'env_info/{path}': float(values.mean()) for path, values in self.env_info().items() if values.ndim == 1}
         }
 
     def __str__(self) -> str:
         s = self.statistics()
         margin = f" +- {s['ci95_return']:.4g}" if np.isfinite(s['ci95_return']) else ''
-        return f"return {s['average_return']:.6g}{margin}, length {s['average_length']:.4g}, {s['episodes']} episodes"
+        means = ''.join(f", {name.removeprefix('env_info/')} {mean:.4g}" for name, mean in s.items()
+                        if name.startswith('env_info/'))
+        return (f"return {s['average_return']:.6g}{margin}{means}, length {s['average_length']:.4g}, "
+                f"{s['episodes']} episodes")
 
 
 def evaluate(env: Any, algorithm: Any, num_episodes: int,

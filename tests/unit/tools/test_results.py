@@ -22,14 +22,18 @@ def a_task(results, fingerprint='f', required=10.0):
     return results.Task('some_conf', 'some_conf', 'Some-v1', required, fingerprint)
 
 
-@pytest.mark.parametrize('head,required', [
-    ('#   expected  evaluation return 500\n', 500.0),
-    ('#   expected  evaluation return -170 +- 30\n', -200.0),
-    ('#   expected  evaluation return 2,500 +- 1,000\n', 1500.0),
-    ('#   expected  evaluation return 20.7 (the paper); not run to the end on 2 cores\n', 20.7),
-    ('#   nothing of the kind\n', None)])
-def test_the_required_return_is_the_lower_end_of_what_the_conf_states(results, head, required):
-    assert results.required_return('# A conf\n' + head + "include 'ppo.gin'\n") == required
+@pytest.mark.parametrize('head,measure,required', [
+    ('#   expected  evaluation return 500\n', 'return', 500.0),
+    ('#   expected  evaluation return -170 +- 30\n', 'return', -200.0),
+    ('#   expected  evaluation return 2,500 +- 1,000\n', 'return', 1500.0),
+    ('#   expected  evaluation return 20.7 (the paper); not run to the end on 2 cores\n', 'return', 20.7),
+    ('#   expected  success 0.97 +- 0.02\n', 'success', 0.95),
+    ('#   expected  arm.distance@min 0.125 (metres)\n', 'arm.distance@min', 0.125),
+    ('#   expected  the success of 0.5 of all\n', 'return', None),
+    ('#   nothing of the kind\n', 'return', None)])
+def test_what_is_required_is_the_lower_end_of_what_the_conf_states(results, head, measure, required):
+    found = results.required_result('# A conf\n' + head + "include 'ppo.gin'\n")
+    assert found[0] == measure and found[1] == (None if required is None else pytest.approx(required))
 
 
 def test_a_row_is_over_the_means_of_seeds(results, tmp_path):
@@ -38,15 +42,15 @@ def test_a_row_is_over_the_means_of_seeds(results, tmp_path):
     store.add(a_task(results), 1, a_run([5.0, 15.0]))
     store.add(a_task(results), 0, a_run([20.0, 20.0]))
     row = results.row_of('some_conf', store.confs['some_conf'])
-    assert row[:9] == ['`some_conf`', 'Some-v1', '1,000', '2', '60 s, 2 on 2 cores', '15',
-                       '-48.531 to 78.531', '10', '10']
-    assert row[9:] == ['reached', '2026-01-02', 'alfx 0.1, torch 2.13']
+    assert row[:10] == ['`some_conf`', 'Some-v1', '1,000', '2', '60 s, 2 on 2 cores', 'return', '15',
+                        '-48.531 to 78.531', '10', '10']
+    assert row[10:] == ['reached', '2026-01-02', 'alfx 0.1, torch 2.13']
 
 
 def test_a_mean_below_what_is_required_is_missed(results, tmp_path):
     store = results.Store(tmp_path / 'results.json')
     store.add(a_task(results, required=10.5), 0, a_run([10.0]))
-    assert results.row_of('some_conf', store.confs['some_conf'])[9] == 'missed'
+    assert results.row_of('some_conf', store.confs['some_conf'])[10] == 'missed'
 
 
 def test_what_is_stored_is_found_again_until_the_conf_changes(results, tmp_path):
@@ -73,4 +77,36 @@ def test_the_fingerprint_of_a_conf_follows_its_bindings_and_not_its_comments(res
 
 def test_vector_returns_count_by_their_sum(results):
     entry = {'env_name': 'Some-v1', 'required': None, 'runs': {'0': a_run([[1.0, 2.0], [3.0, 4.0]])}}
-    assert results.row_of('some_conf', entry)[5] == '5'
+    assert results.row_of('some_conf', entry)[6] == '5'
+
+
+def test_a_conf_may_state_a_number_of_the_environment_in_place_of_the_return(results, tmp_path):
+    store = results.Store(tmp_path / 'results.json')
+    task = results.Task('some_conf', 'some_conf', 'Some-v1', 0.9, 'f', 'success')
+    store.add(a_task(results), 0, a_run([-10.0]))
+    assert not store.is_done(task, 0), 'the run has no success rate'
+    store.add(task, 1, {**a_run([-2.0, -4.0]), 'env_info': {'success': [1.0, 0.0]}})
+    store.add(task, 2, {**a_run([-2.0, -4.0]), 'env_info': {'success': [1.0, 1.0]}})
+    assert store.is_done(task, 1) and list(store.confs['some_conf']['runs']) == ['1', '2']
+    row = results.row_of('some_conf', store.confs['some_conf'])
+    assert (row[5], row[6], row[8], row[9], row[10]) == ('success', '0.75', '0.5', '0.9', 'missed')
+    assert '| success | 0.75 |' in (tmp_path / 'results.md').read_text()
+
+
+def test_a_number_that_the_environment_does_not_give_is_an_error_that_says_what_it_gives(results, tmp_path,
+                                                                                         monkeypatch):
+    evaluation = {'greedy': {'returns': [1.0], 'env_info': {'distance': [0.5]}}}
+
+    def run(arguments, log, threads):
+        folder = tmp_path / 'some_conf-f' / 'seed-0' / 'conf'
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / 'versions.json').write_text('{}')
+        (folder.parent / 'progress.csv').write_text('env_steps,seconds\n10,1.5\n')
+        return json.dumps(evaluation)
+
+    monkeypatch.setattr(results, '_run', run)
+    task = results.Task('some_conf', 'some_conf', 'Some-v1', 0.9, 'f', 'success')
+    with pytest.raises(RuntimeError, match=r"some_conf states 'success', but the environment gives \['distance'\]"):
+        results.train_and_evaluate(task, 0, tmp_path, 1, 1)
+    evaluation['greedy']['env_info']['success'] = [1.0]
+    assert results.train_and_evaluate(task, 0, tmp_path, 1, 1)['env_info']['success'] == [1.0]

@@ -170,3 +170,25 @@ def _wait_for(condition, seconds=60.0):
     while not condition():
         assert time.monotonic() < end, 'waited too long'
         time.sleep(0.05)
+
+
+class SucceedingEnv(WalkEnv):
+    """A :class:`WalkEnv` in which the episodes of environments of odd number succeed."""
+
+    def _step(self, action):
+        time_step = super()._step(action)
+        success = time_step.is_last().float() * (time_step.env_id % 2)
+        return time_step._replace(env_info={'success': success, 'pose': torch.ones(self.batch_size, 3)})
+
+
+def test_numbers_of_the_environment_are_in_the_statistics_and_in_the_table(algorithm, tmp_path):
+    result = evaluate(SucceedingEnv(4), algorithm, 8)
+    info = result.env_info()
+    assert sorted(info['success']) == [0.0] * 4 + [1.0] * 4 and info['pose'].shape == (8, 3)
+    assert result.statistics()['env_info/success'] == 0.5
+    assert 'env_info/pose' not in result.statistics()
+    assert ', success 0.5, length' in str(result)
+    evaluator = SyncEvaluator(SucceedingEnv(4), make_config(tmp_path, num_eval_episodes=4))
+    evaluator.eval(algorithm, {})
+    evaluator.close()
+    assert read_results(str(tmp_path))[-1]['env_info/success'] == 0.5
