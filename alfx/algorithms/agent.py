@@ -149,6 +149,11 @@ class Agent(RLAlgorithm):
         super().finalize()
 
     @property
+    def has_fixed_update(self) -> bool:
+        """Whether that is so for all parts."""
+        return all(part.has_fixed_update for part in self._parts())
+
+    @property
     def recomputes_rollout_info(self) -> bool:
         """Whether all that a step does is the policy's own step, and that one can be recomputed."""
         plain = all(part in (self._rl_algorithm, self._entropy_target_algorithm) for part in self._parts())

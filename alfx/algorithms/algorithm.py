@@ -67,6 +67,7 @@ class Algorithm(CheckpointedAlgorithm):
         self._device: torch.device | None = None
         self._gradient_noise_scale: GradientNoiseScale | None = None
         self._updated: tuple[list[Any], list[tuple[str, nn.Parameter]]] | None = None
+        self._compiled_update: Any = None
 
     # What it is ------------------------------------------------------------------------------------------------
 
@@ -141,6 +142,15 @@ class Algorithm(CheckpointedAlgorithm):
     def need_full_rollout_state(self) -> bool:
         """Whether ``rollout_step`` has to return all of the state that ``train_step`` needs."""
         return bool(nest.flatten(self._rollout_state_spec)) and (self.use_rollout_state or bool(self.on_policy))
+
+    @property
+    def has_fixed_update(self) -> bool:
+        """Whether an update is the same tensor operations every time, so that it can be recorded and compiled.
+
+        That is: no number, schedule or counter kept in Python decides what ``train_step`` and ``calc_loss`` compute,
+        and ``after_update`` does not look at the infos.
+        """
+        return False
 
     @property
     def recomputes_rollout_info(self) -> bool:

@@ -73,7 +73,7 @@ _ALLOWED: dict[str, Any] = {
 _NOT_AVAILABLE = (
     'async_unroll', 'max_unroll_length', 'unroll_queue_size', 'unroll_step_interval', 'unroll_parameter_update_period',
     'offline_buffer_dir', 'offline_buffer_length', 'rl_train_after_update_steps', 'rl_train_every_update_steps',
-    'enable_amp', 'ddp_paras_check_interval', 'eval_uncertainty', 'compile')
+    'enable_amp', 'ddp_paras_check_interval', 'eval_uncertainty')
 
 
 @gin_utils.configurable
@@ -170,7 +170,8 @@ class TrainerConfig:
         num_threads: threads of torch; None chooses by the size of the networks.
         float32_matmul_precision: 'highest', 'high' or 'medium' as for
             ``torch.set_float32_matmul_precision``; None measures at start.
-        compile: compile the update step.
+        compile: compile the update into one function, for algorithms whose update is the same operations every time.
+            That takes some seconds at the start, and pays for small networks.
 
     Raises:
         ConfError: a value has the wrong type, is out of range, conflicts with another, or asks for what this

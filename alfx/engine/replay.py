@@ -9,6 +9,7 @@ import torch
 
 from alfx import context, gin_utils, nest
 from alfx.data_structures import BatchInfo, Experience, LossInfo, add_batch_info, clear_batch_info
+from alfx.engine.compiled_update import CompiledUpdate
 from alfx.engine.priorities import importance_weights, update_priorities
 from alfx.engine.unroll import reset_state_at_first
 from alfx.engine.update import valid_masks
@@ -197,7 +198,7 @@ def _samples(algorithm: 'Algorithm', batch_size: int, length: int,
         else:
             leaves, tree = nest.flatten_with_structure((experience, batch_info._replace(replay_buffer=())))
             for parts in zip(*(x.split(batch_size) for x in leaves)):
-                part, part_info = tree.unflatten(parts)
+                part, part_info = nest.unflatten(tree, parts)
                 yield part, part_info._replace(replay_buffer=buffer)
         count -= number
 
@@ -235,20 +236,28 @@ def _update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInf
     """One gradient update from a minibatch ``[L, B, ...]``; returns ``L * B``."""
     if count_updates:
         context.increment_global_counter()
-    train_info = compute_train_info(algorithm, experience)
-    if algorithm._train_info_spec is None:
-        algorithm._train_info_spec = extract_spec(train_info, from_dim=2)
-    loss_info: LossInfo = algorithm.calc_loss(train_info)
-    if batch_info is not None and algorithm._config is not None:
-        batch_info = importance_weights(algorithm._config, batch_info)
-    masks = valid_masks(experience.time_step.step_type)
-    loss_info, params = algorithm.update_with_gradient(loss_info, masks, 1.0, batch_info)
+    config = algorithm._config
+    if batch_info is not None and config is not None:
+        batch_info = importance_weights(config, batch_info)
+    if config is not None and config.compile and not context.should_record_summaries():
+        if algorithm._compiled_update is None:
+            algorithm._compiled_update = CompiledUpdate(algorithm, compute_train_info)
+        train_info: NestedTensor = ()
+        params: list[Any] = []
+        loss_info: LossInfo = algorithm._compiled_update(experience, batch_info)
+    else:
+        train_info = compute_train_info(algorithm, experience)
+        if algorithm._train_info_spec is None:
+            algorithm._train_info_spec = extract_spec(train_info, from_dim=2)
+        loss_info = algorithm.calc_loss(train_info)
+        masks = valid_masks(experience.time_step.step_type)
+        loss_info, params = algorithm.update_with_gradient(loss_info, masks, 1.0, batch_info)
     if batch_info is not None and algorithm._config is not None:
         update_priorities(algorithm._config, algorithm.replay_buffer, batch_info, loss_info)
     algorithm.after_update(experience.time_step, train_info)
     if context.should_record_summaries():
         algorithm.summarize_train(experience, train_info, loss_info, params)
-    return masks.numel()
+    return experience.time_step.step_type.numel()
 
 
 def compute_train_info(algorithm: 'Algorithm', experience: Experience) -> NestedTensor:

@@ -30,7 +30,7 @@ __all__ = [
     'is_distribution', 'is_namedtuple', 'is_nested', 'is_unnamedtuple', 'map_structure', 'map_structure_up_to',
     'map_structure_without_check', 'nest_top_level', 'pack_sequence_as', 'prune_nest_like',
     'py_map_structure_with_path', 'register_distribution', 'set_field', 'stack', 'structure', 'sum_nest',
-    'transform_nest', 'transform_nests', 'transpose', 'unbatch_nested_tensor',
+    'transform_nest', 'transform_nests', 'transpose', 'unbatch_nested_tensor', 'unflatten',
 ]
 
 _NAMESPACE = 'alfx'
@@ -48,8 +48,13 @@ def structure(nest: Any, is_leaf: Callable[[Any], bool] | None = None) -> optree
 
 
 def flatten_with_structure(nest: Any) -> tuple[list[Any], optree.PyTreeSpec]:
-    """Leaves and structure at once; ``structure.unflatten(leaves)`` is the inverse."""
+    """Leaves and structure at once; the inverse is :func:`unflatten`."""
     return _flatten(nest, none_is_leaf=True, namespace=_NAMESPACE)
+
+
+def unflatten(structure: optree.PyTreeSpec, leaves: Iterable[Any]) -> Any:
+    """The inverse of :func:`flatten_with_structure`."""
+    return structure.unflatten(leaves)
 
 
 def flatten_with_path(nest: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[str, Any]]:

@@ -197,12 +197,16 @@ class ClippingMixin:
         super().step()  # type: ignore[misc]
         return loss
 
-    def _before_step(self, closure: Optional[Callable[[], Any]]) -> Any:
-        """Ask the schedules and call the closure."""
+    def ask_schedules(self) -> None:
+        """Set the learning rates to what their schedules say now. ``step()`` does this by itself."""
         if self._scheduled:
             for group, schedule in zip(self.param_groups, self._group_schedules):
                 if schedule is not None:
                     group['lr'] = float(schedule())
+
+    def _before_step(self, closure: Optional[Callable[[], Any]]) -> Any:
+        """Ask the schedules and call the closure."""
+        self.ask_schedules()
         if closure is None:
             return None
         with torch.enable_grad():

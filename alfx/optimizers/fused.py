@@ -103,14 +103,23 @@ class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
         super().__setstate__(state)
         self._buckets = None
 
+    @property
+    def decouples_weight_decay(self) -> bool:
+        """Whether weight decay shrinks the parameters themselves, or is added to the gradients."""
+        return self._decoupled_weight_decay
+
+    def buckets(self) -> list[_Bucket]:
+        """The parameters with their state, which is made now if there is none yet."""
+        if self._buckets is None:
+            self._buckets = self._make_buckets()
+        return self._buckets
+
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Clip the gradients, then update every parameter that has one; see :meth:`ClippingMixin.step`."""
         loss = self._before_step(closure)
         with torch.no_grad():
-            if self._buckets is None:
-                self._buckets = self._make_buckets()
             batches = []
-            for bucket in self._buckets:
+            for bucket in self.buckets():
                 grads: list[Any] = [p.grad for p in bucket.params]
                 if [g.stride() for g in grads if g is not None] != bucket.strides:
                     bucket, grads = bucket.with_gradients(grads)

@@ -36,7 +36,12 @@ class Tuning(NamedTuple):
     float32_matmul_precision: str
 
     def apply(self) -> None:
-        """Make it so in this process."""
+        """Make it so in this process.
+
+        Numbers below 1e-38 become 0: the moments of Adam for weights without gradient decay to such, and
+        arithmetic with them takes a multiple of the time.
+        """
+        torch.set_flush_denormal(True)
         torch.set_num_threads(self.num_threads)
         torch.set_float32_matmul_precision(self.float32_matmul_precision)
 

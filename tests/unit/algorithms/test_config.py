@@ -142,7 +142,7 @@ def test_sensible_options_are_accepted(kwargs):
 @pytest.mark.parametrize('kwargs', [
     dict(async_unroll=True), dict(offline_buffer_dir='somewhere'), dict(enable_amp=True),
     dict(rl_train_after_update_steps=1), dict(rl_train_every_update_steps=2), dict(ddp_paras_check_interval=1),
-    dict(eval_uncertainty=True), dict(compile=True), dict(offline_buffer_length=10), dict(max_unroll_length=5),
+    dict(eval_uncertainty=True), dict(offline_buffer_length=10), dict(max_unroll_length=5),
     dict(unroll_queue_size=10), dict(unroll_step_interval=0.1), dict(unroll_parameter_update_period=5),
 ])
 def test_what_is_not_available_is_refused_by_name(kwargs):
@@ -152,8 +152,8 @@ def test_what_is_not_available_is_refused_by_name(kwargs):
 
 
 def test_all_mistakes_are_listed():
-    assert [p.split(' ')[0] for p in problems_of(num_iterations=-1, epsilon_greedy=2, compile=True)] == [
-        'TrainerConfig.num_iterations', 'TrainerConfig.epsilon_greedy', 'TrainerConfig.compile']
+    assert [p.split(' ')[0] for p in problems_of(num_iterations=-1, epsilon_greedy=2, enable_amp=True)] == [
+        'TrainerConfig.num_iterations', 'TrainerConfig.epsilon_greedy', 'TrainerConfig.enable_amp']
 
 
 def test_a_mistake_in_a_conf_points_at_its_line(tmp_path, monkeypatch):
