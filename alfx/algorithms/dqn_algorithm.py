@@ -30,6 +30,7 @@ from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtup
 from alfx.gin_utils import configurable
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils.discrete_action import DiscreteAction
 from alfx.utils.schedulers import as_scheduler
 from alfx.utils.target_updater import TargetUpdater
 
@@ -98,7 +99,7 @@ class DqnAlgorithm(OffPolicyAlgorithm):
                  v_min: float | None = None, v_max: float | None = None, calculate_priority: bool = False,
                  train_first_step_only: bool = False, random_initial_collection: bool = True,
                  epsilon_greedy: float | None = None, reward_weights: list[float] | None = None):
-        action = _single_action(action_spec, name)
+        discrete = DiscreteAction(action_spec, name)
         if num_critic_replicas < 1:
             raise ValueError(f'{name}.num_critic_replicas: expected at least 1, found {num_critic_replicas}')
         if epsilon_greedy is None:
@@ -110,7 +111,7 @@ class DqnAlgorithm(OffPolicyAlgorithm):
             raise ValueError(f'{name}: TrainerConfig.mini_batch_length is 1, but a target needs the step that follows; '
                              'set it to 2 for one-step targets')
         atoms = _make_atoms(num_atoms, v_min, v_max, reward_spec, name)
-        critics = _make_critics(q_network_cls, observation_spec, action, num_critic_replicas * reward_spec.numel,
+        critics = _make_critics(q_network_cls, observation_spec, discrete.spec, num_critic_replicas * reward_spec.numel,
                                 num_atoms, name)
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          predict_state_spec=critics.state_spec, reward_weights=reward_weights,
@@ -130,8 +131,7 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         self._num_replicas = num_critic_replicas
         self._single_critic = num_critic_replicas * reward_spec.numel == 1
         self._num_rewards = reward_spec.numel if reward_spec.ndim else None
-        self._num_actions = int(action.maximum - action.minimum) + 1
-        self._first_action, self._action_dtype = int(action.minimum), action.dtype
+        self._discrete = discrete
         self._rollout_epsilon_greedy = as_scheduler(rollout_epsilon_greedy)
         self._epsilon_greedy = epsilon_greedy
         self._target_net_target_action = target_net_target_action
@@ -152,8 +152,8 @@ class DqnAlgorithm(OffPolicyAlgorithm):
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """The best action, or with probability ``epsilon_greedy`` a random one."""
         q_values, state = self._q_values(inputs.observation, state)
-        action = self._action(q_values.argmax(-1), self._epsilon_greedy)
-        return AlgStep(action, state, DqnInfo(q_values=q_values))
+        best = self._discrete.explore(q_values.argmax(-1), self._epsilon_greedy)
+        return AlgStep(self._discrete.action(best), state, DqnInfo(q_values=q_values))
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
         """The best action, or with probability ``rollout_epsilon_greedy`` a random one.
@@ -171,21 +171,8 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         target_state = state.target_critic
         if self._critic_networks.is_rnn and self.need_full_rollout_state():
             target_state = self._target_critic_networks(inputs.observation, target_state)[1]
-        action = self._action(greedy, epsilon)
+        action = self._discrete.action(self._discrete.explore(greedy, epsilon))
         return AlgStep(action, DqnState(new_state, target_state), DqnInfo(action=action))
-
-    def _action(self, greedy: Tensor, epsilon: float) -> NestedTensor:
-        """``greedy`` ``[B]``, counted from 0, or with probability ``epsilon`` a random action, as the spec has it."""
-        chosen = greedy
-        if epsilon > 0.0:
-            chosen = torch.randint(self._num_actions, greedy.shape, device=greedy.device)
-            if epsilon < 1.0:
-                chosen = torch.where(torch.rand(greedy.shape, device=greedy.device) < epsilon, chosen, greedy)
-        if self._first_action:
-            chosen = chosen + self._first_action
-        chosen = chosen.to(self._action_dtype)
-        return chosen if isinstance(self._action_spec, TensorSpec) else nest.pack_sequence_as(self._action_spec,
-                                                                                              [chosen])
 
     def _q_values(self, observation: NestedTensor, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
         """What actions are compared by, ``[B, A]``, and the next state of the critics."""
@@ -243,7 +230,7 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         outputs, critic_state = self._outputs(self._critic_networks, inputs.observation, state.critic)
         online = None if self._target_net_target_action else outputs
         target, target_state = self._bootstrap_value(inputs.observation, state.target_critic, online)
-        critic = self._values_of(outputs, self._index(action))
+        critic = self._values_of(outputs, self._discrete.index(action))
         return AlgStep(action, DqnState(critic_state, target_state), self._info(inputs, action, critic, target))
 
     def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
@@ -255,7 +242,7 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         trained = 1 if self._train_first_step_only else length - 1
         observation = _steps(inputs.observation, 0, trained)
         outputs, _ = self._outputs(self._critic_networks, observation, ())
-        index = self._index(action)[:trained].reshape(-1)
+        index = self._discrete.index(action)[:trained].reshape(-1)
         critic = self._values_of(outputs, index).unflatten(0, (trained, -1))
         critic = torch.cat((critic, critic.new_zeros(length - trained, *critic.shape[1:])))
         target = self._sequence_target(inputs, outputs)
@@ -294,11 +281,6 @@ class DqnAlgorithm(OffPolicyAlgorithm):
     def _bootstraps_once(self) -> bool:
         """Whether the target of a step reads a single value: that of the step where its return ends."""
         return all(isinstance(loss, TDLoss) and loss._lambda == 1.0 for loss in self._critic_losses)
-
-    def _index(self, action: NestedTensor) -> Tensor:
-        """The action counted from 0, int64."""
-        action = action if isinstance(action, Tensor) else nest.flatten(action)[0]
-        return action.long() - self._first_action if self._first_action else action.long()
 
     def _info(self, inputs: TimeStep, action: NestedTensor, critic: Tensor, target: Tensor) -> Any:
         return DqnInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=action,
@@ -396,15 +378,6 @@ def _steps(observation: NestedTensor, start: int, stop: int) -> NestedTensor:
     if stop - start == 1:
         return nest.map_structure(lambda x: x[start], observation)
     return nest.map_structure(lambda x: x[start:stop].flatten(0, 1), observation)
-
-
-def _single_action(action_spec: NestedTensorSpec, name: str) -> BoundedTensorSpec:
-    """The spec of the one discrete action."""
-    specs = nest.flatten(action_spec)
-    if len(specs) != 1 or not isinstance(specs[0], BoundedTensorSpec) or not specs[0].is_discrete or specs[0].ndim:
-        raise ValueError(f'{name}: expected one discrete action, a scalar BoundedTensorSpec of integers, found '
-                         f'{action_spec}; SacAlgorithm takes continuous and mixed actions')
-    return specs[0]
 
 
 def _make_atoms(num_atoms: int | None, v_min: float | None, v_max: float | None, reward_spec: TensorSpec,

@@ -303,12 +303,11 @@ def test_an_action_alone_in_a_nest_stays_in_it():
     action = algorithm.rollout_step(step_of(4), DqnState()).output
     assert list(action) == ['move'] and action['move'].shape == (4, )
     inputs, rollout_info = random_batch()
-    plain = make()
-    for info in (rollout_info, DqnInfo(action={'move': rollout_info.action})):
-        owner = algorithm if isinstance(info.action, dict) else plain
-        result = owner.calc_loss(owner.train_sequence(inputs, DqnState(), info).info).loss
-        expected = result if owner is plain else expected
-    torch.testing.assert_close(result, plain.calc_loss(plain.train_sequence(inputs, DqnState(), rollout_info).info).loss)
+    results = []
+    for owner, action in ((algorithm, {'move': rollout_info.action}), (make(), rollout_info.action)):
+        info = owner.train_sequence(inputs, DqnState(), DqnInfo(action=action)).info
+        results.append(owner.calc_loss(info).loss)
+    torch.testing.assert_close(*results)
 
 
 # What is refused -----------------------------------------------------------------------------------------------

@@ -1,0 +1,182 @@
+"""Tabular Q-learning (Watkins and Dayan 1992, doi:10.1007/BF00992698; Sutton and Barto 2018, section 6.5).
+
+After each unroll of T steps, one step after the other and in all environments at once,
+
+    Q(s[t], a[t]) = Q(s[t], a[t]) + lr * (r[t+1] + discount * d[t+1] * max_a Q(s[t+1], a) - Q(s[t], a[t]))
+
+with ``d = 0`` at a termination and 1 at a truncation. With ``TrainerConfig.unroll_length = 1`` that is Q-learning as
+it is in the book, a step behind it if environments act in parallel. What differs: where several environments have
+taken the same action in the same state at once, the table moves to the mean of what it would be after each of them;
+among the best actions the rollout chooses one at random; continuous observations are sorted into a grid.
+
+It trains on what an unroll has just seen, so that it is an on-policy algorithm to the engine, without a replay buffer,
+although the policy that it learns about is the greedy one. The table is a buffer: there is no gradient and no
+optimizer. :mod:`alfx.utils.observation_grid` numbers the observations.
+"""
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
+from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
+from alfx.gin_utils import configurable
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils.discrete_action import DiscreteAction
+from alfx.utils.observation_grid import ObservationGrid
+from alfx.utils.schedulers import as_scheduler
+
+QLearningInfo = namedtuple('QLearningInfo', ['step_type', 'reward', 'discount', 'cell', 'action', 'q_values'],
+                           default_value=())
+"""What the steps yield, ``[B]`` each: ``cell`` is the number of the observation, ``action`` the index of the action.
+
+``q_values`` ``[B, A]``, in evaluation, is the row of the table; what is not needed is ``()``.
+"""
+
+_LARGEST_TABLE = 10**9
+
+
+@configurable
+class QLearningAlgorithm(OnPolicyAlgorithm):
+    """A table of the values of all actions in all states.
+
+    Args:
+        observation_spec: nest of specs: integers with bounds (of any shape), booleans, or floating point numbers.
+        action_spec: one scalar discrete ``BoundedTensorSpec``, possibly alone in a nest; any ``minimum``.
+        reward_spec: of rank 0, or of rank 1 for K rewards, whose sum weighted by ``reward_weights`` counts.
+        lr: learning rate in (0, 1], a number or a scheduler.
+        discount: the discount of future rewards, in [0, 1].
+        epsilon_greedy: the chance of a uniformly random action in the rollout, a number or a scheduler.
+        epsilon_decay: in (0, 1]: ``epsilon_greedy`` is multiplied by it after each episode of any environment.
+        epsilon_min: but does not fall below this.
+        grid_size: into how many parts the range of each floating point number is divided; one number, or one for
+            each of them in the order of the nest. ``None``: there are none.
+        grid_bounds: a pair ``(low, high)`` for each floating point number in the order of the nest, what is outside
+            is clipped; ``None`` in place of a pair or of the whole: the bounds of the spec.
+        initial_value: the table begins with; a high one makes unknown actions attractive.
+        reward_weights: K weights of the rewards; ``None``: all are 1.
+        env: batched environment, for the root algorithm.
+        config: configuration, for the root algorithm.
+        checkpoint: as in ``Algorithm``.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+
+    Raises:
+        ValueError: a number is out of range, the table would be too large, or observations or actions are such that
+            there is no table of them; the message names it.
+    """
+
+    _q_table: Tensor
+    _num_episodes: Tensor
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()), lr: float | Callable[[], float] = 0.03,
+                 discount: float = 0.99, epsilon_greedy: float | Callable[[], float] = 0.9,
+                 epsilon_decay: float = 0.9999, epsilon_min: float = 0.01,
+                 grid_size: int | Sequence[int] | None = None,
+                 grid_bounds: Sequence[tuple[float, float] | None] | None = None, initial_value: float = 0.0,
+                 reward_weights: list[float] | None = None, env: Any = None, config: TrainerConfig | None = None,
+                 checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'QLearningAlgorithm'):
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                         train_state_spec=(), reward_weights=reward_weights, env=env, config=config,
+                         checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
+        _check_range(name, 'lr', lr, lowest_excluded=True)
+        _check_range(name, 'epsilon_decay', epsilon_decay, lowest_excluded=True)
+        for what, value in (('discount', discount), ('epsilon_greedy', epsilon_greedy), ('epsilon_min', epsilon_min)):
+            _check_range(name, what, value)
+        self._grid = ObservationGrid(observation_spec, grid_size, grid_bounds, name)
+        self._discrete = DiscreteAction(action_spec, name)
+        num_cells, num_actions = self._grid.num_cells, self._discrete.num_actions
+        if num_cells * num_actions > _LARGEST_TABLE:
+            raise ValueError(f'{name}: a table of {num_cells:,} states and {num_actions} actions is too large; use a '
+                             'smaller grid_size, or DqnAlgorithm')
+        self._lr = as_scheduler(lr)
+        self._discount_factor = discount
+        self._epsilon = as_scheduler(epsilon_greedy)
+        self._epsilon_decay, self._epsilon_min = epsilon_decay, epsilon_min
+        self._eval_epsilon = config.epsilon_greedy if config is not None else 0.0
+        # one row more than there are states: what has no successor is written there
+        self.register_buffer('_q_table', torch.full((num_cells + 1, num_actions), float(initial_value)))
+        self.register_buffer('_num_episodes', torch.zeros((), dtype=torch.int64))
+
+    @property
+    def q_table(self) -> Tensor:
+        """float32 ``[S, A]``: the value of each action in each state."""
+        return self._q_table[:-1]
+
+    def epsilon(self) -> float:
+        """The chance of a random action in the rollout now."""
+        return max(self._epsilon_min, self._epsilon() * self._epsilon_decay**int(self._num_episodes))
+
+    # Steps -----------------------------------------------------------------------------------------------------
+
+    def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """The first of the best actions, or with probability ``config.epsilon_greedy`` a random one."""
+        q_values = self._q_table[self._grid(inputs.observation)]
+        index = self._discrete.explore(q_values.argmax(-1), self._eval_epsilon)
+        return AlgStep(self._discrete.action(index), (), QLearningInfo(q_values=q_values))
+
+    def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """One of the best actions, or with probability :meth:`epsilon` a random one."""
+        cell = self._grid(inputs.observation)
+        index = self._discrete.explore(any_of_the_best(self._q_table[cell]), self.epsilon())
+        reward = inputs.reward if self._reward_weights is None else inputs.reward @ self._reward_weights
+        info = QLearningInfo(step_type=inputs.step_type, reward=reward, discount=inputs.discount, cell=cell,
+                             action=index)
+        return AlgStep(self._discrete.action(index), (), info)
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """Half the squared errors of the table as it is, ``[T, B]``, for summaries; it has no gradient."""
+        target = info.reward[1:] + self._discount_factor * info.discount[1:] * self._q_table[info.cell[1:]].amax(-1)
+        error = target - self._q_table[info.cell[:-1], info.action[:-1]]
+        error = error * (info.step_type[:-1] != StepType.LAST)
+        loss = 0.5 * torch.cat((error, torch.zeros_like(info.reward[:1]))).square()
+        return LossInfo(loss=loss, extra=loss)
+
+    def after_update(self, root_inputs: NestedTensor, info: Any) -> None:
+        """Learn from an unroll ``[T + 1, B]``, the first step of the next one included."""
+        lr, has_successor = self._lr(), info.step_type != StepType.LAST
+        discount = info.discount * self._discount_factor
+        cell = torch.where(has_successor, info.cell, len(self._q_table) - 1)
+        for t in range(len(cell) - 1):
+            learn(self._q_table, cell[t], info.action[t], info.reward[t + 1], discount[t + 1], info.cell[t + 1], lr)
+        self._num_episodes += (~has_successor[:-1]).sum()
+
+
+# Pure functions of tensors -----------------------------------------------------------------------------------------
+
+
+def any_of_the_best(q_values: Tensor) -> Tensor:
+    """The index ``[B]`` of the greatest of ``q_values`` ``[B, A]``, drawn at random if there are several."""
+    best = q_values == q_values.amax(-1, keepdim=True)
+    return torch.where(best, torch.rand_like(q_values), -1.0).argmax(-1)
+
+
+def learn(table: Tensor, cell: Tensor, action: Tensor, reward: Tensor, discount: Tensor, next_cell: Tensor,
+          lr: float) -> None:
+    """One step of Q-learning, in place; where a cell and action occur several times, to the mean of the results.
+
+    Args:
+        table: ``[S, A]``, contiguous.
+        cell: int64 ``[B]``.
+        action: int64 ``[B]``.
+        reward: ``[B]``, for arriving at ``next_cell``.
+        discount: ``[B]``, 0 where the episode terminated.
+        next_cell: int64 ``[B]``.
+        lr: how far to move.
+    """
+    target = torch.addcmul(reward, discount, table[next_cell].amax(-1))
+    values, entry = table.view(-1), cell * table.shape[1] + action
+    moved = torch.lerp(values[entry], target, lr)
+    if len(entry) > 1:
+        same = (entry.unsqueeze(-1) == entry).to(moved.dtype)
+        moved = same @ moved / same.sum(-1)
+    values[entry] = moved
+
+
+def _check_range(owner: str, what: str, value: Any, lowest_excluded: bool = False) -> None:
+    if not callable(value) and not (0.0 <= value <= 1.0 and (value > 0.0 or not lowest_excluded)):
+        interval = '(0, 1]' if lowest_excluded else '[0, 1]'
+        raise ValueError(f'{owner}.{what}: expected a number in {interval}, found {value}')
