@@ -50,6 +50,8 @@ class TargetUpdater(nn.Module):
         for target in self._target_models:
             target.requires_grad_(False)
         self._calls: int | None = 0
+        self._pairs: tuple[list[Tensor], list[Tensor]] | None = None
+        self._has_buffers = bool(_buffers(self._models))
         self._num_calls: Tensor
         self.register_buffer('_num_calls', torch.zeros((), dtype=torch.int64))
         if init_copy:
@@ -76,16 +78,17 @@ class TargetUpdater(nn.Module):
 
     @torch.no_grad()
     def _update(self) -> None:
-        models, targets = _parameters(self._models), _parameters(self._target_models)
+        if self._pairs is None:
+            self._pairs = _parameters(self._models), _parameters(self._target_models)
+        models, targets = self._pairs
         if self._delayed:
             delayed = [getattr(self, name) for name in self._delayed]
             self._move(delayed, targets)
             self._copy(models, delayed)
         else:
             self._move(models, targets)
-        buffers = _buffers(self._models)
-        if buffers:
-            self._copy(buffers, _buffers(self._target_models))
+        if self._has_buffers:
+            self._copy(_buffers(self._models), _buffers(self._target_models))
 
     def _move(self, sources: list[Tensor], targets: list[Tensor]) -> None:
         if self._tau == 1.0:
@@ -99,9 +102,14 @@ class TargetUpdater(nn.Module):
         if sources:
             torch._foreach_copy_(targets, sources)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Moving to another device, among others: the parameters may be other tensors afterwards."""
+        self._pairs = None
+        return super()._apply(fn, recurse)
+
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._calls = None
+        self._calls = self._pairs = None
 
 
 def _as_list(models: Models) -> list[Any]:
@@ -109,7 +117,7 @@ def _as_list(models: Models) -> list[Any]:
 
 
 def _parameters(models: Iterable[Any]) -> list[Tensor]:
-    """The parameters of all models, in order, looked up anew: a module may have been moved to another device."""
+    """The parameters of all models, in order."""
     return [p for model in models for p in ([model] if isinstance(model, Tensor) else model.parameters())]
 
 
