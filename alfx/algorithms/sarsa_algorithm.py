@@ -1,0 +1,360 @@
+"""SARSA with function approximation for continuous actions, on-policy or from a replay buffer.
+
+Rummery and Niranjan 1994, "On-line Q-learning using connectionist systems"; Sutton and Barto 2018, section 6.4. The
+critics learn the value of the actions that are taken,
+
+    Q(s[t], a[t])  ->  r[t+1] + gamma discount[t+1] Q'(s[t+1], a[t+1])
+
+with target critics Q'. Differs from the book in that actions are continuous: the policy follows the gradient of Q with
+respect to its action, deterministic as in DDPG (Lillicrap et al. 2016, arXiv:1509.02971) or stochastic and entropy
+regularised as in SAC (Haarnoja et al. 2018, arXiv:1812.05905), and of several critics the lowest counts (Fujimoto et
+al. 2018, arXiv:1802.09477). Trained from a replay buffer, a[t+1] is drawn from the policy as it is now, as that of an
+older one would be evaluated otherwise; on-policy it is the action taken.
+"""
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alfx import nest, summary
+from alfx.algorithms import sac_losses
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.exploration_noise import OrnsteinUhlenbeckNoise, choose
+from alfx.algorithms.one_step_loss import OneStepTDLoss
+from alfx.algorithms.replica_losses import loss_of_replicas
+from alfx.algorithms.rl_algorithm import RLAlgorithm
+from alfx.algorithms.sac_actions import target_entropy_of
+from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
+from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.gin_utils import configurable
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.utils import dist_utils
+from alfx.utils.target_updater import TargetUpdater
+
+SarsaState = namedtuple('SarsaState', ['prev_observation', 'prev_step_type', 'actor', 'critics', 'target_critics',
+                                       'noise'], default_value=())
+"""``actor``, ``critics``, ``target_critics``: states of the networks; ``noise``: in the rollout, of the exploration
+noise. ``prev_observation`` and ``prev_step_type`` are always ``()``: training sees both steps of a transition."""
+
+SarsaInfo = namedtuple('SarsaInfo', ['reward', 'step_type', 'discount', 'action_distribution', 'actor_loss', 'critics',
+                                     'target_critics', 'neg_entropy', 'action'], default_value=())
+"""What the steps yield, ``[B, ...]`` each; what is not needed is ``()``.
+
+``action_distribution`` is the policy now, for a deterministic one its action; ``actor_loss`` has the gradient of -Q
+(minus alpha times the entropy); ``critics`` ``[B, n]`` (``[B, n, K]``) are the values of the ``action`` taken,
+``target_critics`` ``[B]`` (``[B, K]``) the value to bootstrap from; ``neg_entropy`` is the log-probability of an action
+of the policy.
+"""
+
+SarsaLossInfo = namedtuple('SarsaLossInfo', ['actor', 'critic', 'alpha', 'neg_entropy'], default_value=())
+"""The parts of the loss, for summaries."""
+
+_OU_STDDEV, _OU_DAMPING = 0.2, 0.15
+
+
+@configurable
+class SarsaAlgorithm(RLAlgorithm):
+    """SARSA for continuous actions; see the module for what it does.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: nest of ``BoundedTensorSpec`` of continuous actions.
+        actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; makes the network of the policy. Its
+            output are actions (an ``ActorNetwork``), to which noise is added in the rollout, or distributions that can
+            be reparameterized (an ``ActorDistributionNetwork``).
+        critic_network_ctor: called as ``(input_tensor_spec=(observation_spec, action_spec))``, for K rewards also with
+            ``output_tensor_spec``; makes one critic.
+        reward_spec: of rank 0, or of rank 1 for K rewards; each critic then has K values.
+        num_critic_replicas: n, the number of critics, of whose values the lowest counts.
+        env: batched environment, for the root algorithm.
+        config: configuration, for the root algorithm.
+        critic_loss_cls: makes the loss of the critics, called as ``(debug_summaries=, name=)``. The losses of the n
+            critics are added up.
+        target_entropy: what alpha keeps the entropy at, in nats; or a function of a spec, summed over the nest of
+            actions; ``None``: ``calc_default_target_entropy``.
+        epsilon_greedy: in evaluation, the chance of sampling an action (of adding the noise of a first step to it, for
+            a deterministic policy); ``None``: ``config.epsilon_greedy``, or 0 without a config.
+        use_entropy_reward: whether the critics are trained on rewards that include ``alpha * entropy``.
+        calculate_priority: set ``LossInfo.priority``, for prioritised replay: the root mean squared TD error.
+        initial_alpha: initial weight of the entropy in the loss of the actor; ``None``: the entropy does not count.
+            Without meaning for a deterministic policy, which has none.
+        ou_stddev: for a deterministic policy: standard deviation of what is added to its Ornstein-Uhlenbeck noise at
+            each step of the rollout, in units of half the range of an action.
+        ou_damping: for a deterministic policy: share of the noise that is lost at each step.
+        actor_optimizer: optimizer of the actor; ``None``: the parent's.
+        critic_optimizer: optimizer of the critics; ``None``: the parent's.
+        alpha_optimizer: optimizer of log alpha; ``None``: the parent's.
+        target_update_tau: how far the target networks move at an update, in (0, 1].
+        target_update_period: they are updated every so many updates.
+        use_smoothed_actor: act by a copy of the actor which moves as the target critics do. Not on-policy.
+        dqda_clipping: clip each element of dQ/da in the loss of the actor to ``[-dqda_clipping, dqda_clipping]``; 0: do
+            not.
+        on_policy: train on each unroll once instead of from the replay buffer.
+        checkpoint: as in ``Algorithm``.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+        train_actor_on_last_step: whether actor and alpha are trained at the last step of each sequence from the replay
+            buffer as well, on which the critics are not.
+
+    Raises:
+        SpecError: an action that is not continuous, or critics that do not fit the reward.
+        ValueError: arguments that contradict each other or are out of range.
+    """
+
+    _target_entropy: float
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 actor_network_ctor: Callable[..., Any], critic_network_ctor: Callable[..., Any],
+                 reward_spec: TensorSpec = TensorSpec(()), num_critic_replicas: int = 2, env: Any = None,
+                 config: TrainerConfig | None = None, critic_loss_cls: Callable[..., Any] = OneStepTDLoss,
+                 target_entropy: float | Callable[[Any], float] | None = None, epsilon_greedy: float | None = None,
+                 use_entropy_reward: bool = False, calculate_priority: bool = False,
+                 initial_alpha: float | None = 1.0, ou_stddev: float = _OU_STDDEV, ou_damping: float = _OU_DAMPING,
+                 actor_optimizer: Any = None, critic_optimizer: Any = None, alpha_optimizer: Any = None,
+                 target_update_tau: float = 0.05, target_update_period: int = 10, use_smoothed_actor: bool = False,
+                 dqda_clipping: float = 0.0, on_policy: bool = False, checkpoint: str | None = None,
+                 debug_summaries: bool = False, name: str = 'SarsaAlgorithm', train_actor_on_last_step: bool = True):
+        _check_arguments(name, action_spec, num_critic_replicas, initial_alpha, use_smoothed_actor and on_policy,
+                         dqda_clipping)
+        actor = actor_network_ctor(input_tensor_spec=observation_spec, action_spec=action_spec)
+        values = {'output_tensor_spec': TensorSpec(reward_spec.shape)} if reward_spec.ndim else {}
+        critics = critic_network_ctor(input_tensor_spec=(observation_spec, action_spec),
+                                      **values).make_parallel(num_critic_replicas)
+        _check_values(critics, num_critic_replicas, reward_spec, name)
+        is_stochastic = actor.is_distribution_output
+        noise = None if is_stochastic else OrnsteinUhlenbeckNoise(action_spec, stddev=ou_stddev, damping=ou_damping)
+        train_state_spec = SarsaState(actor=actor.state_spec, critics=critics.state_spec,
+                                      target_critics=critics.state_spec)
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                         train_state_spec=train_state_spec,
+                         rollout_state_spec=train_state_spec._replace(noise=() if noise is None else noise.state_spec),
+                         predict_state_spec=SarsaState(actor=actor.state_spec), is_on_policy=on_policy, env=env,
+                         config=config, checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
+        self._actor_network = actor
+        self._critic_networks = critics
+        self._target_critic_networks = critics.copy(name='target_' + critics.name)
+        self._smoothed_actor_network = actor.copy(name='smoothed_' + actor.name) if use_smoothed_actor else None
+        self._is_stochastic = is_stochastic
+        self._noise = noise
+        self._is_recurrent = bool(nest.flatten(train_state_spec))
+        self._epsilon_greedy = epsilon_greedy if epsilon_greedy is not None else getattr(config, 'epsilon_greedy', 0.0)
+        self._calculate_priority = calculate_priority
+        self._dqda_clipping = dqda_clipping
+        self._train_actor_on_last_step = train_actor_on_last_step
+        self._critic_loss = critic_loss_cls(debug_summaries=debug_summaries, name='critic_loss')
+        self._set_alpha(initial_alpha if is_stochastic else None, target_entropy, use_entropy_reward, alpha_optimizer)
+        if is_stochastic and (ou_stddev, ou_damping) != (_OU_STDDEV, _OU_DAMPING):
+            raise ValueError(f'{name}.ou_stddev and ou_damping are for deterministic policies; {actor.name} outputs '
+                             'distributions: leave them out, or use an ActorNetwork')
+        smoothed = [] if self._smoothed_actor_network is None else [self._smoothed_actor_network]
+        self._update_target = TargetUpdater([critics, actor][:1 + len(smoothed)],
+                                            [self._target_critic_networks, *smoothed], tau=target_update_tau,
+                                            period=target_update_period)
+        for optimizer, owned in ((actor_optimizer, actor), (critic_optimizer, critics),
+                                 (alpha_optimizer, self._log_alpha)):
+            if optimizer is not None:
+                self.add_optimizer(optimizer, [owned])
+
+    def _set_alpha(self, initial_alpha: float | None, target_entropy: Any, use_entropy_reward: bool,
+                   alpha_optimizer: Any) -> None:
+        self._use_entropy_reward = use_entropy_reward
+        self._log_alpha: nn.Parameter | None = None
+        if initial_alpha is not None:
+            self._log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
+            self._target_entropy = target_entropy_of(self._action_spec, target_entropy)
+            return
+        reason = ('initial_alpha is None' if self._is_stochastic else
+                  f'{self._actor_network.name} outputs actions, not distributions')
+        for argument, is_set in (('target_entropy', target_entropy is not None),
+                                 ('use_entropy_reward', use_entropy_reward),
+                                 ('alpha_optimizer', alpha_optimizer is not None)):
+            if is_set:
+                raise ValueError(f'{self._name}.{argument} has no meaning without an entropy: {reason}')
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        return ['_target_critic_networks', '_smoothed_actor_network']
+
+    def convert_train_state_to_predict_state(self, state: Any) -> Any:
+        """The state of the actor."""
+        return SarsaState(actor=state.actor)
+
+    # Acting ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _acting_network(self) -> Any:
+        return self._actor_network if self._smoothed_actor_network is None else self._smoothed_actor_network
+
+    def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """The action of the policy, its mode if it is stochastic, ``[B, ...]``; see ``epsilon_greedy``."""
+        policy, actor_state = self._acting_network(inputs.observation, state.actor)
+        if self._is_stochastic:
+            action = dist_utils.epsilon_greedy_sample(policy, self._epsilon_greedy)
+        else:
+            action = policy
+            if self._epsilon_greedy > 0:
+                assert self._noise is not None
+                action = choose(self._epsilon_greedy, self._noise.first_step(policy), policy)
+        return AlgStep(action, SarsaState(actor=actor_state), SarsaInfo(action_distribution=policy))
+
+    def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """An action ``[B, ...]`` to explore with; on-policy also all that the loss needs."""
+        observation = inputs.observation
+        policy, actor_state = self._acting_network(observation, state.actor)
+        taken, noise = self._explore(policy, state.noise)
+        new_state = SarsaState(actor=actor_state, critics=state.critics, target_critics=state.target_critics,
+                               noise=noise)
+        if self.on_policy:
+            action, log_pi = self._action_of(policy)
+            critics, critics_state = self._critic_networks((observation, taken), state.critics)
+            target, target_state = self._target_value(observation, taken, state.target_critics)
+            loss = self._actor_loss(observation, action, log_pi, state.critics)
+            new_state = new_state._replace(critics=critics_state, target_critics=target_state)
+            return AlgStep(taken, new_state, self._info(inputs, taken, policy, loss, critics, target, log_pi))
+        if self._is_recurrent and self.need_full_rollout_state():
+            new_state = new_state._replace(
+                critics=self._critic_networks((observation, taken), state.critics)[1],
+                target_critics=self._target_critic_networks((observation, taken), state.target_critics)[1])
+        return AlgStep(taken, new_state, SarsaInfo(action=taken))
+
+    def _explore(self, policy: Any, noise_state: NestedTensor) -> tuple[NestedTensor, NestedTensor]:
+        """An action of the rollout without gradient, and the next state of the noise."""
+        if self._is_stochastic:
+            return dist_utils.sample_action_distribution(policy), noise_state
+        assert self._noise is not None
+        return self._noise(nest.map_structure(Tensor.detach, policy), noise_state)
+
+    def _action_of(self, policy: Any) -> tuple[NestedTensor, Any]:
+        """An action of the policy with gradient to it, and its log-probability ``[B]`` (``()`` if deterministic)."""
+        if not self._is_stochastic:
+            return policy, ()
+        action = dist_utils.rsample_action_distribution(policy)
+        return action, dist_utils.compute_log_probability(policy, action)
+
+    # Training --------------------------------------------------------------------------------------------------
+
+    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """Values of the action taken, values to bootstrap from, and the loss of the policy, for one step."""
+        observation = inputs.observation
+        policy, actor_state = self._actor_network(observation, state.actor)
+        action, log_pi = self._action_of(policy)
+        loss = self._actor_loss(observation, action, log_pi, state.critics)
+        critics, critics_state = self._critic_networks((observation, rollout_info.action), state.critics)
+        target, target_state = self._target_value(observation, action, state.target_critics)
+        new_state = SarsaState(actor=actor_state, critics=critics_state, target_critics=target_state)
+        return AlgStep(action, new_state, self._info(inputs, rollout_info.action, policy, loss, critics, target,
+                                                     log_pi))
+
+    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """:meth:`train_step` for ``[T, B, ...]``, without what no loss reads.
+
+        The critics at the last step, the target critics at the first one and, unless ``train_actor_on_last_step``,
+        gradients of the actor at the last step are left out.
+        """
+        length, batch = inputs.step_type.shape
+        if length < 2 or self._is_recurrent:
+            return super().train_sequence(inputs, state, rollout_info)
+        observation, trained = inputs.observation, length if self._train_actor_on_last_step else length - 1
+        policy, _ = self._actor_network(steps(observation, 0, trained), ())
+        action, log_pi = self._action_of(policy)
+        loss = self._actor_loss(steps(observation, 0, trained), action, log_pi, ())
+        critics, _ = self._critic_networks(steps((observation, rollout_info.action), 0, length - 1), ())
+        if trained < length:
+            with torch.no_grad():
+                last, _ = self._actor_network(steps(observation, trained, length), ())
+                last_action, last_log_pi = self._action_of(last)
+            policy, action, log_pi = nest.map_structure(lambda a, b: torch.cat((a, b)), (policy, action, log_pi),
+                                                        (last, last_action, last_log_pi))
+        next_action = nest.map_structure(lambda a: a[batch:], action)
+        target, _ = self._target_value(steps(observation, 1, length), next_action, ())
+
+        def as_sequence(x: Tensor) -> Tensor:
+            return (x if x.shape[0] == length * batch else with_zeros_after(x, batch)).unflatten(0, (length, batch))
+
+        action, policy, loss, critics, target, log_pi = nest.map_structure(
+            as_sequence, (action, policy, loss, critics, with_zeros_before(target, batch), log_pi))
+        info = self._info(inputs, rollout_info.action, policy, loss, critics, target, log_pi)
+        return AlgStep(action, (), info)
+
+    def _info(self, inputs: TimeStep, taken: NestedTensor, policy: Any, actor_loss: Tensor, critics: Tensor,
+              target: Tensor, log_pi: Any) -> Any:
+        return SarsaInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
+                         action_distribution=policy, actor_loss=actor_loss, critics=critics, target_critics=target,
+                         neg_entropy=log_pi.detach() if self._is_stochastic else (), action=taken)
+
+    @torch.no_grad()
+    def _target_value(self, observation: NestedTensor, action: NestedTensor,
+                      state: NestedTensor) -> tuple[Tensor, NestedTensor]:
+        """The value ``[N]`` or ``[N, K]`` to bootstrap from, and the state of the target critics."""
+        values, state = self._target_critic_networks((observation, action), state)
+        return sac_losses.lowest_critic(values, self._reward_weights), state
+
+    def _actor_loss(self, observation: NestedTensor, action: NestedTensor, log_pi: Any, state: NestedTensor) -> Tensor:
+        """``[N]``: its gradient with respect to ``action`` is -dQ/da, plus that of the weighted entropy."""
+        with torch.enable_grad():
+            at = nest.map_structure(lambda a: a.detach().requires_grad_(), action)
+            values, _ = self._critic_networks((observation, at), state)
+            value = sac_losses.weighted_sum(sac_losses.lowest_critic(values, self._reward_weights),
+                                            self._reward_weights)
+            gradient = sac_losses.action_gradient(value, at, self._dqda_clipping)
+        loss = sac_losses.deterministic_policy_loss(gradient, action)
+        if self._log_alpha is None:
+            return loss
+        return torch.addcmul(loss, self._log_alpha.detach().exp(), log_pi)
+
+    # Losses ----------------------------------------------------------------------------------------------------
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The loss of critics, actor and alpha ``[T, B]``, from infos ``[T, B, ...]``."""
+        reward, policy_loss = info.reward, info.actor_loss
+        alpha_loss: Any = ()
+        if self._log_alpha is not None:
+            alpha_loss = sac_losses.temperature_loss(self._log_alpha, info.neg_entropy, self._target_entropy)
+            policy_loss = policy_loss + alpha_loss
+            if self._use_entropy_reward:
+                reward = sac_losses.reward_with_bonus(
+                    reward, sac_losses.entropy_bonus(self._log_alpha, info.neg_entropy), info.discount,
+                    self._critic_loss.gamma, self._reward_weights)
+            if summary.should_record_summaries():
+                summary.scalar(f'{self._name}/alpha', self._log_alpha.detach().exp())
+        if not self._train_actor_on_last_step:
+            policy_loss = with_zeros_after(policy_loss[:-1], 1)
+        losses = loss_of_replicas(self._critic_loss, info._replace(reward=reward), info.critics, info.target_critics)
+        priority: Any = ()
+        if self._calculate_priority:
+            priority = sac_losses.sequence_priority(losses.mean(-1), info.step_type)
+        critic_loss = losses.sum(-1)
+        return LossInfo(loss=critic_loss + policy_loss, priority=priority,
+                        extra=SarsaLossInfo(actor=info.actor_loss, critic=critic_loss, alpha=alpha_loss,
+                                            neg_entropy=info.neg_entropy))
+
+    def after_update(self, root_inputs: TimeStep, info: Any) -> None:
+        """Move the target networks."""
+        self._update_target()
+
+
+def _check_arguments(name: str, action_spec: NestedTensorSpec, num_critic_replicas: int, initial_alpha: float | None,
+                     smooths_on_policy: bool, dqda_clipping: float) -> None:
+    for path, spec in nest.flatten_with_path(action_spec):
+        if not spec.is_continuous:
+            raise SpecError(f"{name} is for continuous actions, found {spec}{f' at {path!r}' if path else ''}; for "
+                            'discrete ones there are SacAlgorithm and DqnAlgorithm')
+    if num_critic_replicas < 1:
+        raise ValueError(f'{name}.num_critic_replicas: expected at least 1, found {num_critic_replicas}')
+    if initial_alpha is not None and not initial_alpha > 0:
+        raise ValueError(f'{name}.initial_alpha: expected a positive number, or None to leave the entropy out, found '
+                         f'{initial_alpha}')
+    if smooths_on_policy:
+        raise ValueError(f'{name}.use_smoothed_actor: on-policy, the actor that is trained has to be the one that '
+                         'acts; set on_policy or use_smoothed_actor to False')
+    if not dqda_clipping >= 0:
+        raise ValueError(f'{name}.dqda_clipping: expected at least 0, which does not clip, found {dqda_clipping}')
+
+
+def _check_values(critics: Any, count: int, reward_spec: TensorSpec, name: str) -> None:
+    """Raise ``SpecError`` unless the critics have one value a reward."""
+    expected = (count, *reward_spec.shape)
+    if tuple(critics.output_spec.shape) != expected:
+        raise SpecError(f'{name}: expected critics with outputs of shape {expected}, for rewards {reward_spec}, found '
+                        f'{critics.output_spec}')
