@@ -13,8 +13,8 @@ from alfx.algorithms.taac_algorithm import (Mode, TaacAlgorithm, TaacInfo, TaacL
 from alfx.data_structures import StepType, TimeStep
 from alfx.engine.replay import compute_train_info
 from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
-from alfx.nest.utils import NestConcat
 from alfx.layers import Cast
+from alfx.nest.utils import NestConcat
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork, ActorDistributionRNNNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.projection_networks import NormalProjectionNetwork
