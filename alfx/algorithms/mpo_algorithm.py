@@ -96,8 +96,9 @@ class MpoAlgorithm(OffPolicyAlgorithm):
         constrain_each_dimension: continuous actions: each component has multipliers of its own, and a constraint holds
             for each, instead of for the sum over components.
         out_of_bounds_constraint: continuous actions that are not squashed: staying within the bounds becomes a second
-            objective with the value ``-||a - clip(a)||^2`` and this constraint in place of ``dual_constraint``
-            (Abdolmaleki et al. 2020, arXiv:2005.07513). ``None``: it is not.
+            objective with the value ``-||a - clip(a)||^2`` and this constraint in place of ``dual_constraint``; the
+            policy follows the mean of the weights of both (Abdolmaleki et al. 2020, arXiv:2005.07513, where it is
+            their sum). ``None``: it is not.
         mstep_iterations: updates of the policy from the same weights; those after the first know no importance
             weights of prioritised replay. More than 1 need ``actor_optimizer`` and networks without memory.
         target_update_tau: how far the target networks move in an update, in (0, 1].
@@ -408,7 +409,7 @@ class MpoAlgorithm(OffPolicyAlgorithm):
             etas.append(eta)
             losses.append(loss)
         dual: Any = () if losses[0] is None else torch.stack(losses).sum()
-        return torch.stack(weights).sum(0) if len(weights) > 1 else weights[0], etas[0], dual
+        return torch.stack(weights).mean(0) if len(weights) > 1 else weights[0], etas[0], dual
 
     def _policy_loss(self, states: Any, weights: Tensor, policy: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
         """M-step: the loss ``[T, B]`` of ``policy``, and its constrained changes ``[T, B, ...]``."""

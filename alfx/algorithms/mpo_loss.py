@@ -181,7 +181,7 @@ def gaussian_policy_loss(weights: Tensor, samples: Tensor, target_loc: Tensor, t
         sum_a q (a - m)^2 = sum_a q (a - mean_q)^2 + (mean_q - m)^2
 
     Args:
-        weights: q, ``[..., N]``.
+        weights: q, ``[..., N]``, which sum to 1.
         samples: a, ``[..., N, A]``.
         target_loc: ``[..., A]``, mean of the target policy.
         target_scale: its standard deviation, likewise.

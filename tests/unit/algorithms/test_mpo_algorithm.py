@@ -1,0 +1,608 @@
+"""MpoAlgorithm: what is evaluated, what is left out, what moves with an update, and what every algorithm owes."""
+from functools import partial
+
+import pytest
+import torch
+
+from alfx import context, nest
+from alfx.algorithms.agent import Agent
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.mpo_algorithm import MpoAlgorithm, MpoInfo, MpoState
+from alfx.algorithms.mpo_loss import improved_weights, solve_temperature
+from alfx.algorithms.td_loss import TDLoss
+from alfx.data_structures import StepType, TimeStep
+from alfx.engine.replay import compute_train_info
+from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv, RNNPolicyUnittestEnv
+from alfx.gin_utils import ConfError
+from alfx.layers import Reshape
+from alfx.nest.utils import NestConcat
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork, ActorDistributionRNNNetwork
+from alfx.networks.critic_networks import CriticNetwork, CriticRNNNetwork
+from alfx.networks.projection_networks import BetaProjectionNetwork, NormalProjectionNetwork
+from alfx.networks.q_networks import QNetwork, QRNNNetwork
+from alfx.optimizers import Adam
+from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
+from alfx.utils.dist_utils import TransformedDistribution
+
+FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
+OBSERVATION = TensorSpec((3, ))
+CONTINUOUS = BoundedTensorSpec((2, ), torch.float32, [-1., 0.], [1., 3.])
+DISCRETE = BoundedTensorSpec((), torch.int64, 2, 5)  # four actions, the first of which is called 2
+NESTED = dict(steer=BoundedTensorSpec((), torch.float32, -1., 1.),
+              arm=BoundedTensorSpec((2, 2), torch.float32, -2., 2.))
+
+plain = partial(NormalProjectionNetwork, state_dependent_std=True, squash_mean=False)
+squashed = partial(NormalProjectionNetwork, state_dependent_std=True, scale_distribution=True)
+small = dict(fc_layer_params=(8, ))
+
+
+def actor_with(head):
+    return partial(ActorDistributionNetwork, continuous_projection_net_ctor=head, **small)
+
+
+def flat_critic(action_spec):
+    more = {}
+    if not isinstance(action_spec, TensorSpec):
+        more = dict(action_input_processors=nest.map_structure(lambda s: Reshape((s.numel, )), action_spec),
+                    action_preprocessing_combiner=NestConcat())
+    return partial(CriticNetwork, joint_fc_layer_params=(8, ), **more)
+
+
+VARIANTS = {
+    'continuous': (CONTINUOUS, dict(actor_network_cls=actor_with(plain))),
+    'squashed': (CONTINUOUS, dict(actor_network_cls=actor_with(squashed), num_critic_replicas=2)),
+    'nested': (NESTED, dict(actor_network_cls=actor_with(squashed))),
+    'two rewards': (CONTINUOUS, dict(reward_spec=TensorSpec((2, )), reward_weights=[1.0, -0.5], num_critic_replicas=2,
+                                     actor_network_cls=actor_with(plain), calculate_priority=True)),
+    'lambda': (CONTINUOUS, dict(actor_network_cls=actor_with(plain), critic_loss_ctor=partial(TDLoss, td_lambda=0.7))),
+    'out of bounds': (CONTINUOUS, dict(actor_network_cls=actor_with(plain), out_of_bounds_constraint=0.01,
+                                       constrain_each_dimension=True)),
+    'learned temperature': (CONTINUOUS, dict(actor_network_cls=actor_with(plain), eta_optimizer=True,
+                                             out_of_bounds_constraint=0.01)),
+    'discrete': (DISCRETE, dict(calculate_priority=True)),
+    'discrete with two critics': (DISCRETE, dict(num_critic_replicas=2)),
+}
+every_variant = pytest.mark.parametrize('variant', list(VARIANTS))
+
+
+@pytest.fixture(autouse=True)
+def fresh_context():
+    context.reset()
+    yield
+    context.reset()
+
+
+def make(action_spec, seed=0, **arguments):
+    """An algorithm whose target networks differ from the ones that are trained."""
+    torch.manual_seed(seed)
+    arguments = {'actor_network_cls': partial(ActorDistributionNetwork, **small),
+                 'critic_network_cls': flat_critic(action_spec), 'q_network_cls': partial(QNetwork, **small),
+                 'sample_action_num': 5, **arguments}
+    if arguments.get('eta_optimizer') is True:
+        arguments['eta_optimizer'] = Adam(lr=0.1)
+    algorithm = MpoAlgorithm(OBSERVATION, action_spec, **arguments)
+    with torch.no_grad():
+        for parameter in [*algorithm._critic_networks.parameters(), *algorithm._target_critic_networks.parameters(),
+                          *algorithm._actor_network.parameters()]:
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+        for multiplier in algorithm._policy.multipliers:
+            multiplier.value.fill_(0.7)
+    return algorithm
+
+
+def with_fixed_noise(algorithm, monkeypatch):
+    """Sample by noise that depends on the number of the sample alone."""
+    if algorithm._is_discrete:
+        return
+
+    def sample(distributions, count):
+        loc, scale = (x.detach() for x in algorithm._policy.parameters_of(distributions))
+        noise = torch.randn(count, loc.shape[-1], generator=torch.Generator().manual_seed(3))
+        return loc.unsqueeze(1) + scale.unsqueeze(1) * noise
+
+    monkeypatch.setattr(algorithm._policy, 'sample', sample)
+
+
+def random_batch(action_spec, length=4, batch=6, rewards=(), seed=1):
+    """``[T, B]`` time steps of episodes that end here and there, and actions."""
+    torch.manual_seed(seed)
+    step_type = torch.full((max(length, 3), batch), MID, dtype=torch.int32)
+    step_type[1, 0], step_type[0, 1], step_type[2, 2] = LAST, LAST, LAST
+    step_type = step_type[:length]
+    discount = torch.ones(length, batch)
+    discount[1, 0] = 0.0
+    action = nest.map_structure(lambda spec: spec.sample((length, batch)), action_spec)
+    inputs = TimeStep(step_type=step_type, reward=torch.randn(length, batch, *rewards), discount=discount,
+                      observation=torch.randn(length, batch, 3), prev_action=action,
+                      env_id=torch.zeros(length, batch, dtype=torch.int64))
+    return inputs, MpoInfo(action=action)
+
+
+def stepwise(algorithm, inputs, rollout_info):
+    """``train_step`` for one step after the other."""
+    infos = [algorithm.train_step(*nest.map_structure(lambda x, t=t: x[t], (inputs, MpoState(), rollout_info))).info
+             for t in range(inputs.step_type.shape[0])]
+    return nest.stack(infos)
+
+
+# The loss --------------------------------------------------------------------------------------------------------
+
+
+@every_variant
+@pytest.mark.parametrize('length', [2, 4])
+@pytest.mark.parametrize('first_step', [True, False])
+def test_leaving_out_what_no_loss_reads_leaves_the_loss_as_it_is(variant, length, first_step, monkeypatch):
+    spec, arguments = VARIANTS[variant]
+    algorithm = make(spec, train_actor_on_first_step=first_step, **arguments)
+    with_fixed_noise(algorithm, monkeypatch)
+    inputs, rollout_info = random_batch(spec, length, rewards=algorithm._reward_spec.shape)
+    results = []
+    for info in (algorithm.train_sequence(inputs, MpoState(), rollout_info).info,
+                 stepwise(algorithm, inputs, rollout_info)):
+        algorithm.zero_grad()
+        loss_info = algorithm.calc_loss(info)
+        mask = (inputs.step_type != LAST).float()
+        total = (loss_info.loss * mask).mean()
+        if isinstance(loss_info.scalar_loss, torch.Tensor):
+            total = total + loss_info.scalar_loss
+        total.backward()
+        trained = [*algorithm._critic_networks.parameters(), *algorithm._actor_network.parameters(),
+                   *algorithm._temperatures.parameters()]
+        results.append((loss_info.loss.detach() * mask, loss_info.priority, [p.grad.clone() for p in trained]))
+    assert results[0][0].shape == (length, 6)
+    torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-4)
+
+
+def test_without_training_at_the_first_step_no_action_is_evaluated_there():
+    algorithm = make(CONTINUOUS, train_actor_on_first_step=False)
+    inputs, rollout_info = random_batch(CONTINUOUS, length=2)
+    batches = []
+    network = algorithm._target_critic_networks
+    network.register_forward_hook(lambda module, args, output: batches.append(args[0][1].shape[0]))
+    algorithm._critic_networks.register_forward_hook(lambda m, args, output: batches.append(args[0][1].shape[0]))
+    info = algorithm.train_sequence(inputs, MpoState(), rollout_info).info
+    assert batches == [6, 6 * 5]  # one row for each transition, 5 samples for each next state
+    actor_loss = algorithm.calc_loss(info).extra.actor
+    assert actor_loss[0].eq(0).all() and actor_loss[1].ne(0).all()
+
+
+def test_the_mean_value_of_a_discrete_policy_is_exact():
+    algorithm = make(DISCRETE, num_critic_replicas=2)
+    inputs, rollout_info = random_batch(DISCRETE)
+    info = stepwise(algorithm, inputs, rollout_info)
+    for t in range(4):
+        for b in range(6):
+            observation = inputs.observation[t, b].unsqueeze(0)
+            probabilities = algorithm._target_actor_network(observation)[0].probs[0]
+            values = algorithm._target_critic_networks(observation)[0][0].amin(0)
+            expected = sum(float(probabilities[a] * values[a]) for a in range(4))
+            assert float(info.target_value[t, b]) == pytest.approx(expected, abs=1e-5)
+            of_taken = algorithm._critic_networks(observation)[0][0, :, int(rollout_info.action[t, b]) - 2]
+            torch.testing.assert_close(info.critics[t, b], of_taken)
+
+
+def test_the_mean_value_of_a_continuous_policy_is_that_of_the_lowest_critic_of_each_sample():
+    algorithm = make(CONTINUOUS, num_critic_replicas=2, reward_spec=TensorSpec((2, )), reward_weights=[1.0, -0.5],
+                     actor_network_cls=actor_with(plain))
+    inputs, rollout_info = random_batch(CONTINUOUS, rewards=(2, ))
+    info = stepwise(algorithm, inputs, rollout_info)
+    low, high = torch.tensor([-1., 0.]), torch.tensor([1., 3.])
+    for t in range(4):
+        for b in range(6):
+            values = []
+            for i in range(5):
+                action = torch.minimum(torch.maximum(info.samples[t, b, i], low), high).unsqueeze(0)
+                q = algorithm._target_critic_networks((inputs.observation[t, b].unsqueeze(0), action))[0][0]
+                # the second reward counts negatively, so that its larger estimate is the cautious one
+                values.append(torch.stack([q[:, 0].min(), q[:, 1].max()]))
+            values = torch.stack(values)
+            torch.testing.assert_close(info.target_value[t, b], values.mean(0))
+            torch.testing.assert_close(info.sample_values[t, b], values[:, 0] - 0.5 * values[:, 1])
+
+
+def test_samples_of_a_squashed_policy_are_evaluated_where_they_lead():
+    algorithm = make(CONTINUOUS, actor_network_cls=actor_with(squashed))
+    inputs, rollout_info = random_batch(CONTINUOUS)
+    seen = []
+    algorithm._target_critic_networks.register_forward_hook(lambda m, args, output: seen.append(args[0][1]))
+    info = algorithm.train_sequence(inputs, MpoState(), rollout_info).info
+    assert isinstance(info.target_distribution, TransformedDistribution)
+    middle, half = torch.tensor([0., 1.5]), torch.tensor([1., 1.5])
+    torch.testing.assert_close(seen[0].reshape(4, 6, 5, 2), middle + half * torch.tanh(info.samples))
+
+
+def test_many_samples_of_the_target_policy_have_its_moments():
+    algorithm = make(CONTINUOUS, sample_action_num=4000, actor_network_cls=actor_with(plain))
+    inputs, rollout_info = random_batch(CONTINUOUS, length=2, batch=3)
+    info = algorithm.train_sequence(inputs, MpoState(), rollout_info).info
+    target = info.target_distribution
+    assert not torch.allclose(target.loc, info.action_distribution.loc)
+    torch.testing.assert_close(info.samples.mean(2), target.loc, atol=0.06, rtol=0)
+    torch.testing.assert_close(info.samples.std(2), target.scale.expand_as(target.loc), atol=0.06, rtol=0.05)
+
+
+def test_an_episode_that_ended_has_no_part_in_the_temperature():
+    algorithm = make(DISCRETE)
+    inputs, rollout_info = random_batch(DISCRETE)
+    info = algorithm.train_sequence(inputs, MpoState(), rollout_info).info
+    is_last = (inputs.step_type == LAST).unsqueeze(-1)
+    spoilt = info._replace(sample_values=torch.where(is_last, 1e3 * info.sample_values, info.sample_values))
+    losses = [algorithm.calc_loss(i).extra.actor for i in (info, spoilt)]
+    mask = inputs.step_type != LAST
+    assert torch.equal(losses[0][mask], losses[1][mask])
+
+
+def test_the_loss_of_a_discrete_policy_is_the_weighted_likelihood_and_the_penalty():
+    algorithm = make(DISCRETE, dual_constraint=0.05)
+    inputs, rollout_info = random_batch(DISCRETE)
+    info = algorithm.train_sequence(inputs, MpoState(), rollout_info).info
+    log_prior = info.target_distribution.logits
+    mask = (inputs.step_type != LAST).float()
+    weights = improved_weights(info.sample_values, solve_temperature(info.sample_values, 0.05, mask, log_prior),
+                               log_prior)
+    logits = info.action_distribution.logits
+    divergence = (log_prior.exp() * (log_prior - logits)).sum(-1)
+    expected = -(weights * logits).sum(-1) + 0.7 * divergence  # 0.7 is the multiplier
+    torch.testing.assert_close(algorithm.calc_loss(info).extra.actor, expected)
+
+
+def test_the_priority_is_the_root_of_the_mean_loss_of_the_transitions():
+    algorithm = make(DISCRETE, calculate_priority=True)
+    inputs, rollout_info = random_batch(DISCRETE)
+    loss_info = algorithm.calc_loss(algorithm.train_sequence(inputs, MpoState(), rollout_info).info)
+    for b in range(6):
+        losses = [float(loss_info.extra.critic[t, b].detach()) for t in range(3) if inputs.step_type[t, b] != LAST]
+        assert float(loss_info.priority[b]) == pytest.approx((sum(losses) / len(losses))**0.5, rel=1e-5)
+
+
+def test_staying_within_the_bounds_pulls_back_a_policy_that_has_left_them(monkeypatch):
+    gradients = []
+    for constraint in (None, 0.5):
+        algorithm = make(CONTINUOUS, actor_network_cls=actor_with(plain), out_of_bounds_constraint=constraint,
+                         sample_action_num=50)
+        for multiplier in algorithm._policy.multipliers:
+            multiplier.value.zero_()
+        with torch.no_grad():  # the mean of the second action is far above its bound of 3
+            algorithm._actor_network._projection_net._projection_layer.bias[1] = 5.0
+        algorithm._target_actor_network.load_state_dict(algorithm._actor_network.state_dict())
+        with_fixed_noise(algorithm, monkeypatch)
+        inputs, rollout_info = random_batch(CONTINUOUS)
+        info = algorithm.train_sequence(inputs, MpoState(), rollout_info).info
+        algorithm.calc_loss(info).extra.actor.sum().backward()
+        gradients.append(float(algorithm._actor_network._projection_net._projection_layer.bias.grad[1]))
+    assert gradients[1] - gradients[0] > 1.0  # descent lowers the mean
+
+
+# Acting ----------------------------------------------------------------------------------------------------------
+
+
+def step_of(inputs, t=0):
+    return nest.map_structure(lambda x: x[t], inputs)
+
+
+@every_variant
+def test_actions_are_within_their_bounds(variant):
+    spec, arguments = VARIANTS[variant]
+    algorithm = make(spec, **arguments)
+    with torch.no_grad():
+        for parameter in algorithm._actor_network.parameters():
+            parameter.mul_(20)
+    inputs, _ = random_batch(spec, batch=200)
+    for step in (algorithm.rollout_step(step_of(inputs), MpoState()), algorithm.predict_step(step_of(inputs), ())):
+        for action, leaf in zip(nest.flatten(step.output), nest.flatten(spec)):
+            assert action.dtype == leaf.dtype and tuple(action.shape) == (200, *leaf.shape)
+            assert (action >= torch.tensor(leaf.minimum)).all() and (action <= torch.tensor(leaf.maximum)).all()
+
+
+def test_evaluation_takes_the_most_likely_action_and_epsilon_greedy_samples():
+    inputs, _ = random_batch(DISCRETE, batch=100)
+    greedy, sampling = make(DISCRETE, epsilon_greedy=0.0), make(DISCRETE, epsilon_greedy=1.0)
+    step = greedy.predict_step(step_of(inputs), ())
+    assert torch.equal(step.output, step.info.action_distribution.probs.argmax(-1) + 2)
+    assert len(set(sampling.predict_step(step_of(inputs), ()).output.tolist())) > 1
+    config = TrainerConfig(root_dir='', algorithm_ctor=Agent, epsilon_greedy=0.25)
+    assert make(DISCRETE, config=config)._epsilon_greedy == 0.25
+
+
+def test_without_critics_it_can_be_played_but_not_trained():
+    algorithm = MpoAlgorithm(OBSERVATION, DISCRETE, q_network_cls=None,
+                             actor_network_cls=partial(ActorDistributionNetwork, **small))
+    inputs, rollout_info = random_batch(DISCRETE)
+    assert algorithm.predict_step(step_of(inputs), ()).output.shape == (6, )
+    assert algorithm.rollout_step(step_of(inputs), MpoState()).output.shape == (6, )
+    with pytest.raises(RuntimeError, match='no critics'):
+        algorithm.train_sequence(inputs, MpoState(), rollout_info)
+
+
+# Updates ---------------------------------------------------------------------------------------------------------
+
+ENVIRONMENTS = {
+    'discrete': partial(PolicyUnittestEnv, episode_length=5),
+    'continuous': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Continuous),
+    'several rewards': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Continuous, reward_dim=2),
+    'recurrent': partial(RNNPolicyUnittestEnv, episode_length=5, gap=2),
+    'recurrent continuous': partial(RNNPolicyUnittestEnv, episode_length=5, gap=2, action_type=ActionType.Continuous),
+}
+
+
+def make_agent(environment, batch_size=4, seed=0, unroll_length=6, mini_batch_size=8, use_rollout_state=True,
+               updates=2, fc=(16, ), learning_rate=1e-2, **arguments):
+    torch.manual_seed(seed)
+    context.reset()
+    env = ENVIRONMENTS[environment](batch_size=batch_size)
+    env.seed(seed)
+    env.reset()
+    recurrent = environment.startswith('recurrent')
+    config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=unroll_length, mini_batch_length=2,
+                           mini_batch_size=mini_batch_size, num_updates_per_train_iter=updates,
+                           whole_replay_buffer_training=False, clear_replay_buffer=False, replay_buffer_length=64,
+                           use_rollout_state=recurrent and use_rollout_state)
+    rnn = dict(lstm_hidden_size=(8, ))
+    head = dict(continuous_projection_net_ctor=partial(NormalProjectionNetwork, state_dependent_std=True))
+    networks = dict(
+        actor_network_cls=partial(ActorDistributionRNNNetwork, **rnn, **head) if recurrent else partial(
+            ActorDistributionNetwork, fc_layer_params=fc, **head),
+        critic_network_cls=partial(CriticRNNNetwork, **rnn) if recurrent else partial(
+            CriticNetwork, joint_fc_layer_params=fc),
+        q_network_cls=partial(QRNNNetwork, **rnn) if recurrent else partial(QNetwork, fc_layer_params=fc))
+    rl = partial(MpoAlgorithm, **{'sample_action_num': 4, 'num_critic_replicas': 2, **networks, **arguments})
+    agent = Agent(env.observation_spec(), env.action_spec(), env.reward_spec(), env=env, config=config,
+                  rl_algorithm_cls=rl, optimizer=Adam(lr=learning_rate))
+    agent.set_path('')
+    agent.finalize()
+    return agent, env
+
+
+def parameters(agent):
+    return [p.detach().clone() for p in agent.parameters()]
+
+
+every_environment = pytest.mark.parametrize('environment', list(ENVIRONMENTS))
+
+
+@every_environment
+def test_training_moves_all_networks_and_the_targets(environment):
+    agent, _ = make_agent(environment)
+    before = parameters(agent)
+    for _ in range(3):
+        agent.train_iter()
+    changed = [not torch.equal(a, b) for a, b in zip(before, parameters(agent))]
+    assert all(changed), [n for (n, _), c in zip(agent.named_parameters(), changed) if not c]
+
+
+@every_environment
+def test_same_seed_gives_the_same_parameters(environment):
+    results = []
+    for _ in range(2):
+        agent, _ = make_agent(environment, seed=3)
+        for _ in range(3):
+            agent.train_iter()
+        results.append(parameters(agent))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+@every_environment
+def test_steps_do_not_change_their_inputs(environment):
+    agent, env = make_agent(environment)
+    time_step = env.current_time_step()
+    for method, state in ((agent.rollout_step, agent.get_initial_rollout_state(4)),
+                          (agent.predict_step, agent.get_initial_predict_state(4))):
+        copies = nest.map_structure(torch.clone, (time_step, state))
+        method(time_step, state)
+        for old, new in zip(nest.flatten(copies), nest.flatten((time_step, state))):
+            assert torch.equal(old, new)
+
+
+@every_environment
+def test_a_checkpoint_restores_the_next_update(environment):
+    agent, _ = make_agent(environment)
+    agent.train_iter()
+    copy, _ = make_agent(environment, seed=9)
+    copy.load_state_dict(agent.state_dict())
+    experience, _ = agent.replay_buffer.get_batch(8, 2)
+    experience = nest.map_structure(lambda x: x.transpose(0, 1), experience)
+    for one in (agent, copy):
+        torch.manual_seed(4)
+        info = compute_train_info(one, experience)
+        one.update_with_gradient(one.calc_loss(info))
+        one.after_update(experience.time_step, info)
+    assert all(torch.equal(a, b) for a, b in zip(agent.state_dict().values(), copy.state_dict().values())
+               if isinstance(a, torch.Tensor))
+
+
+@every_environment
+def test_one_environment_and_sequences_of_one_are_enough(environment):
+    agent, _ = make_agent(environment, batch_size=1, mini_batch_size=1)
+    for _ in range(6):
+        agent.train_iter()
+    assert all(torch.isfinite(p).all() for p in agent.parameters())
+
+
+def test_several_iterations_of_the_m_step_move_the_policy_alone_and_further():
+    moved = []
+    for iterations in (1, 4):
+        agent, _ = make_agent('continuous', updates=1, actor_optimizer=Adam(lr=1e-3), mstep_iterations=iterations,
+                              target_update_period=1000, alpha_mean_scale=1e-6, alpha_var_scale=1e-6)
+        rl = agent._rl_algorithm
+        before = [p.detach().clone() for p in rl._actor_network.parameters()]
+        agent.train_iter()
+        after = [p.detach() for p in rl._actor_network.parameters()]
+        moved.append(sum(float((a - b).abs().sum()) for a, b in zip(before, after)))
+        critics = [p.detach().clone() for p in rl._critic_networks.parameters()]
+        moved.append(critics)
+    assert moved[2] > 2.5 * moved[0]
+    assert all(torch.equal(a, b) for a, b in zip(moved[1], moved[3]))
+
+
+def test_the_m_step_comes_to_the_weighted_policy():
+    agent, _ = make_agent('discrete', updates=1, actor_optimizer=Adam(lr=3e-2), mstep_iterations=300, unroll_length=12,
+                          mini_batch_size=32, target_update_period=1000, alpha_scale=1e-9, dual_constraint=0.3,
+                          train_actor_on_first_step=False)
+    rl = agent._rl_algorithm
+    seen = []
+    with torch.no_grad():  # values that tell the actions apart
+        for network in (rl._critic_networks, rl._target_critic_networks):
+            for p in network.parameters():
+                p.add_(torch.randn_like(p))
+    original = rl.after_update
+
+    def remember(root_inputs, info):
+        seen.append((root_inputs, info))
+        original(root_inputs, info)
+
+    rl.after_update = remember
+    agent.train_iter()
+    inputs, info = seen[0]
+    states, mask = rl._trained_states(info)
+    weights, _, _ = rl._improve(states, mask)
+    policy = rl._actor_network(inputs.observation[1])[0]
+    valid = mask[0].bool()  # the observations are -1 and 1, for which the same policy is right each time
+    torch.testing.assert_close(policy.probs[valid], weights[0][valid], atol=0.02, rtol=0)
+
+
+def test_the_multipliers_follow_the_change_of_the_policy():
+    agent, _ = make_agent('continuous', kl_mean_constraint=1e-6, kl_var_constraint=1e-6, learning_rate=3e-2,
+                          target_update_period=1000)
+    for _ in range(5):
+        agent.train_iter()
+    of_mean, of_scale = (m.value for m in agent._rl_algorithm._policy.multipliers)
+    assert 0 < float(of_mean) <= 0.1001 and 0 < float(of_scale) <= 10.001
+    agent, _ = make_agent('continuous', kl_mean_constraint=1e3, kl_var_constraint=1e3)
+    for _ in range(5):
+        agent.train_iter()
+    assert all(float(m.value) == 0 for m in agent._rl_algorithm._policy.multipliers)
+
+
+def test_a_tight_constraint_keeps_the_policy_near_the_target_policy():
+    divergences = []
+    for tight in (False, True):
+        strict = dict(alpha_mean_max=1e4, alpha_mean_scale=1e4, kl_mean_constraint=1e-5) if tight else {}
+        agent, _ = make_agent('continuous', target_update_period=10000, target_update_tau=1.0, updates=40,
+                              kl_var_constraint=10.0, dual_constraint=1.0, **strict)
+        for _ in range(5):
+            agent.train_iter()
+        experience, _ = agent.replay_buffer.get_batch(64, 1)
+        rl = agent._rl_algorithm
+        observation = experience.time_step.observation[:, 0]
+        with torch.no_grad():
+            policy, target = rl._actor_network(observation)[0], rl._target_actor_network(observation)[0]
+        divergences.append(float((0.5 * ((policy.loc - target.loc) / target.scale).square()).mean()))
+    assert divergences[1] < 0.1 * divergences[0]
+
+
+def test_target_networks_follow_at_their_own_pace():
+    agent, _ = make_agent('discrete', updates=1, target_update_tau=1.0, target_update_period=1,
+                          actor_target_update_period=2)
+    rl = agent._rl_algorithm
+
+    def is_copied(network, target):
+        return all(torch.equal(a, b) for a, b in zip(network.parameters(), target.parameters()))
+
+    agent.train_iter()
+    assert is_copied(rl._critic_networks, rl._target_critic_networks)
+    assert not is_copied(rl._actor_network, rl._target_actor_network)
+    agent.train_iter()
+    assert is_copied(rl._actor_network, rl._target_actor_network)
+
+
+def test_a_temperature_with_an_optimizer_is_trained_and_saved():
+    agent, _ = make_agent('discrete', eta_optimizer=Adam(lr=0.1), initial_eta=2.0)
+    agent.train_iter()
+    eta = agent._rl_algorithm._temperatures[0]._log_eta
+    assert float(eta.exp()) != pytest.approx(2.0, abs=0.05)
+    assert any('_log_eta' in name for name in agent.state_dict())
+
+
+# Memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('environment', ['recurrent', 'recurrent continuous'])
+def test_the_memory_of_the_rollout_is_that_of_training_on_it(environment):
+    agent, env = make_agent(environment)
+    rl = agent._rl_algorithm
+    time_step = env.current_time_step()
+    state = train_state = rl.get_initial_rollout_state(4)
+    for _ in range(3):
+        with torch.no_grad():
+            step = rl.rollout_step(time_step, state)
+            train_state = rl.train_step(time_step, train_state, step.info).state
+        state = step.state
+        for a, b in zip(nest.flatten(state), nest.flatten(train_state)):
+            torch.testing.assert_close(a, b)
+        time_step = env.step(step.output)
+    assert all(leaf.ne(0).any() for leaf in nest.flatten(state))
+
+
+def test_only_the_memory_of_the_policy_is_kept_where_training_begins_from_zeros():
+    agent, env = make_agent('recurrent', use_rollout_state=False)
+    rl = agent._rl_algorithm
+    with torch.no_grad():
+        state = rl.rollout_step(env.current_time_step(), rl.get_initial_rollout_state(4)).state
+    assert any(leaf.ne(0).any() for leaf in nest.flatten(state.actor))
+    assert not any(leaf.ne(0).any() for leaf in nest.flatten((state.critic, state.target_actor)))
+
+
+# What is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (dict(dual_constraint=0.0), 'dual_constraint'),
+    (dict(kl_mean_constraint=-1.0), 'kl_mean_constraint'),
+    (dict(sample_action_num=0), 'sample_action_num'),
+    (dict(num_critic_replicas=0), 'num_critic_replicas'),
+    (dict(alpha_var_max='1'), 'alpha_var_max'),
+    (dict(mstep_iterations=3), 'actor_optimizer'),
+    (dict(initial_eta=1.0), 'eta_optimizer'),
+])
+def test_arguments_that_cannot_work_are_refused_by_name(arguments, message):
+    with pytest.raises(ConfError, match=message):
+        make(CONTINUOUS, **arguments)
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (dict(constrain_each_dimension=True), 'constrain_each_dimension'),
+    (dict(out_of_bounds_constraint=0.1), 'out_of_bounds_constraint'),
+])
+def test_what_is_for_continuous_actions_is_refused_for_discrete_ones(arguments, message):
+    with pytest.raises(ConfError, match=message):
+        make(DISCRETE, **arguments)
+
+
+def test_several_iterations_of_the_m_step_need_networks_without_memory():
+    with pytest.raises(ConfError, match='memory'):
+        make_agent('recurrent', mstep_iterations=2, actor_optimizer=Adam())
+
+
+@pytest.mark.parametrize('spec', [(DISCRETE, CONTINUOUS), BoundedTensorSpec((2, ), torch.int64, 0, 3)])
+def test_other_actions_are_refused(spec):
+    with pytest.raises(SpecError):
+        make(spec)
+
+
+def test_other_policies_are_refused():
+    with pytest.raises(SpecError, match='NormalProjectionNetwork'):
+        make(CONTINUOUS, actor_network_cls=actor_with(BetaProjectionNetwork))
+
+
+def test_several_rewards_need_continuous_actions():
+    with pytest.raises(SpecError, match='continuous'):
+        make(DISCRETE, reward_spec=TensorSpec((2, )))
+
+
+# Learning --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('environment', ['discrete', 'continuous'])
+def test_the_greedy_policy_of_a_tiny_environment_is_optimal(environment):
+    agent, env = make_agent(environment, batch_size=16, unroll_length=4, mini_batch_size=64, updates=4,
+                            train_actor_on_first_step=False, sample_action_num=16, dual_constraint=0.5,
+                            target_update_tau=0.05)
+    for _ in range(60):
+        agent.train_iter()
+    total, time_step = torch.zeros(16), env.reset()
+    with torch.no_grad(), context.eval_context():
+        for _ in range(4):
+            time_step = env.step(agent.predict_step(time_step, agent.get_initial_predict_state(16)).output)
+            total += time_step.reward
+    # 4 rewarded steps; a policy that ignores the signal gets half of it at most
+    assert float(total.mean()) >= (0.97 if environment == 'discrete' else 0.85) * 4
