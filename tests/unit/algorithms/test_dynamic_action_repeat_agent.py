@@ -162,7 +162,7 @@ def test_normalizing_the_sum_is_summing_normalized_rewards():
     with context.replay_context():
         agent._reward_normalizer(torch.tensor([1.0, 3.0, 5.0, 11.0]))
     infos = [result.info for result in play(agent, EPISODE)]
-    mean, std = (getattr(agent._reward_normalizer.normalizer._stats_list[0].moments()[i], 'item')() for i in (0, 1))
+    mean, std = (agent._reward_normalizer.normalizer._stats_list[0].moments()[i].item() for i in (0, 1))
     expected = {2: [1, 2], 5: [4, 8, 16], 6: [32], 7: [64]}
     chosen = nest.map_structure(lambda *x: torch.stack(x, 1), *[infos[i] for i in expected])
     inputs = nest.map_structure(lambda *x: torch.stack(x, 1), *[EPISODE[i] for i in expected])
@@ -214,7 +214,7 @@ def test_only_decisions_are_stored_and_follow_each_other():
     assert buffer.total_size == int(chosen.sum()) < 120
     assert buffer.current_size.tolist() == chosen.sum(0).tolist()
     batch, _ = buffer.get_batch(50, 2)
-    first, second = (nest.map_structure(lambda x: x[:, i], batch) for i in (0, 1))
+    first, second = (nest.map_structure(lambda x, i=i: x[:, i], batch) for i in (0, 1))
     follows = ~first.time_step.is_last()
     assert (second.step_type[~follows] == FIRST).all() and (second.step_type[follows] != FIRST).all()
     took = torch.where(second.time_step.is_last(), 0, first.rollout_info.k)[follows]

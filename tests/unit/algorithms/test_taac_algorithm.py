@@ -179,7 +179,8 @@ def test_evaluation_takes_the_more_valuable_of_repeating_and_the_mode_and_sample
     exploring = make(TaacAlgorithm, epsilon_greedy=1.0)
     assert not torch.equal(exploring.predict_step(step, state).output, exploring.predict_step(step, state).output)
     config = TrainerConfig(root_dir='', algorithm_ctor=Agent, epsilon_greedy=0.25)
-    assert make(config=config)._epsilon_greedy == 0.25 and make(config=config, epsilon_greedy=0.5)._epsilon_greedy == 0.5
+    assert make(config=config)._epsilon_greedy == 0.25
+    assert make(config=config, epsilon_greedy=0.5)._epsilon_greedy == 0.5
 
 
 def test_steps_do_not_change_their_inputs():
@@ -203,7 +204,7 @@ def test_the_gradient_of_the_actor_is_that_of_sac_scaled_by_the_probability_of_s
     # d loss / d a = -p(b=1) dQ/da + alpha d log pi / d a; here Q and p are known and log pi has no gradient to m.
     algorithm = make(action_spec=BoundedTensorSpec((1, ), torch.float32, -1, 1), initial_alpha=0.5)
     mean = torch.full((5, 1), 0.3, requires_grad=True)
-    dist = lambda: torch.distributions.Independent(torch.distributions.Normal(mean, 0.01), 1)  # noqa: E731
+    dist = lambda: torch.distributions.Independent(torch.distributions.Normal(mean, 0.01), 1)
     monkeypatch.setitem(algorithm._modules, '_actor_network', lambda inputs: (dist(), ()))
     monkeypatch.setattr(algorithm, '_value', lambda observation, tau: -(tau[:, 0] - 1.0).square())
     prev_tau = torch.linspace(-1, 1, 5).unsqueeze(1)
@@ -247,8 +248,8 @@ def test_training_a_sequence_at_once_gives_the_losses_of_its_steps(cls, train_on
     inputs = inputs._replace(reward=torch.randn(4, 6, *reward_spec.shape))
     inputs.step_type[1, 2], inputs.step_type[2, 2] = StepType.LAST, StepType.FIRST
     at_once = algorithm.train_sequence(inputs, (), rollout_info).info
-    one_by_one = nest.stack([
-        algorithm.train_step(*nest.map_structure(lambda x: x[t], (inputs, (), rollout_info))).info for t in range(4)])
+    steps = [nest.map_structure(lambda x, t=t: x[t], (inputs, (), rollout_info)) for t in range(4)]
+    one_by_one = nest.stack([algorithm.train_step(*step).info for step in steps])
     results = []
     for info in (at_once, one_by_one):
         loss = algorithm.calc_loss(info)
