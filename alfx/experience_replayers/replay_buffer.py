@@ -1,9 +1,10 @@
 """The replay buffer: the last steps of each environment, from which sequences are sampled.
 
 Storing and looking up is in :mod:`~alfx.experience_replayers.ring_buffer`, drawing in
-:mod:`~alfx.experience_replayers.sampling` and :mod:`~alfx.experience_replayers.priorities`.
+:mod:`~alfx.experience_replayers.sampling` and :mod:`~alfx.experience_replayers.priorities`, what is known of episodes
+in :mod:`~alfx.experience_replayers.episodes` and :mod:`~alfx.experience_replayers.episodic_returns`.
 """
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from alfx import context, gin_utils, nest
 from alfx.data_structures import BatchInfo
+from alfx.experience_replayers.episode_records import EpisodeRecords, Leaves
+from alfx.experience_replayers.episodes import Episodes
+from alfx.experience_replayers.episodic_returns import EpisodicReturns
 from alfx.experience_replayers.priorities import Priorities
 from alfx.experience_replayers.ring_buffer import RingBuffer, atomic, require_at_least
 from alfx.experience_replayers.sampling import SequenceSampler
@@ -46,18 +50,23 @@ class ReplayBuffer(RingBuffer):
         device: where the storage lives.
         allow_multiprocess: whether the buffer can be given to other processes, which then store into and sample from
             the same memory, one at a time.
-        keep_episodic_info: not in this version; must be None or False.
-        record_episodic_return: not in this version; must be False.
-        default_return: has no effect without ``record_episodic_return``.
-        gamma: has no effect without ``record_episodic_return``.
-        reward_clip: has no effect without ``record_episodic_return``.
+        keep_episodic_info: whether to keep track of episodes, for :meth:`steps_to_episode_end` and the like; needs a
+            field ``step_type``. None: only if it is needed for something else, or switched on later by setting the
+            property of that name.
+        record_episodic_return: whether batches come with the discounted return of each step up to the termination of
+            its episode, for example as a lower bound of values. Needs ``step_type``, ``reward`` and ``discount``, which
+            are those that are stored, before any data transformer. See
+            :mod:`~alfx.experience_replayers.episodic_returns`.
+        default_return: stands for the return of an episode that goes on or was truncated, which is not known.
+        gamma: discount of the returns; multiplies that of the environment.
+        reward_clip: smallest and largest reward for the returns; None for no limits.
         enable_checkpoint: whether :meth:`state_dict` includes the contents.
         memory_map_dir: folder of the files in which the storage lies in place of memory; they have no name and are
             gone when the buffer is. None for memory.
         name: what errors call this buffer.
 
     Raises:
-        ValueError: an argument is out of range, does not go with another, or asks for what this version does not have.
+        ValueError: an argument is out of range, does not go with another, or needs a field that ``data_spec`` lacks.
     """
 
     def __init__(self,
@@ -80,9 +89,6 @@ class ReplayBuffer(RingBuffer):
                  enable_checkpoint: bool = False,
                  name: str = 'ReplayBuffer',
                  memory_map_dir: Optional[str] = None) -> None:
-        _refuse(name, keep_episodic_info=(keep_episodic_info or None, None),
-                record_episodic_return=(record_episodic_return, False), default_return=(default_return, -1000.0),
-                gamma=(gamma, 0.99), reward_clip=(reward_clip, None))
         require_at_least(name, 0, num_earliest_frames_ignored=num_earliest_frames_ignored)
         require_at_least(name, 1, recent_data_steps=recent_data_steps)
         if not 0.0 <= recent_data_ratio <= 1.0:
@@ -101,6 +107,32 @@ class ReplayBuffer(RingBuffer):
             self._priorities = Priorities(self._rings, initial_priority, allow_multiprocess)
         self._sampler = SequenceSampler(self._rings, num_earliest_frames_ignored, with_replacement, recent_data_steps,
                                         recent_data_ratio, self._priorities)
+        if recent_data_steps != 1 and not recent_data_ratio:
+            raise ValueError(f'{name}.recent_data_steps: expected it to be left out with recent_data_ratio = 0, found '
+                             f'{recent_data_steps}')
+        self._returns = None
+        if record_episodic_return:
+            self._returns = self._make_returns(keep_episodic_info, gamma, default_return, reward_clip)
+        elif (default_return, gamma, reward_clip) != (-1000.0, 0.99, None):
+            raise ValueError(f'{name}: expected default_return, gamma and reward_clip to be left out with '
+                             f'record_episodic_return = False, found {default_return}, {gamma} and {reward_clip}')
+        self._records: Optional[EpisodeRecords] = None
+        self.keep_episodic_info = bool(keep_episodic_info or record_episodic_return)
+
+    def _make_returns(self, keep_episodic_info: Optional[bool], gamma: float, default_return: float,
+                      reward_clip: Optional[tuple[float, float]]) -> EpisodicReturns:
+        if keep_episodic_info is False:
+            raise ValueError(f'{self.name}.keep_episodic_info: expected True or None with record_episodic_return = '
+                             'True, found False')
+        if not 0.0 <= gamma <= 1.0:
+            raise ValueError(f'{self.name}.gamma: expected a number from 0 to 1, found {gamma}')
+        if not np.isfinite(default_return):
+            raise ValueError(f'{self.name}.default_return: expected a finite number, found {default_return}')
+        if reward_clip is not None and not (len(reward_clip) == 2 and reward_clip[0] <= reward_clip[1]):
+            raise ValueError(f'{self.name}.reward_clip: expected (smallest, largest) or None, found {reward_clip}')
+        self._leaf('record_episodic_return', 'discount')
+        shape = self._shapes[self._leaf('record_episodic_return', 'reward')]
+        return EpisodicReturns(self._rings, shape, gamma, default_return, reward_clip, self._lock is not None)
 
     @property
     def num_earliest_frames_ignored(self) -> int:
@@ -122,6 +154,27 @@ class ReplayBuffer(RingBuffer):
         """The priority of new steps until :meth:`update_priority` was called."""
         return self._initial_priority
 
+    @property
+    def keep_episodic_info(self) -> bool:
+        """Whether the buffer keeps track of episodes. Can be set; what is already stored is then looked through.
+
+        Raises:
+            ValueError: the experience has no field ``step_type``, or returns are recorded, which need it.
+        """
+        return self._records is not None
+
+    @keep_episodic_info.setter
+    def keep_episodic_info(self, keep: bool) -> None:
+        if not keep and self._returns is not None:
+            raise ValueError(f'{self.name}.keep_episodic_info: expected True with record_episodic_return = True, found '
+                             'False')
+        if not keep:
+            self._records = None
+        elif self._records is None:
+            leaves = Leaves(self._leaf('keep_episodic_info', 'step_type'), self._find_leaf('discount'),
+                            self._find_leaf('reward'))
+            self._records = EpisodeRecords(self._rings, self._store, leaves, self._returns, self._lock is not None)
+
     # Sampling -------------------------------------------------------------------------------------------------
 
     @atomic
@@ -139,7 +192,8 @@ class ReplayBuffer(RingBuffer):
               ``replay_buffer`` and, with prioritised sampling, ``importance_weights [B]``: N * P, where N is the number
               of sequences that could have been sampled and P the probability of this one (its expected share of the
               batch). That is 1 for all if all priorities are the same; a loss is corrected for the sampling by
-              multiplying it with the power ``-beta`` of it.
+              multiplying it with the power ``-beta`` of it. With ``record_episodic_return`` also
+              ``discounted_return [B, T]`` (``[B, T, K]`` for K-dimensional rewards).
 
         Raises:
             ValueError: no environment has ``batch_length`` steps (besides the ignored ones), or all priorities are 0.
@@ -230,31 +284,121 @@ class ReplayBuffer(RingBuffer):
                              f'{sizes.tolist()}')
         batch = self._batch(envs, self._rings.first()[envs], n)
         self._rings.drop_oldest(n, None if env_ids is None else envs)
-        self._dropped()
+        self._dropped(envs[:0])
         return batch
 
     def _batch(self, env_ids: np.ndarray, positions: np.ndarray, length: int,
                weights: Optional[np.ndarray] = None) -> tuple[NestedTensor, BatchInfo]:
         """The steps from ``positions`` on, and where they came from."""
-        experience, _ = self._read(env_ids, positions, length)
-        found = [torch.from_numpy(env_ids), torch.from_numpy(positions)]
+        experience, cells = self._read(env_ids, positions, length)
+        found = {'env_ids': torch.from_numpy(env_ids), 'positions': torch.from_numpy(positions)}
         if weights is not None:
-            found.append(torch.from_numpy(weights))
+            found['importance_weights'] = torch.from_numpy(weights)
+        if self._returns is not None:
+            returns = torch.from_numpy(self._returns.get(cells.numpy()))
+            found['discounted_return'] = returns.view(len(env_ids), length, *returns.shape[1:])
         device = context.get_default_device()
         if device.type != 'cpu':
-            found = [x.to(device) for x in found]
-        return experience, BatchInfo(found[0], found[1], found[2] if weights is not None else (), self)
+            found = {name: x.to(device) for name, x in found.items()}
+        return experience, BatchInfo(replay_buffer=self, **found)
+
+    # Episodes -------------------------------------------------------------------------------------------------
+
+    @atomic
+    def steps_to_episode_end(self, positions: Tensor, env_ids: Tensor) -> Tensor:
+        """How many steps after given ones the last step of the episode is; while it goes on, the newest step.
+
+        Args:
+            positions: int64, any shape that broadcasts with ``env_ids``.
+            env_ids: int64.
+
+        Returns:
+            int64, of the shape of the two and the device of ``positions``; 0 at the last step itself.
+
+        Raises:
+            ValueError: a position is not in the buffer (any more), or the buffer does not keep track of episodes.
+        """
+        return self._look_up('steps_to_episode_end', lambda of, steps, envs: of.ends(steps, envs) - steps, positions,
+                             env_ids)
+
+    @atomic
+    def get_episode_begin_position(self, positions: Tensor, env_ids: Tensor) -> Tensor:
+        """The positions of the first steps of the episodes that given steps belong to.
+
+        Where that is not in the buffer any more, the position of the oldest step there.
+
+        Args:
+            positions: int64, any shape that broadcasts with ``env_ids``.
+            env_ids: int64.
+
+        Returns:
+            int64, of the shape of the two and the device of ``positions``.
+
+        Raises:
+            ValueError: a position is not in the buffer (any more), or the buffer does not keep track of episodes.
+        """
+        return self._look_up('get_episode_begin_position', Episodes.begins, positions, env_ids)
+
+    @atomic
+    def get_disc_0_begin_position(self, positions: Tensor, env_ids: Tensor) -> Tensor:
+        """The positions of the earliest steps whose discounted return reaches given steps.
+
+        That is the last step before with a discount of 0, if there is one in the same episode (a reward for arriving
+        there or earlier is cut off from what follows), otherwise the first step of the episode as far as it is in the
+        buffer. With discounts that are 0 only where an episode ends it is :meth:`get_episode_begin_position`.
+
+        Args:
+            positions: int64, any shape that broadcasts with ``env_ids``.
+            env_ids: int64.
+
+        Returns:
+            int64, of the shape of the two and the device of ``positions``.
+
+        Raises:
+            ValueError: a position is not in the buffer (any more), or the buffer does not keep track of episodes, or
+                the experience has no field ``discount``.
+        """
+        self._leaf('get_disc_0_begin_position', 'discount')
+        return self._look_up('get_disc_0_begin_position', Episodes.return_begins, positions, env_ids)
+
+    def _look_up(self, method: str, function: Callable[[Episodes, np.ndarray, np.ndarray], np.ndarray],
+                 positions: Tensor, env_ids: Tensor) -> Tensor:
+        if self._records is None:
+            raise ValueError(f'{self.name}.{method}: expected a buffer that keeps track of episodes, found '
+                             'keep_episodic_info = False; set it to True before')
+        envs, steps = self._held(method, env_ids, positions)
+        return torch.from_numpy(function(self._records.episodes, steps, envs)).to(positions.device)
+
+    def _leaf(self, needed_by: str, field: str) -> int:
+        """The leaf of that name.
+
+        Raises:
+            ValueError: there is none.
+        """
+        leaf = self._find_leaf(field)
+        if leaf is None:
+            raise ValueError(f"{self.name}.{needed_by}: expected a field '{field}' in the experience, found none in "
+                             f'{[path for path, _ in nest.flatten_with_path(self._data_spec)]}')
+        return leaf
 
     # What keeps up with the storage ---------------------------------------------------------------------------
 
     def _stored(self, positions: Any, num_steps: int, env_ids: np.ndarray, leaves: Sequence[Tensor]) -> None:
         if self._priorities is not None:
             self._priorities.store(self._rings.cells_from(positions, num_steps, env_ids))
+        if self._records is not None:
+            self._records.stored(positions, num_steps, env_ids, leaves)
 
-    def _dropped(self) -> None:
+    def _dropped(self, env_ids: np.ndarray) -> None:
         if self._priorities is not None:
-            self._priorities.set_window(*self._rings.window(self._ignored, self._priorities.length),
-                                        self._priorities.length)
+            length = self._priorities.length
+            self._priorities.set_window(*self._rings.window(self._ignored, length), length)
+        if self._records is not None:
+            self._records.retrace(env_ids)
+
+    def _changed(self, leaves: Sequence[int], env_ids: np.ndarray) -> None:
+        if self._records is not None:
+            self._records.changed(leaves, env_ids)
 
     # Checkpoints ----------------------------------------------------------------------------------------------
 
@@ -301,15 +445,9 @@ class ReplayBuffer(RingBuffer):
         self._rings.set(state_dict['current_pos'].numpy(), state_dict['current_size'].numpy())
         if self._priorities is not None:
             self._priorities.load_state_dict(state_dict.get('priorities'))
+        if self._records is not None:
+            self._records.retrace(self._rings.all_envs)
 
     def _leaf_descriptions(self) -> list[str]:
         return [f'{path}: {spec.dtype_str} {tuple(spec.shape)}'
                 for path, spec in nest.flatten_with_path(self._data_spec)]
-
-
-def _refuse(name: str, **settings: tuple[Any, Any]) -> None:
-    """Raise unless every ``argument=(value, default)``, of features that do not exist yet, has its default."""
-    for argument, (value, default) in settings.items():
-        if value != default:
-            raise ValueError(f'{name}.{argument}: not available in this version, expected it to be left out, '
-                             f'found {value!r}')

@@ -209,8 +209,9 @@ class RingBuffer:
             leaves: ``[B, ...]`` from :meth:`add_batch`, ``[T, B, ...]`` from :meth:`add_sequence`.
         """
 
-    def _dropped(self) -> None:
-        """Called after steps were dropped other than by storing new ones in their place."""
+    def _dropped(self, env_ids: np.ndarray) -> None:
+        """Called after steps were dropped other than by storing new ones in their place; the newest of ``env_ids``
+        were among them."""
 
     def _changed(self, leaves: Sequence[int], env_ids: np.ndarray) -> None:
         """Called after the given leaves of stored steps of ``env_ids`` were changed."""
@@ -225,8 +226,9 @@ class RingBuffer:
         Raises:
             ValueError: ``env_ids`` are not distinct environments of the buffer.
         """
-        self._rings.clear(None if env_ids is None else self._check_env_ids(env_ids))
-        self._dropped()
+        envs = None if env_ids is None else self._check_env_ids(env_ids)
+        self._rings.clear(envs)
+        self._dropped(self._rings.all_envs if envs is None else envs)
 
     @atomic
     def rewind(self, keep: int = 0) -> int:
@@ -246,7 +248,7 @@ class RingBuffer:
             raise ValueError(f'{self.name}.rewind: expected at least one step of all environments together, found '
                              f'{sizes.tolist()}')
         self._rings.rewind(keep)
-        self._dropped()
+        self._dropped(self._rings.all_envs)
         return int(self._rings.sizes()[0])
 
     @atomic
@@ -275,6 +277,14 @@ class RingBuffer:
                                 f'{tuple(new.shape)}, {tuple(env_ids.shape)} and {tuple(positions.shape)}')
             self._store.write_leaf(leaf, cells, new)
         self._changed(chosen, np.unique(envs))
+
+    def _find_leaf(self, field: str) -> Optional[int]:
+        """The leaf of that name of the time step, or else of whatever is highest up in ``data_spec``; None if there is
+        none."""
+        found = [(path.split('.'), leaf) for path, leaf in nest.flatten_with_path(self._leaf_indices)]
+        found = [(path, leaf) for path, leaf in found if path[-1] == field]
+        found.sort(key=lambda item: (len(item[0]), item[0][:-1] != ['time_step']))
+        return found[0][1] if found else None
 
     def _check_env_ids(self, env_ids: Tensor) -> np.ndarray:
         found = env_ids.cpu().numpy()

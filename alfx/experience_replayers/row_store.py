@@ -49,11 +49,14 @@ class RowStore:
         device: where the storage lives.
         shared: whether it lies in shared memory; then a pickled copy in another process is the same storage.
         memory_map_dir: folder of the files in which it lies, see :func:`map_file`; None for memory.
+
+    Attributes:
+        shapes: of the leaves of a cell.
     """
 
     def __init__(self, specs: Sequence[TensorSpec], num_rows: int, num_columns: int, device: torch.device,
                  shared: bool = False, memory_map_dir: str | None = None) -> None:
-        self._specs = list(specs)
+        self.shapes = [tuple(spec.shape) for spec in specs]
         self._num_rows, self._num_columns = num_rows, num_columns
         self._device = device
         self._layouts = self._pack(specs)
@@ -77,7 +80,7 @@ class RowStore:
         self._large_cells = {i: block.flatten(0, 1) for i, block in large.items()}
         self._dtypes = {layout.dtype for layout in self._layouts.values()}
         views = {**large, **self._unpack(packed, outer)}
-        self._views = [views[i] for i in range(len(self._specs))]
+        self._views = [views[i] for i in range(len(self.shapes))]
 
     def __getstate__(self) -> dict[str, Any]:
         views = ('_packed_cells', '_large_cells', '_dtypes', '_views')

@@ -320,13 +320,6 @@ def test_a_position_that_was_overwritten_is_refused():
             buffer.get_field('', torch.tensor(0), torch.tensor(position))
 
 
-@pytest.mark.parametrize('argument,value', [('keep_episodic_info', True), ('record_episodic_return', True),
-                                            ('default_return', 0.0), ('gamma', 0.9), ('reward_clip', (-1., 1.))])
-def test_what_does_not_exist_yet_is_refused_by_name(argument, value):
-    with pytest.raises(ValueError, match=rf'ReplayBuffer\.{argument}: not available'):
-        ReplayBuffer(TensorSpec(()), 1, 4, **{argument: value})
-
-
 def test_arguments_out_of_range_are_refused_by_name():
     for argument, value in (('num_environments', 0), ('max_length', 0), ('num_earliest_frames_ignored', -1),
                             ('num_earliest_frames_ignored', 4)):

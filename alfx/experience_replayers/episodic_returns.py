@@ -1,0 +1,120 @@
+"""The discounted return from each stored step to the termination of its episode, filled in when that is known.
+
+With r[t] the reward and d[t] the discount for arriving at step t:
+
+    R[t] = r[t+1] + gamma d[t+1] R[t+1]
+
+It is known as soon as a discount of 0 cuts the sum off. A step that is LAST by termination has R = 0. The return of an
+episode that was truncated, and of one that goes on, is not known: what would have come after is missing.
+"""
+from collections.abc import Callable, Sequence
+from typing import Optional
+
+import numpy as np
+
+from alfx.experience_replayers.episodes import StoredSteps
+from alfx.experience_replayers.rings import Rings
+from alfx.experience_replayers.shared_arrays import SharedArrays
+
+
+class EpisodicReturns(SharedArrays):
+    """The returns of all cells.
+
+    Args:
+        rings: where the environments are; read at each call, not changed.
+        reward_shape: ``()``, or ``(K, )`` for K-dimensional rewards, which have K returns.
+        gamma: discount of later rewards, besides that of the environment.
+        default_return: stands for a return that is not known.
+        reward_clip: the smallest and the largest reward; others are clipped before they are added up.
+        shared: whether the returns lie in shared memory.
+    """
+
+    def __init__(self, rings: Rings, reward_shape: Sequence[int], gamma: float, default_return: float,
+                 reward_clip: Optional[tuple[float, float]], shared: bool = False) -> None:
+        super().__init__(shared)
+        self._rings = rings
+        self._gamma = gamma
+        self._default = default_return
+        self._reward_clip = reward_clip
+        self._returns = self._allocate('_returns', (rings.max_length * rings.num_envs, *reward_shape), np.float32)
+
+    def get(self, cells: np.ndarray) -> np.ndarray:
+        """float32 ``[*cells.shape, *reward_shape]``."""
+        return self._returns[cells]
+
+    def store(self, stored: StoredSteps, reward: np.ndarray, discount: np.ndarray,
+              read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]) -> None:
+        """Steps were stored.
+
+        Args:
+            stored: where and what they are.
+            reward: ``[T, B, *reward_shape]``.
+            discount: ``[T, B]``.
+            read: ``read(cells) -> (reward, discount)`` of steps in the buffer, for int64 ``cells`` of any shape.
+        """
+        cuts, discount = stored.cuts, discount.astype(np.float64)
+        returns = np.full(reward.shape, self._default)
+        if cuts.any():
+            reward = self._clipped(reward)
+            # Up to a stop nothing flows: the episode ends, or the next discount is 0, or the next step is not there.
+            known = stored.is_last & cuts
+            stops = stored.ends.copy()
+            stops[-1] = True
+            known[:-1] |= cuts[1:] & ~stored.ends[:-1]
+            stops[:-1] |= cuts[1:]
+            num_steps = len(cuts)
+            stop = np.where(stops, np.arange(num_steps)[:, None], num_steps)
+            stop = np.minimum.accumulate(stop[::-1], axis=0)[::-1]
+            is_known = np.take_along_axis(known, stop, axis=0)
+            totals = np.zeros(reward.shape)
+            totals[:-1] = np.where(_as(reward, stored.ends[:-1]), 0.0, reward[1:])
+            reverse_scan(_as(reward, np.where(stops[:-1], 0.0, self._gamma * discount[1:])), totals)
+            returns = np.where(_as(reward, is_known), totals, self._default)
+            self._fill_in(stored, reward[0] + self._gamma * _as(reward[0], discount[0]) * totals[0],
+                          ~stored.begins[0] & (cuts[0] | is_known[0]), read)
+        self._returns[stored.cells] = returns
+
+    def _fill_in(self, stored: StoredSteps, total: np.ndarray, chosen: np.ndarray,
+                 read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]) -> None:
+        """``total`` (``[B, *reward_shape]``), where ``chosen``, is the return of the step before those stored: go on
+        from there to the steps before."""
+        last = stored.steps[0] - 1
+        first = np.maximum(stored.return_begins, stored.steps[-1] + 1 - self._rings.max_length)
+        column = np.flatnonzero(chosen & (first <= last))
+        if not len(column):
+            return
+        env_ids, last, first = stored.env_ids[column], last[column], first[column]
+        steps = last - np.arange(int((last - first).max()), -1, -1)[:, None]  # [n, B], the last row is ``last``
+        is_there = steps >= first
+        cells = self._rings.cells(np.maximum(steps, first), env_ids)
+        reward, discount = read(cells)
+        totals = np.empty(reward.shape)
+        totals[:-1], totals[-1] = self._clipped(reward)[1:], total[column]
+        reverse_scan(_as(reward, self._gamma * discount[1:].astype(np.float64)), totals)
+        self._returns[cells[is_there]] = totals[is_there]
+
+    def _clipped(self, reward: np.ndarray) -> np.ndarray:
+        return reward if self._reward_clip is None else reward.clip(*self._reward_clip)
+
+
+def _as(like: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """``x`` with as many dimensions as ``like``, the further ones of size 1."""
+    return x.reshape(x.shape + (1, ) * (like.ndim - x.ndim))
+
+
+def reverse_scan(coefficient: np.ndarray, offset: np.ndarray) -> None:
+    """Solve ``x[t] = offset[t] + coefficient[t] x[t+1]``, ``x[n-1] = offset[n-1]``, in place of ``offset``.
+
+    By recursive doubling: log2(n) rounds of a few operations in place of n of them.
+
+    Args:
+        coefficient: float64 ``[n-1, ...]``, broadcasts with ``offset``.
+        offset: float64 ``[n, ...]``.
+    """
+    n, stride = len(offset), 1
+    while stride < n:
+        offset[:n - stride] += coefficient[:n - stride] * offset[stride:]
+        left = n - 2 * stride
+        if left > 0:
+            coefficient = coefficient[:left] * coefficient[stride:stride + left]
+        stride *= 2
