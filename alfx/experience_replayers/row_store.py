@@ -66,7 +66,7 @@ class RowStore:
             shape = (num_rows, num_columns, *shape)
             if memory_map_dir is not None:
                 return map_file(memory_map_dir, math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-            block = torch.empty(shape, dtype=dtype, device=device)
+            block = torch.zeros(shape, dtype=dtype, device=device)  # gaps too: a checkpoint holds no chance bits
             return block.share_memory_() if shared else block
 
         packed = allocate((words, ), torch.int64)
