@@ -15,18 +15,18 @@ from alfx.tensor_specs import BoundedTensorSpec
 
 
 class NestedActionEnv(UnittestEnv):
-    """Two actions with bounds of their own: ``first`` (2,) in [-2, 4], ``second`` (1,) in [0, 10].
+    """Two actions with bounds of their own: ``first`` (2,) in [-1, 3], ``second`` (1,) in [0, 1].
 
     The reward is 1 at the middle of their ranges, 0 at the bounds: the mean of ``1 - |a - middle| / half``.
     """
 
     def action_spec(self):
-        return {'first': BoundedTensorSpec((2, ), torch.float32, -2, 4),
-                'second': BoundedTensorSpec((1, ), torch.float32, 0, 10)}
+        return {'first': BoundedTensorSpec((2, ), torch.float32, -1, 3),
+                'second': BoundedTensorSpec((1, ), torch.float32, 0, 1)}
 
     def _reward(self, action, t):
-        first = (1 - (action['first'] - 1).abs() / 3).mean(-1)
-        return 0.5 * (first + 1 - (action['second'][:, 0] - 5).abs() / 5)
+        first = (1 - (action['first'] - 1).abs() / 2).mean(-1)
+        return 0.5 * (first + 1 - (action['second'][:, 0] - 0.5).abs() / 0.5)
 
 
 continuous = dict(episode_length=5, action_type=ActionType.Continuous)
@@ -38,7 +38,7 @@ ENVIRONMENTS = {
 }
 
 
-def make_agent(algorithm_cls, environment='continuous', batch_size=4, seed=0, learning_rate=1e-2, hidden=(16, ),
+def make_agent(algorithm_cls, environment='continuous', batch_size=4, seed=0, optimizer=None, hidden=(16, ),
                mini_batch_size=8, mini_batch_length=2, unroll_length=4, initial_collect_steps=0,
                priority_replay=False, updates=2, use_rollout_state=None, config_args=None, **algorithm_args):
     """An agent in an environment, ready to train."""
@@ -61,7 +61,7 @@ def make_agent(algorithm_cls, environment='continuous', batch_size=4, seed=0, le
     algorithm_args.setdefault('critic_network_ctor', partial(
         critic, joint_fc_layer_params=hidden, action_preprocessing_combiner=combiner, **memory))
     agent = Agent(env.observation_spec(), env.action_spec(), env.reward_spec(), env=env, config=config,
-                  rl_algorithm_cls=partial(algorithm_cls, **algorithm_args), optimizer=Adam(lr=learning_rate))
+                  rl_algorithm_cls=partial(algorithm_cls, **algorithm_args), optimizer=optimizer or Adam(lr=1e-2))
     agent.set_path('')
     agent.finalize()
     return agent, env

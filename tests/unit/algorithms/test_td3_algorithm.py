@@ -1,0 +1,174 @@
+"""What TD3 changes in DDPG: delayed updates, smoothed targets, twin critics, random actions at first."""
+import pytest
+import torch
+from deterministic_agents import make_agent
+
+from alfx import context, nest
+from alfx.algorithms import td3_algorithm
+from alfx.algorithms.td3_algorithm import Td3Algorithm
+from alfx.data_structures import StepType, TimeStep
+from alfx.gin_utils import ConfError
+from alfx.optimizers import SGD, Adam, AdamW
+
+
+def copied(module):
+    return [p.detach().clone() for p in module.parameters()]
+
+
+def equal(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+def test_policy_and_targets_are_updated_at_every_second_update_only():
+    agent, _ = make_agent(Td3Algorithm, updates=1)
+    rl = agent._rl_algorithm
+    modules = {'actor': rl._actor_network, 'critics': rl._critic_networks, 'target actor': rl._target_actor_network,
+               'target critics': rl._target_critic_networks}
+    for update in range(1, 7):
+        before = {name: copied(module) for name, module in modules.items()}
+        agent.train_iter()
+        changed = {name for name, module in modules.items() if not equal(before[name], module.parameters())}
+        assert changed == (set(modules) if update % 2 == 0 else {'critics'})
+
+
+def test_the_periods_can_be_chosen():
+    agent, _ = make_agent(Td3Algorithm, updates=1, policy_update_period=3, target_update_period=1)
+    rl = agent._rl_algorithm
+    updates = []
+    for update in range(1, 7):
+        actor, target = copied(rl._actor_network), copied(rl._target_critic_networks)
+        agent.train_iter()
+        if not equal(actor, rl._actor_network.parameters()):
+            updates.append(update)
+        assert not equal(target, rl._target_critic_networks.parameters())
+    assert updates == [3, 6]
+
+
+def test_updates_between_do_not_run_the_policy_and_do_not_count_for_its_optimizer():
+    agent, _ = make_agent(Td3Algorithm, updates=1, actor_optimizer=Adam(lr=1e-3), critic_optimizer=Adam(lr=1e-3))
+    rl = agent._rl_algorithm
+    calls = []
+    rl._actor_network.register_forward_hook(lambda *_: calls.append(1))
+    agent.unroll(8)
+    for update in range(1, 5):
+        calls.clear()
+        agent.train_from_replay_buffer()
+        assert len(calls) == (update % 2 == 0)
+    optimizers = {id(p): o for o in agent.optimizers() for g in o.param_groups for p in g['params']}
+
+    def steps(module):
+        return {int(optimizers[id(p)].state[p]['step']) for p in module.parameters()}
+
+    assert steps(rl._actor_network) == {2}
+    assert steps(rl._critic_networks) == {4}
+
+
+@pytest.mark.parametrize('optimizer', [Adam, AdamW, SGD])
+def test_one_optimizer_of_all_parameters_leaves_alone_what_has_no_gradient(optimizer):
+    agent, _ = make_agent(Td3Algorithm, updates=1, optimizer=optimizer(lr=0.01))
+    rl = agent._rl_algorithm
+    for update in range(1, 5):
+        actor, critics = copied(rl._actor_network), copied(rl._critic_networks)
+        agent.train_iter()
+        assert equal(actor, rl._actor_network.parameters()) == (update % 2 == 1)
+        assert not equal(critics, rl._critic_networks.parameters())
+
+
+def test_the_counts_are_in_the_checkpoint():
+    agent, _ = make_agent(Td3Algorithm, updates=1, initial_collect_steps=20)  # 16 steps an iteration
+    for _ in range(3):
+        agent.train_iter()  # the first one does not train yet
+    rl = agent._rl_algorithm
+    assert int(rl._num_updates) == 2 and not rl._is_actor_trained()
+    agent.train_iter()
+    assert rl._is_actor_trained()
+    saved = {key: value.clone() if isinstance(value, torch.Tensor) else value
+             for key, value in agent.state_dict().items()}
+    other, _ = make_agent(Td3Algorithm, updates=1, initial_collect_steps=20, seed=7)
+    assert not other._rl_algorithm._is_actor_trained()
+    assert other._rl_algorithm._random_action_probability() == 1.0
+    other.load_state_dict(saved)
+    assert other._rl_algorithm._is_actor_trained()
+    assert other._rl_algorithm._random_action_probability() == 0.0
+
+
+def test_the_first_actions_are_uniformly_random():
+    agent, _ = make_agent(Td3Algorithm, batch_size=4, initial_collect_steps=800, unroll_length=100,
+                          exploration_noise=0.0)
+    actor = agent._rl_algorithm._actor_network
+
+    def is_random(experience):
+        greedy = actor(experience.time_step.observation.reshape(-1, 1))[0].reshape(experience.action.shape)
+        return (experience.action - greedy).abs() > 1e-6
+
+    random_phase = [agent.unroll(100) for _ in range(2)]
+    assert all(is_random(e).all() for e in random_phase)
+    actions = torch.cat([e.action for e in random_phase])
+    assert actions.std().item() == pytest.approx(3**-0.5, abs=0.04)
+    assert not is_random(agent.unroll(100)).any()
+
+
+def test_targets_are_smoothed_by_clipped_noise_within_the_bounds():
+    agent, _ = make_agent(Td3Algorithm, 'nested action', target_noise=0.2, noise_clip=0.3)
+    rl = agent._rl_algorithm
+    action = {'first': torch.ones(20000, 2), 'second': torch.full((20000, 1), 0.95)}
+    smoothed = rl._target_action(action)
+    noise = (smoothed['first'] - 1) / 2  # half of the range [-1, 3]
+    assert noise.abs().max().item() == pytest.approx(0.3, abs=1e-6)
+    # a normal distribution with deviation 0.2 clipped at 1.5 deviations has one of 0.2 * 0.8813
+    assert noise.std().item() == pytest.approx(0.1763, rel=0.02)
+    assert smoothed['second'].max() == 1.0 and smoothed['second'].min().item() == pytest.approx(0.8)
+    assert torch.equal(action['first'], torch.ones(20000, 2))
+
+
+def test_targets_take_the_smaller_value_and_the_policy_the_first_critic():
+    agent, _ = make_agent(Td3Algorithm)
+    rl = agent._rl_algorithm
+    q_values = torch.tensor([[1.0, 2.0], [4.0, 3.0]])
+    assert rl._smallest(q_values).tolist() == [1.0, 3.0]
+    assert rl._objective(q_values).tolist() == [1.0, 4.0]
+
+
+def test_the_target_is_that_of_a_slow_loop(monkeypatch):
+    agent, _ = make_agent(Td3Algorithm, target_noise=0.2, noise_clip=0.1)
+    rl = agent._rl_algorithm
+    for p in rl._target_critic_networks.parameters():
+        p.data.add_(torch.randn_like(p))
+    noise = torch.randn(5, 1)
+    monkeypatch.setattr(td3_algorithm, 'gaussian_like', lambda x, stddev, clip: (noise * stddev).clamp(-clip, clip))
+    observation = torch.randn(5, 1)
+    found, _, _ = rl._target_values(observation, rl.train_state_spec.critics)
+    for b in range(5):
+        action = rl._target_actor_network(observation[b:b + 1])[0].item()
+        action = max(-1.0, min(1.0, action + max(-0.1, min(0.1, 0.2 * noise[b].item()))))
+        values = rl._target_critic_networks((observation[b:b + 1], torch.tensor([[action]])))[0][0]
+        assert found[b].item() == pytest.approx(min(values.tolist()), abs=1e-5)
+    assert not found.requires_grad
+
+
+def test_the_loss_of_the_policy_is_in_the_summaries_of_updates_that_have_none():
+    agent, _ = make_agent(Td3Algorithm, updates=1)
+    rl = agent._rl_algorithm
+    time_step = TimeStep(step_type=torch.tensor([[StepType.MID, StepType.LAST], [StepType.MID, StepType.MID]],
+                                                dtype=torch.int32),
+                         reward=torch.zeros(2, 2), discount=torch.ones(2, 2), observation=torch.randn(2, 2, 1))
+    info = rl.rollout_step(nest.map_structure(lambda x: x[0], time_step), rl.get_initial_rollout_state(2)).info
+    infos = []
+    for _ in range(3):
+        infos.append(rl.train_sequence(time_step, rl.train_state_spec, info._replace(action=torch.zeros(2, 2, 1))).info)
+        rl.after_update(time_step, infos[-1])
+    assert infos[0].actor_loss == () and infos[2].actor_loss == ()
+    context.set_summary_writer(object())
+    with context.record_if(True):
+        assert rl.calc_loss(infos[0]).extra.actor == ()  # there has been none yet
+        rl.calc_loss(infos[1])
+        shown = rl.calc_loss(infos[2]).extra.actor
+    loss = infos[1].actor_loss.detach()
+    torch.testing.assert_close(shown, (loss[0, 0] + loss[1, 0] + loss[1, 1]) / 3)
+
+
+@pytest.mark.parametrize('argument,value', [('policy_update_period', 0), ('target_noise', -0.1), ('noise_clip', -1.0),
+                                            ('exploration_noise', -0.1)])
+def test_numbers_out_of_range_are_refused_by_name(argument, value):
+    with pytest.raises(ConfError, match=f'Td3Algorithm.{argument}'):
+        make_agent(Td3Algorithm, **{argument: value})
