@@ -21,3 +21,11 @@ def with_zeros_after(x: Tensor, count: int) -> Tensor:
 def with_zeros_before(x: Tensor, count: int) -> Tensor:
     """``[N, ...]`` to ``[count + N, ...]``: zeros in front of the first row."""
     return torch.cat((x.new_zeros((count, *x.shape[1:])), x))
+
+
+def repeated(nested: NestedTensor, count: int) -> NestedTensor:
+    """``[T, B, ...]`` to ``[T, B * count, ...]``: each sequence ``count`` times in a row.
+
+    With it, ``count`` critics ``[T, B, count, ...].flatten(1, 2)`` are so many more samples to a loss.
+    """
+    return nest.map_structure(lambda x: x.unsqueeze(2).expand(*x.shape[:2], count, *x.shape[2:]).flatten(1, 2), nested)

@@ -7,10 +7,7 @@ trajectories of higher order (TaacL, TaacQ) the previous trajectory is extended 
 Differs from the paper in these points. All actions are scaled to [-1, 1] inside, so that the middle of the range is
 the previous action of an episode's first step, whatever its bounds. What the actor sees of the previous trajectory is
 a linear map of it to as many numbers as there are of the observation. The temperatures of actor and switch are
-independent parameters that start from the same value.
-
-The trajectories are in :mod:`alfx.algorithms.trajectories`, what is shared with SAC in
-:mod:`alfx.algorithms.sac_losses`.
+independent parameters that start from the same value. Read next :mod:`alfx.algorithms.trajectories`.
 """
 import enum
 import inspect
@@ -22,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms import sac_losses
+from alfx.algorithms import sac_actions, sac_losses
 from alfx.algorithms.compare_through import compare_through_return
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
-from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
+from alfx.algorithms.sequences import repeated, steps, with_zeros_after, with_zeros_before
 from alfx.algorithms.td_loss import TDLoss
 from alfx.algorithms.trajectories import (LinearTrajectory, QuadraticTrajectory, Trajectory, action_scale, choose,
                                            trajectory_encoder)
@@ -79,6 +76,7 @@ class AlgorithmMode(enum.Enum):
 
 
 Mode = AlgorithmMode
+_SWITCH = BoundedTensorSpec((), torch.int64, 0, 1)
 
 
 @configurable
@@ -141,7 +139,8 @@ class TaacAlgorithmBase(OffPolicyAlgorithm):
         config: configuration, for the root algorithm.
         target_update_tau: how far an update moves the target critics.
         target_update_period: they are moved by every so many updates.
-        critic_loss_ctor: called as ``(debug_summaries=, name=)`` for each critic; ``None``: :class:`TAACTDLoss`.
+        critic_loss_ctor: called as ``(debug_summaries=, name=)``; makes the loss, to which the critics are further
+            samples; ``None``: :class:`TAACTDLoss`.
         actor_optimizer: owns the actor.
         critic_optimizer: owns the critics.
         alpha_optimizer: owns the two temperatures.
@@ -153,9 +152,9 @@ class TaacAlgorithmBase(OffPolicyAlgorithm):
             clipping.
         max_repeat_steps: the switch is 1, in rollout and evaluation, after a trajectory has been extended so many
             times; ``None``: no limit.
-        target_entropy: called on the spec of a decision to get its entropy target, in nats; a pair: one for the
-            switch and one for the actor. ``None``: ``calc_default_target_entropy``. The specs are those of an
-            integer in {0, 1} and of an action in [-1, 1].
+        target_entropy: called on the spec of a decision (an integer in {0, 1}; an action in [-1, 1]) to get its
+            entropy target in nats, or the number itself; a pair: one for the switch, one for the actor. ``None``:
+            ``calc_default_target_entropy``.
         checkpoint: as in ``Algorithm``.
         trajectory: the form of trajectories.
         train_actor_on_last_step: train actor and temperatures on all steps of a sequence; ``False``: not on the last
@@ -185,7 +184,8 @@ class TaacAlgorithmBase(OffPolicyAlgorithm):
                  b1_advantage_clipping: tuple[float, float] | None = None, max_repeat_steps: int | None = None,
                  target_entropy: Any = None, checkpoint: str | None = None, trajectory: Trajectory | None = None,
                  train_actor_on_last_step: bool = True, name: str = 'TaacAlgorithmBase'):
-        self._check_arguments(num_critic_replicas, initial_alpha, b1_advantage_clipping, max_repeat_steps)
+        self._check_arguments(num_critic_replicas, initial_alpha, b1_advantage_clipping, max_repeat_steps,
+                              target_entropy)
         trajectory = Trajectory() if trajectory is None else trajectory
         middle, half = action_scale(action_spec, type(self).__name__)
         scaled_spec = BoundedTensorSpec(action_spec.shape, action_spec.dtype, -1.0, 1.0)
@@ -196,9 +196,7 @@ class TaacAlgorithmBase(OffPolicyAlgorithm):
                                                       repeats=TensorSpec((), torch.int64)),
                          reward_weights=reward_weights, env=env, config=config, checkpoint=checkpoint,
                          debug_summaries=debug_summaries, name=name)
-        if epsilon_greedy is None:
-            epsilon_greedy = config.epsilon_greedy if config is not None else 0.0
-        self._epsilon_greedy = epsilon_greedy
+        self._epsilon_greedy = getattr(config, 'epsilon_greedy', 0.0) if epsilon_greedy is None else epsilon_greedy
         self._trajectory = trajectory
         self._randomize_first_state_tau = randomize_first_state_tau
         self._b1_advantage_clipping = b1_advantage_clipping
@@ -222,28 +220,27 @@ class TaacAlgorithmBase(OffPolicyAlgorithm):
         self._update_target = TargetUpdater(self._critic_networks, self._target_critic_networks,
                                             tau=target_update_tau, period=target_update_period)
         self._log_alpha = nn.Parameter(torch.full((2, ), math.log(initial_alpha)))  # of the switch, of the actor
-        self.register_buffer('_target_entropy', _target_entropies(
-            target_entropy, (BoundedTensorSpec((), torch.int64, 0, 1), scaled_spec), type(self).__name__),
+        targets = target_entropy if isinstance(target_entropy, (tuple, list)) else (target_entropy, target_entropy)
+        self.register_buffer('_target_entropy', torch.tensor([
+            sac_actions.target_entropy_of(spec, target) for spec, target in zip((_SWITCH, scaled_spec), targets)]),
             persistent=False)
         for optimizer, part in ((actor_optimizer, self._actor_network), (critic_optimizer, self._critic_networks),
                                 (alpha_optimizer, self._log_alpha)):
             if optimizer is not None:
                 self.add_optimizer(optimizer, [part])
         make_loss = TAACTDLoss if critic_loss_ctor is None else critic_loss_ctor
-        self._critic_losses = nn.ModuleList(
-            make_loss(debug_summaries=debug_summaries, name=f'{name}/critic_loss_{i}')
-            for i in range(num_critic_replicas))
+        self._critic_loss = make_loss(debug_summaries=debug_summaries, name=f'{name}/critic_loss')
 
-    def _check_arguments(self, num_critic_replicas: int, initial_alpha: float,
-                         b1_advantage_clipping: Any, max_repeat_steps: int | None) -> None:
+    def _check_arguments(self, num_critic_replicas: int, initial_alpha: float, clipping: Any,
+                         max_repeat_steps: int | None, target_entropy: Any) -> None:
         owner = type(self).__name__
         check_value(owner, 'num_critic_replicas', num_critic_replicas, int, minimum=1)
         check_value(owner, 'max_repeat_steps', max_repeat_steps, int, minimum=0, optional=True)
         check_value(owner, 'initial_alpha', initial_alpha, float, above=0)
-        clipping = b1_advantage_clipping
         if clipping is not None and (len(clipping) != 2 or not clipping[0] <= clipping[1]):
-            raise ConfError([problem_at(owner, 'b1_advantage_clipping',
-                                        f'must be a pair (min, max), found {clipping}')])
+            raise ConfError([problem_at(owner, 'b1_advantage_clipping', f'= {clipping} is not a pair (min, max)')])
+        if isinstance(target_entropy, (tuple, list)) and len(target_entropy) != 2:
+            raise ConfError([problem_at(owner, 'target_entropy', f'has to be one or a pair, found {target_entropy}')])
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         """The target critics."""
@@ -363,9 +360,8 @@ class TaacAlgorithmBase(OffPolicyAlgorithm):
         target = self._target_value(steps(observation, 1, length), tau[batch:])
         critic = TaacCriticInfo(critics=with_zeros_after(critics, batch),
                                 target_critic=with_zeros_before(target, batch))
-        act, actor, critic, alpha, output = nest.map_structure(
-            lambda x: x.unflatten(0, (length, batch)),
-            (act._replace(actor_a=(), taus=(), q_values2=()), actor, critic, alpha, self._output(tau)))
+        act, actor, critic, alpha, output = nest.map_structure(lambda x: x.unflatten(0, (length, batch)), (
+            act._replace(actor_a=(), taus=(), q_values2=()), actor, critic, alpha, self._output(tau)))
         return AlgStep(output, (), self._train_info(inputs, rollout_info, act, actor, critic, alpha))
 
     @staticmethod
@@ -401,13 +397,20 @@ class TaacAlgorithmBase(OffPolicyAlgorithm):
         actor_loss, alpha_loss = info.actor.actor_loss, info.alpha
         if not self._train_actor_on_last_step and len(actor_loss) > 1:
             actor_loss, alpha_loss = (with_zeros_after(x[:-1], 1) for x in (actor_loss, alpha_loss))
-        critic_loss: Any = 0.0
-        for i, loss_fn in enumerate(self._critic_losses):
-            critic_loss = critic_loss + loss_fn(info, info.critic.critics[:, :, i], info.critic.target_critic).loss
+        critic_loss = self._calc_critic_loss(info)
         if summary.should_record_summaries():
             self._summarize_policy(info)
         return LossInfo(loss=actor_loss + critic_loss + alpha_loss,
                         extra=TaacLossInfo(actor=actor_loss, critic=critic_loss, alpha=alpha_loss))
+
+    def _calc_critic_loss(self, info: Any) -> Tensor:
+        """``[T, B]``: the sum of the losses of all critics, which to the loss are further samples."""
+        length, batch, count = info.critic.critics.shape[:3]
+        seen = TaacInfo(reward=info.reward, step_type=info.step_type, discount=info.discount, b=info.b,
+                        rollout_b=info.rollout_b)
+        seen, target = repeated((seen, info.critic.target_critic), count)
+        loss = self._critic_loss(seen, info.critic.critics.flatten(1, 2), target).loss
+        return loss.view(length, batch, count).sum(-1)
 
     def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
         """Move the target critics."""
@@ -424,28 +427,24 @@ class TaacAlgorithmBase(OffPolicyAlgorithm):
                 summary.scalar(f'alpha/{what}', self._log_alpha.detach()[i].exp())
                 summary_utils.safe_mean_summary(f'entropy/{what}', getattr(info.actor, f'{what}_entropy'), mask)
             summary_utils.safe_mean_summary('train_b1', info.b.float(), mask)
-            if self._debug_summaries:
-                summary_utils.safe_mean_hist_summary('adv', info.actor.adv, mask)
+            summary_utils.safe_mean_summary('adv', info.actor.adv, mask)
 
     def summarize_rollout(self, experience: Experience) -> None:  # type: ignore[override]
         """How often trajectories were renewed, and for how many steps they were extended."""
         super().summarize_rollout(experience)
-        info = experience.rollout_info
         with summary.scope(self._name):
-            summary_utils.add_mean_summary('rollout_b1', info.rollout_b)
+            summary_utils.add_mean_summary('rollout_b1', experience.rollout_info.rollout_b)
             if self._debug_summaries:
-                summary_utils.add_mean_hist_summary('rollout_repeats', info.repeats)
+                summary_utils.add_mean_hist_summary('rollout_repeats', experience.rollout_info.repeats)
 
 
 def _with_parameters_of_base(init: Callable[..., None]) -> Callable[..., None]:
-    """Have ``init`` of a subclass show the parameters of the base in the place of ``**kwargs``, so that a conf is
-    checked against their names."""
+    """Have ``init`` show the parameters of the base in the place of ``**kwargs``: confs are checked against them."""
     parameters = inspect.signature(init).parameters
     own = [p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     base = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(TaacAlgorithmBase.__init__).parameters.values()
             if p.name not in parameters and p.name != 'trajectory']
-    init.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [*own, parameters['args'], *base])
+    init.__signature__ = inspect.Signature([*own, parameters['args'], *base])  # type: ignore[attr-defined]
     return init
 
 
@@ -455,8 +454,7 @@ class TaacAlgorithm(TaacAlgorithmBase):
 
     Args:
         name: name of this algorithm.
-        args: positional arguments of :class:`TaacAlgorithmBase`.
-        kwargs: arguments of :class:`TaacAlgorithmBase`, except ``trajectory``.
+        args, kwargs: arguments of :class:`TaacAlgorithmBase`, except ``trajectory``.
     """
 
     @_with_parameters_of_base
@@ -472,8 +470,7 @@ class TaacLAlgorithm(TaacAlgorithmBase):
         name: name of this algorithm.
         inverse_mode: the actor puts out the new action, from which the slope of the new line is inferred; ``False``:
             it puts out the slope. See :class:`~alfx.algorithms.trajectories.LinearTrajectory`.
-        args: positional arguments of :class:`TaacAlgorithmBase`.
-        kwargs: arguments of :class:`TaacAlgorithmBase`, except ``trajectory``.
+        args, kwargs: arguments of :class:`TaacAlgorithmBase`, except ``trajectory``.
     """
 
     _trajectory_cls: Callable[[bool], Trajectory] = LinearTrajectory
@@ -492,8 +489,7 @@ class TaacQAlgorithm(TaacLAlgorithm):
         name: name of this algorithm.
         inverse_mode: the actor puts out the new action, from which slope and curvature are inferred; ``False``: it
             puts out the curvature. See :class:`~alfx.algorithms.trajectories.QuadraticTrajectory`.
-        args: positional arguments of :class:`TaacAlgorithmBase`.
-        kwargs: arguments of :class:`TaacAlgorithmBase`, except ``trajectory``.
+        args, kwargs: arguments of :class:`TaacAlgorithmBase`, except ``trajectory``.
     """
 
     _trajectory_cls = QuadraticTrajectory
@@ -501,13 +497,3 @@ class TaacQAlgorithm(TaacLAlgorithm):
     @_with_parameters_of_base
     def __init__(self, name: str = 'TaacQAlgorithm', inverse_mode: bool = True, *args: Any, **kwargs: Any):
         super().__init__(name, inverse_mode, *args, **kwargs)
-
-
-def _target_entropies(target: Any, specs: tuple[BoundedTensorSpec, BoundedTensorSpec], owner: str) -> Tensor:
-    """The entropy targets ``[2]`` of switch and actor."""
-    pair = target if isinstance(target, (tuple, list)) else (target, target)
-    if len(pair) != 2 or not all(t is None or callable(t) for t in pair):
-        raise ValueError(f'{owner}.target_entropy: expected a function of a spec, a pair of them or None, found '
-                         f'{target}')
-    functions = [dist_utils.calc_default_target_entropy if t is None else t for t in pair]
-    return torch.tensor([float(function(spec)) for function, spec in zip(functions, specs)])
