@@ -25,12 +25,15 @@ from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_ste
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
+from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import configurable
+from alfx.networks.networks import NoisyFC
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.discrete_action import DiscreteAction
+from alfx.utils.normalizers import Normalizer
 from alfx.utils.schedulers import as_scheduler
 from alfx.utils.target_updater import TargetUpdater
 
@@ -143,9 +146,21 @@ class DqnAlgorithm(OffPolicyAlgorithm):
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks']
 
+    @property
+    def has_fixed_update(self) -> bool:
+        """Always, but for critics with memory."""
+        return not self._critic_networks.is_rnn
+
     def convert_train_state_to_predict_state(self, state: Any) -> NestedTensor:
         """The state of the critics."""
         return state.critic
+
+    @property
+    def has_fixed_update(self) -> bool:
+        """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
+        varying = (NoisyFC, Normalizer, nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+        parts = (self._critic_networks, self._critic_losses)
+        return not self._critic_networks.is_rnn and not any(isinstance(m, varying) for p in parts for m in p.modules())
 
     # Acting ----------------------------------------------------------------------------------------------------
 
@@ -240,11 +255,11 @@ class DqnAlgorithm(OffPolicyAlgorithm):
             return super().train_sequence(inputs, state, rollout_info)
         action = rollout_info.action
         trained = 1 if self._train_first_step_only else length - 1
-        observation = _steps(inputs.observation, 0, trained)
+        observation = steps(inputs.observation, 0, trained)
         outputs, _ = self._outputs(self._critic_networks, observation, ())
         index = self._discrete.index(action)[:trained].reshape(-1)
         critic = self._values_of(outputs, index).unflatten(0, (trained, -1))
-        critic = torch.cat((critic, critic.new_zeros(length - trained, *critic.shape[1:])))
+        critic = with_zeros_after(critic, length - trained)
         target = self._sequence_target(inputs, outputs)
         return AlgStep(action, (), self._info(inputs, action, critic, target))
 
@@ -263,13 +278,13 @@ class DqnAlgorithm(OffPolicyAlgorithm):
             observation = nest.map_structure(lambda x: x[step, column], inputs.observation)
             value = self._bootstrap_value(observation, (), self._online(observation))[0]
             return value.new_zeros(length, batch, *value.shape[1:]).index_put_((step, column), value)
-        observation = _steps(inputs.observation, 1, length)
+        observation = steps(inputs.observation, 1, length)
         trained = outputs.shape[0] // batch
-        online = self._online(_steps(inputs.observation, trained, length))
+        online = self._online(steps(inputs.observation, trained, length))
         if online is not None and trained > 1:
             online = torch.cat((outputs[batch:], online))
         value = self._bootstrap_value(observation, (), online)[0].unflatten(0, (length - 1, batch))
-        return torch.cat((value.new_zeros(1, *value.shape[1:]), value))
+        return with_zeros_before(value, 1)
 
     def _online(self, observation: NestedTensor) -> Tensor | None:
         """The outputs ``[B, n, ...]`` that choose the action to bootstrap from, if those of the targets do not."""
@@ -305,8 +320,7 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         target = self._critic_losses[0].compute_td_target(info, info.target_critic)
         error = torch.stack([target - critic[:-1] for critic in critics]).abs().mean(0)
         error = error if error.ndim == 2 else error.mean(-1)
-        return mean_over_steps(torch.cat((error, torch.zeros_like(error[:1]))), info.step_type,
-                               self._train_first_step_only)
+        return mean_over_steps(with_zeros_after(error, 1), info.step_type, self._train_first_step_only)
 
     def after_update(self, root_inputs: NestedTensor, info: Any) -> None:
         """Move the target critics."""
@@ -349,8 +363,10 @@ def least_distribution(probs: Tensor, atoms: Tensor) -> Tensor:
 
 def of_action(outputs: Tensor, action: Tensor, dim: int) -> Tensor:
     """What ``outputs`` ``[B, ..., A, ...]`` hold along ``dim`` for ``action`` ``[B]``; that dimension is left out."""
+    shape = list(outputs.shape)
+    shape[dim] = 1
     index = action.reshape(-1, *[1] * (outputs.ndim - 1))
-    return outputs.take_along_dim(index, dim).squeeze(dim)
+    return outputs.gather(dim, index.expand(shape)).squeeze(dim)
 
 
 def first_step_only(x: Tensor) -> Tensor:
@@ -371,13 +387,6 @@ def mean_over_steps(x: Tensor, step_type: Tensor, first_only: bool) -> Tensor:
 
 
 # Construction ------------------------------------------------------------------------------------------------------
-
-
-def _steps(observation: NestedTensor, start: int, stop: int) -> NestedTensor:
-    """Steps ``start .. stop - 1`` of ``[T, B, ...]`` as one batch ``[(stop - start) * B, ...]``."""
-    if stop - start == 1:
-        return nest.map_structure(lambda x: x[start], observation)
-    return nest.map_structure(lambda x: x[start:stop].flatten(0, 1), observation)
 
 
 def _make_atoms(num_atoms: int | None, v_min: float | None, v_max: float | None, reward_spec: TensorSpec,
