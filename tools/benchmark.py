@@ -1,4 +1,4 @@
-"""Environment steps per second and peak memory of alfx and its peers on identical work.
+"""Environment steps or updates per second and peak memory of alfx and its peers on identical work.
 
     python tools/benchmark.py                                   # every workload, three rounds
     python tools/benchmark.py ppo_cart_pole --rounds 5 --json docs/benchmark.json
@@ -20,7 +20,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ONE_THREAD = {name: '1' for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS')}
+ONE_THREAD = {**{name: '1' for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS')},
+              'XLA_FLAGS': '--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1'}
 
 
 def _measure_here(peer: str, workload_name: str, steps: int, seed: int) -> None:
@@ -61,9 +62,9 @@ def summarise(rounds: list[dict[str, dict[str, float]]], reference: str) -> dict
     return rows
 
 
-def format_table(rows: dict[str, dict[str, float]], reference: str) -> str:
+def format_table(rows: dict[str, dict[str, float]], reference: str, unit: str = 'steps') -> str:
     """The rows as a Markdown table."""
-    lines = [f'| peer | steps/s (median) | range | {reference} is faster by | peak memory |',
+    lines = [f'| peer | {unit}/s (median) | range | {reference} is faster by | peak memory |',
              '| --- | ---: | ---: | ---: | ---: |']
     for peer, row in rows.items():
         ratio = f"{row['ratio']:.2f}" if 'ratio' in row and peer != reference else ''
@@ -103,16 +104,17 @@ def run_workload(name: str, peers: list[str], rounds: int, steps: int | None, se
         here += [] if reason else [peer]
     if not here:
         raise SystemExit(f'no peer can run {name}')
+    unit = 'steps' if workload.algorithm in ('ppo', 'a2c') else 'updates'
     results = []
     for i in range(rounds):
         order = here[i % len(here):] + here[:i % len(here)]
         measured = {peer: measure(peer, name, steps or workload.steps, seed + i) for peer in order}
         results.append({peer: measured[peer] for peer in here})
         rates = '   '.join(f"{peer} {results[-1][peer]['rate']:,.0f}" for peer in here)
-        print(f'  round {i + 1}/{rounds}: {rates} steps/s', flush=True)
+        print(f'  round {i + 1}/{rounds}: {rates} {unit}/s', flush=True)
     rows = summarise(results, here[0])
-    print('\n' + format_table(rows, here[0]))
-    return {'description': workload.description, 'summary': rows, 'rounds': results,
+    print('\n' + format_table(rows, here[0], unit))
+    return {'unit': unit, 'description': workload.description, 'summary': rows, 'rounds': results,
             'date': datetime.date.today().isoformat(), 'processor': _processor(), 'versions': _versions()}
 
 
@@ -123,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('workloads', nargs='*', metavar='workload',
                         help=f'{", ".join(WORKLOADS)}; default: all of them')
-    parser.add_argument('--peers', nargs='+', choices=list(PEERS), default=['alfx', 'sb3', 'bare', 'sbx'],
+    parser.add_argument('--peers', nargs='+', choices=list(PEERS), default=['alfx', 'compiled', 'sb3', 'bare', 'sbx'],
                         help='the first is the one that the others are compared with')
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--steps', type=int, help='environment steps of one measurement')

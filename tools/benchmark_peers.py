@@ -2,8 +2,8 @@
 
 A workload fixes everything that decides how much work there is: task, number of environments, network, rollout
 length, minibatches, epochs, optimizer. A peer is a function (workload, steps, seed) -> (environment steps taken,
-seconds); building the environments and the networks is outside the seconds, training and the peer's own default
-logging are inside.
+seconds), or (updates, seconds) for the workloads of `tools/benchmark_off_policy.py`; building the environments and the
+networks is outside the seconds, training and the peer's own default logging are inside.
 """
 import dataclasses
 import importlib.util
@@ -11,6 +11,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import benchmark_off_policy
+from benchmark_off_policy import OffPolicyWorkload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +40,12 @@ class Workload:
     description: str
 
 
-WORKLOADS = {
+WORKLOADS: dict[str, Any] = {
     'ppo_cart_pole': Workload('ppo', 'CartPole-v1', 8, 32, 20, 60_000,
                               'PPO, 8 x 32 steps, one minibatch of 256, 20 epochs, 2 x 64 tanh, Adam 3e-4'),
     'a2c_cart_pole': Workload('a2c', 'CartPole-v1', 8, 5, 1, 100_000,
                               'A2C, 8 x 5 steps, one update each, 2 x 64 tanh, RMSprop 7e-4'),
+    **benchmark_off_policy.WORKLOADS,
 }
 
 # Networks and environments as in the other peers; summaries and progress.csv as TrainerConfig has them by default.
@@ -77,15 +82,19 @@ ActorCriticLoss.td_lambda = 1.0
 }
 
 
-def run_bare(workload: Workload, steps: int, seed: int) -> tuple[int, float]:
+def run_bare(workload: Any, steps: int, seed: int) -> tuple[int, float]:
     """The hand-written loop of `tools/bare_loops.py`; it logs nothing."""
+    if isinstance(workload, OffPolicyWorkload):
+        return benchmark_off_policy.run_bare(workload, steps, seed)
     import bare_loops
 
     loop = {'ppo': bare_loops.ppo, 'a2c': bare_loops.a2c}[workload.algorithm]
     return loop(workload.env_name, steps, seed)
 
 
-def _stable_baselines(package, workload: Workload, steps: int, seed: int, warm_up: int) -> tuple[int, float]:
+def _stable_baselines(package: Any, workload: Any, steps: int, seed: int, warm_up: int) -> tuple[int, float]:
+    if isinstance(workload, OffPolicyWorkload):
+        return benchmark_off_policy.run_stable_baselines(package, workload, steps, seed)
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.logger import configure
 
@@ -105,22 +114,25 @@ def _stable_baselines(package, workload: Workload, steps: int, seed: int, warm_u
         return agent.num_timesteps - before, time.perf_counter() - start
 
 
-def run_sb3(workload: Workload, steps: int, seed: int) -> tuple[int, float]:
+def run_sb3(workload: Any, steps: int, seed: int) -> tuple[int, float]:
     """stable-baselines3 with its own vector environment and its csv and TensorBoard logger."""
     import stable_baselines3
 
     return _stable_baselines(stable_baselines3, workload, steps, seed, warm_up=0)
 
 
-def run_sbx(workload: Workload, steps: int, seed: int) -> tuple[int, float]:
+def run_sbx(workload: Any, steps: int, seed: int) -> tuple[int, float]:
     """sbx (stable-baselines on jax); two iterations beforehand let it compile outside the timing."""
     import sbx
 
-    return _stable_baselines(sbx, workload, steps, seed, warm_up=2 * workload.num_envs * workload.unroll_length)
+    warm_up = 0 if isinstance(workload, OffPolicyWorkload) else 2 * workload.num_envs * workload.unroll_length
+    return _stable_baselines(sbx, workload, steps, seed, warm_up)
 
 
-def run_alfx(workload: Workload, steps: int, seed: int) -> tuple[int, float]:
+def run_alfx(workload: Any, steps: int, seed: int) -> tuple[int, float]:
     """alfx as `python -m alfx.bin.train` runs it: summaries, progress.csv and checkpoints included."""
+    if isinstance(workload, OffPolicyWorkload):
+        return benchmark_off_policy.run_alfx(workload, steps, seed)
     from alfx import gin_utils
     from alfx.algorithms.config import TrainerConfig
     from alfx.trainers.policy_trainer import RLTrainer
@@ -138,12 +150,19 @@ def run_alfx(workload: Workload, steps: int, seed: int) -> tuple[int, float]:
         return trainer.current_env_steps(), seconds
 
 
-PEERS: dict[str, Callable[[Workload, int, int], tuple[int, float]]] = {
-    'alfx': run_alfx, 'sb3': run_sb3, 'bare': run_bare, 'sbx': run_sbx}
+def run_alfx_compiled(workload: Any, steps: int, seed: int) -> tuple[int, float]:
+    """The same with ``TrainerConfig.compile``."""
+    return benchmark_off_policy.run_alfx(workload, steps, seed, compile=True)
 
 
-def unavailable(peer: str, workload: Workload) -> str:
+PEERS: dict[str, Callable[[Any, int, int], tuple[int, float]]] = {
+    'alfx': run_alfx, 'compiled': run_alfx_compiled, 'sb3': run_sb3, 'bare': run_bare, 'sbx': run_sbx}
+
+
+def unavailable(peer: str, workload: Any) -> str:
     """Why the peer cannot do the workload, or ''."""
+    if peer == 'compiled':
+        return '' if workload.algorithm == 'dqn' else 'TrainerConfig.compile is for algorithms with a fixed update'
     module = {'alfx': 'alfx', 'sb3': 'stable_baselines3', 'sbx': 'sbx', 'bare': 'torch'}[peer]
     if importlib.util.find_spec(module) is None:
         return f'{module} is not installed (make install-bench)'

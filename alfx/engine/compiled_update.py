@@ -74,6 +74,8 @@ class CompiledUpdate:
         leaves, tree = nest.flatten_with_structure((experience, weights))
         leaves = [x.contiguous() for x in leaves]  # a graph is made for one layout in memory
         key = tree, tuple((x.shape, x.dtype) for x in leaves)
+        if not all(state.is_current for state in self._states):
+            self._states = [adam_state(optimizer) for optimizer in self._optimizers]
         rates = [rate for state in self._states for rate in state.learning_rates()]
         state = [x for adam in self._states for x in adam.tensors]
         inputs = [*self._tensors.values(), *state, *rates, *leaves]

@@ -46,7 +46,7 @@ def update_priorities(config: 'TrainerConfig', buffer: Any, batch_info: BatchInf
     Raises:
         ValueError: there is no priority.
     """
-    if not getattr(buffer, 'prioritized_sampling', False):
+    if not buffer.prioritized_sampling:
         return
     priority = loss_info.priority
     if not isinstance(priority, torch.Tensor):

@@ -187,7 +187,7 @@ def _samples(algorithm: 'Algorithm', batch_size: int, length: int,
     buffer = algorithm.replay_buffer
     assert buffer is not None
     together = 1
-    if count > 1 and not getattr(buffer, 'prioritized_sampling', False):
+    if count > 1 and not buffer.prioritized_sampling:
         together = max(_DRAWN_TOGETHER // (batch_size * length * _bytes_of_step(buffer)), 1)
     while count:
         number = min(together, count)

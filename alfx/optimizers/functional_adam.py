@@ -44,7 +44,8 @@ class AdamState:
         self._rates = [torch.zeros(()) for _ in optimizer.param_groups]
         index = {id(p): i for i, p in enumerate(self.params)}
         group_of = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group['params']}
-        for bucket in optimizer.buckets():
+        self._source = optimizer.buckets()
+        for bucket in self._source:
             assert bucket.step_block is not None
             self.buckets.append(_Bucket(group_of[id(bucket.params[0])], [index[id(p)] for p in bucket.params],
                                         self._keep([bucket.step_block]), self._keep(bucket.exp_avgs),
@@ -54,6 +55,11 @@ class AdamState:
         first = len(self.tensors)
         self.tensors.extend(tensors)
         return list(range(first, len(self.tensors)))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the optimizer still keeps its state in these tensors; loading a checkpoint makes others."""
+        return self.optimizer.buckets() is self._source
 
     @property
     def num_groups(self) -> int:

@@ -1,0 +1,120 @@
+"""The compiled update does what the update does."""
+from functools import partial
+
+import pytest
+import torch
+
+from alfx import context
+from alfx.algorithms.agent import Agent
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.dqn_algorithm import DqnAlgorithm
+from alfx.engine.update import NonFiniteLossError
+from alfx.environments.suite_unittest import PolicyUnittestEnv
+from alfx.gin_utils import ConfError
+from alfx.networks.q_networks import QNetwork
+from alfx.optimizers import SGD, Adam, AdamW
+from alfx.optimizers.functional_adam import adam_state, adam_step
+
+
+class _Dqn(DqnAlgorithm):
+    """A DQN whose loss can be spoiled."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.register_buffer('factor', torch.ones(()))
+
+    def calc_loss(self, info):
+        loss_info = super().calc_loss(info)
+        return loss_info._replace(loss=loss_info.loss * self.factor)
+
+
+class _Changing(DqnAlgorithm):
+    has_fixed_update = False
+
+
+def make_agent(compile, optimizer=None, algorithm_cls=DqnAlgorithm):
+    torch.manual_seed(0)
+    context.reset()
+    env = PolicyUnittestEnv(batch_size=4, episode_length=5)
+    env.seed(0)
+    env.reset()
+    config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=4, mini_batch_size=8, mini_batch_length=2,
+                           num_updates_per_train_iter=3, whole_replay_buffer_training=False, clear_replay_buffer=False,
+                           replay_buffer_length=100, priority_replay=True, compile=compile)
+    rl = partial(algorithm_cls, q_network_cls=partial(QNetwork, fc_layer_params=(8, )), calculate_priority=True)
+    agent = Agent(env.observation_spec(), env.action_spec(), env=env, config=config, rl_algorithm_cls=rl,
+                  optimizer=optimizer or Adam(lr=1e-2, gradient_clipping=0.1, clip_by_global_norm=True))
+    agent.finalize()
+    return agent
+
+
+def test_it_gives_the_same_parameters_as_the_plain_update_and_a_checkpoint_of_either_fits_the_other():
+    plain, compiled = make_agent(False), make_agent(True)
+    for agent in (plain, compiled):
+        torch.manual_seed(1)
+        context.reset()
+        for _ in range(3):
+            agent.train_iter()
+    for (name, a), (_, b) in zip(plain.named_parameters(), compiled.named_parameters()):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4, msg=name)
+    state = compiled.state_dict()
+    plain.load_state_dict(state)
+    steps = [s['step'] for s in plain.optimizers()[0].state.values()]
+    assert all(int(step) == 9 for step in steps)
+    before = [p.detach().clone() for p in compiled.parameters()]
+    other = make_agent(False)
+    other.train_iter()
+    compiled.load_state_dict(other.state_dict())  # makes other tensors for the optimizer's state
+    compiled.train_iter()
+    assert not all(torch.equal(a, b) for a, b in zip(before, compiled.parameters()))
+    assert [int(s['step']) for s in compiled.optimizers()[0].state.values()] == [6] * len(steps)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_changes_no_parameter():
+    agent = make_agent(True, algorithm_cls=_Dqn)
+    agent.train_iter()
+    before = [p.detach().clone() for p in agent.parameters() if p.requires_grad]
+    agent._rl_algorithm.factor.fill_(float('nan'))
+    with pytest.raises(NonFiniteLossError, match='TrainerConfig.compile = False'):
+        agent.train_iter()
+    assert all(torch.equal(a, b) for a, b in zip(before, (p for p in agent.parameters() if p.requires_grad)))
+
+
+def test_an_algorithm_whose_update_changes_is_refused():
+    with pytest.raises(ConfError, match='not the same operations'):
+        make_agent(True, algorithm_cls=_Changing).train_iter()
+
+
+def test_an_optimizer_other_than_adam_is_refused():
+    with pytest.raises(ConfError, match='found SGD'):
+        make_agent(True, SGD(lr=0.1)).train_iter()
+
+
+@pytest.mark.parametrize('make', [
+    partial(Adam, lr=0.1), partial(Adam, lr=0.1, weight_decay=0.3, amsgrad=True),
+    partial(AdamW, lr=0.1, weight_decay=0.3, betas=(0.5, 0.7)), partial(Adam, lr=0.1, gradient_clipping=0.5),
+    partial(AdamW, lr=lambda: 0.05, gradient_clipping=0.5, clip_by_global_norm=True),
+])
+def test_the_step_is_that_of_the_optimizer(make):
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(3, 2)), torch.nn.Parameter(torch.randn(4)), torch.nn.Parameter(
+        torch.randn(2))]
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    optimizer, other = make(params), make(copies)
+    adam = adam_state(other)
+    for step in range(4):
+        grads = [torch.randn_like(p) for p in params[:2]] + [None if step % 2 else torch.randn(2)]
+        for p, grad in zip(params, grads):
+            p.grad = None if grad is None else grad.clone()
+        optimizer.step()
+        with torch.no_grad():
+            adam_step(adam, [p.detach() for p in adam.params], grads, adam.tensors, adam.learning_rates(),
+                      torch.tensor(True))
+    for a, b in zip(params, copies):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+    before = [p.detach().clone() for p in copies]
+    with torch.no_grad():
+        adam_step(adam, [p.detach() for p in adam.params], [torch.full_like(p, torch.nan) for p in copies],
+                  adam.tensors, adam.learning_rates(), torch.tensor(False))
+    assert all(torch.equal(a, b) for a, b in zip(before, copies))
+    assert all(torch.isfinite(x).all() for x in adam.tensors)
