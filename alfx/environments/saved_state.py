@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import gymnasium
+import numpy as np
 
-_VERSION = 1
+_VERSION = 2
+_LARGEST_OF_MODEL = 2**16  # bytes of an array
 _log = logging.getLogger(__name__)
 
 # Attributes that belong to the process or to a window, not to the episode.
@@ -138,19 +140,28 @@ def _simulator(env: Any) -> _Simulator | None:
     """How the simulator in ``env`` is saved; ``None`` if all its state is in Python."""
     for module, attribute, kind, simulator in _SIMULATORS:
         loaded = sys.modules.get(module)
-        if loaded is not None and isinstance(getattr(env, attribute, None), getattr(loaded, kind)):
+        # not a property that hands on the simulator of an environment inside, which is not one of the layers
+        if loaded is not None and isinstance(vars(env).get(attribute), getattr(loaded, kind)):
             return simulator
     return None
 
 
-def _save_mujoco(env: Any) -> bytes:
+def _save_mujoco(env: Any) -> Any:
     # The whole MjData, not only mj_getState: observations and rewards also read quantities that the last step
-    # derived (positions of bodies, contact forces), and mj_forward would not give the same ones.
-    return pickle.dumps(env.data, protocol=pickle.HIGHEST_PROTOCOL)
+    # derived (positions of bodies, contact forces), and mj_forward would not give the same ones. Of the model what
+    # an environment may draw anew for an episode (positions of goals, masses), not its meshes and textures.
+    arrays = {name: getattr(env.model, name) for name in dir(env.model) if not name.startswith('_')}
+    small = {name: array.copy() for name, array in arrays.items()
+             if isinstance(array, np.ndarray) and array.dtype.kind in 'fiu' and array.nbytes <= _LARGEST_OF_MODEL}
+    return pickle.dumps(env.data, protocol=pickle.HIGHEST_PROTOCOL), small
 
 
-def _load_mujoco(env: Any, state: bytes) -> None:
-    env.data = pickle.loads(state)
+def _load_mujoco(env: Any, state: Any) -> None:
+    data, small = state
+    for name, array in small.items():
+        if not np.array_equal(getattr(env.model, name), array):
+            getattr(env.model, name)[...] = array
+    env.data = pickle.loads(data)
     renderer = getattr(env, 'mujoco_renderer', None)
     if renderer is not None:
         renderer.data = env.data
