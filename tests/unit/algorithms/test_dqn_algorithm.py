@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from alfx import context, nest
-from alfx.algorithms.agent import Agent
+from alfx.algorithms.agent import Agent, AgentInfo
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm, DqnInfo, DqnState, least_distribution, least_values
@@ -288,8 +288,10 @@ def test_evaluation_explores_as_the_configuration_says():
     assert agreement.item() == pytest.approx(0.6, abs=0.02)
 
 
-def test_noise_is_fresh_in_the_rollout_and_off_in_evaluation():
-    algorithm = make(q_network_cls=partial(small_q, noisy=True), num_critic_replicas=1, rollout_epsilon_greedy=0.0)
+@pytest.mark.parametrize('num_critic_replicas', [1, 2])
+def test_noise_is_fresh_in_the_rollout_and_off_in_evaluation(num_critic_replicas):
+    algorithm = make(q_network_cls=partial(small_q, noisy=True), num_critic_replicas=num_critic_replicas,
+                     rollout_epsilon_greedy=0.0)
     step = step_of(1000)
     with context.rollout_context():
         first, second = (algorithm.rollout_step(step, DqnState()).output for _ in range(2))
@@ -336,6 +338,14 @@ def test_other_actions_than_one_discrete_one_are_refused(spec):
 def test_what_does_not_fit_is_refused_by_name(arguments, message):
     with pytest.raises((ValueError, SpecError), match=message):
         make(**arguments)
+
+
+@pytest.mark.parametrize('arguments, is_fixed', [
+    ({}, True), (C51, True), (dict(q_network_cls=partial(small_q, noisy=True)), False),
+    (dict(q_network_cls=partial(QRNNNetwork, lstm_hidden_size=4)), False),
+    (dict(critic_loss_ctor=partial(TDLoss, normalize_target=True)), False)])
+def test_an_update_can_be_compiled_if_it_is_the_same_every_time(arguments, is_fixed):
+    assert make(**arguments).has_fixed_update == is_fixed
 
 
 # As a part of an agent -----------------------------------------------------------------------------------------
@@ -441,15 +451,9 @@ def test_a_checkpoint_restores_the_next_update(kind):
         torch.manual_seed(0)
         loss_info = each.calc_loss(compute_train_info(each, experience))
         each.update_with_gradient(loss_info)
-        each.after_update(experience.time_step, AgentInfoOf(each))
+        each.after_update(experience.time_step, AgentInfo())
     for a, b in zip(parameters(agent), parameters(copy)):
         assert torch.equal(a, b)
-
-
-def AgentInfoOf(agent):
-    """An info for ``after_update``, which does not read it."""
-    from alfx.algorithms.agent import AgentInfo
-    return AgentInfo()
 
 
 @every_agent

@@ -11,7 +11,7 @@ from alfx.algorithms.agent import Agent
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.q_learning_algorithm import QLearningAlgorithm, any_of_the_best, learn
 from alfx.data_structures import StepType
-from alfx.environments.suite_gym import wrap_env
+from alfx.environments.suite_gym import load, wrap_env
 from alfx.environments.suite_unittest import PolicyUnittestEnv
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
@@ -161,6 +161,20 @@ def test_several_rewards_count_by_their_weights():
         agent.train_iter()
     # the right action is rewarded by (1, 2, 3), which counts 1 + 2 * 3 = 7
     torch.testing.assert_close(rl.q_table, torch.tensor([[7.0, 0.0], [0.0, 7.0]]), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize('name, cells, arguments', [
+    ('Blackjack-v1', 32 * 11 * 2, {}), ('MountainCar-v0', 20 * 20, dict(grid_size=20)),
+    ('CartPole-v1', 2 * 3 * 4 * 5, dict(grid_size=(2, 3, 4, 5), grid_bounds=[(-2, 2), (-3, 3), (-.2, .2), (-3, 3)]))])
+def test_tuples_of_integers_and_boxes_have_tables(name, cells, arguments):
+    env = load(name, batch_size=3)
+    env.seed(0)
+    env.reset()
+    agent, rl = make_agent(env, unroll_length=50, **arguments)
+    assert rl.q_table.shape[0] == cells
+    for _ in range(3):
+        agent.train_iter()
+    assert rl.q_table.any() and torch.isfinite(rl.q_table).all()
 
 
 # Acting --------------------------------------------------------------------------------------------------------
