@@ -13,6 +13,7 @@ from alfx.networks.actor_networks import ActorNetwork, ActorRNNNetwork
 from alfx.networks.critic_networks import CriticNetwork, CriticQuantileNetwork, CriticRNNNetwork
 from alfx.networks.encoding_networks import (EncodingNetwork, ImageDecodingNetwork, ImageEncodingNetwork,
                                              LSTMEncodingNetwork, ParallelEncodingNetwork)
+from alfx.networks.mdq_critic_networks import MdqCriticNetwork
 from alfx.networks.network import NaiveParallelNetwork, NetworkWrapper
 from alfx.networks.networks import Delay, GRUCell, LSTMCell, NoisyFC, Residue, TemporalPool
 from alfx.networks.preprocessor_networks import PreprocessorNetwork
@@ -384,6 +385,16 @@ class TestCriticQuantileNetworkWithoutOtherLayers(NetworkContract):
 
     def network(self):
         return CriticQuantileNetwork((VECTOR, BOX), TensorSpec((6, )), use_naive_parallel_network=True)
+
+
+class TestMdqCriticNetwork(NetworkContract):
+
+    def network(self):
+        return MdqCriticNetwork((VECTOR, BOX), obs_encoding_layer_params=(5, ), pre_encoding_layer_params=(4, ),
+                                mid_encoding_layer_params=(4, ), free_form_fc_layer_params=(5, ),
+                                activation=torch.tanh)
+
+    test_gradients_reach_every_parameter = None  # its two forms are trained apart
 
 
 class TestQNetwork(NetworkContract):

@@ -1,0 +1,236 @@
+"""Multi-dimensional Q-learning: soft Q-learning of continuous actions, one component after the other, without an actor.
+
+Soft Q-learning (Haarnoja et al. 2017, arXiv:1702.08165) needs samples of ``exp(Q(s, a) / alpha)``. Here they are drawn
+component by component from bins (Metz et al. 2017, arXiv:1705.05035): two forms of the critic are learned, see
+:mod:`alfx.networks.mdq_critic_networks`. The *free form* is trained towards one-step soft values
+
+    Q(s[t], a[t])  ->  r[t+1] + gamma discount[t+1] (min_i Q'_i(s[t+1], a') - alpha KL(pi(. | s[t+1]) || uniform))
+
+with a' drawn from the policy and target critics Q'. The *advantage form* is trained by regression towards the lowest
+free form (distillation), at the actions taken and at those of the policy; its Boltzmann distribution is the policy.
+The temperature alpha is adjusted to keep the entropy of the policy at a target, as in SAC (Haarnoja et al. 2018,
+arXiv:1812.05905). Differs from soft Q-learning in that the value of a state is not an importance-weighted estimate of
+a log-integral but that of one action and the exact divergence of its components. Distillation and alpha are trained at
+the steps that the free form is trained at, which are all but the last one of a sequence.
+"""
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alfx import nest, summary
+from alfx.algorithms import sac_losses
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.exploration_noise import ActionBounds, choose, gaussian_like
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.algorithms.one_step_loss import OneStepTDLoss
+from alfx.algorithms.replica_losses import loss_of_replicas
+from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
+from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.gin_utils import configurable
+from alfx.networks.mdq_critic_networks import MdqCriticNetwork
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils.entropy_targets import calc_default_target_entropy_quantized
+from alfx.utils.target_updater import TargetUpdater
+
+MdqCriticState = namedtuple('MdqCriticState', ['critic', 'target_critic'], default_value=())
+"""State of training: the networks have no memory, so both are ``()``."""
+
+MdqCriticInfo = namedtuple('MdqCriticInfo', ['critic_free_form', 'target_critic_free_form', 'critic_adv_form',
+                                             'distill_target', 'kl_wrt_prior'], default_value=())
+"""``critic_free_form``: ``[B, n]`` at the action taken; ``target_critic_free_form``: ``[B]``, the lowest target critic
+at an action of the policy; ``critic_adv_form`` and ``distill_target``: ``[B, 2]``, the advantage form and what it is
+trained towards, at the action taken and at one of the policy; ``kl_wrt_prior``: ``[B]``, the divergence of the policy
+from uniformly random bins."""
+
+MdqAlphaInfo = namedtuple('MdqAlphaInfo', ['alpha_loss', 'neg_entropy'], default_value=())
+"""``[B]`` each; the entropy is that of the bins, in nats."""
+
+MdqInfo = namedtuple('MdqInfo', ['reward', 'step_type', 'discount', 'action', 'critic', 'alpha'], default_value=())
+"""What the steps yield; ``action`` is the one taken. Of the rollout only ``action``."""
+
+MdqLossInfo = namedtuple('MdqLossInfo', ['critic', 'distill', 'alpha', 'neg_entropy'], default_value=())
+"""The parts of the loss, for summaries."""
+
+TargetEntropy = float | Callable[..., float]
+
+
+@configurable
+class MdqAlgorithm(OffPolicyAlgorithm):
+    """Multi-dimensional Q-learning; see the module for what it does.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: nest of ``BoundedTensorSpec`` of continuous actions with finite bounds.
+        critic_network: both forms of the critic; or called as ``(input_tensor_spec=(observation_spec, action_spec))``
+            to make it.
+        reward_spec: of rank 0, or of rank 1 for K rewards, which are added up by their weights (all are 1 unless set by
+            :meth:`set_reward_weights`).
+        epsilon_greedy: in evaluation, the chance of drawing an action from the policy instead of the most likely one;
+            ``None``: ``config.epsilon_greedy``, or 0 without a config.
+        env: batched environment, for the root algorithm.
+        config: configuration, for the root algorithm.
+        critic_loss_ctor: makes the loss of the free form, called as ``(debug_summaries=, name=)``; ``None``:
+            ``OneStepTDLoss``. The losses of the n critics are added up.
+        target_entropy: what alpha keeps the entropy of the bins at, in nats; or a function of an action spec,
+            which also gets ``num_bins`` if it has such an argument, summed over the nest of actions.
+        initial_log_alpha: initial log alpha.
+        target_update_tau: how far the target critics move at an update, in (0, 1].
+        target_update_period: they are updated every so many updates.
+        distill_noise: standard deviation of the noise that is added to the actions used for distillation, in units of
+            half their range.
+        critic_optimizer: optimizer of both forms; ``None``: the parent's.
+        alpha_optimizer: optimizer of log alpha; ``None``: the parent's.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+
+    Raises:
+        SpecError: an action that is not continuous or has no bounds.
+        ValueError: ``distill_noise`` is negative, or ``critic_network`` is something else.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 critic_network: MdqCriticNetwork | Callable[..., MdqCriticNetwork],
+                 reward_spec: TensorSpec = TensorSpec(()), epsilon_greedy: float | None = None, env: Any = None,
+                 config: TrainerConfig | None = None, critic_loss_ctor: Callable[..., Any] | None = None,
+                 target_entropy: TargetEntropy = calc_default_target_entropy_quantized, initial_log_alpha: float = 0.0,
+                 target_update_tau: float = 0.05, target_update_period: int = 1, distill_noise: float = 0.01,
+                 critic_optimizer: Any = None, alpha_optimizer: Any = None, debug_summaries: bool = False,
+                 name: str = 'MdqAlgorithm'):
+        if not isinstance(critic_network, MdqCriticNetwork):
+            critic_network = critic_network(input_tensor_spec=(observation_spec, action_spec))
+            if not isinstance(critic_network, MdqCriticNetwork):
+                raise ValueError(f'{name}.critic_network: expected an MdqCriticNetwork, found {critic_network!r}')
+        if not distill_noise >= 0:
+            raise ValueError(f'{name}.distill_noise: expected at least 0, found {distill_noise}')
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                         train_state_spec=MdqCriticState(), rollout_state_spec=(), env=env, config=config,
+                         debug_summaries=debug_summaries, name=name)
+        self._critic_network = critic_network
+        self._target_free_form = critic_network.free_form.copy(name='target_' + critic_network.free_form.name)
+        self._update_target = TargetUpdater(critic_network.free_form, self._target_free_form, tau=target_update_tau,
+                                            period=target_update_period)
+        self._log_alpha = nn.Parameter(torch.tensor(float(initial_log_alpha)))
+        self._target_entropy = _total_entropy(target_entropy, action_spec, critic_network.action_qt.num_bins)
+        self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries, name='critic_loss')
+        self._epsilon_greedy = epsilon_greedy if epsilon_greedy is not None else getattr(config, 'epsilon_greedy', 0.0)
+        self._distill_noise = distill_noise
+        self._bounds = ActionBounds(action_spec, name)
+        for optimizer, owned in ((critic_optimizer, critic_network), (alpha_optimizer, self._log_alpha)):
+            if optimizer is not None:
+                self.add_optimizer(optimizer, [owned])
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        return ['_target_free_form']
+
+    def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
+        """There is none."""
+        return ()
+
+    # Acting ----------------------------------------------------------------------------------------------------
+
+    def predict_step(self, time_step: TimeStep, state: NestedTensor) -> AlgStep:
+        """The most likely action ``[B, ...]``, or with probability ``epsilon_greedy`` one of the policy."""
+        action, _ = self._act(time_step.observation, greedy=True)
+        if self._epsilon_greedy > 0:
+            action = choose(self._epsilon_greedy, self._act(time_step.observation)[0], action)
+        return AlgStep(action, (), MdqInfo())
+
+    def rollout_step(self, time_step: TimeStep, state: NestedTensor) -> AlgStep:
+        """An action ``[B, ...]`` of the policy."""
+        action, _ = self._act(time_step.observation)
+        return AlgStep(action, (), MdqInfo(action=action))
+
+    def _act(self, observation: NestedTensor, greedy: bool = False) -> tuple[NestedTensor, Tensor]:
+        """Actions ``[N, ...]`` and the negative entropy ``[N]`` of the policy, without gradient."""
+        return self._critic_network.get_action(observation, self._log_alpha.detach().exp(), greedy)
+
+    # Training --------------------------------------------------------------------------------------------------
+
+    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """Values of both forms, values to bootstrap from, and the loss of alpha, for one step."""
+        observation, taken = inputs.observation, rollout_info.action
+        action, neg_entropy = self._act(observation)
+        critics, _ = self._critic_network((observation, taken))
+        advantage, target = self._distillation(observation, taken, action)
+        info = self._info(inputs, taken, critics, self._target_value(observation, action), advantage, target,
+                          neg_entropy)
+        return AlgStep(action, MdqCriticState(), info)
+
+    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """:meth:`train_step` for ``[T, B, ...]``, without what no loss reads: what is trained at the last step, and the
+        target critics at the first one."""
+        length, batch = inputs.step_type.shape
+        if length < 2:
+            return super().train_sequence(inputs, state, rollout_info)
+        observation, taken = steps((inputs.observation, rollout_info.action), 0, length - 1)
+        action, neg_entropy = self._act(steps(inputs.observation, 0, length))
+        critics, _ = self._critic_network((observation, taken))
+        advantage, distill_target = self._distillation(observation, taken,
+                                                       nest.map_structure(lambda a: a[:-batch], action))
+        target = self._target_value(steps(inputs.observation, 1, length),
+                                    nest.map_structure(lambda a: a[batch:], action))
+
+        def as_sequence(x: Tensor) -> Tensor:
+            return (x if x.shape[0] == length * batch else with_zeros_after(x, batch)).unflatten(0, (length, batch))
+
+        results = nest.map_structure(as_sequence, (critics, with_zeros_before(target, batch), advantage,
+                                                   distill_target, neg_entropy, action))
+        return AlgStep(results[-1], (), self._info(inputs, rollout_info.action, *results[:-1]))
+
+    def _info(self, inputs: TimeStep, taken: NestedTensor, critics: Tensor, target: Tensor, advantage: Tensor,
+              distill_target: Tensor, neg_entropy: Tensor) -> Any:
+        alpha_loss = sac_losses.temperature_loss(self._log_alpha, neg_entropy, self._target_entropy)
+        kl_wrt_prior = neg_entropy - self._critic_network.get_uniform_prior_logpi()
+        return MdqInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=taken,
+                       critic=MdqCriticInfo(critics, target, advantage, distill_target, kl_wrt_prior),
+                       alpha=MdqAlphaInfo(alpha_loss, neg_entropy))
+
+    @torch.no_grad()
+    def _target_value(self, observation: NestedTensor, action: NestedTensor) -> Tensor:
+        """The lowest target critic ``[N]`` at actions."""
+        flat = self._critic_network.action_qt.normalized(action)
+        return self._target_free_form((observation, flat))[0].amin(1)
+
+    def _distillation(self, observation: NestedTensor, taken: NestedTensor,
+                      drawn: NestedTensor) -> tuple[Tensor, Tensor]:
+        """The advantage form ``[N, 2]`` at two actions with noise, and the lowest free form, without gradient."""
+        observation, action = nest.map_structure(lambda a, b: torch.cat((a, b)), (observation, taken),
+                                                 (observation, drawn))
+        if self._distill_noise > 0:
+            action = self._bounds.add_noise(action, gaussian_like(action, self._distill_noise))
+        with torch.no_grad():
+            target = self._critic_network((observation, action))[0].amin(1)
+        advantage = self._critic_network.advantage_form(observation, action, self._log_alpha.detach().exp())
+        return advantage.view(2, -1).t(), target.view(2, -1).t()
+
+    # Losses ----------------------------------------------------------------------------------------------------
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The loss of both forms and alpha ``[T, B]``, from infos ``[T, B, ...]``."""
+        alpha = self._log_alpha.detach().exp()
+        reward = sac_losses.weighted_sum(info.reward, self._reward_weights)
+        target = info.critic.target_critic_free_form - alpha * info.critic.kl_wrt_prior
+        critic_loss = loss_of_replicas(self._critic_loss, info._replace(reward=reward), info.critic.critic_free_form,
+                                       target).sum(-1)
+        distill_loss = (info.critic.critic_adv_form - info.critic.distill_target).square().mean(-1)
+        distill_loss, alpha_loss = (with_zeros_after(loss[:-1], 1) for loss in (distill_loss, info.alpha.alpha_loss))
+        if summary.should_record_summaries():
+            summary.scalar(f'{self._name}/alpha', alpha)
+        return LossInfo(loss=critic_loss + distill_loss + alpha_loss,
+                        extra=MdqLossInfo(critic_loss, distill_loss, alpha_loss, info.alpha.neg_entropy))
+
+    def after_update(self, root_inputs: TimeStep, info: Any) -> None:
+        """Move the target critics."""
+        self._update_target()
+
+
+def _total_entropy(target_entropy: TargetEntropy, action_spec: NestedTensorSpec, num_bins: int) -> float:
+    """The target entropy in nats of all actions together."""
+    if not callable(target_entropy):
+        return float(target_entropy)
+    arguments = {'num_bins': num_bins} if 'num_bins' in inspect.signature(target_entropy).parameters else {}
+    return math.fsum(target_entropy(spec, **arguments) for spec in nest.flatten(action_spec))

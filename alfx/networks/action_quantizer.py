@@ -1,0 +1,74 @@
+"""Continuous actions as vectors of bins."""
+import torch
+from torch import Tensor, nn
+
+from alfx import nest
+from alfx.gin_utils import configurable
+from alfx.networks.action_specs import action_range, require_continuous
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec
+
+
+@configurable
+class ActionQuantizer(nn.Module):
+    """Translates between a nest of continuous actions and bins of their components, D in all.
+
+    Bin ``i`` of ``num_bins`` stands for ``low + i (high - low) / (num_bins - 1)``, so that the bounds are among the
+    actions, and for an odd number of bins the middle is.
+
+    Args:
+        action_spec: nest of ``BoundedTensorSpec`` of floats.
+        num_bins: number of bins of each component, at least 2.
+
+    Raises:
+        SpecError: an action is discrete, or a bound is missing or infinite.
+        ValueError: ``num_bins`` is below 2.
+    """
+
+    _middle: Tensor
+    _half: Tensor
+
+    def __init__(self, action_spec: NestedTensorSpec, num_bins: int = 15):
+        super().__init__()
+        if num_bins < 2:
+            raise ValueError(f'ActionQuantizer.num_bins: expected at least 2, found {num_bins}')
+        specs = nest.flatten(action_spec)
+        for spec in specs:
+            require_continuous(spec, 'ActionQuantizer')
+        ranges = [action_range(spec, 'ActionQuantizer', 'the bins divide their range') for spec in specs]
+        self._structure = nest.structure(action_spec)
+        self._shapes = [tuple(spec.shape) for spec in specs]
+        self._sizes = [spec.numel for spec in specs]
+        self._num_bins = num_bins
+        self.register_buffer('_middle', torch.cat([middle.reshape(-1) for middle, _ in ranges]), persistent=False)
+        self.register_buffer('_half', torch.cat([half.reshape(-1) for _, half in ranges]), persistent=False)
+
+    @property
+    def num_bins(self) -> int:
+        """Number of bins of each component."""
+        return self._num_bins
+
+    @property
+    def num_components(self) -> int:
+        """D, the number of components of all actions together."""
+        return sum(self._sizes)
+
+    def position(self, bins: Tensor) -> Tensor:
+        """Where bins ``[...]`` are within their bounds: -1 .. 1."""
+        return bins * (2.0 / (self._num_bins - 1)) - 1.0
+
+    def normalized(self, action: NestedTensor) -> Tensor:
+        """``[B, D]``: the components of a nest of actions ``[B, ...]``, -1 at the lower and 1 at the upper bounds."""
+        leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in nest.flatten(action)]
+        flat = leaves[0] if len(leaves) == 1 else torch.cat(leaves, 1)
+        return (flat - self._middle) / self._half
+
+    def bins(self, action: NestedTensor) -> Tensor:
+        """int64 ``[B, D]``: the nearest bins of a nest of actions ``[B, ...]``."""
+        index = (self.normalized(action) + 1.0) * (0.5 * (self._num_bins - 1))
+        return index.round().clamp(0, self._num_bins - 1).long()
+
+    def action(self, bins: Tensor) -> NestedTensor:
+        """The nest of actions ``[B, ...]`` that bins ``[B, D]`` stand for."""
+        flat = torch.addcmul(self._middle, self._half, self.position(bins))
+        leaves = [part.reshape(-1, *shape) for part, shape in zip(flat.split(self._sizes, 1), self._shapes)]
+        return self._structure.unflatten(leaves)
