@@ -204,6 +204,10 @@ class SacAlgorithm(OffPolicyAlgorithm):
         self._reproduce_locomotion = reproduce_locomotion
         self._train_actor_on_last_step = train_actor_on_last_step
         self._noise_correlation = rollout_noise_correlation
+        if rollout_noise_correlation and not all(
+                sac_actions.can_correlate(d) for d in nest.flatten(actor.output_spec, nest.is_distribution)):
+            raise ValueError(f'{name}.rollout_noise_correlation needs an actor whose distributions are (squashed) '
+                             f'diagonal normals, found {actor.output_spec}')
         self._keeps_distribution = config is not None and config.summarize_action_distributions
         self._is_recurrent = bool(nest.flatten(self.train_state_spec))
         self.register_buffer('_training_started', torch.zeros((), dtype=torch.bool))
@@ -507,6 +511,8 @@ class SacAlgorithm(OffPolicyAlgorithm):
         policy_loss = info.alpha if isinstance(info.actor.loss, tuple) else info.actor.loss + info.alpha
         if self._reproduce_locomotion:
             policy_loss = with_zeros_before(policy_loss[1:], 1)
+        elif self._is_recurrent and not self._train_actor_on_last_step:  # otherwise train_sequence has left it out
+            policy_loss = with_zeros_after(policy_loss[:-1], 1)
         priority = sac_losses.sequence_priority(critic_loss, info.step_type) if self._calculate_priority else ()
         if summary.should_record_summaries():
             self._summarize_alpha()
