@@ -1,0 +1,262 @@
+"""Trust region actor-critic: an actor-critic whose policy changes by no more than so much in an update.
+
+The update is made first. Where it changed the policy too much, the step of its parameters is shrunk
+(:class:`alfx.optimizers.trusted_updater.TrustedUpdater`), unlike in trust region policy optimisation (Schulman et al.
+2015, arXiv:1502.05477), which chooses the step by second-order information. Distances are symmetric, and those of
+categorical policies are taken between logits: near a deterministic policy large changes of the logits hardly change
+the probabilities, hence neither the KL divergence, but are hard to undo.
+"""
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributions as td
+from torch import Tensor
+
+from alfx import context, nest, summary
+from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.rl_algorithm import RLAlgorithm
+from alfx.data_structures import AlgStep, BatchInfo, LossInfo, StepType, TimeStep, namedtuple
+from alfx.engine.unroll import reset_state_at_first
+from alfx.gin_utils import check_value, configurable
+from alfx.optimizers.trusted_updater import TrustedUpdater
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.utils import dist_utils
+
+TracExperience = namedtuple('TracExperience', ['observation', 'step_type', 'state', 'action_param', 'prev_action'],
+                            default_value=())
+"""``[T, B, ...]``: what the policy was, and what it takes to find out what it is now.
+
+``action_param`` is the nest of distributions before the update, ``state`` the state of ``predict_step``.
+"""
+
+TracInfo = namedtuple('TracInfo', ['action_distribution', 'observation', 'state', 'ac', 'prev_action'],
+                      default_value=())
+"""``ac`` is the info of the actor-critic; the others, for :class:`TracExperience`, are there in training."""
+
+
+def policy_distance(before: Any, after: Any) -> Tensor:
+    """How far two distributions of the same kind are apart.
+
+    The squared distance of the normalized logits of (one-hot) categorical ones, that of the actions of a deterministic
+    policy, and ``KL(before || after) + KL(after || before)`` of others. A transformation that both have in common, such
+    as squashing, changes nothing.
+
+    Args:
+        before: distribution of batch shape ``[B]``, or actions ``[B, ...]``.
+        after: the same kind.
+
+    Returns:
+        ``[B]``, summed over the components of an action.
+
+    Raises:
+        NotImplementedError: the KL divergence of such distributions is not known.
+    """
+    if isinstance(before, Tensor):
+        return (before - after).square().reshape(before.shape[0], -1).sum(-1)
+    while isinstance(before, td.TransformedDistribution):
+        before, after = before.base_dist, after.base_dist
+    if isinstance(before, (td.Categorical, td.OneHotCategorical, dist_utils.DiagMultivariateCategorical)):
+        # Components with fewer categories than others have logits of -inf, for ever.
+        change = torch.nan_to_num(before.logits - after.logits, nan=0.0)
+        return change.square().reshape(change.shape[0], -1).sum(-1)
+    return td.kl_divergence(before, after) + td.kl_divergence(after, before)
+
+
+def _dimensions(spec: TensorSpec) -> int:
+    """How many numbers the distance of an action adds up: components, or categories of all components."""
+    if spec.is_discrete and isinstance(spec, BoundedTensorSpec):
+        return spec.numel * dist_utils.num_categories(spec)
+    return spec.numel
+
+
+@configurable
+class TracAlgorithm(RLAlgorithm):
+    """Shrinks the updates of an actor-critic that change its policy too much.
+
+    After an update the policy is computed again at the observations that were trained on. If its mean distance from
+    the policy before the update (:func:`policy_distance`, LAST steps left out) exceeds a bound, the parameters of the
+    policy network become
+
+        w = w_before + 0.9 * bound / distance * (w - w_before)
+
+    until it no longer does. The bound of an action is ``action_dist_clip_per_dim`` times the number of its components,
+    or of the categories of all components.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: nest of ``BoundedTensorSpec``.
+        reward_spec: of rank 0 or 1.
+        env: batched environment, for the root algorithm.
+        config: configuration, for the root algorithm.
+        ac_algorithm_cls: the actor-critic, on-policy or off-policy; called as ``(observation_spec=, action_spec=,
+            reward_spec=, config=, debug_summaries=)``. Its ``predict_step`` yields an ``action_distribution``. If it
+            has an ``_actor_network``, that is what is shrunk, otherwise all of its parameters.
+        action_dist_clip_per_dim: see above.
+        checkpoint: as in ``Algorithm``.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+
+    Raises:
+        ConfError: ``action_dist_clip_per_dim`` is not above 0.
+        SpecError: there is no distance between distributions such as those of the policy.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()), env: Any = None, config: TrainerConfig | None = None,
+                 ac_algorithm_cls: Callable[..., Any] = ActorCriticAlgorithm, action_dist_clip_per_dim: float = 0.01,
+                 checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'TracAlgorithm'):
+        check_value(type(self).__name__, 'action_dist_clip_per_dim', action_dist_clip_per_dim, float, above=0)
+        ac = ac_algorithm_cls(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                              config=config, debug_summaries=debug_summaries)
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                         train_state_spec=ac.train_state_spec, rollout_state_spec=ac.rollout_state_spec,
+                         predict_state_spec=ac.predict_state_spec, is_on_policy=ac.on_policy, env=env, config=config,
+                         checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
+        self._ac_algorithm = ac
+        self._action_dist_clips = nest.map_structure(lambda spec: action_dist_clip_per_dim * _dimensions(spec),
+                                                     action_spec)
+        self._is_recurrent = bool(nest.flatten(ac.predict_state_spec))
+        self._trusted_updater: TrustedUpdater | None = None
+        self._check_distance()
+
+    @property
+    def _policy_module(self) -> Any:
+        """What is shrunk."""
+        return getattr(self._ac_algorithm, '_actor_network', self._ac_algorithm)
+
+    def _check_distance(self) -> None:
+        """Refuse policies between which there is no distance, before any environment step."""
+        output_spec = getattr(self._policy_module, 'output_spec', ())
+        example = nest.map_structure(lambda spec: torch.ones(1, *spec.shape, dtype=spec.dtype), output_spec)
+        for dist in nest.flatten(example, nest.is_distribution):
+            try:
+                policy_distance(dist, dist)
+            except NotImplementedError as error:
+                raise SpecError(f'{self._name}: the policy is {type(dist).__name__}, and {error}; choose another '
+                                'projection network in the actor network, such as NormalProjectionNetwork') from None
+
+    # The actor-critic does the work ----------------------------------------------------------------------------
+
+    def set_path(self, path: str) -> None:
+        """Set the path of the actor-critic below ``path``."""
+        super().set_path(path)
+        self._ac_algorithm.set_path(f'{path}.ac' if path else 'ac')
+
+    def set_on_policy(self, is_on_policy: bool) -> None:
+        """Set it for the actor-critic too."""
+        super().set_on_policy(is_on_policy)
+        if hasattr(self, '_ac_algorithm'):
+            self._ac_algorithm.set_on_policy(is_on_policy)
+
+    def set_reward_weights(self, reward_weights: Tensor) -> None:
+        """Set those of the actor-critic too."""
+        super().set_reward_weights(reward_weights)
+        self._ac_algorithm.set_reward_weights(reward_weights)
+
+    @property
+    def recomputes_rollout_info(self) -> bool:
+        """Whether the actor-critic does."""
+        return self._ac_algorithm.recomputes_rollout_info
+
+    def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
+        """As the actor-critic does."""
+        return self._ac_algorithm.convert_train_state_to_predict_state(state)
+
+    def predict_step(self, time_step: TimeStep, state: NestedTensor) -> AlgStep:
+        """That of the actor-critic."""
+        return self._ac_algorithm.predict_step(time_step, state)
+
+    def collect_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """That of the actor-critic; :meth:`train_step` adds what is needed to measure the distance."""
+        step = self._ac_algorithm.collect_step(inputs, state)
+        return step._replace(info=TracInfo(ac=step.info))
+
+    def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """That of the actor-critic, on-policy with what is needed to measure the distance."""
+        step = self._ac_algorithm.rollout_step(inputs, state)
+        return step._replace(info=self._info(inputs, state, step) if self.on_policy else TracInfo(ac=step.info))
+
+    def train_step(self, exp: TimeStep, state: NestedTensor, rollout_info: Any) -> AlgStep:
+        """That of the actor-critic, with what is needed to measure the distance."""
+        step = self._ac_algorithm.train_step(exp, state, rollout_info.ac)
+        return step._replace(info=self._info(exp, state, step))
+
+    def _info(self, inputs: TimeStep, state: NestedTensor, step: AlgStep) -> Any:
+        predict_state = self.convert_train_state_to_predict_state(state) if self._is_recurrent else ()
+        return TracInfo(action_distribution=step.info.action_distribution, observation=inputs.observation,
+                        state=predict_state, ac=step.info, prev_action=inputs.prev_action)
+
+    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
+                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
+        """That of the actor-critic with its own infos."""
+        root_inputs, ac_info = self._ac_algorithm.preprocess_experience(root_inputs, rollout_info.ac, batch_info)
+        return root_inputs, rollout_info._replace(ac=ac_info)
+
+    @property
+    def trains_after_iteration(self) -> bool:
+        """Whether the actor-critic does."""
+        return self._ac_algorithm.trains_after_iteration
+
+    def after_train_iter(self, root_inputs: TimeStep | None, rollout_info: Any) -> None:
+        """That of the actor-critic with its own infos."""
+        self._ac_algorithm.after_train_iter(root_inputs, None if rollout_info is None else rollout_info.ac)
+
+    # The trust region ------------------------------------------------------------------------------------------
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The loss of the actor-critic, ``[T, B]``; remembers the parameters of the policy before the update."""
+        self._trusted_updater = TrustedUpdater(p for p in self._policy_module.parameters() if p.requires_grad)
+        return self._ac_algorithm.calc_loss(info.ac)
+
+    def after_update(self, root_inputs: TimeStep, info: Any) -> None:
+        """Shrink the update if it changed the policy too much, then do as the actor-critic does."""
+        assert self._trusted_updater is not None, 'calc_loss comes before the update'
+        experience = TracExperience(observation=info.observation, step_type=root_inputs.step_type, state=info.state,
+                                    action_param=nest.map_structure(torch.Tensor.detach, info.action_distribution),
+                                    prev_action=info.prev_action)
+        changes, shrinks = self._trusted_updater.adjust_step(lambda: self._change(experience), self._action_dist_clips)
+        self._trusted_updater = None
+        if context.should_record_summaries():
+            for path, change in nest.flatten_with_path(changes):
+                summary.scalar(f'{self._name}/unadjusted_change{"/" + path if path else ""}', change)
+            summary.scalar(f'{self._name}/num_shrinks', shrinks)
+        self._ac_algorithm.after_update(root_inputs, info.ac)
+
+    def _change(self, experience: Any) -> Any:
+        """The mean distance between the policies before the update and now: a nest of the structure of the action."""
+        mask = (experience.step_type != StepType.LAST).reshape(-1).float()
+        before = self._flat_leaves(experience.action_param)
+        now = self._flat_leaves(self._policies_now(experience))
+        count = mask.sum().clamp(min=1.0)
+        distances = [(policy_distance(a, b) * mask).sum() / count for a, b in zip(before, now)]
+        return nest.pack_sequence_as(self._action_spec, distances)
+
+    @staticmethod
+    def _flat_leaves(distributions: Any) -> list[Any]:
+        """The distributions of a nest, of batch shape ``[T, B]``, with batch shape ``[T * B]``."""
+        flat = nest.map_structure(lambda x: x.flatten(0, 1), distributions)
+        return nest.flatten(flat, nest.is_distribution)
+
+    def _policies_now(self, experience: Any) -> Any:
+        """The distributions ``[T, B]`` of the policy as it is now."""
+        length, batch = experience.step_type.shape
+        inputs = TimeStep(step_type=experience.step_type, observation=experience.observation,
+                          prev_action=experience.prev_action)
+        if not self._is_recurrent:
+            flat = nest.map_structure(lambda x: x.flatten(0, 1), inputs)
+            distributions = self._distribution(flat, self.get_initial_predict_state(length * batch))[0]
+            return nest.map_structure(lambda x: x.unflatten(0, (length, batch)), distributions)
+        initial = self.get_initial_predict_state(batch)
+        state = nest.map_structure(lambda x: x[0], experience.state)
+        steps = []
+        for t in range(length):
+            time_step = nest.map_structure(lambda x, t=t: x[t], inputs)
+            distributions, state = self._distribution(time_step, reset_state_at_first(state, initial, time_step))
+            steps.append(distributions)
+        return nest.stack(steps)
+
+    def _distribution(self, inputs: TimeStep, state: NestedTensor) -> tuple[Any, NestedTensor]:
+        step = self._ac_algorithm.predict_step(inputs, state)
+        return step.info.action_distribution, step.state
