@@ -6,7 +6,7 @@ Also the target entropies that go with them and how the rollout explores. Read n
 import enum
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,6 +93,23 @@ def _keys_of_parts(action_spec: NestedTensorSpec) -> tuple[Any, Any]:
                 return discrete, continuous
     raise SpecError('a mixed action has to be a tuple, list or dict of two: one discrete action and a nest of '
                     f'continuous ones, such as (discrete, continuous); found {action_spec}')
+
+
+class Choice(NamedTuple):
+    """What the policy does at N steps.
+
+    ``distribution`` and ``action`` are nests like the action, ``continuous`` is the continuous part of ``action``. A
+    discrete part was chosen with ``probs`` ``[N, A]`` that follow from ``q_values`` ``[N, n, A]`` (``[N, n, A, K]``),
+    which were computed from ``at``: ``continuous`` as a leaf of the graph.
+    """
+
+    distribution: Any
+    action: Any
+    continuous: Any
+    state: Any
+    at: Any = ()
+    q_values: Any = ()
+    probs: Any = ()
 
 
 # Target entropy ----------------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ The maths is in :mod:`alfx.algorithms.sac_losses`; kinds of actions, target entr
 :mod:`alfx.algorithms.sac_actions`; how critics are called for each kind in :mod:`alfx.algorithms.sac_critics`.
 """
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,9 @@ from alfx.algorithms import sac_actions, sac_losses
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
-from alfx.algorithms.sac_actions import ActionParts, ActionType, TargetEntropy
+from alfx.algorithms.sac_actions import ActionParts, ActionType, Choice, TargetEntropy
 from alfx.algorithms.sac_critics import ActionValues
+from alfx.algorithms.sac_setup import check_arguments, check_correlation, initial_log_alphas, targets_of_alpha
 from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
@@ -71,23 +73,6 @@ of the policy's action (minus that of the prior), or for a discrete action the n
 
 SacLossInfo = namedtuple('SacLossInfo', ['actor', 'critic', 'alpha'], default_value=())
 """The parts of the loss, for summaries."""
-
-
-class _Choice(NamedTuple):
-    """What the policy does at N steps.
-
-    ``distribution`` and ``action`` are nests like the action, ``continuous`` is the continuous part of ``action``. A
-    discrete part was chosen with ``probs`` ``[N, A]`` that follow from ``q_values`` ``[N, n, A]`` (``[N, n, A, K]``),
-    which were computed from ``at``: ``continuous`` as a leaf of the graph.
-    """
-
-    distribution: Any
-    action: Any
-    continuous: Any
-    state: Any
-    at: Any = ()
-    q_values: Any = ()
-    probs: Any = ()
 
 
 @configurable
@@ -174,8 +159,8 @@ class SacAlgorithm(OffPolicyAlgorithm):
                  debug_summaries: bool = False, reproduce_locomotion: bool = False, name: str = 'SacAlgorithm',
                  train_actor_on_last_step: bool = True, rollout_noise_correlation: float = 0.0):
         parts = ActionParts(action_spec)
-        self._check_arguments(name, parts, num_critic_replicas, prior_actor_ctor, target_entropy, reproduce_locomotion,
-                              train_actor_on_last_step, rollout_noise_correlation)
+        check_arguments(name, parts, num_critic_replicas, prior_actor_ctor, target_entropy, reproduce_locomotion,
+                        train_actor_on_last_step, rollout_noise_correlation)
         actor = critics = None
         action_values = ActionValues(parts, num_critic_replicas, reward_spec)
         if parts.type != ActionType.Discrete:
@@ -191,7 +176,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
                          **_state_specs(parts, actor, critics, rollout_noise_correlation > 0.0))
         self._parts = parts
         self._action_values = action_values
-        self._actor_network = actor
+        self._actor_network: Any = actor
         self._critic_networks: Any = critics
         self._target_critic_networks: Any = None
         self._epsilon_greedy = epsilon_greedy if epsilon_greedy is not None else getattr(config, 'epsilon_greedy', 0.0)
@@ -204,17 +189,21 @@ class SacAlgorithm(OffPolicyAlgorithm):
         self._reproduce_locomotion = reproduce_locomotion
         self._train_actor_on_last_step = train_actor_on_last_step
         self._noise_correlation = rollout_noise_correlation
-        if rollout_noise_correlation and not all(
-                sac_actions.can_correlate(d) for d in nest.flatten(actor.output_spec, nest.is_distribution)):
-            raise ValueError(f'{name}.rollout_noise_correlation needs an actor whose distributions are (squashed) '
-                             f'diagonal normals, found {actor.output_spec}')
+        if rollout_noise_correlation:
+            check_correlation(name, actor)
         self._keeps_distribution = config is not None and config.summarize_action_distributions
         self._is_recurrent = bool(nest.flatten(self.train_state_spec))
         self.register_buffer('_training_started', torch.zeros((), dtype=torch.bool))
         self._prior_actor = None
         if prior_actor_ctor is not None:
             self._prior_actor = prior_actor_ctor(observation_spec, action_spec, debug_summaries=debug_summaries)
-        self._set_alpha(initial_log_alpha, target_entropy, target_kld_per_dim)
+        self._log_alpha = nn.Parameter(initial_log_alphas(parts, initial_log_alpha, max_log_alpha))
+        self.register_buffer('_target_entropy', targets_of_alpha(
+            parts, target_entropy, None if prior_actor_ctor is None else target_kld_per_dim), persistent=False)
+        for optimizer, owned in ((actor_optimizer, actor), (critic_optimizer, critics),
+                                 (alpha_optimizer, self._log_alpha)):
+            if optimizer is not None and owned is not None:
+                self.add_optimizer(optimizer, [owned])
         if critics is None:
             return
         self._target_critic_networks = critics.copy(name='target_' + critics.name)
@@ -222,45 +211,8 @@ class SacAlgorithm(OffPolicyAlgorithm):
                                             period=target_update_period)
         self._critic_loss = (critic_loss_ctor or self._default_critic_loss)(debug_summaries=debug_summaries,
                                                                             name='critic_loss')
-        for optimizer, owned in ((actor_optimizer, actor), (critic_optimizer, critics),
-                                 (alpha_optimizer, self._log_alpha)):
-            if optimizer is not None and owned is not None:
-                self.add_optimizer(optimizer, [owned])
-
-    # Set-up ----------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _check_arguments(name: str, parts: ActionParts, num_critic_replicas: int, prior_actor_ctor: Any,
-                         target_entropy: Any, reproduce_locomotion: bool, train_actor_on_last_step: bool,
-                         noise_correlation: float) -> None:
-        if num_critic_replicas < 1:
-            raise ValueError(f'{name}.num_critic_replicas: expected at least 1, found {num_critic_replicas}')
-        if not 0.0 <= noise_correlation < 1.0:
-            raise ValueError(f'{name}.rollout_noise_correlation: expected a number in [0, 1), found '
-                             f'{noise_correlation}')
-        if noise_correlation and parts.type == ActionType.Discrete:
-            raise ValueError(f'{name}.rollout_noise_correlation is for continuous actions, found {parts.discrete}')
-        if prior_actor_ctor is not None and parts.type != ActionType.Continuous:
-            raise ValueError(f'{name}.prior_actor_ctor is for continuous actions, found {parts.type.name.lower()}')
-        if prior_actor_ctor is not None and target_entropy is not None:
-            raise ValueError(f'{name}.target_entropy has no effect with prior_actor_ctor; set target_kld_per_dim')
-        if reproduce_locomotion and not train_actor_on_last_step:
-            raise ValueError(f'{name}.reproduce_locomotion trains the actor on the last step of a sequence; leave '
-                             'train_actor_on_last_step at True')
 
     _default_critic_loss: Callable[..., Any] = OneStepTDLoss
-
-    def _set_alpha(self, initial_log_alpha: float, target_entropy: Any, target_kld_per_dim: float) -> None:
-        """Make log alpha, ``()`` or for a mixed action ``[2]``, and what keeps it."""
-        if self._max_log_alpha is not None:
-            initial_log_alpha = min(initial_log_alpha, self._max_log_alpha)
-        shape = (2, ) if self._parts.type == ActionType.Mixed else ()
-        self._log_alpha = nn.Parameter(torch.full(shape, float(initial_log_alpha)))
-        if self._prior_actor is not None:
-            targets = [-target_kld_per_dim * sum(spec.numel for spec in nest.flatten(self._action_spec))]
-        else:
-            targets = sac_actions.target_entropies(self._parts, target_entropy)
-        self.register_buffer('_target_entropy', torch.tensor(targets).reshape(shape), persistent=False)
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks', '_prior_actor']
@@ -269,18 +221,11 @@ class SacAlgorithm(OffPolicyAlgorithm):
         """The state of choosing an action."""
         return SacState(action=state.action)
 
-    @property
-    def _weights(self) -> Tensor | None:
-        """``[K]`` for K rewards, ``None`` for a scalar one."""
-        return self._reward_weights
-
     # Acting ----------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
         """The best action, or with probability ``epsilon_greedy`` a sampled one."""
-        def draw(distribution: Any) -> NestedTensor:
-            return dist_utils.epsilon_greedy_sample(distribution, self._epsilon_greedy)
-
+        draw = partial(dist_utils.epsilon_greedy_sample, eps=self._epsilon_greedy)
         choice = self._choose(inputs.observation, state.action, draw, draw)
         return AlgStep(choice.action, SacState(action=choice.state),
                        SacInfo(action_distribution=choice.distribution))
@@ -289,13 +234,10 @@ class SacAlgorithm(OffPolicyAlgorithm):
         """Sample an action; where states are stored for training, also move the states of the critics on."""
         noise = state.noise
         if self._noise_correlation:
-            is_first = inputs.is_first()
-            noise = nest.map_structure(
-                lambda e: sac_actions.next_noise(e, self._noise_correlation, is_first), noise)
+            move = partial(sac_actions.next_noise, correlation=self._noise_correlation, is_first=inputs.is_first())
+            noise = nest.map_structure(move, noise)
 
-        def draw(distribution: Any) -> NestedTensor:
-            return self._draw_rollout_action(inputs, distribution, noise)
-
+        draw = partial(self._draw_rollout_action, inputs, noise)
         choice = self._choose(inputs.observation, state.action, draw, dist_utils.sample_action_distribution)
         action = choice.action
         if self._reproduce_locomotion and not self._training_started:
@@ -306,14 +248,14 @@ class SacAlgorithm(OffPolicyAlgorithm):
         distribution = choice.distribution if self._keeps_distribution else ()
         return AlgStep(action, new_state, SacInfo(action=action, action_distribution=distribution))
 
-    def _draw_rollout_action(self, inputs: TimeStep, distribution: Any, noise: NestedTensor) -> NestedTensor:
+    def _draw_rollout_action(self, inputs: TimeStep, noise: NestedTensor, distribution: Any) -> NestedTensor:
         """The continuous action ``[B, ...]`` of the rollout; a subclass may explore otherwise."""
         if not self._noise_correlation:
             return dist_utils.sample_action_distribution(distribution)
         return nest.map_structure(sac_actions.sample_from_noise, distribution, noise, is_leaf=nest.is_distribution)
 
     def _choose(self, observation: NestedTensor, state: Any, draw: Callable[[Any], NestedTensor],
-                draw_discrete: Callable[[Any], Tensor]) -> _Choice:
+                draw_discrete: Callable[[Any], Tensor]) -> Choice:
         """What the policy does at N steps; ``draw`` and ``draw_discrete`` take an action from a distribution."""
         distribution: Any = ()
         continuous: NestedTensor = ()
@@ -322,12 +264,12 @@ class SacAlgorithm(OffPolicyAlgorithm):
             distribution, actor_state = self._actor_network(observation, state.actor_network)
             continuous = draw(distribution)
         if self._parts.type == ActionType.Continuous:
-            return _Choice(distribution, continuous, continuous, SacActionState(actor_network=actor_state))
-        at = _leaves_of_graph(continuous)
+            return Choice(distribution, continuous, continuous, SacActionState(actor_network=actor_state))
+        at = sac_losses.leaves_of_graph(continuous)
         q_values, critic_state = self._action_values.of_all(self._critic_networks, observation, at, state.critic)
         policy = self._discrete_policy(q_values.detach())
         discrete = draw_discrete(policy)
-        return _Choice(self._parts.join(policy, distribution), self._parts.join(discrete, continuous), continuous,
+        return Choice(self._parts.join(policy, distribution), self._parts.join(discrete, continuous), continuous,
                        SacActionState(actor_state, critic_state), at, q_values, policy.probs)
 
     def _discrete_policy(self, q_values: Tensor) -> Any:
@@ -336,7 +278,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
         alpha = (log_alpha[0] if log_alpha.ndim else log_alpha).exp()
         return dist_utils.categorical_from_spec(self._actor_value(q_values) / alpha, self._parts.discrete)
 
-    def _log_pi(self, inputs: TimeStep, choice: _Choice) -> Tensor:
+    def _log_pi(self, inputs: TimeStep, choice: Choice) -> Tensor:
         """``[N]`` or ``[N, 2]``, see ``SacInfo.log_pi``."""
         policy, distribution = self._parts.split(choice.distribution)
         if self._parts.type == ActionType.Discrete:
@@ -344,18 +286,18 @@ class SacAlgorithm(OffPolicyAlgorithm):
         log_prob = dist_utils.compute_log_probability(distribution, choice.continuous)
         if self._prior_actor is not None:
             prior = self._prior_actor.train_step(inputs, ()).output
-            return log_prob - _summed_log_prob(prior, choice.continuous)
+            return log_prob - sac_losses.summed_log_prob(prior, choice.continuous)
         return log_prob if self._parts.type == ActionType.Continuous else torch.stack((-policy.entropy(), log_prob), -1)
 
     # Values ----------------------------------------------------------------------------------------------------
 
     def _pessimistic_value(self, critics: Tensor) -> Tensor:
         """``[N, n, ...]`` to the ``[N, ...]`` that the critics are trained towards."""
-        return sac_losses.lowest_critic(critics, self._weights)
+        return sac_losses.lowest_critic(critics, self._reward_weights)
 
     def _actor_value(self, critics: Tensor) -> Tensor:
         """``[N, n]`` (or ``[N, n, A]``, each also with K) to the ``[N]`` (``[N, A]``) that the policy maximises."""
-        return sac_losses.weighted_sum(sac_losses.lowest_critic(critics, self._weights), self._weights)
+        return sac_losses.weighted_sum(sac_losses.lowest_critic(critics, self._reward_weights), self._reward_weights)
 
     @torch.no_grad()
     def _target_value(self, observation: NestedTensor, continuous: NestedTensor, probs: Any,
@@ -404,7 +346,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
         actor_loss, actor_state = self._actor_loss(observation, choice, log_pi, state.actor)
         critics, critics_state = self._trained_values(observation, choice.q_values, rollout_info.action,
                                                       state.critic.critics)
-        target, target_state = self._target_value(observation, _detached(choice.continuous), choice.probs,
+        target, target_state = self._target_value(observation, sac_losses.detached(choice.continuous), choice.probs,
                                                   state.critic.target_critics)
         alpha_loss = sac_losses.temperature_loss(self._log_alpha, log_pi, self._target_entropy)
         new_state = SacState(choice.state, actor_state, SacCriticState(critics_state, target_state))
@@ -426,14 +368,14 @@ class SacAlgorithm(OffPolicyAlgorithm):
             actor=LossInfo(loss=actor_loss, extra=SacActorInfo(actor_loss, neg_entropy)),
             discounted_return=rollout_info.discounted_return)
 
-    def _actor_loss(self, observation: NestedTensor, choice: _Choice, log_pi: Tensor,
+    def _actor_loss(self, observation: NestedTensor, choice: Choice, log_pi: Tensor,
                     state: NestedTensor) -> tuple[Any, NestedTensor]:
         """The loss ``[N]`` of the actor, ``()`` if there is none, and the state of the critics."""
         if self._parts.type == ActionType.Discrete:
             return (), state
         with torch.enable_grad():
             if self._parts.type == ActionType.Continuous:
-                at = _leaves_of_graph(choice.continuous)
+                at = sac_losses.leaves_of_graph(choice.continuous)
                 critics, state = self._critic_networks((observation, at), state)
                 value = self._actor_value(critics)
             else:
@@ -443,7 +385,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
         if log_alpha.ndim:
             log_alpha, log_pi = log_alpha[1], log_pi[..., 1]
         loss = sac_losses.deterministic_policy_loss(gradient, choice.continuous)
-        return torch.addcmul(loss, log_alpha.exp(), log_pi), _detached(state)
+        return torch.addcmul(loss, log_alpha.exp(), log_pi), sac_losses.detached(state)
 
     def _trained_values(self, observation: NestedTensor, q_values: Any, action: NestedTensor,
                         state: NestedTensor) -> tuple[Tensor, NestedTensor]:
@@ -494,7 +436,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
         info = self._info(inputs, rollout_info, distribution, loss, SacCriticInfo(critics, target), alpha_loss, log_pi)
         return AlgStep(action, (), info)
 
-    def _train_choice(self, inputs: TimeStep, begin: int, end: int) -> tuple[_Choice, Tensor]:
+    def _train_choice(self, inputs: TimeStep, begin: int, end: int) -> tuple[Choice, Tensor]:
         """What the policy does now at the steps ``begin`` to ``end`` of a sequence, and its ``log_pi``."""
         part = TimeStep(observation=steps(inputs.observation, begin, end))
         if self._prior_actor is not None:
@@ -523,17 +465,9 @@ class SacAlgorithm(OffPolicyAlgorithm):
         """``[T, B]``: the sum of the losses of all critics."""
         if self._use_entropy_reward:
             info = info._replace(reward=self._soft_reward(info))
-        length, batch, count = info.critic.critics.shape[:3]
-
-        def for_each_critic(x: Any) -> Any:
-            return x.unsqueeze(2).expand(length, batch, count, *x.shape[2:]).flatten(1, 2)
-
-        # to the loss the critics are further samples: [T, B * n, ...]
-        seen = SacInfo(**nest.map_structure(for_each_critic, dict(
-            reward=info.reward, step_type=info.step_type, discount=info.discount,
-            discounted_return=info.discounted_return)))
-        loss = self._critic_loss(seen, info.critic.critics.flatten(1, 2), for_each_critic(info.critic.target_critic))
-        return loss.loss.view(length, batch, count).sum(-1)
+        seen = SacInfo(reward=info.reward, step_type=info.step_type, discount=info.discount,
+                       discounted_return=info.discounted_return)
+        return sac_losses.loss_of_all_critics(self._critic_loss, seen, info.critic.critics, info.critic.target_critic)
 
     @torch.no_grad()
     def _soft_reward(self, info: Any) -> Tensor:
@@ -541,7 +475,8 @@ class SacAlgorithm(OffPolicyAlgorithm):
         bonus = sac_losses.entropy_bonus(self._log_alpha, info.log_pi)
         if self._entropy_averager is not None:
             bonus = bonus - self._entropy_averager.average(bonus[1:])
-        return sac_losses.reward_with_bonus(info.reward, bonus, info.discount, self._critic_loss.gamma, self._weights)
+        return sac_losses.reward_with_bonus(info.reward, bonus, info.discount, self._critic_loss.gamma,
+                                            self._reward_weights)
 
     def _summarize_alpha(self) -> None:
         names = ('/discrete', '/continuous') if self._log_alpha.ndim else ('', )
@@ -570,20 +505,3 @@ def _state_specs(parts: ActionParts, actor: Any, critics: Any, has_noise: bool) 
     noise = nest.map_structure(TensorSpec.from_spec, parts.continuous) if has_noise else ()
     return dict(train_state_spec=train, rollout_state_spec=train._replace(noise=noise),
                 predict_state_spec=SacState(action=action))
-
-
-def _leaves_of_graph(action: NestedTensor) -> NestedTensor:
-    """``action``, cut from what it was computed from, with gradient to it where gradients are recorded."""
-    return nest.map_structure(lambda x: x.detach().requires_grad_(torch.is_grad_enabled()), action)
-
-
-def _detached(nested: NestedTensor) -> NestedTensor:
-    return nest.map_structure(Tensor.detach, nested)
-
-
-def _summed_log_prob(distributions: Any, actions: NestedTensor) -> Tensor:
-    """Log-density ``[N]`` of actions ``[N, ...]`` under distributions that may treat each element on its own."""
-    leaves = [d.log_prob(a).reshape(a.shape[0], -1).sum(-1) for d, a in zip(
-        nest.flatten(distributions, nest.is_distribution), nest.flatten(actions))]
-    return torch.stack(leaves).sum(0)
-

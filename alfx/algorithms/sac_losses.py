@@ -3,13 +3,14 @@
 ``N`` is any batch, ``n`` the number of critics, ``A`` the number of values of a discrete action, ``K`` the number of
 rewards. Haarnoja et al. 2018 (arXiv:1812.05905), "SAC" below; discrete actions: Christodoulou 2019 (arXiv:1910.07207).
 """
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.data_structures import StepType
+from alfx.data_structures import LossInfo, StepType
 from alfx.tensor_specs import NestedTensor
 
 
@@ -137,3 +138,43 @@ def sequence_priority(loss: Tensor, step_type: Tensor) -> Tensor:
     """
     count = (step_type[:-1] != StepType.LAST).sum(0).clamp(min=1)
     return (loss.detach().sum(0) / count).sqrt()
+
+
+def leaves_of_graph(action: NestedTensor) -> NestedTensor:
+    """``action``, cut from what it was computed from, with gradient to it where gradients are recorded."""
+    return nest.map_structure(lambda x: x.detach().requires_grad_(torch.is_grad_enabled()), action)
+
+
+def detached(nested: NestedTensor) -> NestedTensor:
+    """The same nest without gradients."""
+    return nest.map_structure(Tensor.detach, nested)
+
+
+def summed_log_prob(distributions: Any, actions: NestedTensor) -> Tensor:
+    """Log-density ``[N]`` of actions ``[N, ...]`` under distributions that may treat each element on its own."""
+    leaves = [d.log_prob(a).reshape(a.shape[0], -1).sum(-1) for d, a in zip(
+        nest.flatten(distributions, nest.is_distribution), nest.flatten(actions))]
+    return torch.stack(leaves).sum(0)
+
+
+def loss_of_all_critics(critic_loss: Callable[..., LossInfo], info: Any, critics: Tensor, target: Tensor) -> Tensor:
+    """The sum of the losses of n critics.
+
+    To ``critic_loss`` the critics are further samples: it is called once, with ``[T, B * n, ...]``.
+
+    Args:
+        critic_loss: a TD loss.
+        info: record of ``[T, B, ...]`` with what the loss reads; ``()`` for what there is not.
+        critics: ``[T, B, n, ...]``.
+        target: ``[T, B, ...]``: values to bootstrap from.
+
+    Returns:
+        ``[T, B]``.
+    """
+    length, batch, count = critics.shape[:3]
+
+    def for_each_critic(x: Tensor) -> Tensor:
+        return x.unsqueeze(2).expand(length, batch, count, *x.shape[2:]).flatten(1, 2)
+
+    info, target = nest.map_structure(for_each_critic, (info, target))
+    return critic_loss(info, critics.flatten(1, 2), target).loss.view(length, batch, count).sum(-1)

@@ -1,0 +1,61 @@
+"""Whether the arguments of soft actor-critic fit each other, and what alpha begins with and aims at.
+
+Read next :mod:`alfx.algorithms.sac_algorithm`.
+"""
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx import nest
+from alfx.algorithms.sac_actions import ActionParts, ActionType, can_correlate, target_entropies
+
+
+def check_arguments(name: str, parts: ActionParts, num_critic_replicas: int, prior_actor_ctor: Any,
+                    target_entropy: Any, reproduce_locomotion: bool, train_actor_on_last_step: bool,
+                    noise_correlation: float) -> None:
+    """Refuse arguments of ``SacAlgorithm`` that are out of range or contradict each other.
+
+    Raises:
+        ValueError: names the argument.
+    """
+    if num_critic_replicas < 1:
+        raise ValueError(f'{name}.num_critic_replicas: expected at least 1, found {num_critic_replicas}')
+    if not 0.0 <= noise_correlation < 1.0:
+        raise ValueError(f'{name}.rollout_noise_correlation: expected a number in [0, 1), found '
+                         f'{noise_correlation}')
+    if noise_correlation and parts.type == ActionType.Discrete:
+        raise ValueError(f'{name}.rollout_noise_correlation is for continuous actions, found {parts.discrete}')
+    if prior_actor_ctor is not None and parts.type != ActionType.Continuous:
+        raise ValueError(f'{name}.prior_actor_ctor is for continuous actions, found {parts.type.name.lower()}')
+    if prior_actor_ctor is not None and target_entropy is not None:
+        raise ValueError(f'{name}.target_entropy has no effect with prior_actor_ctor; set target_kld_per_dim')
+    if reproduce_locomotion and not train_actor_on_last_step:
+        raise ValueError(f'{name}.reproduce_locomotion trains the actor on the last step of a sequence; leave '
+                         'train_actor_on_last_step at True')
+
+
+def check_correlation(name: str, actor: Any) -> None:
+    """Refuse an actor whose samples cannot be made from correlated noise.
+
+    Raises:
+        ValueError: a distribution is not a (squashed) diagonal normal.
+    """
+    if not all(can_correlate(d) for d in nest.flatten(actor.output_spec, nest.is_distribution)):
+        raise ValueError(f'{name}.rollout_noise_correlation needs an actor whose distributions are (squashed) diagonal '
+                         f'normals, found {actor.output_spec}')
+
+
+def initial_log_alphas(parts: ActionParts, initial_log_alpha: float, max_log_alpha: float | None) -> Tensor:
+    """log alpha, ``()``, or ``[2]`` for the discrete and the continuous part of a mixed action."""
+    if max_log_alpha is not None:
+        initial_log_alpha = min(initial_log_alpha, max_log_alpha)
+    return torch.full((2, ) if parts.type == ActionType.Mixed else (), float(initial_log_alpha))
+
+
+def targets_of_alpha(parts: ActionParts, target_entropy: Any, target_kld_per_dim: float | None) -> Tensor:
+    """What alpha keeps the entropy at (with ``target_kld_per_dim`` the negative KL divergence), likewise."""
+    if target_kld_per_dim is not None:
+        return torch.tensor(-target_kld_per_dim * sum(spec.numel for spec in nest.flatten(parts.continuous)))
+    targets = torch.tensor(target_entropies(parts, target_entropy))
+    return targets if parts.type == ActionType.Mixed else targets[0]
