@@ -35,6 +35,7 @@ class Priorities(SharedArrays):
         # The positions at which sequences of _length steps began when the tree was last brought up to date.
         self._first = self._allocate('_first', rings.num_envs, np.int64)
         self._end = self._allocate('_end', rings.num_envs, np.int64)
+        self._same_for_all: tuple[int, int] | None = None  # first and end as numbers, where they can be
         self._length = self._allocate('_length', 1, np.int64, fill=1)
         # The priority of new steps, and whether that was given or is the initial one.
         self._newest = self._allocate('_newest', 2, np.float64)
@@ -74,25 +75,38 @@ class Priorities(SharedArrays):
     def set_window(self, first: Any, end: Any, length: int) -> None:
         """Sequences of ``length`` steps begin at the positions from ``first`` to ``end - 1`` (numbers or ``[E]``)."""
         self._length[0] = length
-        if (self._first == first).all() and (self._end == end).all():
-            return
-        # What leaves comes before what enters, which may have taken its place.
-        old, new = (self._first, self._end), (first, end)
-        leaving, entering = self._cells_of_difference(old, new), self._cells_of_difference(new, old)
-        weights = np.zeros(len(leaving) + len(entering))
-        weights[len(leaving):] = self._priorities[entering]
-        self._tree.set(np.concatenate([leaving, entering]), weights)
+        new, old = (first, end), self._same_for_all
+        is_same_for_all = not isinstance(first, np.ndarray)
+        if is_same_for_all and old is not None:
+            if new == old:
+                return
+            leaving, entering = self._rows_of_difference(old, new), self._rows_of_difference(new, old)
+        else:
+            arrays = self._first, self._end
+            leaving, entering = self._cells_of_difference(arrays, new), self._cells_of_difference(new, arrays)
+        if len(leaving) or len(entering):
+            # What leaves comes before what enters, which may have taken its place.
+            weights = np.zeros(len(leaving) + len(entering))
+            weights[len(leaving):] = self._priorities[entering]
+            self._tree.set(np.concatenate([leaving, entering]), weights)
         self._first[:], self._end[:] = first, end
+        self._same_for_all = (first, end) if is_same_for_all else None
+
+    def _rows_of_difference(self, a: tuple[int, int], b: tuple[int, int]) -> np.ndarray:
+        """The cells of all environments, of the positions in ``a`` and not in ``b``, which may be on both sides."""
+        low = min(max(a[0], b[0]), a[1])  # a[0] to low - 1 are before b
+        high = max(min(a[1], b[1]), low)  # high to a[1] - 1 are after it
+        positions = np.arange(a[0], low) if high == a[1] else np.arange(high, a[1])
+        if low > a[0] and high < a[1]:
+            positions = np.concatenate([np.arange(a[0], low), positions])
+        return self._rings.cells(positions[:, None], self._rings.all_envs).reshape(-1)
 
     def _cells_of_difference(self, a: tuple[Any, Any], b: tuple[Any, Any]) -> np.ndarray:
-        """The cells of the positions in ``a`` and not in ``b``, which may be on both sides of it."""
-        low = np.minimum(np.maximum(a[0], b[0]), a[1])  # a[0] to low - 1 are before b
-        high = np.maximum(np.minimum(a[1], b[1]), low)  # high to a[1] - 1 are after it
-        before, after = (self._rings.cells_between(np.broadcast_to(x, self._first.shape), y)
-                         for x, y in ((a[0], low), (high, np.broadcast_to(a[1], self._first.shape))))
-        if not len(before) or not len(after):
-            return before if len(before) else after
-        return np.concatenate([before, after])
+        """The same for windows that differ between environments."""
+        a = np.broadcast_to(a[0], self._first.shape), np.broadcast_to(a[1], self._first.shape)
+        low = np.minimum(np.maximum(a[0], b[0]), a[1])
+        high = np.maximum(np.minimum(a[1], b[1]), low)
+        return np.concatenate([self._rings.cells_between(a[0], low), self._rings.cells_between(high, a[1])])
 
     def draw(self, batch_size: int, with_replacement: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Draw sequences with probabilities in proportion to their priorities.
@@ -100,8 +114,8 @@ class Priorities(SharedArrays):
         Args:
             batch_size: B, how many.
             with_replacement: whether the draws are independent. If not, they are stratified: one from each of B
-                parts of equal total priority. Then a sequence comes up ``B * P`` times, rounded up or down, and more
-                than once only if its probability P exceeds ``1 / B``, or by chance if it lies on a border.
+                parts of equal total priority. Then a sequence of probability P comes up less than two times more or
+                less often than ``B * P`` times.
 
         Returns:
             ``env_ids`` and ``positions``, int64 ``[B]``, and their probabilities P, float64 ``[B]``.

@@ -3,9 +3,11 @@
 The small leaves of a cell lie next to each other in memory, whatever their types. Reading a sampled cell of a large
 buffer is a cache miss, which costs more than the copying: so it is one for the cell and not one for each leaf.
 """
+import errno
 import math
 import mmap
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -179,6 +181,8 @@ def map_file(directory: str, num_bytes: int) -> Tensor:
         return torch.empty(0, dtype=torch.uint8)
     try:
         os.makedirs(directory, exist_ok=True)
+        if shutil.disk_usage(directory).free < num_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with tempfile.TemporaryFile(dir=directory) as file:
             os.posix_fallocate(file.fileno(), 0, num_bytes)
             return torch.frombuffer(mmap.mmap(file.fileno(), num_bytes), dtype=torch.uint8)

@@ -329,6 +329,23 @@ def test_importance_weights_know_of_the_share_of_recent_steps(history, size, see
         assert weight == pytest.approx(len(sequences) * expected, rel=1e-6)
 
 
+@settings(max_examples=60)
+@given(histories, sizes, st.integers(0, 2**32), st.integers(1, 4))
+def test_a_buffer_in_shared_memory_does_the_same(history, size, seed, length):
+    players = [make_player(*size, seed, prioritized_sampling=True, record_episodic_return=True, initial_priority=0.5,
+                           allow_multiprocess=shared) for shared in (False, True)]
+    batches = []
+    for player in players:
+        torch.manual_seed(0)
+        player.play(history)
+        if any(steps[0].priority for steps in player.slow.sequences(length).values()):
+            batch, info = player.buffer.get_batch(16, length)
+            batches.append((info.env_ids.tolist(), info.positions.tolist(), info.importance_weights.tolist(),
+                            info.discounted_return.tolist(), batch['value'].tolist(),
+                            player.buffer.steps_to_episode_end(info.positions, info.env_ids).tolist()))
+    assert batches[:1] == batches[1:]
+
+
 @settings(max_examples=600)
 @given(histories, sizes, st.integers(0, 2**32), st.integers(1, 4))
 def test_uniform_sampling_takes_each_sequence_once_before_any_comes_again(history, size, seed, length):

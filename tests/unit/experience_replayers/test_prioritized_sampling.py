@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from alfx import context
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.tensor_specs import TensorSpec
 
@@ -188,3 +189,24 @@ def test_arguments_of_sampling_that_are_out_of_range_are_refused_by_name():
                             ('initial_priority', 0.0), ('initial_priority', math.inf)):
         with pytest.raises(ValueError, match=rf'ReplayBuffer\.{argument}: expected'):
             ReplayBuffer(SPEC, 1, 4, **{argument: value})
+
+
+@pytest.mark.gpu
+def test_storage_and_batches_may_live_on_different_devices():
+    spec = {'step_type': TensorSpec((), torch.int32), 'reward': TensorSpec(()), 'discount': TensorSpec(())}
+    with context.device('cuda'):
+        for device in ('cpu', 'cuda'):
+            buffer = ReplayBuffer(spec, 2, 8, device=device, prioritized_sampling=True, record_episodic_return=True)
+            for _ in range(3):
+                buffer.add_sequence({
+                    'step_type': torch.tensor([0, 1, 1, 2], dtype=torch.int32).cuda().unsqueeze(-1).expand(4, 2),
+                    'reward': torch.ones(4, 2).cuda(),
+                    'discount': torch.tensor([1.0, 1.0, 1.0, 0.0]).cuda().unsqueeze(-1).expand(4, 2)
+                })
+            batch, info = buffer.get_batch(64, 2)  # each of the 14 sequences at least once
+            for x in (batch['reward'], *info[:3], info.discounted_return):
+                assert x.device.type == 'cuda'
+            buffer.update_priority(info.env_ids, info.positions, (info.positions == 5).float())
+            ends = buffer.steps_to_episode_end(info.positions, info.env_ids)
+            assert ends.device.type == 'cuda' and ends.tolist() == (3 - info.positions % 4).tolist()
+            assert set(buffer.get_batch(8, 1)[1].positions.tolist()) <= {5, 11}

@@ -1,0 +1,150 @@
+"""What a user sees of the bookkeeping of episodes. Histories are compared in tests/numerics."""
+import pytest
+import torch
+
+from alfx import nest
+from alfx.data_structures import BasicRLInfo, BasicRolloutInfo, Experience, StepType, TimeStep, namedtuple
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
+from alfx.tensor_specs import SpecError, TensorSpec
+
+FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
+SPEC = TimeStep(step_type=TensorSpec((), torch.int32), reward=TensorSpec(()), discount=TensorSpec(()))
+
+
+def time_steps(*step_types, discount=1.0, reward=1.0):
+    """``[T, 1]``."""
+    step_type = torch.tensor(step_types, dtype=torch.int32).unsqueeze(-1)
+    return TimeStep(step_type=step_type, reward=torch.full(step_type.shape, reward),
+                    discount=torch.full(step_type.shape, discount))
+
+
+def everything(buffer):
+    """(begins, ends) of all steps of the one environment that are stored."""
+    first, end = buffer.earliest_positions(torch.tensor([0])).item(), buffer.current_pos.item()
+    positions, env_ids = torch.arange(first, end), torch.zeros(1, dtype=torch.int64)
+    begins = buffer.get_episode_begin_position(positions, env_ids)
+    ends = positions + buffer.steps_to_episode_end(positions, env_ids)
+    return begins.tolist(), ends.tolist()
+
+
+def test_episodes_worked_out_by_hand():
+    buffer = ReplayBuffer(SPEC, 1, 6, keep_episodic_info=True)
+    buffer.add_sequence(time_steps(FIRST, MID, LAST, FIRST, MID))
+    assert everything(buffer) == ([0, 0, 0, 3, 3], [2, 2, 2, 4, 4])
+    buffer.add_batch(nest.map_structure(lambda x: x[0], time_steps(MID)))
+    assert everything(buffer) == ([0, 0, 0, 3, 3, 3], [2, 2, 2, 5, 5, 5])
+    # The first step of the first episode is overwritten: the oldest one stands for it, the end is still known.
+    buffer.add_sequence(time_steps(LAST))
+    assert everything(buffer) == ([1, 1, 3, 3, 3, 3], [2, 2, 6, 6, 6, 6])
+
+
+def test_it_can_be_switched_on_and_off_later():
+    buffer = ReplayBuffer(SPEC, 1, 6)
+    assert not buffer.keep_episodic_info
+    with pytest.raises(ValueError, match='steps_to_episode_end: expected a buffer that keeps track of episodes'):
+        buffer.steps_to_episode_end(torch.tensor([0]), torch.tensor([0]))
+    buffer.add_sequence(time_steps(FIRST, MID, LAST, FIRST))
+    buffer.keep_episodic_info = True
+    assert everything(buffer) == ([0, 0, 0, 3], [2, 2, 2, 3])
+    buffer.add_sequence(time_steps(MID))
+    assert everything(buffer) == ([0, 0, 0, 3, 3], [2, 2, 2, 4, 4])
+    buffer.keep_episodic_info = False
+    assert not buffer.keep_episodic_info
+
+
+def test_shapes_broadcast_and_places_are_checked():
+    buffer = ReplayBuffer(SPEC, 2, 6, keep_episodic_info=True)
+    sequence = time_steps(FIRST, MID, LAST, FIRST)
+    buffer.add_sequence(nest.map_structure(lambda x: x.expand(4, 2), sequence))
+    env_ids, positions = torch.tensor([[0], [1]]), torch.tensor([0, 1, 3])
+    assert buffer.steps_to_episode_end(positions, env_ids).tolist() == [[2, 1, 0]] * 2
+    assert buffer.get_episode_begin_position(positions, env_ids).tolist() == [[0, 0, 3]] * 2
+    for place in ((torch.tensor([4]), torch.tensor([0])), (torch.tensor([-1]), torch.tensor([0]))):
+        with pytest.raises(ValueError, match='holds 0 to 3'):
+            buffer.steps_to_episode_end(*place)
+    with pytest.raises(ValueError, match='environment ids from 0 to 1, found 2 to 2'):
+        buffer.get_episode_begin_position(torch.tensor([0]), torch.tensor([2]))
+
+
+def test_the_step_type_is_that_of_the_time_step_not_one_further_down():
+    info = namedtuple('Info', ['step_type', 'reward'])
+    spec = Experience(time_step=SPEC._replace(untransformed=SPEC), rollout_info=BasicRolloutInfo(
+        rl=BasicRLInfo(action=info(TensorSpec((3, )), TensorSpec((2, ))))))
+    buffer = ReplayBuffer(spec, 1, 4, keep_episodic_info=True, record_episodic_return=True)
+
+    paths = [path for path, _ in nest.flatten_with_path(spec)]
+    for field in ('step_type', 'reward', 'discount'):
+        assert paths[buffer._find_leaf(field)] == f'time_step.{field}'
+
+
+def test_what_is_missing_in_the_experience_is_refused_by_name():
+    plain = {'observation': TensorSpec(())}
+    with pytest.raises(ValueError, match=r"\.keep_episodic_info: expected a field 'step_type'.*observation"):
+        ReplayBuffer(plain, 1, 4, keep_episodic_info=True)
+    with pytest.raises(ValueError, match=r"record_episodic_return: expected a field 'discount'"):
+        ReplayBuffer({'step_type': TensorSpec((), torch.int32)}, 1, 4, record_episodic_return=True)
+    buffer = ReplayBuffer({'step_type': TensorSpec((), torch.int32)}, 1, 4, keep_episodic_info=True)
+    buffer.add_sequence({'step_type': torch.tensor([[FIRST], [MID]], dtype=torch.int32)})
+    assert everything(buffer) == ([0, 0], [1, 1])
+    with pytest.raises(ValueError, match="get_disc_0_begin_position: expected a field 'discount'"):
+        buffer.get_disc_0_begin_position(torch.tensor([0]), torch.tensor([0]))
+    buffer = ReplayBuffer(plain, 1, 4)
+    with pytest.raises(ValueError, match="expected a field 'step_type'"):
+        buffer.keep_episodic_info = True
+
+
+def test_arguments_of_returns_that_do_not_fit_are_refused_by_name():
+    for argument, value in (('gamma', 1.5), ('default_return', float('nan')), ('reward_clip', (1.0, -1.0)),
+                            ('keep_episodic_info', False)):
+        with pytest.raises(ValueError, match=rf'ReplayBuffer\.{argument}: expected'):
+            ReplayBuffer(SPEC, 1, 4, record_episodic_return=True, **{argument: value})
+    for argument, value in (('gamma', 0.5), ('default_return', 0.0), ('reward_clip', (-1.0, 1.0))):
+        with pytest.raises(ValueError, match=f'{argument}.* to be left out with record_episodic_return = False'):
+            ReplayBuffer(SPEC, 1, 4, **{argument: value})
+    with pytest.raises(ValueError, match='recent_data_steps: expected it to be left out with recent_data_ratio = 0'):
+        ReplayBuffer(SPEC, 1, 4, recent_data_steps=2)
+    buffer = ReplayBuffer(SPEC, 1, 4, record_episodic_return=True)
+    with pytest.raises(ValueError, match='expected True with record_episodic_return = True'):
+        buffer.keep_episodic_info = False
+
+
+def test_rewards_of_returns_are_clipped_and_each_dimension_has_its_own():
+    spec = SPEC._replace(reward=TensorSpec((2, )))
+    buffer = ReplayBuffer(spec, 1, 8, record_episodic_return=True, gamma=0.5, reward_clip=(-1.0, 2.0))
+    steps = time_steps(FIRST, MID, MID, LAST)
+    discount = steps.discount.clone()
+    discount[-1] = 0.0
+    reward = torch.tensor([[0.0, 0.0], [4.0, 1.0], [1.0, -3.0], [2.0, 2.0]]).unsqueeze(1)
+    for t in range(4):  # one after the other: what came before is filled in at the end
+        buffer.add_batch(TimeStep(step_type=steps.step_type[t], reward=reward[t], discount=discount[t]))
+    _, info = buffer.gather_all()
+    # First: 2 + 1/2 + 2/4 = 3, 1 + 2/2 = 2, 2, 0. Second: 1 - 1/2 + 2/4 = 1, -1 + 2/2 = 0, 2, 0.
+    assert info.discounted_return.tolist() == [[[3.0, 1.0], [2.0, 0.0], [2.0, 2.0], [0.0, 0.0]]]
+
+
+def test_a_discount_of_0_within_an_episode_cuts_returns_off_but_not_the_episode():
+    buffer = ReplayBuffer(SPEC, 1, 8, record_episodic_return=True, gamma=1.0, default_return=-5.0)
+    steps = time_steps(FIRST, MID, MID, MID, LAST)
+    buffer.add_sequence(steps._replace(discount=torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0]).unsqueeze(-1)))
+    positions, env_ids = torch.arange(5), torch.tensor([0])
+    assert buffer.get_episode_begin_position(positions, env_ids).tolist() == [0] * 5
+    assert buffer.get_disc_0_begin_position(positions, env_ids).tolist() == [0, 0, 0, 2, 2]
+    assert buffer.gather_all()[1].discounted_return.tolist() == [[2.0, 1.0, 2.0, 1.0, 0.0]]
+
+
+def test_a_field_can_be_overwritten_and_episodes_follow():
+    buffer = ReplayBuffer(SPEC, 1, 6, keep_episodic_info=True)
+    buffer.add_sequence(time_steps(FIRST, MID, MID))
+    buffer.set_field('step_type', torch.tensor([0]), torch.tensor([2]), torch.tensor([LAST], dtype=torch.int32))
+    buffer.add_sequence(time_steps(MID, MID))
+    assert everything(buffer) == ([0, 0, 0, 3, 3], [2, 2, 2, 4, 4])
+    buffer.set_field('reward', torch.tensor([0, 0]), torch.tensor([4, 1]), torch.tensor([7.0, 8.0]))
+    assert buffer.get_field('reward', torch.tensor(0), torch.arange(5)).tolist() == [1.0, 8.0, 1.0, 1.0, 7.0]
+    with pytest.raises(ValueError, match='set_field: positions from 5 to 5, but the buffer holds 0 to 4'):
+        buffer.set_field('reward', torch.tensor([0]), torch.tensor([5]), torch.ones(1))
+    with pytest.raises(SpecError, match='set_field: reward: .*expected float32'):
+        buffer.set_field('reward', torch.tensor([0]), torch.tensor([4]), torch.ones(1, dtype=torch.int64))
+    with pytest.raises(SpecError, match=r'set_field: reward: expected \[B, ...\] with B as of env_ids'):
+        buffer.set_field('reward', torch.tensor([0]), torch.tensor([4]), torch.ones(2))
+    with pytest.raises(LookupError, match="did you mean 'reward'"):
+        buffer.set_field('rewards', torch.tensor([0]), torch.tensor([4]), torch.ones(1))

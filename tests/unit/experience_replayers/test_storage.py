@@ -1,0 +1,143 @@
+"""Where the contents lie: how much memory they take, in files, shared with other processes."""
+import os
+
+import pytest
+import torch
+
+from alfx import nest
+from alfx.data_structures import BasicRLInfo, BasicRolloutInfo, Experience, StepType, time_step_spec
+from alfx.experience_replayers import row_store
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+
+SPEC = {'step_type': TensorSpec((), torch.int32), 'value': TensorSpec((), torch.int64), 'frame': TensorSpec((600, ))}
+
+
+def steps(values):
+    """``[T, B, ...]`` from int64 values of that shape."""
+    return {'step_type': torch.full(values.shape, StepType.MID, dtype=torch.int32), 'value': values,
+            'frame': values.float().unsqueeze(-1).expand(*values.shape, 600)}
+
+
+def bytes_per_step(buffer):
+    """Everything that the buffer holds in arrays, for each step that it can hold."""
+    seen, total, todo = set(), 0, [buffer]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, torch.Tensor):
+            storage = item.untyped_storage()
+            if storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                total += storage.nbytes()
+        elif isinstance(item, dict):
+            todo.extend(item.values())
+        elif isinstance(item, (list, tuple)):
+            todo.extend(item)
+        elif type(item).__module__.startswith('alfx.experience_replayers'):
+            todo.append(vars(item))
+    return total / (buffer.max_length * buffer.num_environments)
+
+
+@pytest.mark.parametrize('kwargs', [{}, {'prioritized_sampling': True, 'keep_episodic_info': True}])
+def test_a_million_stacked_frames_take_no_more_than_7_2_gigabytes(kwargs):
+    frame, action = BoundedTensorSpec((84, 84), torch.uint8, 0, 255), BoundedTensorSpec((), torch.int64, 0, 17)
+    spec = Experience(time_step=time_step_spec(frame, action), action=action,
+                      rollout_info=BasicRolloutInfo(rl=BasicRLInfo(action=action)))
+    # A stack of four is looked up by index: each frame is stored once, whatever the stack.
+    buffer = ReplayBuffer(spec, 8, 2000, num_earliest_frames_ignored=3, **kwargs)
+    found = bytes_per_step(buffer)
+    assert 84 * 84 < found and found * 1_000_000 <= 7.2e9, found
+
+
+def test_a_mapped_storage_is_in_the_folder_and_leaves_nothing_there(tmp_path, monkeypatch):
+    mapped = []
+    original = row_store.map_file
+    monkeypatch.setattr(row_store, 'map_file', lambda *args: mapped.append(args) or original(*args))
+    folder = str(tmp_path / 'replay')
+    buffer = ReplayBuffer(SPEC, 2, 5, memory_map_dir=folder, enable_checkpoint=True)
+    assert [directory for directory, _ in mapped] == [folder, folder]
+    assert [size for _, size in mapped] == [5 * 2 * 16, 5 * 2 * 2400]
+    assert os.listdir(folder) == []
+    values = torch.arange(14).reshape(7, 2)
+    buffer.add_sequence(steps(values))
+    assert buffer.gather_all()[0]['value'].tolist() == values[2:].T.tolist()
+    other = ReplayBuffer(SPEC, 2, 5, enable_checkpoint=True)
+    other.load_state_dict(buffer.state_dict())
+    assert other.gather_all()[0]['frame'].equal(buffer.gather_all()[0]['frame'])
+
+
+def test_a_folder_that_cannot_hold_it_is_refused_before_anything_is_collected(tmp_path):
+    blocked = tmp_path / 'file'
+    blocked.write_text('')
+    with pytest.raises(ValueError, match=r"memory_map_dir: cannot map 0\.00 GB in '.*file'.*choose a folder"):
+        ReplayBuffer(SPEC, 1, 4, memory_map_dir=str(blocked))
+    with pytest.raises(ValueError, match=r'memory_map_dir: cannot map \d+.* GB in .*smaller max_length'):
+        ReplayBuffer(SPEC, 1, 10**12, memory_map_dir=str(tmp_path))
+
+
+def test_what_cannot_be_shared_or_mapped_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"ReplayBuffer\.allow_multiprocess: expected ReplayBuffer.device to be 'cpu'"):
+        ReplayBuffer(SPEC, 1, 4, allow_multiprocess=True, device='cuda')
+    with pytest.raises(ValueError, match=r"ReplayBuffer\.memory_map_dir: expected ReplayBuffer.device to be 'cpu'"):
+        ReplayBuffer(SPEC, 1, 4, memory_map_dir=str(tmp_path), device='cuda')
+    with pytest.raises(ValueError, match='memory_map_dir: expected None with allow_multiprocess = True'):
+        ReplayBuffer(SPEC, 1, 4, memory_map_dir=str(tmp_path), allow_multiprocess=True)
+
+
+def shared_buffer():
+    return ReplayBuffer(SPEC, 2, 6, prioritized_sampling=True, keep_episodic_info=True, allow_multiprocess=True)
+
+
+def work_elsewhere(buffer, add, update):
+    """Runs in another process."""
+    torch.set_num_threads(1)
+    for value in add:
+        buffer.add_batch(steps(torch.tensor([value, value + 100])))
+    buffer.update_priority(*update)
+    buffer.get_batch(4, 2)
+
+
+@pytest.mark.parametrize('method', ['fork', 'spawn'])
+def test_another_process_stores_into_and_samples_from_the_same_buffer(method):
+    buffer = shared_buffer()
+    buffer.add_sequence(steps(torch.tensor([[0, 100], [1, 101], [2, 102]])))
+    buffer.get_batch(4, 1)
+    update = torch.tensor([0, 1, 1]), torch.tensor([3, 4, 6]), torch.tensor([3.0, 0.0, 5.0])
+    process = torch.multiprocessing.get_context(method).Process(target=work_elsewhere,
+                                                                args=(buffer, range(3, 8), update))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert buffer.current_pos.tolist() == [8, 8] and buffer.total_size == 12
+    buffer.add_batch(steps(torch.tensor([8, 108])))
+    batch, _ = buffer.gather_all()
+    assert batch['value'].tolist() == [list(range(3, 9)), list(range(103, 109))]
+    assert batch['frame'][1, :, 0].tolist() == list(range(103, 109))
+    _, info = buffer.get_batch(60, 1)
+    weights = dict(zip(zip(info.env_ids.tolist(), info.positions.tolist()), info.importance_weights.tolist()))
+    # 7 steps have priority 1, the newest of both environments the largest that was given: 3 + 0 + 5 + 7 + 2 * 5 = 25.
+    assert (1, 4) not in weights
+    assert weights[0, 3] == pytest.approx(12 * 3 / 25) and weights[1, 6] == pytest.approx(12 * 5 / 25)
+    assert weights[0, 8] == pytest.approx(12 * 5 / 25) and weights[0, 5] == pytest.approx(12 / 25)
+    assert buffer.steps_to_episode_end(torch.tensor([3]), torch.tensor([1])).tolist() == [5]
+
+
+def write_many(buffer, env, count):
+    """Runs in another process."""
+    torch.set_num_threads(1)
+    for value in range(count):
+        buffer.add_batch(nest.map_structure(lambda x: x[0], steps(torch.tensor([[value]]))), torch.tensor([env]))
+
+
+def test_processes_that_store_at_the_same_time_do_not_get_in_each_others_way():
+    buffer = ReplayBuffer(SPEC, 2, 40, prioritized_sampling=True, allow_multiprocess=True)
+    processes = [torch.multiprocessing.get_context('fork').Process(target=write_many, args=(buffer, env, 300))
+                 for env in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert buffer.current_pos.tolist() == [300, 300]
+    batch, info = buffer.get_batch(200, 3)
+    assert (batch['value'] == info.positions.unsqueeze(-1) + torch.arange(3)).all()
