@@ -4,7 +4,7 @@ A step goes through the parts in this order: representation learner (observation
 generator (-> representation and goal), intrinsic reward module, policy algorithm, entropy target, reward weights.
 Each part has a field of its own in ``AgentState`` and ``AgentInfo``.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -152,6 +152,11 @@ class Agent(RLAlgorithm):
     def has_fixed_update(self) -> bool:
         """Whether that is so for all parts."""
         return all(part.has_fixed_update for part in self._parts())
+
+    @property
+    def update_variant(self) -> Hashable:
+        """The variants of all parts."""
+        return tuple(part.update_variant for part in self._parts())
 
     @property
     def recomputes_rollout_info(self) -> bool:

@@ -4,6 +4,7 @@ Loops over time and minibatches are plain functions in :mod:`alfx.engine`. Read 
 :mod:`alfx.algorithms.rl_algorithm`.
 """
 import json
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -148,9 +149,14 @@ class Algorithm(CheckpointedAlgorithm):
         """Whether an update is the same tensor operations every time, so that it can be recorded and compiled.
 
         That is: no number, schedule or counter kept in Python decides what ``train_step`` and ``calc_loss`` compute,
-        and ``after_update`` does not look at the infos.
+        but for what :attr:`update_variant` tells, and ``after_update`` does not look at the infos.
         """
         return False
+
+    @property
+    def update_variant(self) -> Hashable:
+        """Which one of several fixed updates the next one is, where they take turns; see :attr:`has_fixed_update`."""
+        return None
 
     @property
     def recomputes_rollout_info(self) -> bool:

@@ -30,7 +30,7 @@ TrainInfo = Callable[['Algorithm', Experience], NestedTensor]
 
 
 class CompiledUpdate:
-    """Compiled updates of one algorithm, one for each shape of a batch.
+    """Compiled updates of one algorithm, one for each variant of its update and each shape of a batch.
 
     Args:
         algorithm: trains; its optimizers are ``Adam`` or ``AdamW``.
@@ -73,7 +73,7 @@ class CompiledUpdate:
         weights = batch_info.importance_weights if batch_info is not None else ()
         leaves, tree = nest.flatten_with_structure((experience, weights))
         leaves = [x.contiguous() for x in leaves]  # a graph is made for one layout in memory
-        key = tree, tuple((x.shape, x.dtype) for x in leaves)
+        key = self._algorithm.update_variant, tree, tuple((x.shape, x.dtype) for x in leaves)
         if not all(state.is_current for state in self._states):
             self._states = [adam_state(optimizer) for optimizer in self._optimizers]
         rates = [rate for state in self._states for rate in state.learning_rates()]
