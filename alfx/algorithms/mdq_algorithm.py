@@ -27,7 +27,6 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import ActionBounds, choose, gaussian_like
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
-from alfx.algorithms.replica_losses import loss_of_replicas
 from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
@@ -214,8 +213,8 @@ class MdqAlgorithm(OffPolicyAlgorithm):
         alpha = self._log_alpha.detach().exp()
         reward = sac_losses.weighted_sum(info.reward, self._reward_weights)
         target = info.critic.target_critic_free_form - alpha * info.critic.kl_wrt_prior
-        critic_loss = loss_of_replicas(self._critic_loss, info._replace(reward=reward), info.critic.critic_free_form,
-                                       target).sum(-1)
+        seen = MdqInfo(reward=reward, step_type=info.step_type, discount=info.discount)
+        critic_loss = sac_losses.loss_of_all_critics(self._critic_loss, seen, info.critic.critic_free_form, target)
         distill_loss = (info.critic.critic_adv_form - info.critic.distill_target).square().mean(-1)
         distill_loss, alpha_loss = (with_zeros_after(loss[:-1], 1) for loss in (distill_loss, info.alpha.alpha_loss))
         if summary.should_record_summaries():

@@ -23,7 +23,6 @@ from alfx.algorithms import sac_losses
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import OrnsteinUhlenbeckNoise, choose
 from alfx.algorithms.one_step_loss import OneStepTDLoss
-from alfx.algorithms.replica_losses import loss_of_replicas
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.algorithms.sac_actions import target_entropy_of
 from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
@@ -320,11 +319,11 @@ class SarsaAlgorithm(RLAlgorithm):
                 summary.scalar(f'{self._name}/alpha', self._log_alpha.detach().exp())
         if not self._train_actor_on_last_step:
             policy_loss = with_zeros_after(policy_loss[:-1], 1)
-        losses = loss_of_replicas(self._critic_loss, info._replace(reward=reward), info.critics, info.target_critics)
+        seen = SarsaInfo(reward=reward, step_type=info.step_type, discount=info.discount)
+        critic_loss = sac_losses.loss_of_all_critics(self._critic_loss, seen, info.critics, info.target_critics)
         priority: Any = ()
         if self._calculate_priority:
-            priority = sac_losses.sequence_priority(losses.mean(-1), info.step_type)
-        critic_loss = losses.sum(-1)
+            priority = sac_losses.sequence_priority(critic_loss / info.critics.shape[2], info.step_type)
         return LossInfo(loss=critic_loss + policy_loss, priority=priority,
                         extra=SarsaLossInfo(actor=info.actor_loss, critic=critic_loss, alpha=alpha_loss,
                                             neg_entropy=info.neg_entropy))

@@ -10,7 +10,6 @@ from torch import nn
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
-from alfx.algorithms.replica_losses import loss_of_replicas
 from alfx.algorithms.sarsa_algorithm import SarsaAlgorithm, SarsaInfo, SarsaState
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType, TimeStep
@@ -356,20 +355,6 @@ def test_prioritised_replay_gets_its_priorities():
     for _ in range(3):
         agent.train_iter()
     assert all(torch.isfinite(p).all() for p in agent.parameters())
-
-
-def test_the_loss_of_replicas_is_that_of_each_on_its_own():
-    critics, target = torch.randn(4, 5, 3), torch.randn(4, 5)
-    algorithm = algorithm_of()
-    time_step, _ = random_steps(algorithm, 4, 5)
-    loss = TDLoss(td_lambda=0.5)
-    found = loss_of_replicas(loss, time_step, critics, target)
-    for i in range(3):
-        torch.testing.assert_close(found[..., i], loss(time_step, critics[..., i], target).loss)
-    own = torch.randn(4, 5, 3)
-    found = loss_of_replicas(loss, time_step, critics, own)
-    for i in range(3):
-        torch.testing.assert_close(found[..., i], loss(time_step, critics[..., i], own[..., i]).loss)
 
 
 def test_each_part_has_its_own_optimizer():
