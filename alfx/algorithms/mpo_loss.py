@@ -94,26 +94,27 @@ def solve_temperature(values: Tensor, epsilon: float, mask: Tensor, log_prior: T
     Returns:
         0-d.
     """
-    values = values - values.amax(-1, keepdim=True)
-    log_p = _log_prior(values, log_prior)
-    weights = torch.full_like(values, 1.0 / values.shape[-1]) if log_prior is None else log_prior.exp()
-    log_eta = 0.5 * torch.log(_variance(weights, values, mask).clamp(min=_TINY) / (2.0 * epsilon))
+    values = (values - values.amax(-1, keepdim=True)).flatten(0, -2)
+    log_p = _log_prior(values, None if log_prior is None else log_prior.flatten(0, -2))
+    share = mask.flatten() / mask.sum().clamp(min=1.0)  # of each state in a mean
+
+    def mean_and_variance(weights: Tensor) -> tuple[Tensor, Tensor]:
+        weighted = weights * values
+        mean = weighted.sum(-1)
+        return mean, ((weighted * values).sum(-1) - mean.square()).clamp(min=0.0) @ share
+
+    _, variance = mean_and_variance((torch.zeros_like(values) + log_p).exp())
+    log_eta = 0.5 * torch.log(variance.clamp(min=_TINY) / (2.0 * epsilon))
     for _ in range(iterations):
         eta = log_eta.exp().clamp(min=_MIN_ETA)
-        log_q = torch.log_softmax(values / eta + log_p, -1)
-        weights = log_q.exp()
-        divergence = masked_mean((weights * (log_q - log_p)).sum(-1), mask).clamp(min=_TINY)
-        # d KL / d log eta = -Var_q(Q) / eta^2
-        slope = (_variance(weights, values, mask) / eta.square()).clamp(min=_TINY)
+        logits = values / eta + log_p
+        log_normalizer = logits.logsumexp(-1)
+        mean, variance = mean_and_variance((logits - log_normalizer.unsqueeze(-1)).exp())
+        divergence = ((mean / eta - log_normalizer) @ share).clamp(min=_TINY)
+        slope = (variance / eta.square()).clamp(min=_TINY)  # -d KL / d log eta = Var_q(Q) / eta^2
         step = torch.log(divergence / epsilon) * divergence / slope
         log_eta = log_eta + step.clamp(-_MAX_STEP, _MAX_STEP)
     return log_eta.exp().clamp(min=_MIN_ETA)
-
-
-def _variance(weights: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """The mean over states of the variance of ``values`` ``[..., N]`` under ``weights``: 0-d."""
-    centred = values - (weights * values).sum(-1, keepdim=True)
-    return masked_mean((weights * centred.square()).sum(-1), mask)
 
 
 class Temperature(nn.Module):
