@@ -164,8 +164,8 @@ def uniform_actions(action_spec: NestedTensorSpec, batch_size: int, device: torc
     return nest.map_structure(lambda spec: spec.sample((batch_size, )).to(device), action_spec)
 
 
-def can_correlate(distribution: Any) -> bool:
-    """Whether :func:`sample_from_noise` can sample from a distribution (not a nest)."""
+def is_normal(distribution: Any) -> bool:
+    """Whether a distribution (not a nest) is a diagonal normal, transformed or not."""
     base = distribution.base_dist if isinstance(distribution, dist_utils.TransformedDistribution) else distribution
     return isinstance(base, dist_utils.DiagMultivariateNormal)
 

@@ -30,7 +30,7 @@ from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sac_actions import ActionParts, ActionType, Choice, TargetEntropy
 from alfx.algorithms.sac_critics import ActionValues
-from alfx.algorithms.sac_setup import check_arguments, check_correlation, initial_log_alphas, targets_of_alpha
+from alfx.algorithms.sac_setup import check_arguments, check_normal_actor, initial_log_alphas, targets_of_alpha
 from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
@@ -162,7 +162,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
         check_arguments(name, parts, num_critic_replicas, prior_actor_ctor, target_entropy, reproduce_locomotion,
                         train_actor_on_last_step, rollout_noise_correlation)
         actor = critics = None
-        action_values = ActionValues(parts, num_critic_replicas, reward_spec)
+        action_values = ActionValues(parts, num_critic_replicas, reward_spec, self._num_quantiles)
         if parts.type != ActionType.Discrete:
             actor = actor_network_cls(input_tensor_spec=observation_spec, action_spec=parts.continuous)
         ctor = critic_network_cls if parts.type == ActionType.Continuous else q_network_cls
@@ -190,7 +190,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
         self._train_actor_on_last_step = train_actor_on_last_step
         self._noise_correlation = rollout_noise_correlation
         if rollout_noise_correlation:
-            check_correlation(name, actor)
+            check_normal_actor(f'{name}.rollout_noise_correlation', actor)
         self._keeps_distribution = config is not None and config.summarize_action_distributions
         self._is_recurrent = bool(nest.flatten(self.train_state_spec))
         self.register_buffer('_training_started', torch.zeros((), dtype=torch.bool))
@@ -209,10 +209,9 @@ class SacAlgorithm(OffPolicyAlgorithm):
         self._target_critic_networks = critics.copy(name='target_' + critics.name)
         self._update_target = TargetUpdater(critics, self._target_critic_networks, tau=target_update_tau,
                                             period=target_update_period)
-        self._critic_loss = (critic_loss_ctor or self._default_critic_loss)(debug_summaries=debug_summaries,
-                                                                            name='critic_loss')
+        self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries, name='critic_loss')
 
-    _default_critic_loss: Callable[..., Any] = OneStepTDLoss
+    _num_quantiles: int | None = None  # of the critics, in a subclass
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks', '_prior_actor']

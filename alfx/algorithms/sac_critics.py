@@ -20,12 +20,16 @@ class ActionValues:
         parts: the kind of action.
         num_replicas: n.
         reward_spec: spec of the reward, ``()`` or ``(K,)``.
+        num_quantiles: number of quantiles that a critic of continuous actions has in the place of each value;
+            ``None``: it has values.
     """
 
-    def __init__(self, parts: ActionParts, num_replicas: int, reward_spec: TensorSpec):
+    def __init__(self, parts: ActionParts, num_replicas: int, reward_spec: TensorSpec,
+                 num_quantiles: int | None = None):
         self._parts = parts
         self._num_replicas = num_replicas
         self._reward_spec = reward_spec
+        self._output_shape = (*reward_spec.shape, *([] if num_quantiles is None else [num_quantiles]))
 
     def make_networks(self, ctor: Callable[..., Any], observation_spec: NestedTensorSpec) -> Any:
         """All critics as one network, ``[N, n, (K)]``, or Q networks, ``[N, n * K, A]``.
@@ -41,7 +45,7 @@ class ActionValues:
         if parts.type == ActionType.Continuous:
             output = {'output_tensor_spec': TensorSpec(reward_spec.shape)} if reward_spec.ndim else {}
             critic = ctor(input_tensor_spec=(observation_spec, parts.continuous), **output)
-            return checked_output(critic, reward_spec.shape).make_parallel(self._num_replicas)
+            return checked_output(critic, self._output_shape).make_parallel(self._num_replicas)
         inputs = observation_spec if parts.type == ActionType.Discrete else (observation_spec, parts.continuous)
         q_network = ctor(input_tensor_spec=inputs, action_spec=parts.discrete)
         count = dist_utils.num_categories(parts.discrete)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms.sac_actions import ActionParts, ActionType, can_correlate, target_entropies
+from alfx.algorithms.sac_actions import ActionParts, ActionType, is_normal, target_entropies
 
 
 def check_arguments(name: str, parts: ActionParts, num_critic_replicas: int, prior_actor_ctor: Any,
@@ -35,15 +35,15 @@ def check_arguments(name: str, parts: ActionParts, num_critic_replicas: int, pri
                          'train_actor_on_last_step at True')
 
 
-def check_correlation(name: str, actor: Any) -> None:
-    """Refuse an actor whose samples cannot be made from correlated noise.
+def check_normal_actor(argument: str, actor: Any) -> None:
+    """Refuse an actor whose policy is not a nest of (squashed) diagonal normals, for ``argument`` which needs one.
 
     Raises:
-        ValueError: a distribution is not a (squashed) diagonal normal.
+        ValueError: a distribution is another one.
     """
-    if not all(can_correlate(d) for d in nest.flatten(actor.output_spec, nest.is_distribution)):
-        raise ValueError(f'{name}.rollout_noise_correlation needs an actor whose distributions are (squashed) diagonal '
-                         f'normals, found {actor.output_spec}')
+    if not all(is_normal(d) for d in nest.flatten(actor.output_spec, nest.is_distribution)):
+        raise ValueError(f'{argument} needs an actor whose distributions are (squashed) diagonal normals, found '
+                         f'{actor.output_spec}')
 
 
 def initial_log_alphas(parts: ActionParts, initial_log_alpha: float, max_log_alpha: float | None) -> Tensor:

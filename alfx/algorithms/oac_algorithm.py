@@ -1,0 +1,141 @@
+"""Optimistic actor-critic (Ciosek et al. 2019, arXiv:1910.12807): soft actor-critic that explores by an upper bound.
+
+In the rollout the mean of the policy is shifted, before squashing, in the direction in which an upper confidence bound
+of Q grows fastest, as far as a bound on the KL divergence between the two policies admits. What is trained is soft
+actor-critic's. Differs from the paper in that the standard deviation of Q is that of any number of critics; for two it
+is half of their distance, as in the paper.
+"""
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx import nest
+from alfx.algorithms import sac_losses
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.sac_actions import ActionParts, ActionType, TargetEntropy
+from alfx.algorithms.sac_algorithm import SacAlgorithm
+from alfx.algorithms.sac_setup import check_normal_actor
+from alfx.data_structures import TimeStep
+from alfx.gin_utils import configurable
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.critic_networks import CriticNetwork
+from alfx.networks.q_networks import QNetwork
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils import dist_utils
+
+
+@configurable
+class OacAlgorithm(SacAlgorithm):
+    """Soft actor-critic with optimistic exploration.
+
+    The arguments are those of :class:`alfx.algorithms.sac_algorithm.SacAlgorithm`, except for:
+
+    Args:
+        explore: shift the mean of the policy in the rollout; for continuous actions whose policy is a (squashed)
+            diagonal normal, and critics without memory. If False, it is ``SacAlgorithm``.
+        explore_delta: bound on the KL divergence between the policy that explores and the one that is trained.
+        beta_ub: number of standard deviations of Q between its mean and its upper bound.
+
+    Raises:
+        ValueError: ``explore`` with another kind of action, policy or critic, or an argument out of range.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()),
+                 actor_network_cls: Callable[..., Any] = ActorDistributionNetwork,
+                 critic_network_cls: Callable[..., Any] | None = CriticNetwork,
+                 q_network_cls: Callable[..., Any] | None = QNetwork, reward_weights: list[float] | None = None,
+                 epsilon_greedy: float | None = None, use_entropy_reward: bool = True,
+                 calculate_priority: bool = False, num_critic_replicas: int = 2, env: Any = None,
+                 config: TrainerConfig | None = None, critic_loss_ctor: Callable[..., Any] | None = None,
+                 target_entropy: TargetEntropy | Sequence[TargetEntropy] = None,
+                 prior_actor_ctor: Callable[..., Any] | None = None, target_kld_per_dim: float = 3.0,
+                 initial_log_alpha: float = 0.0, explore: bool = True, explore_delta: float = 6.8,
+                 beta_ub: float = 4.6, max_log_alpha: float | None = None, target_update_tau: float = 0.05,
+                 target_update_period: int = 1, dqda_clipping: float | None = None, actor_optimizer: Any = None,
+                 critic_optimizer: Any = None, alpha_optimizer: Any = None, checkpoint: str | None = None,
+                 debug_summaries: bool = False, name: str = 'OacAlgorithm', train_actor_on_last_step: bool = True):
+        if explore_delta < 0:
+            raise ValueError(f'{name}.explore_delta: expected at least 0, found {explore_delta}')
+        if explore and ActionParts(action_spec).type != ActionType.Continuous:
+            raise ValueError(f'{name}.explore is for continuous actions, found {action_spec}; set explore=False')
+        super().__init__(
+            observation_spec, action_spec, reward_spec, actor_network_cls=actor_network_cls,
+            critic_network_cls=critic_network_cls, q_network_cls=q_network_cls, reward_weights=reward_weights,
+            epsilon_greedy=epsilon_greedy, use_entropy_reward=use_entropy_reward, calculate_priority=calculate_priority,
+            num_critic_replicas=num_critic_replicas, env=env, config=config, critic_loss_ctor=critic_loss_ctor,
+            target_entropy=target_entropy, prior_actor_ctor=prior_actor_ctor, target_kld_per_dim=target_kld_per_dim,
+            initial_log_alpha=initial_log_alpha, max_log_alpha=max_log_alpha, target_update_tau=target_update_tau,
+            target_update_period=target_update_period, dqda_clipping=dqda_clipping, actor_optimizer=actor_optimizer,
+            critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer, checkpoint=checkpoint,
+            debug_summaries=debug_summaries, name=name, train_actor_on_last_step=train_actor_on_last_step)
+        if explore:
+            check_normal_actor(f'{name}.explore', self._actor_network)
+            if self._critic_networks is not None and self._critic_networks.is_rnn:
+                raise ValueError(f'{name}.explore: critics with memory are not supported; set explore=False')
+        self._explore = explore and self._critic_networks is not None
+        self._explore_delta = explore_delta
+        self._beta_ub = beta_ub
+
+    def _draw_rollout_action(self, inputs: TimeStep, noise: NestedTensor, distribution: Any) -> NestedTensor:
+        """The action ``[B, ...]`` of the policy that explores."""
+        if self._explore:
+            distribution = self._exploring(inputs.observation, distribution)
+        return super()._draw_rollout_action(inputs, noise, distribution)
+
+    def _exploring(self, observation: NestedTensor, distribution: Any) -> Any:
+        """The nest of distributions ``[B]`` with shifted means."""
+        policies = nest.flatten(distribution, nest.is_distribution)
+        normals = [_normal_of(policy) for policy in policies]
+        with torch.enable_grad():
+            means = [normal.loc.detach().requires_grad_() for normal in normals]
+            action = nest.structure(distribution, nest.is_distribution).unflatten(
+                [policy.forward(mean) if isinstance(policy, dist_utils.TransformedDistribution) else mean
+                 for policy, mean in zip(policies, means)])
+            critics, _ = self._critic_networks((observation, action))
+            bound = upper_bound(sac_losses.weighted_sum(critics, self._reward_weights), self._beta_ub)
+            gradients = sac_losses.action_gradient(bound, means)
+        shifts = exploration_shift(gradients, [normal.scale.detach() for normal in normals], self._explore_delta)
+        shifted = [_with_mean(policy, mean.detach() + shift) for policy, mean, shift in zip(policies, means, shifts)]
+        return nest.structure(distribution, nest.is_distribution).unflatten(shifted)
+
+
+def upper_bound(critics: Tensor, beta: float) -> Tensor:
+    """``mean + beta * standard deviation`` over n critics (Ciosek et al. 2019, section 4.1): ``[B, n]`` to ``[B]``."""
+    variance = critics.var(1, unbiased=False)
+    return critics.mean(1) + beta * (variance + 1e-12).sqrt()
+
+
+def exploration_shift(gradients: Sequence[Tensor], scales: Sequence[Tensor], delta: float) -> list[Tensor]:
+    """How far the mean of a diagonal normal policy moves to raise a linear function most within a bound on KL.
+
+    With the gradient g at the mean and the covariance S (Ciosek et al. 2019, proposition 1, eq. 7):
+
+        shift = sqrt(2 delta) S g / sqrt(g' S g)
+
+    Args:
+        gradients: g, one ``[B, ...]`` for each part of the action.
+        scales: standard deviations, likewise; S is the diagonal matrix of their squares.
+        delta: the bound on the KL divergence of the whole action.
+
+    Returns:
+        one ``[B, ...]`` for each part; 0 where g is 0.
+    """
+    steps = [g * scale.square() for g, scale in zip(gradients, scales)]
+    squares = [(g * step).flatten(1).sum(1) for g, step in zip(gradients, steps)]
+    norm = torch.stack(squares).sum(0).clamp(min=1e-20).sqrt()
+    factor = (2.0 * delta)**0.5 / norm
+    return [step * factor.reshape(-1, *[1] * (step.ndim - 1)) for step in steps]
+
+
+def _normal_of(policy: Any) -> Any:
+    return _normal_of(policy.base_dist) if isinstance(policy, dist_utils.TransformedDistribution) else policy
+
+
+def _with_mean(policy: Any, mean: Tensor) -> Any:
+    """A (transformed) diagonal normal with the mean of the normal replaced."""
+    if isinstance(policy, dist_utils.TransformedDistribution):
+        return dist_utils.TransformedDistribution(_with_mean(policy.base_dist, mean), policy.transforms)
+    return dist_utils.DiagMultivariateNormal(mean, policy.scale, policy.reinterpreted_batch_ndims)
