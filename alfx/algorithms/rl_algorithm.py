@@ -15,6 +15,7 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import AlgStep, Experience, LossInfo, StepType, TimeStep, time_step_spec
 from alfx.engine import probe
+from alfx.engine.compiled_update import check_compilable
 from alfx.engine.replay import check_sequences, compute_train_info
 from alfx.engine.unroll import Cursor, start, unroll
 from alfx.gin_utils import configurable
@@ -173,7 +174,8 @@ class RLAlgorithm(Algorithm):
         """Assign optimizers, probe the specs, build the replay buffer. Called once, on the root algorithm.
 
         Raises:
-            ConfError: an unroll cannot be cut into sequences of ``mini_batch_length``.
+            ConfError: an unroll cannot be cut into sequences of ``mini_batch_length``, or ``TrainerConfig.compile`` is
+                on and the update cannot be compiled.
             OwnershipError: a trainable parameter has no optimizer.
         """
         if self.on_policy is None:
@@ -181,6 +183,8 @@ class RLAlgorithm(Algorithm):
         if self._env is not None and not self.on_policy:
             check_sequences(self._config)
         super().finalize()
+        if self._config is not None and self._config.compile:
+            check_compilable(self)
         self._collects_for_recomputation = self.recomputes_rollout_info
         step_spec = time_step_spec(self._observation_spec, self._action_spec, self._reward_spec)
         if self._env is not None:

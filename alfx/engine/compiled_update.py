@@ -17,7 +17,7 @@ from alfx import context, gin_utils, nest
 from alfx.data_structures import BatchInfo, Experience, LossInfo
 from alfx.engine.update import NonFiniteLossError, reduce_loss, valid_masks
 from alfx.gin_utils.checks import problem_at
-from alfx.optimizers.functional_adam import AdamState, adam_state, adam_step
+from alfx.optimizers.functional_adam import AdamState, adam_step, check_optimizer
 from alfx.tensor_specs import NestedTensor
 from alfx.utils.schedulers import disallow_scheduler
 
@@ -41,14 +41,11 @@ class CompiledUpdate:
     """
 
     def __init__(self, algorithm: 'Algorithm', compute_train_info: TrainInfo) -> None:
-        if not algorithm.has_fixed_update:
-            raise gin_utils.ConfError([problem_at(
-                'TrainerConfig', 'compile', f'= True is not possible with {algorithm.name}: its update is not the same '
-                'operations every time', 'leave it at False')])
+        check_compilable(algorithm)
         self._algorithm = algorithm
         self._optimizers, named = algorithm.what_is_updated()
         self._params = [p for _, p in named]
-        self._states: list[AdamState] = [adam_state(optimizer) for optimizer in self._optimizers]
+        self._states: list[AdamState] = [AdamState(optimizer) for optimizer in self._optimizers]
         self._losses = _Losses(algorithm, compute_train_info)
         self._tensors = {name: tensor for name, tensor in (*self._losses.named_parameters(),
                                                            *self._losses.named_buffers())}
@@ -75,7 +72,7 @@ class CompiledUpdate:
         leaves = [x.contiguous() for x in leaves]  # a graph is made for one layout in memory
         key = self._algorithm.update_variant, tree, tuple((x.shape, x.dtype) for x in leaves)
         if not all(state.is_current for state in self._states):
-            self._states = [adam_state(optimizer) for optimizer in self._optimizers]
+            self._states = [AdamState(optimizer) for optimizer in self._optimizers]
         rates = [rate for state in self._states for rate in state.learning_rates()]
         state = [x for adam in self._states for x in adam.tensors]
         inputs = [*self._tensors.values(), *state, *rates, *leaves]
@@ -145,6 +142,20 @@ class CompiledUpdate:
             state, rates = state[len(adam.tensors):], rates[adam.num_groups:]
         priority = loss_info.priority
         return [total, priority.detach()] if isinstance(priority, Tensor) else [total]
+
+
+def check_compilable(algorithm: 'Algorithm') -> None:
+    """Refuse what cannot be compiled, before anything is trained.
+
+    Raises:
+        ConfError: the algorithm's update is not the same operations every time, or an optimizer is not Adam or AdamW.
+    """
+    if not algorithm.has_fixed_update:
+        raise gin_utils.ConfError([problem_at(
+            'TrainerConfig', 'compile', f'= True is not possible with {algorithm.name}: its update is not the same '
+            'operations every time', 'leave it at False')])
+    for optimizer in algorithm.optimizers():
+        check_optimizer(optimizer)
 
 
 class _Losses(nn.Module):

@@ -74,8 +74,8 @@ class AdamState:
         return self._rates
 
 
-def adam_state(optimizer: Any) -> AdamState:
-    """The state of ``optimizer`` for :func:`adam_step`.
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse an optimizer whose step is not that of :func:`adam_step`.
 
     Raises:
         ConfError: it is not Adam or AdamW.
@@ -84,7 +84,6 @@ def adam_state(optimizer: Any) -> AdamState:
         raise gin_utils.ConfError([problem_at(
             'TrainerConfig', 'compile', f'= True needs Adam or AdamW, found {type(optimizer).__name__}',
             'use one of these, or leave it at False')])
-    return AdamState(optimizer)
 
 
 def adam_step(adam: AdamState, params: Sequence[Tensor], grads: Sequence[Tensor | None], state: Sequence[Tensor],

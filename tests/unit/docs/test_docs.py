@@ -54,17 +54,19 @@ def test_a_flag_that_is_not_marked_is_accepted(tmp_path):
     TrainerConfig(root_dir=str(tmp_path), algorithm_ctor=dict, mini_batch_length=2, **flags)
 
 
-def test_the_algorithm_of_the_tutorial_learns(tmp_path, monkeypatch):
+@pytest.mark.parametrize('conf, steps, reached', [
+    ('reinforce_cart_pole.gin', 50000, 120), ('simple_q_cart_pole.gin', 8000, 60)])
+def test_the_algorithms_of_the_tutorial_learn(conf, steps, reached, tmp_path, monkeypatch):
     for name, text in files_of('write_an_algorithm.md').items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    gin_utils.load('reinforce_cart_pole.gin', ['TrainerConfig.num_env_steps = 50000', 'TrainerConfig.random_seed = 1'])
+    gin_utils.load(conf, [f'TrainerConfig.num_env_steps = {steps}', 'TrainerConfig.random_seed = 1'])
     RLTrainer(TrainerConfig(root_dir='run')).train()
     with open('run/progress.csv') as file:
         returns = [float(row['average_return']) for row in csv.DictReader(file) if row['average_return']]
     # a random policy gets 22 from CartPole
-    assert max(returns) > 120
+    assert max(returns) > reached
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)

@@ -13,7 +13,7 @@ from alfx.environments.suite_unittest import PolicyUnittestEnv
 from alfx.gin_utils import ConfError
 from alfx.networks.q_networks import QNetwork
 from alfx.optimizers import SGD, Adam, AdamW
-from alfx.optimizers.functional_adam import adam_state, adam_step
+from alfx.optimizers.functional_adam import AdamState, adam_step
 
 
 class _Dqn(DqnAlgorithm):
@@ -82,12 +82,12 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_changes_no_parameter():
 
 def test_an_algorithm_whose_update_changes_is_refused():
     with pytest.raises(ConfError, match='not the same operations'):
-        make_agent(True, algorithm_cls=_Changing).train_iter()
+        make_agent(True, algorithm_cls=_Changing)
 
 
 def test_an_optimizer_other_than_adam_is_refused():
     with pytest.raises(ConfError, match='found SGD'):
-        make_agent(True, SGD(lr=0.1)).train_iter()
+        make_agent(True, SGD(lr=0.1))
 
 
 @pytest.mark.parametrize('make', [
@@ -101,7 +101,7 @@ def test_the_step_is_that_of_the_optimizer(make):
         torch.randn(2))]
     copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
     optimizer, other = make(params), make(copies)
-    adam = adam_state(other)
+    adam = AdamState(other)
     for step in range(4):
         grads = [torch.randn_like(p) for p in params[:2]] + [None if step % 2 else torch.randn(2)]
         for p, grad in zip(params, grads):
