@@ -263,6 +263,9 @@ class GoalRelabeler:
         if buffer == () or info == ():
             raise ValueError(f'{self._owner} needs experience with batch_info and replay_buffer, see '
                              'data_structures.add_batch_info')
+        if isinstance(info.discounted_return, Tensor):
+            raise ValueError(f'{self._owner}: the returns that the replay buffer keeps are those of the stored '
+                             'rewards, not of goals given in hindsight; leave out ReplayBuffer.record_episodic_return')
         achieved = nest.get_field(experience, self._achieved_field)
         desired = nest.get_field(experience, self._desired_field)
         self._check(time_step, achieved, desired, info)

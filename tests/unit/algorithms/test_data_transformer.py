@@ -7,7 +7,8 @@ import torch
 
 from alfx import context, nest
 from alfx.algorithms import data_transformer as dt
-from alfx.algorithms.data_transformer import (FrameStacker, FunctionalRewardTransformer, IdentityDataTransformer,
+from alfx.algorithms.data_transformer import (FrameStacker, FunctionalRewardTransformer,
+                                              HindsightExperienceTransformer, IdentityDataTransformer,
                                               ImageScaleTransformer, ObservationNormalizer, RewardClipping,
                                               RewardNormalizer, RewardScaling, RewardShifting,
                                               SequentialDataTransformer, UntransformedTimeStep,
@@ -309,6 +310,77 @@ class TestRewardNormalizer:
         assert RewardNormalizer(normalizer=own).normalizer is own
         with pytest.raises(ValueError, match='update_mode'):
             RewardNormalizer(update_mode='pretrain')
+
+
+class TestHindsight:
+    """Its numbers are in tests/numerics/test_hindsight.py."""
+
+    SPEC = {'observation': TensorSpec((4, )), 'achieved_goal': TensorSpec((2, )), 'desired_goal': TensorSpec((2, )),
+            'camera': IMAGE, 'other': TensorSpec((3, ))}
+
+    def test_the_observation_keeps_its_spec_and_the_replay_buffer_is_told_to_track_episodes(self):
+        transformer = HindsightExperienceTransformer(self.SPEC)
+        assert transformer.transformed_observation_spec is self.SPEC and transformer.state_spec == ()
+        assert transformer.needs_episodic_info
+        ctors = [lambda **kw: FrameStacker(fields=['camera'], **kw), HindsightExperienceTransformer,
+                 lambda **kw: RewardScaling(2.0, **kw)]
+        assert create_data_transformer(ctors, self.SPEC).needs_episodic_info
+        assert not create_data_transformer(ctors[::2], self.SPEC).needs_episodic_info
+        assert not create_data_transformer(None, self.SPEC).needs_episodic_info
+
+    @pytest.mark.parametrize('arguments,message', [
+        (dict(achieved_goal_field='time_step.observation.achieved'), "did you mean 'achieved_goal'"),
+        (dict(desired_goal_field='time_step.observation.other'), r'goals of the same shape.*\(2,\).*\(3,\)'),
+    ])
+    def test_goals_that_do_not_exist_or_differ_are_refused(self, arguments, message):
+        with pytest.raises(SpecError, match=message):
+            HindsightExperienceTransformer(self.SPEC, **arguments)
+
+    @pytest.mark.parametrize('proportion', [-0.1, 1.1])
+    def test_a_proportion_is_a_probability(self, proportion):
+        with pytest.raises(ValueError, match='her_proportion: expected a number from 0 to 1'):
+            HindsightExperienceTransformer(self.SPEC, her_proportion=proportion)
+
+    @pytest.mark.parametrize('ctors,message', [
+        ([lambda **kw: RewardScaling(2.0, **kw), HindsightExperienceTransformer],
+         'HindsightExperienceTransformer has to come before RewardScaling'),
+        ([lambda **kw: ObservationNormalizer(fields=['observation'], **kw), HindsightExperienceTransformer],
+         'HindsightExperienceTransformer has to come before ObservationNormalizer'),
+        ([HindsightExperienceTransformer, UntransformedTimeStep], 'UntransformedTimeStep has to come first'),
+        ([HindsightExperienceTransformer, HindsightExperienceTransformer], 'other goals twice'),
+        ([HindsightExperienceTransformer, lambda **kw: FrameStacker(fields=['desired_goal'], **kw)],
+         "'desired_goal'.* cannot be stacked"),
+        ([lambda **kw: FrameStacker(fields=['achieved_goal'], **kw), HindsightExperienceTransformer],
+         "expected goals of the same shape"),
+        ([lambda **kw: FrameStacker(fields=['achieved_goal', 'desired_goal'], **kw), HindsightExperienceTransformer],
+         "'achieved_goal', 'desired_goal'.* cannot be stacked"),
+    ])
+    def test_a_wrong_order_is_refused(self, ctors, message):
+        with pytest.raises(ValueError, match=message):
+            create_data_transformer(ctors, self.SPEC)
+
+    def test_it_needs_to_know_where_a_batch_came_from(self):
+        steps = history(3, 2, self.SPEC)
+        with pytest.raises(ValueError, match='needs experience with batch_info'):
+            HindsightExperienceTransformer(self.SPEC).transform_experience(Experience(time_step=steps))
+
+    def test_it_needs_a_buffer_that_tracks_episodes(self):
+        steps = history(6, 1, self.SPEC)
+        close = steps.observation['achieved_goal'][..., 0] * 0
+        steps = steps._replace(reward=close, observation={**steps.observation, 'desired_goal':
+                                                          steps.observation['achieved_goal']})
+        buffer = stored(steps, max_length=8)
+        batch, info = buffer.gather_all()
+        with pytest.raises(ValueError, match='keep_episodic_info'):
+            HindsightExperienceTransformer(self.SPEC).transform_experience(add_batch_info(batch, info, buffer))
+
+    def test_returns_of_the_stored_rewards_do_not_go_with_other_goals(self):
+        steps = history(6, 1, self.SPEC)
+        buffer = stored(steps, max_length=8)
+        batch, info = buffer.gather_all()
+        info = info._replace(discounted_return=torch.zeros(1, 6))
+        with pytest.raises(ValueError, match='record_episodic_return'):
+            HindsightExperienceTransformer(self.SPEC).transform_experience(add_batch_info(batch, info, buffer))
 
 
 class TestComposition:
