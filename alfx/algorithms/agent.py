@@ -259,7 +259,8 @@ class Agent(RLAlgorithm):
         if method == 'train_sequence':
             info['entropy_target'] = part.train_sequence(inputs, (), ()).info
         else:
-            info['entropy_target'] = (part.rollout_step if self.on_policy else part.train_step)(inputs).info
+            info['entropy_target'] = (part.rollout_step(inputs, ()) if self.on_policy else
+                                      part.train_step(inputs, (), ())).info
 
     # Rewards ---------------------------------------------------------------------------------------------------
 

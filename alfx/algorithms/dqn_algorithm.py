@@ -146,11 +146,6 @@ class DqnAlgorithm(OffPolicyAlgorithm):
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks']
 
-    @property
-    def has_fixed_update(self) -> bool:
-        """Always, but for critics with memory."""
-        return not self._critic_networks.is_rnn
-
     def convert_train_state_to_predict_state(self, state: Any) -> NestedTensor:
         """The state of the critics."""
         return state.critic
