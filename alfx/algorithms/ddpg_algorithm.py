@@ -11,14 +11,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from alfx import nest
+from alfx.algorithms import sac_losses
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import ActionBounds, OrnsteinUhlenbeckNoise, choose
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
-from alfx.data_structures import AlgStep, BatchInfo, LossInfo, StepType, TimeStep, namedtuple
+from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
+from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at
 from alfx.networks.actor_networks import ActorNetwork
@@ -78,8 +80,8 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
             the range of the action. The state of the noise is kept for each environment and begins with 0 in every
             episode.
         ou_damping: share of that noise that is lost at each step, in [0, 1].
-        critic_loss_ctor: called as ``(debug_summaries=, name=)``, once a critic; makes its loss. ``None``:
-            ``OneStepTDLoss``.
+        critic_loss_ctor: called as ``(debug_summaries=, name=)``; makes the loss of a critic, to which several critics
+            are so many more samples. ``None``: ``OneStepTDLoss``.
         num_critic_replicas: number n of critics; the smallest of their values counts.
         target_update_tau: how far the target networks move in an update, in (0, 1].
         target_update_period: training updates for each update of the target networks.
@@ -152,9 +154,7 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
             if optimizer is not None:
                 self.add_optimizer(optimizer, [network])
         make_loss = OneStepTDLoss if critic_loss_ctor is None else critic_loss_ctor
-        self._critic_losses = nn.ModuleList([
-            make_loss(debug_summaries=debug_summaries, name=f'{name}/critic_loss_{i}')
-            for i in range(num_critic_replicas)])
+        self._critic_loss = make_loss(debug_summaries=debug_summaries, name=f'{name}/critic_loss')
         if epsilon_greedy is None:
             epsilon_greedy = config.epsilon_greedy if config is not None else 0.0
         self._bounds = bounds
@@ -242,23 +242,21 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
         length, batch = inputs.step_type.shape
         if length == 1:
             return super().train_sequence(inputs, state, rollout_info)
-        observation, action, critic_state = _steps(
-            (inputs.observation, rollout_info.action, state.critics.critics), 0, length - 1)
+        observation, action, critic_state = steps((inputs.observation, rollout_info.action, state.critics.critics),
+                                                  0, length - 1)
         q_values, _ = self._critic_networks((observation, action), critic_state)
-        q_values = _with_zeros(q_values, batch, after=True)
-        target_q_values, _, _ = self._target_values(*_steps((inputs.observation, state.critics), 1, length))
-        target_q_values = _with_zeros(target_q_values, batch, after=False)
-        actor_loss: Any = ()
-        action = ()
+        target_q_values, _, _ = self._target_values(*steps((inputs.observation, state.critics), 1, length))
+        results: Any = (), (), with_zeros_after(q_values, batch), with_zeros_before(target_q_values, batch)
         if self._is_actor_trained():
-            if self._train_actor_on_last_step:
-                observation = _steps(inputs.observation, 0, length)
-            steps = length if self._train_actor_on_last_step else length - 1
-            action, actor_loss, _ = self._actor_step(observation, _steps(state.actor, 0, steps))
-            action, actor_loss = nest.map_structure(
-                lambda x: x.reshape(steps, batch, *x.shape[1:]) if steps == length else
-                _with_zeros(x, batch, after=True), (action, actor_loss))
-        return AlgStep(action, (), self._info(inputs, rollout_info, action, actor_loss, q_values, target_q_values))
+            trained_steps = length if self._train_actor_on_last_step else length - 1
+            if trained_steps == length:
+                observation = steps(inputs.observation, 0, length)
+            policy = self._actor_step(observation, steps(state.actor, 0, trained_steps))[:2]
+            if trained_steps < length:
+                policy = nest.map_structure(lambda x: with_zeros_after(x, batch), policy)
+            results = (*policy, *results[2:])
+        results = nest.map_structure(lambda x: x.unflatten(0, (length, batch)), results)
+        return AlgStep(results[0], (), self._info(inputs, rollout_info, *results))
 
     def _info(self, inputs: TimeStep, rollout_info: Any, action: NestedTensor, actor_loss: NestedTensor,
               q_values: Tensor, target_q_values: Tensor) -> Any:
@@ -273,21 +271,11 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
         action, actor_state = self._target_actor_network(observation, state.target_actor)
         q_values, critics_state = self._target_critic_networks((observation, self._target_action(action)),
                                                                state.target_critics)
-        return self._smallest(q_values), actor_state, critics_state
+        return sac_losses.lowest_critic(q_values, self._reward_weights), actor_state, critics_state
 
     def _target_action(self, action: NestedTensor) -> NestedTensor:
         """The action to bootstrap from, given that of the target actor."""
         return action
-
-    def _smallest(self, q_values: Tensor) -> Tensor:
-        """``[B, n]`` to ``[B]``, or ``[B, n, K]`` to ``[B, K]``: of a reward of negative weight the largest value."""
-        if q_values.shape[1] == 1:
-            return q_values[:, 0]
-        if q_values.ndim == 2:
-            return q_values.min(dim=1).values
-        assert self._reward_weights is not None
-        sign = torch.where(self._reward_weights < 0, -1.0, 1.0)
-        return (q_values * sign).min(dim=1).values * sign
 
     def _is_actor_trained(self) -> bool:
         """Whether the next update trains the actor."""
@@ -300,63 +288,38 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
         ``action_l2 * |a|^2``. The critics get no gradient.
         """
         action, actor_state = self._actor_network(observation, state.actor)
-        leaf = nest.map_structure(lambda a: a.detach().requires_grad_(), action)
-        q_values, critics_state = self._critic_networks((observation, leaf), state.critics)
-        gradients = torch.autograd.grad(self._objective(q_values).sum(), nest.flatten(leaf))
-        loss: Any = 0.0
-        for dqda, a in zip(gradients, nest.flatten(action)):
-            if self._dqda_clipping is not None:
-                dqda = dqda.clamp(-self._dqda_clipping, self._dqda_clipping)
-            loss = loss - (dqda * a).reshape(a.shape[0], -1).sum(1)
-            if self._action_l2 > 0:
-                loss = loss + self._action_l2 * a.square().reshape(a.shape[0], -1).sum(1)
-        return action, loss, DdpgActorState(actor_state, nest.map_structure(torch.Tensor.detach, critics_state))
+        leaves = sac_losses.leaves_of_graph(action)
+        q_values, critics_state = self._critic_networks((observation, leaves), state.critics)
+        value = sac_losses.weighted_sum(self._objective(q_values), self._reward_weights)
+        gradient = sac_losses.action_gradient(value, leaves, self._dqda_clipping)
+        loss = sac_losses.deterministic_policy_loss(gradient, action)
+        if self._action_l2 > 0:
+            loss = loss + self._action_l2 * sum(a.square().flatten(1).sum(1) for a in nest.flatten(action))
+        return action, loss, DdpgActorState(actor_state, sac_losses.detached(critics_state))
 
     def _objective(self, q_values: Tensor) -> Tensor:
-        """What the policy maximises, ``[B]``, given ``q_values`` ``[B, n]`` or ``[B, n, K]``."""
-        return self._smallest(self._weighted(q_values))
-
-    def _weighted(self, q_values: Tensor) -> Tensor:
-        """``[B, n]``: the weighted sum of the values of K rewards, if there are several."""
-        if q_values.ndim == 2:
-            return q_values
-        assert self._reward_weights is not None
-        return (q_values * self._reward_weights).sum(-1)
+        """The values that the policy maximises, ``[B]`` or ``[B, K]``, given those of all critics."""
+        return sac_losses.lowest_critic(q_values, self._reward_weights)
 
     # Losses ----------------------------------------------------------------------------------------------------
 
     def calc_loss(self, info: Any) -> LossInfo:
         """The loss of the policy plus that of each critic, ``[T, B]``."""
-        critic_loss: Any = 0.0
-        for i, loss in enumerate(self._critic_losses):
-            critic_loss = critic_loss + loss(info, info.critic.q_values[:, :, i], info.critic.target_q_values).loss
+        q_values, target = info.critic
+        count = q_values.shape[2]
+        if count == 1:
+            critic_loss = self._critic_loss(info, q_values[:, :, 0], target).loss
+        else:
+            seen = DdpgInfo(info.reward, info.step_type, info.discount, discounted_return=info.discounted_return)
+            critic_loss = sac_losses.loss_of_all_critics(self._critic_loss, seen, q_values, target)
         total, actor_loss = critic_loss, info.actor_loss
         if isinstance(actor_loss, Tensor):
             if not self._train_actor_on_last_step:
                 actor_loss = torch.cat([actor_loss[:-1], torch.zeros_like(actor_loss[-1:])])
             total = total + actor_loss
-        priority = self._priority(critic_loss, info) if self._calculate_priority else ()
+        priority = sac_losses.sequence_priority(critic_loss / count, info.step_type) if self._calculate_priority else ()
         return LossInfo(loss=total, priority=priority, extra=DdpgLossInfo(actor=actor_loss, critic=critic_loss))
-
-    def _priority(self, critic_loss: Tensor, info: Any) -> Tensor:
-        """``[B]``: the root of the mean loss of a critic at the steps that have a successor."""
-        count = (info.step_type[:-1] != StepType.LAST).sum(0).clamp(min=1) * len(self._critic_losses)
-        return (critic_loss.detach().sum(0) / count).sqrt()
 
     def after_update(self, root_inputs: TimeStep, info: Any) -> None:
         """Move the target networks."""
         self._update_target()
-
-
-def _steps(nested: NestedTensor, start: int, stop: int) -> Any:
-    """Steps ``start`` to ``stop`` of ``[T, B, ...]`` as one batch ``[(stop - start) * B, ...]``."""
-    if stop == start + 1:
-        return nest.map_structure(lambda x: x[start], nested)
-    return nest.map_structure(lambda x: x[start:stop].reshape(-1, *x.shape[2:]), nested)
-
-
-def _with_zeros(x: Tensor, batch: int, after: bool) -> Tensor:
-    """``[(T - 1) * B, ...]`` to ``[T, B, ...]``, with zeros for the last step (``after``) or the first one."""
-    rows = x.reshape(-1, batch, *x.shape[1:])
-    zeros = torch.zeros_like(rows[:1])
-    return torch.cat([rows, zeros] if after else [zeros, rows])

@@ -47,7 +47,7 @@ class Td3Algorithm(DdpgAlgorithm):
         config: configuration, for the root algorithm.
         exploration_noise: standard deviation of the normal noise added to the actions of the rollout, in units of half
             the range; a number or a schedule.
-        critic_loss_ctor: makes the loss of one critic.
+        critic_loss_ctor: makes the loss of a critic.
         num_critic_replicas: number of critics. Targets take the smallest of their values; the policy maximises the
             first one's.
         policy_update_period: training updates for each update of the policy.
@@ -126,7 +126,7 @@ class Td3Algorithm(DdpgAlgorithm):
         """A random action at first, later that of the policy with exploration noise, ``[B, ...]``."""
         step = super().rollout_step(inputs, state)
         if self._has_random_steps_left:
-            self._num_random_steps += inputs.step_type.shape[0]
+            self._num_random_steps.add_(inputs.step_type.shape[0])
         return step
 
     def _random_action_probability(self) -> float:
@@ -151,7 +151,7 @@ class Td3Algorithm(DdpgAlgorithm):
 
     def _objective(self, q_values: Tensor) -> Tensor:
         """The value of the first critic (algorithm 1)."""
-        return self._weighted(q_values)[:, 0]
+        return q_values[:, 0]
 
     def calc_loss(self, info: Any) -> LossInfo:
         """The loss of each critic, and that of the policy where it is due, ``[T, B]``."""
@@ -169,5 +169,5 @@ class Td3Algorithm(DdpgAlgorithm):
     def after_update(self, root_inputs: TimeStep, info: Any) -> None:
         """Move the target networks where it is time to, and count the update."""
         super().after_update(root_inputs, info)
-        self._num_updates += 1
+        self._num_updates.add_(1)
         self._updates = None if self._updates is None else self._updates + 1

@@ -208,8 +208,11 @@ def test_the_loss_is_that_of_a_slow_loop(environment):
             policy_action = rl._actor_network(observation)[0]
             leaves = [a.detach().requires_grad_() for a in nest.flatten(policy_action)]
             q_values = rl._critic_networks((observation, nest.pack_sequence_as(policy_action, leaves)))[0][0]
-            totals = [sum(w * v for w, v in zip(weights, q)) if weights else q for q in q_values]
-            dqda = torch.autograd.grad(min(totals), leaves)
+            if weights:
+                value = sum(w * (max if w < 0 else min)(v[k] for v in q_values) for k, w in enumerate(weights))
+            else:
+                value = min(q_values)
+            dqda = torch.autograd.grad(value, leaves)
             expected = sum((-(g * a).sum() + 0.3 * a.square().sum()).item() for g, a in zip(dqda, leaves))
             torch.testing.assert_close(loss.extra.actor[t, b].item(), expected, atol=1e-5, rtol=1e-4)
 

@@ -125,7 +125,8 @@ def test_targets_take_the_smaller_value_and_the_policy_the_first_critic():
     agent, _ = make_agent(Td3Algorithm)
     rl = agent._rl_algorithm
     q_values = torch.tensor([[1.0, 2.0], [4.0, 3.0]])
-    assert rl._smallest(q_values).tolist() == [1.0, 3.0]
+    rl._target_critic_networks.forward = lambda inputs, state: (q_values, state)
+    assert rl._target_values(torch.zeros(2, 1), rl.train_state_spec.critics)[0].tolist() == [1.0, 3.0]
     assert rl._objective(q_values).tolist() == [1.0, 4.0]
 
 
