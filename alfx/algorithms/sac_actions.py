@@ -98,14 +98,16 @@ def _keys_of_parts(action_spec: NestedTensorSpec) -> tuple[Any, Any]:
 class Choice(NamedTuple):
     """What the policy does at N steps.
 
-    ``distribution`` and ``action`` are nests like the action, ``continuous`` is the continuous part of ``action``. A
-    discrete part was chosen with ``probs`` ``[N, A]`` that follow from ``q_values`` ``[N, n, A]`` (``[N, n, A, K]``),
-    which were computed from ``at``: ``continuous`` as a leaf of the graph.
+    ``distribution`` and ``action`` are nests like the action, ``continuous`` is the continuous part of ``action`` and
+    ``log_prob`` ``[N]`` its log-probability, if it was asked for. A discrete part was chosen with ``probs`` ``[N, A]``
+    that follow from ``q_values`` ``[N, n, A]`` (``[N, n, A, K]``), which were computed from ``at``: ``continuous`` as a
+    leaf of the graph.
     """
 
     distribution: Any
     action: Any
     continuous: Any
+    log_prob: Any
     state: Any
     at: Any = ()
     q_values: Any = ()

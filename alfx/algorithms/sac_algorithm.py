@@ -237,7 +237,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
             noise = nest.map_structure(move, noise)
 
         draw = partial(self._draw_rollout_action, inputs, noise)
-        choice = self._choose(inputs.observation, state.action, draw, dist_utils.sample_action_distribution)
+        choice = self._choose(inputs.observation, state.action, draw)
         action = choice.action
         if self._reproduce_locomotion and not self._training_started:
             action = sac_actions.uniform_actions(self._action_spec, inputs.step_type.shape[0], self.device)
@@ -253,23 +253,35 @@ class SacAlgorithm(OffPolicyAlgorithm):
             return dist_utils.sample_action_distribution(distribution)
         return nest.map_structure(sac_actions.sample_from_noise, distribution, noise, is_leaf=nest.is_distribution)
 
-    def _choose(self, observation: NestedTensor, state: Any, draw: Callable[[Any], NestedTensor],
-                draw_discrete: Callable[[Any], Tensor]) -> Choice:
-        """What the policy does at N steps; ``draw`` and ``draw_discrete`` take an action from a distribution."""
+    def _choose(self, observation: NestedTensor, state: Any, draw: Callable[[Any], NestedTensor] | None = None,
+                draw_discrete: Callable[[Any], Tensor] = dist_utils.sample_action_distribution) -> Choice:
+        """What the policy does at N steps.
+
+        Args:
+            observation: nest ``[N, ...]``.
+            state: a ``SacActionState``.
+            draw: takes the continuous action from its nest of distributions; ``None``: a sample with gradient and its
+                log-probability.
+            draw_discrete: takes the discrete action from its distribution.
+        """
         distribution: Any = ()
         continuous: NestedTensor = ()
+        log_prob: Any = ()
         actor_state: NestedTensor = ()
         if self._actor_network is not None:
             distribution, actor_state = self._actor_network(observation, state.actor_network)
-            continuous = draw(distribution)
+            if draw is None:
+                continuous, log_prob = dist_utils.rsample_action_distribution(distribution, return_log_prob=True)
+            else:
+                continuous = draw(distribution)
         if self._parts.type == ActionType.Continuous:
-            return Choice(distribution, continuous, continuous, SacActionState(actor_network=actor_state))
+            return Choice(distribution, continuous, continuous, log_prob, SacActionState(actor_network=actor_state))
         at = sac_losses.leaves_of_graph(continuous)
         q_values, critic_state = self._action_values.of_all(self._critic_networks, observation, at, state.critic)
         policy = self._discrete_policy(q_values.detach())
         discrete = draw_discrete(policy)
         return Choice(self._parts.join(policy, distribution), self._parts.join(discrete, continuous), continuous,
-                       SacActionState(actor_state, critic_state), at, q_values, policy.probs)
+                      log_prob, SacActionState(actor_state, critic_state), at, q_values, policy.probs)
 
     def _discrete_policy(self, q_values: Tensor) -> Any:
         """``p(k | s) = exp(Q(s, k) / alpha) / Z`` from ``[N, n, A]`` (``[N, n, A, K]``)."""
@@ -279,14 +291,13 @@ class SacAlgorithm(OffPolicyAlgorithm):
 
     def _log_pi(self, inputs: TimeStep, choice: Choice) -> Tensor:
         """``[N]`` or ``[N, 2]``, see ``SacInfo.log_pi``."""
-        policy, distribution = self._parts.split(choice.distribution)
-        if self._parts.type == ActionType.Discrete:
-            return -policy.entropy()
-        log_prob = dist_utils.compute_log_probability(distribution, choice.continuous)
-        if self._prior_actor is not None:
+        if self._parts.type == ActionType.Continuous:
+            if self._prior_actor is None:
+                return choice.log_prob
             prior = self._prior_actor.train_step(inputs, ()).output
-            return log_prob - sac_losses.summed_log_prob(prior, choice.continuous)
-        return log_prob if self._parts.type == ActionType.Continuous else torch.stack((-policy.entropy(), log_prob), -1)
+            return choice.log_prob - sac_losses.summed_log_prob(prior, choice.continuous)
+        neg_entropy = -self._parts.split(choice.distribution)[0].entropy()
+        return neg_entropy if isinstance(choice.log_prob, tuple) else torch.stack((neg_entropy, choice.log_prob), -1)
 
     # Values ----------------------------------------------------------------------------------------------------
 
@@ -339,8 +350,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
         """One step ``[B, ...]``: the losses of actor and alpha, and the values for the loss of the critics."""
         self._require_critics()
         observation = inputs.observation
-        choice = self._choose(observation, state.action, dist_utils.rsample_action_distribution,
-                              dist_utils.sample_action_distribution)
+        choice = self._choose(observation, state.action)
         log_pi = self._log_pi(inputs, choice)
         actor_loss, actor_state = self._actor_loss(observation, choice, log_pi, state.actor)
         critics, critics_state = self._trained_values(observation, choice.q_values, rollout_info.action,
@@ -359,11 +369,11 @@ class SacAlgorithm(OffPolicyAlgorithm):
 
     def _info(self, inputs: TimeStep, rollout_info: Any, distribution: Any, actor_loss: Any, critic: Any,
               alpha_loss: Tensor, log_pi: Tensor) -> Any:
-        neg_entropy = log_pi.detach()
-        neg_entropy = neg_entropy.sum(-1) if self._log_alpha.ndim else neg_entropy
+        log_pi = log_pi.detach()
+        neg_entropy = log_pi.sum(-1) if self._log_alpha.ndim else log_pi
         return SacInfo(
             reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=rollout_info.action,
-            action_distribution=distribution, critic=critic, alpha=alpha_loss, log_pi=log_pi.detach(),
+            action_distribution=distribution, critic=critic, alpha=alpha_loss, log_pi=log_pi,
             actor=LossInfo(loss=actor_loss, extra=SacActorInfo(actor_loss, neg_entropy)),
             discounted_return=rollout_info.discounted_return)
 
@@ -411,15 +421,15 @@ class SacAlgorithm(OffPolicyAlgorithm):
         loss, _ = self._actor_loss(steps(observation, 0, trained_steps), choice, log_pi, ())
         critics, _ = self._trained_values(steps(observation, 0, length - 1), choice.q_values,
                                           steps(rollout_info.action, 0, length - 1), ())
-        policy = (choice.distribution, choice.action, choice.continuous, choice.probs)
+        policy = (choice.distribution, choice.action, choice.probs)
         if trained_steps < length:
             with torch.no_grad():
                 last, last_log_pi = self._train_choice(inputs, trained_steps, length)
             policy = nest.map_structure(lambda a, b: torch.cat((a, b)), policy,
-                                        (last.distribution, last.action, last.continuous, last.probs))
+                                        (last.distribution, last.action, last.probs))
             log_pi = torch.cat((log_pi, last_log_pi))
-        distribution, action, continuous, probs = policy
-        continuous, probs = nest.map_structure(lambda x: x[batch:].detach(), (continuous, probs))
+        distribution, action, probs = policy
+        continuous, probs = nest.map_structure(lambda x: x[batch:].detach(), (self._parts.split(action)[1], probs))
         target, _ = self._target_value(steps(observation, 1, length), continuous, probs, ())
         alpha_steps = length if self._train_actor_on_last_step else length - 1
         alpha_loss = sac_losses.temperature_loss(self._log_alpha, log_pi[:alpha_steps * batch], self._target_entropy)
@@ -440,8 +450,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
         part = TimeStep(observation=steps(inputs.observation, begin, end))
         if self._prior_actor is not None:
             part = steps(inputs, begin, end)
-        choice = self._choose(part.observation, SacActionState(), dist_utils.rsample_action_distribution,
-                              dist_utils.sample_action_distribution)
+        choice = self._choose(part.observation, SacActionState())
         return choice, self._log_pi(part, choice)
 
     # Losses ----------------------------------------------------------------------------------------------------

@@ -27,9 +27,9 @@ def lowest_critic(critics: Tensor, reward_weights: Tensor | None) -> Tensor:
         ``[N, ...]``.
     """
     if reward_weights is None:
-        return critics.amin(1)
+        return critics.min(1).values
     sign = torch.where(reward_weights < 0, -1.0, 1.0)
-    return (critics * sign).amin(1) * sign
+    return (critics * sign).min(1).values * sign
 
 
 def weighted_sum(value: Tensor, reward_weights: Tensor | None) -> Tensor:
@@ -49,7 +49,7 @@ def action_gradient(value: Tensor, action: NestedTensor, clipping: float | None 
         nest like ``action``; zeros for an action that the value does not depend on.
     """
     leaves, structure = nest.flatten_with_structure(action)
-    gradients: Any = torch.autograd.grad(value.sum(), leaves, materialize_grads=True)
+    gradients: Any = torch.autograd.grad(value, leaves, torch.ones_like(value), materialize_grads=True)
     if clipping:
         gradients = [g.clamp(-clipping, clipping) for g in gradients]
     return structure.unflatten(gradients)
@@ -160,7 +160,7 @@ def summed_log_prob(distributions: Any, actions: NestedTensor) -> Tensor:
 def loss_of_all_critics(critic_loss: Callable[..., LossInfo], info: Any, critics: Tensor, target: Tensor) -> Tensor:
     """The sum of the losses of n critics.
 
-    To ``critic_loss`` the critics are further samples: it is called once, with ``[T, B * n, ...]``.
+    To ``critic_loss`` the critics are further samples: it is called once, with ``[T, n * B, ...]``.
 
     Args:
         critic_loss: a TD loss.
@@ -172,9 +172,7 @@ def loss_of_all_critics(critic_loss: Callable[..., LossInfo], info: Any, critics
         ``[T, B]``.
     """
     length, batch, count = critics.shape[:3]
-
-    def for_each_critic(x: Tensor) -> Tensor:
-        return x.unsqueeze(2).expand(length, batch, count, *x.shape[2:]).flatten(1, 2)
-
-    info, target = nest.map_structure(for_each_critic, (info, target))
-    return critic_loss(info, critics.flatten(1, 2), target).loss.view(length, batch, count).sum(-1)
+    if count > 1:
+        info, target = nest.map_structure(lambda x: torch.cat((x, ) * count, 1), (info, target))
+    loss = critic_loss(info, critics.transpose(1, 2).flatten(1, 2), target).loss
+    return loss.view(length, count, batch).sum(1)

@@ -108,15 +108,28 @@ class DiagMultivariateNormal(_DiagonalBase):
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Samples ``[*sample_shape, ..., D]`` with gradient."""
+        return torch.addcmul(self.loc, self.scale, self._noise((*sample_shape, *self.loc.shape)))
+
+    def _noise(self, shape: Sequence[int]) -> Tensor:
+        """Standard normal numbers."""
+        return torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
+
+    def rsample_with_log_prob(self) -> tuple[Tensor, Tensor]:
+        """A sample ``[..., D]`` and its log-density, both with gradient to the parameters.
+
+        The log-density is computed from the noise, as ``(x - loc) / scale`` does not depend on the parameters. For its
+        gradient with respect to the sample alone use :meth:`log_prob`.
+        """
         loc = self.loc
-        noise = torch.randn((*sample_shape, *loc.shape), dtype=loc.dtype, device=loc.device)
-        return torch.addcmul(loc, self.scale, noise)
+        noise = self._noise(loc.shape)
+        log_density = torch.addcmul(self.scale.log(), noise, noise, value=0.5)
+        negative = sum_event(log_density, self.reinterpreted_batch_ndims)
+        return torch.addcmul(loc, self.scale, noise), torch.rsub(negative, -self._size() * _HALF_LOG_2PI)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Samples ``[*sample_shape, ..., D]`` without gradient."""
-        loc = self.loc.detach()
-        noise = torch.randn((*sample_shape, *loc.shape), dtype=loc.dtype, device=loc.device)
-        return noise.mul_(self.scale.detach()).add_(loc)
+        noise = self._noise((*sample_shape, *self.loc.shape))
+        return noise.mul_(self.scale.detach()).add_(self.loc.detach())
 
     def _size(self) -> int:
         return self.loc.shape[-1] if self.reinterpreted_batch_ndims == 1 else self._event_shape.numel()

@@ -217,7 +217,20 @@ def rsample_action_distribution(nested_distributions: NestedDistribution, return
     Raises:
         NotImplementedError: a distribution cannot be reparameterized.
     """
-    return _sample(nested_distributions, _draw_reparameterized, return_log_prob)
+    if not return_log_prob:
+        return _sample(nested_distributions, _draw_reparameterized, False)
+    if isinstance(nested_distributions, td.Distribution):
+        return _draw_with_log_prob(nested_distributions)
+    pairs = [_draw_with_log_prob(dist) for dist in _flatten(nested_distributions)]
+    actions = nest.structure(nested_distributions, nest.is_distribution).unflatten([pair[0] for pair in pairs])
+    return actions, _total([pair[1] for pair in pairs])
+
+
+def _draw_with_log_prob(dist: Any) -> tuple[Tensor, Tensor]:
+    if hasattr(dist, 'rsample_with_log_prob') and dist.has_rsample:
+        return dist.rsample_with_log_prob()
+    sample = _draw_reparameterized(dist)
+    return sample, dist.log_prob(sample)
 
 
 def _draw_reparameterized(dist: td.Distribution) -> Tensor:

@@ -76,11 +76,25 @@ class TransformedDistribution(td.TransformedDistribution):
             self._last = self._forward(self.base_dist.sample(torch.Size(sample_shape)))
         return self._last[-1]
 
+    def rsample_with_log_prob(self) -> tuple[Tensor, Tensor]:
+        """A sample ``[...]`` and its log-density, both with gradient to the parameters."""
+        base: Any = self.base_dist
+        if hasattr(base, 'rsample_with_log_prob'):
+            x, log_prob = base.rsample_with_log_prob()
+        else:
+            x = base.rsample()
+            log_prob = base.log_prob(x)
+        self._last = self._forward(x)
+        return self._last[-1], self._transformed(log_prob, self._last)
+
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density of ``value``; exact if it is the last sample of this distribution."""
         last = self._last
         values = last if last is not None and last[-1] is value else self._inverse(value)
-        log_prob = self.base_dist.log_prob(values[0])
+        return self._transformed(self.base_dist.log_prob(values[0]), values)
+
+    def _transformed(self, log_prob: Tensor, values: list[Tensor]) -> Tensor:
+        """The log-density of the last of ``values``, given that of the first one."""
         event_shape = self._event_shape
         for transform, x, y in zip(self.transforms, values, values[1:]):
             if isinstance(transform, AffineTransform):

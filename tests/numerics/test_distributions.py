@@ -399,14 +399,29 @@ def test_squashed_gradients_are_those_of_the_formula():
 
     class Fixed(du.DiagMultivariateNormal):
 
-        def rsample(self, sample_shape=()):
-            return self.loc + self.scale * noise
+        def _noise(self, shape):
+            return noise
 
-    dist = du.TransformedDistribution(Fixed(loc, log_scale.exp()), [du.StableTanh()])
-    _, log_prob = du.rsample_action_distribution(dist, return_log_prob=True)
-    found = torch.autograd.grad(log_prob.sum(), (loc, log_scale))
-    expected = torch.autograd.grad(formula(loc, log_scale), (loc, log_scale))
-    torch.testing.assert_close(found, expected)
+    expected_value = formula(loc, log_scale)
+    expected = torch.autograd.grad(expected_value, (loc, log_scale))
+    for together in (False, True):
+        dist = du.TransformedDistribution(Fixed(loc, log_scale.exp()), [du.StableTanh()])
+        if together:
+            sample, log_prob = du.rsample_action_distribution(dist, return_log_prob=True)
+        else:
+            sample = dist.rsample()
+            log_prob = dist.log_prob(sample)
+        torch.testing.assert_close(sample, torch.tanh(loc + log_scale.exp() * noise))
+        torch.testing.assert_close(log_prob.sum(), expected_value)
+        torch.testing.assert_close(torch.autograd.grad(log_prob.sum(), (loc, log_scale)), expected)
+
+
+def test_a_sample_and_its_log_probability_may_be_drawn_together_from_a_nest():
+    dists = {'plain': du.DiagMultivariateNormal(torch.randn(4, 3), torch.rand(4, 3) + 0.1),
+             'squashed': squashed(torch.randn(4, 2), torch.rand(4, 2) + 0.1, -2.0, 4.0),
+             'beta': du.DiagMultivariateBeta(torch.rand(4, 2) + 1, torch.rand(4, 2) + 1)}
+    actions, log_prob = du.rsample_action_distribution(dists, return_log_prob=True)
+    torch.testing.assert_close(log_prob, du.compute_log_probability(dists, actions))
 
 
 def test_an_action_at_the_limits_from_elsewhere_has_a_finite_log_probability():

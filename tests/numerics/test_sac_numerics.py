@@ -239,7 +239,7 @@ def test_the_gradient_of_the_value_is_clipped_elementwise(clipping, expected):
     algorithm._critic_networks = LinearCritics()
     torch.manual_seed(0)
     choice = algorithm._choose(torch.randn(4, 1), algorithm.train_state_spec.action,
-                               lambda d: torch.full((4, 2), 0.5, requires_grad=True), None)
+                               lambda d: torch.full((4, 2), 0.5, requires_grad=True))
     loss, _ = algorithm._actor_loss(torch.randn(4, 1), choice, torch.zeros(4), ())
     found, = torch.autograd.grad(loss.sum(), choice.action)
     # Q > 0: the lower critic is the first one
