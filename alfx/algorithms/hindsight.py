@@ -50,10 +50,8 @@ def first_of_episode(step_type: Tensor) -> Tensor:
     Returns:
         int64 ``[B, T]``: index of the first step of the sequence that is of the same episode.
     """
-    begins = step_type == StepType.FIRST
-    begins[:, 1:] |= step_type[:, :-1] == StepType.LAST
     time = torch.arange(step_type.shape[1], device=step_type.device)
-    return torch.where(begins, time, 0).cummax(dim=1).values
+    return torch.where(step_type == StepType.FIRST, time, 0).cummax(dim=1).values
 
 
 def draw_future(first: Tensor, steps_to_end: Tensor, proportion: float) -> tuple[Tensor, Tensor]:
