@@ -23,22 +23,21 @@ from torch import Tensor, nn
 from alfx import context, nest
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps
 from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.fixed_update import is_fixed
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import configurable
-from alfx.networks.networks import NoisyFC
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.utils.discrete_action import DiscreteAction
-from alfx.utils.normalizers import Normalizer
+from alfx.utils.discrete_action import DiscreteAction, LongExploration
 from alfx.utils.schedulers import as_scheduler
 from alfx.utils.target_updater import TargetUpdater
 
-DqnState = namedtuple('DqnState', ['critic', 'target_critic'], default_value=())
-"""The states of the critics and the target critics, ``()`` without memory."""
+DqnState = namedtuple('DqnState', ['critic', 'target_critic', 'exploration'], default_value=())
+"""The states of the critics and the target critics, ``()`` without memory, and of the exploration in the rollout."""
 
 DqnInfo = namedtuple('DqnInfo', ['reward', 'step_type', 'discount', 'action', 'critic', 'target_critic', 'q_values'],
                      default_value=())
@@ -87,6 +86,9 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         epsilon_greedy: the chance of a random action in evaluation; ``None``: ``config.epsilon_greedy``, or 0 without
             a config.
         reward_weights: K weights of the rewards; ``None``: all are 1.
+        exploration_length_exponent: if given, random actions are repeated for a random number n of steps with
+            ``P(n) ~ n ** -exponent`` (Dabney et al. 2021, arXiv:2006.01782; 2 in the paper), and epsilon is the chance
+            that such a run begins.
 
     Raises:
         ValueError: the action is not a single discrete one, the networks do not fit it, or a number is out of range.
@@ -101,7 +103,8 @@ class DqnAlgorithm(OffPolicyAlgorithm):
                  target_update_tau: float = 0.05, target_update_period: int = 1, num_atoms: int | None = None,
                  v_min: float | None = None, v_max: float | None = None, calculate_priority: bool = False,
                  train_first_step_only: bool = False, random_initial_collection: bool = True,
-                 epsilon_greedy: float | None = None, reward_weights: list[float] | None = None):
+                 epsilon_greedy: float | None = None, reward_weights: list[float] | None = None,
+                 exploration_length_exponent: float | None = None):
         discrete = DiscreteAction(action_spec, name)
         if num_critic_replicas < 1:
             raise ValueError(f'{name}.num_critic_replicas: expected at least 1, found {num_critic_replicas}')
@@ -113,12 +116,16 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         if config is not None and config.mini_batch_length == 1:
             raise ValueError(f'{name}: TrainerConfig.mini_batch_length is 1, but a target needs the step that follows; '
                              'set it to 2 for one-step targets')
+        long_exploration = (None if exploration_length_exponent is None else
+                            LongExploration(discrete, exploration_length_exponent, name))
         atoms = _make_atoms(num_atoms, v_min, v_max, reward_spec, name)
         critics = _make_critics(q_network_cls, observation_spec, discrete.spec, num_critic_replicas * reward_spec.numel,
                                 num_atoms, name)
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          predict_state_spec=critics.state_spec, reward_weights=reward_weights,
                          train_state_spec=DqnState(critics.state_spec, critics.state_spec), env=env, config=config,
+                         rollout_state_spec=DqnState(critics.state_spec, critics.state_spec,
+                                                     long_exploration.state_spec if long_exploration else ()),
                          checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
         self._critic_networks = critics
         self._target_critic_networks = critics.copy(name='target_' + critics.name)
@@ -134,7 +141,7 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         self._num_replicas = num_critic_replicas
         self._single_critic = num_critic_replicas * reward_spec.numel == 1
         self._num_rewards = reward_spec.numel if reward_spec.ndim else None
-        self._discrete = discrete
+        self._discrete, self._long_exploration = discrete, long_exploration
         self._rollout_epsilon_greedy = as_scheduler(rollout_epsilon_greedy)
         self._epsilon_greedy = epsilon_greedy
         self._target_net_target_action = target_net_target_action
@@ -153,9 +160,7 @@ class DqnAlgorithm(OffPolicyAlgorithm):
     @property
     def has_fixed_update(self) -> bool:
         """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        varying = (NoisyFC, Normalizer, nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
-        parts = (self._critic_networks, self._critic_losses)
-        return not self._critic_networks.is_rnn and not any(isinstance(m, varying) for p in parts for m in p.modules())
+        return not self._critic_networks.is_rnn and is_fixed(self)
 
     # Acting ----------------------------------------------------------------------------------------------------
 
@@ -181,8 +186,13 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         target_state = state.target_critic
         if self._critic_networks.is_rnn and self.need_full_rollout_state():
             target_state = self._target_critic_networks(inputs.observation, target_state)[1]
-        action = self._discrete.action(self._discrete.explore(greedy, epsilon))
-        return AlgStep(action, DqnState(new_state, target_state), DqnInfo(action=action))
+        exploration = state.exploration
+        if self._long_exploration is None:
+            index = self._discrete.explore(greedy, epsilon)
+        else:
+            index, exploration = self._long_exploration(greedy, epsilon, exploration)
+        action = self._discrete.action(index)
+        return AlgStep(action, DqnState(new_state, target_state, exploration), DqnInfo(action=action))
 
     def _q_values(self, observation: NestedTensor, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
         """What actions are compared by, ``[B, A]``, and the next state of the critics."""

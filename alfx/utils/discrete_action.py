@@ -1,10 +1,11 @@
-"""One discrete action, for algorithms that compare the values of all actions."""
+"""One discrete action, for algorithms that compare the values of all actions, and exploring with it."""
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from alfx import nest
+from alfx.data_structures import namedtuple
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 
 
@@ -47,3 +48,57 @@ class DiscreteAction:
         if epsilon >= 1.0:
             return random
         return torch.where(torch.rand(index.shape, device=index.device) < epsilon, random, index)
+
+
+LongExplorationState = namedtuple('LongExplorationState', ['steps_left', 'index'], default_value=())
+"""For how many more steps a random action is repeated, and which: int64 ``[B]`` each."""
+
+_LONGEST = 10000
+
+
+class LongExploration:
+    """Random actions that are repeated for a random number of steps: epsilon-z-greedy exploration.
+
+    Dabney et al. 2021 (arXiv:2006.01782), algorithm 1: with probability epsilon a uniformly random action is chosen and
+    taken n times, ``P(n) ~ n ** -exponent`` for n up to 10,000. Such runs reach what dithering does not.
+
+    Args:
+        action: translates the action.
+        exponent: greater than 1; 2 in the paper. The larger, the shorter the runs.
+        owner: who needs it, for the message.
+
+    Raises:
+        ValueError: ``exponent`` is not above 1.
+    """
+
+    state_spec = LongExplorationState(TensorSpec((), torch.int64), TensorSpec((), torch.int64))
+
+    def __init__(self, action: DiscreteAction, exponent: float, owner: str):
+        if not exponent > 1.0:
+            raise ValueError(f'{owner}.exploration_length_exponent: expected a number above 1, or None for random '
+                             f'actions of one step, found {exponent}')
+        self._action = action
+        weights = torch.arange(1, _LONGEST + 1, dtype=torch.float64) ** -exponent
+        self._cumulative = (weights.cumsum(0) / weights.sum()).float()
+
+    def __call__(self, index: Tensor, epsilon: float, state: Any) -> tuple[Tensor, Any]:
+        """``index`` ``[B]``, or what explores instead of it.
+
+        Args:
+            index: int64 ``[B]``: the greedy actions.
+            epsilon: the chance that a run of random actions begins where there is none.
+            state: ``LongExplorationState`` ``[B]``; zeros at the begin of an episode.
+
+        Returns:
+            the index ``[B]`` of the action to take, and the next state
+        """
+        self._cumulative = self._cumulative.to(index.device)
+        draws = torch.rand(2, *index.shape, device=index.device)
+        lengths = 1 + torch.searchsorted(self._cumulative, draws[0]).clamp_(max=_LONGEST - 1)
+        random = torch.randint(self._action.num_actions, index.shape, device=index.device)
+        goes_on = state.steps_left > 0
+        begins = ~goes_on & (draws[1] < epsilon)
+        steps_left = torch.where(begins, lengths, state.steps_left)
+        repeated = torch.where(begins, random, state.index)
+        taken = torch.where(begins | goes_on, repeated, index)
+        return taken, LongExplorationState((steps_left - 1).clamp(min=0), repeated)

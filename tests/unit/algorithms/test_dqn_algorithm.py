@@ -300,6 +300,14 @@ def test_noise_is_fresh_in_the_rollout_and_off_in_evaluation(num_critic_replicas
         assert torch.equal(algorithm.predict_step(step, ()).output, algorithm.predict_step(step, ()).output)
 
 
+def test_long_exploration_repeats_random_actions_within_an_episode():
+    agent, env = make_agent('long exploration', batch_size=400, env_ctor=lambda b, n: PolicyUnittestEnv(b, 20),
+                            dqn=dict(exploration_length_exponent=1.001, rollout_epsilon_greedy=1.0))
+    action = agent.unroll(20).action  # runs are nearly always longer than an episode, in which all steps are random
+    assert action[0].float().mean().item() == pytest.approx(0.5, abs=0.1)
+    assert (action[1:] == action[:-1]).float().mean() > 0.75  # by chance: 0.5
+
+
 def test_an_action_alone_in_a_nest_stays_in_it():
     algorithm = make(action_spec={'move': ACTION})
     action = algorithm.rollout_step(step_of(4), DqnState()).output
@@ -333,6 +341,7 @@ def test_other_actions_than_one_discrete_one_are_refused(spec):
     (dict(reward_spec=TensorSpec((2, )), **C51), 'scalar reward'),
     (dict(config=config_of(mini_batch_length=1)), 'mini_batch_length'),
     (dict(target_update_tau=0.0), 'tau'),
+    (dict(exploration_length_exponent=1.0), 'exploration_length_exponent'),
     (dict(q_network_cls=partial(small_q, num_atoms=7)), r'expected an output of shape \(5,\)'),
 ])
 def test_what_does_not_fit_is_refused_by_name(arguments, message):
@@ -361,6 +370,7 @@ AGENTS = {
     'recurrent, double': dict(q_network_cls=partial(QRNNNetwork, fc_layer_params=(16, ), lstm_hidden_size=8),
                               target_net_target_action=False),
     'several rewards': {},
+    'long exploration': dict(exploration_length_exponent=2.0, rollout_epsilon_greedy=0.3),
 }
 every_agent = pytest.mark.parametrize('kind', list(AGENTS))
 
@@ -511,7 +521,7 @@ def greedy_return(agent, env, episodes=4):
 
 
 @pytest.mark.parametrize('kind, optimal', [('classic', 4.0), ('default', 4.0), ('rainbow', 4.0), ('recurrent', 2.0),
-                                           ('several rewards', 4.0)])
+                                           ('several rewards', 4.0), ('long exploration', 4.0)])
 def test_the_greedy_policy_becomes_optimal(kind, optimal):
     agent, env = make_agent(kind, batch_size=8, unroll_length=5, mini_batch_size=32, replay_buffer_length=200,
                             num_updates_per_train_iter=5)

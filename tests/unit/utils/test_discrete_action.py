@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from alfx.tensor_specs import BoundedTensorSpec
-from alfx.utils.discrete_action import DiscreteAction
+from alfx.utils.discrete_action import DiscreteAction, LongExploration, LongExplorationState
 
 
 def test_indices_count_from_the_minimum_and_back():
@@ -39,3 +39,25 @@ SPEC = BoundedTensorSpec((), torch.int64, 0, 1)
 def test_any_other_action_is_refused(spec):
     with pytest.raises(ValueError, match='Owner: expected one discrete action'):
         DiscreteAction(spec, 'Owner')
+
+
+def test_random_actions_are_repeated_for_lengths_of_the_zeta_distribution():
+    torch.manual_seed(0)
+    explore = LongExploration(DiscreteAction(SPEC.replace(maximum=3), 'Owner'), 2.0, 'Owner')
+    count = 40000
+    state = LongExplorationState(torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.int64))
+    index, state = explore(torch.full((count, ), 3), 1.0, state)
+    torch.testing.assert_close(torch.bincount(index, minlength=4) / count, torch.full((4, ), 0.25), atol=0.01, rtol=0)
+    # P(n) = n^-2 / zeta(2), with zeta(2) = pi^2 / 6: 0.6079, 0.1520, 0.0675
+    left = torch.bincount(state.steps_left.clamp(max=3), minlength=4) / count
+    torch.testing.assert_close(left[:3], torch.tensor([0.6079, 0.1520, 0.0675]), atol=0.01, rtol=0)
+
+
+def test_a_run_of_random_actions_is_ended_by_its_length_alone():
+    explore = LongExploration(DiscreteAction(SPEC.replace(maximum=3), 'Owner'), 2.0, 'Owner')
+    state = LongExplorationState(torch.tensor([2, 0]), torch.tensor([1, 0]))
+    taken = []
+    for _ in range(4):
+        index, state = explore(torch.tensor([3, 3]), 0.0, state)
+        taken.append(index.tolist())
+    assert taken == [[1, 3], [1, 3], [3, 3], [3, 3]]
