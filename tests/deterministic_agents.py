@@ -1,4 +1,7 @@
-"""Agents with deterministic policies in tiny environments, for the tests of DDPG and TD3."""
+"""Agents with deterministic policies in tiny environments, for the tests of DDPG and TD3.
+
+Other algorithms for continuous actions fit as well, with the names that they have for their ``networks``.
+"""
 from functools import partial
 
 import torch
@@ -40,7 +43,8 @@ ENVIRONMENTS = {
 
 def make_agent(algorithm_cls, environment='continuous', batch_size=4, seed=0, optimizer=None, hidden=(16, ),
                mini_batch_size=8, mini_batch_length=2, unroll_length=4, initial_collect_steps=0,
-               priority_replay=False, updates=2, use_rollout_state=None, config_args=None, **algorithm_args):
+               priority_replay=False, updates=2, use_rollout_state=None, policy_loss_addons=(), compile=False,
+               networks=('actor_network_ctor', 'critic_network_ctor'), **algorithm_args):
     """An agent in an environment, ready to train."""
     torch.manual_seed(seed)
     context.reset()
@@ -53,15 +57,16 @@ def make_agent(algorithm_cls, environment='continuous', batch_size=4, seed=0, op
         mini_batch_length=mini_batch_length, num_updates_per_train_iter=updates, whole_replay_buffer_training=False,
         clear_replay_buffer=False, replay_buffer_length=200, initial_collect_steps=initial_collect_steps,
         priority_replay=priority_replay,
-        use_rollout_state=recurrent if use_rollout_state is None else use_rollout_state, **(config_args or {}))
+        use_rollout_state=recurrent if use_rollout_state is None else use_rollout_state, compile=compile)
     actor, critic = (ActorRNNNetwork, CriticRNNNetwork) if recurrent else (ActorNetwork, CriticNetwork)
     memory = dict(lstm_hidden_size=(8, )) if recurrent else {}
     combiner = NestConcat() if environment == 'nested action' else None
-    algorithm_args.setdefault('actor_network_ctor', partial(actor, fc_layer_params=hidden, **memory))
-    algorithm_args.setdefault('critic_network_ctor', partial(
+    algorithm_args.setdefault(networks[0], partial(actor, fc_layer_params=hidden, **memory))
+    algorithm_args.setdefault(networks[1], partial(
         critic, joint_fc_layer_params=hidden, action_preprocessing_combiner=combiner, **memory))
     agent = Agent(env.observation_spec(), env.action_spec(), env.reward_spec(), env=env, config=config,
-                  rl_algorithm_cls=partial(algorithm_cls, **algorithm_args), optimizer=optimizer or Adam(lr=1e-2))
+                  rl_algorithm_cls=partial(algorithm_cls, **algorithm_args), optimizer=optimizer or Adam(lr=1e-2),
+                  policy_loss_addons=policy_loss_addons)
     agent.set_path('')
     agent.finalize()
     return agent, env

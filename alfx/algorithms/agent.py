@@ -4,7 +4,7 @@ A step goes through the parts in this order: representation learner (observation
 generator (-> representation and goal), intrinsic reward module, policy algorithm, entropy target, reward weights.
 Each part has a field of its own in ``AgentState`` and ``AgentInfo``.
 """
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.entropy_target_algorithm import EntropyTargetAlgorithm, NestedEntropyTargetAlgorithm
+from alfx.algorithms.policy_loss_addons import PolicyLossAddOns
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
@@ -24,8 +25,8 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 AgentState = namedtuple('AgentState', ['rl', 'irm', 'goal_generator', 'repr', 'rw'], default_value=())
 """The state of each part."""
 
-AgentInfo = namedtuple('AgentInfo', ['rl', 'irm', 'goal_generator', 'entropy_target', 'repr', 'rw', 'rewards'],
-                       default_value=())
+AgentInfo = namedtuple('AgentInfo', ['rl', 'irm', 'goal_generator', 'entropy_target', 'repr', 'rw', 'rewards',
+                                     'policy_loss_addons'], default_value=())
 """The info of each part, and the rewards ``[B]`` by the name of the part that gives them."""
 
 
@@ -58,6 +59,9 @@ class Agent(RLAlgorithm):
         optimizer: owns what no part's own optimizer does.
         debug_summaries: write more summaries.
         name: name of this algorithm.
+        policy_loss_addons: make terms that are added to the loss of the policy, see
+            :mod:`alfx.algorithms.policy_loss_addons`; called as ``(observation_spec=, action_spec=,
+            debug_summaries=)``.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -69,7 +73,8 @@ class Agent(RLAlgorithm):
                  intrinsic_reward_module: Algorithm | None = None, intrinsic_reward_coef: float = 1.0,
                  extrinsic_reward_coef: float = 1.0, enforce_entropy_target: bool = False,
                  entropy_target_cls: Callable[..., Any] | None = None, optimizer: Any = None,
-                 debug_summaries: bool = False, name: str = 'AgentAlgorithm'):
+                 debug_summaries: bool = False, name: str = 'AgentAlgorithm',
+                 policy_loss_addons: Sequence[Callable[..., Any]] = ()):
         helper = AgentHelper(AgentState)
         common = dict(action_spec=action_spec, reward_spec=reward_spec, config=config,
                       debug_summaries=debug_summaries)
@@ -90,6 +95,11 @@ class Agent(RLAlgorithm):
                                               debug_summaries)
         if entropy_target is not None:
             helper.register_algorithm(entropy_target, 'entropy_target')
+        addons = None
+        if policy_loss_addons:
+            addons = PolicyLossAddOns([addon(observation_spec=inner_spec, action_spec=action_spec,
+                                             debug_summaries=debug_summaries) for addon in policy_loss_addons])
+            helper.register_algorithm(addons, 'policy_loss_addons')
         reward_weight_algorithm = None
         if reward_weight_algorithm_cls is not None:
             reward_weight_algorithm = reward_weight_algorithm_cls(reward_spec=reward_spec,
@@ -106,12 +116,13 @@ class Agent(RLAlgorithm):
         self._rl_algorithm = rl_algorithm
         self._entropy_target_algorithm = entropy_target
         self._reward_weight_algorithm = reward_weight_algorithm
+        self._policy_loss_addons = addons
         self._intrinsic_reward_coef = intrinsic_reward_coef
         self._extrinsic_reward_coef = extrinsic_reward_coef
         self._changes_reward = (intrinsic_reward_module is not None or goal_generator is not None
                                 or extrinsic_reward_coef != 1.0)
         parts = (representation_learner, goal_generator, intrinsic_reward_module, rl_algorithm, entropy_target,
-                 reward_weight_algorithm)
+                 addons, reward_weight_algorithm)
         self._parts_in_order = [part for part in parts if part is not None]
         self._in_the_loss = [part for part in self._parts_in_order if part is not reward_weight_algorithm]
         if reward_weight_algorithm is not None:
@@ -161,7 +172,8 @@ class Agent(RLAlgorithm):
     @property
     def recomputes_rollout_info(self) -> bool:
         """Whether all that a step does is the policy's own step, and that one can be recomputed."""
-        plain = all(part in (self._rl_algorithm, self._entropy_target_algorithm) for part in self._parts())
+        plain_parts = (self._rl_algorithm, self._entropy_target_algorithm, self._policy_loss_addons)
+        plain = all(part in plain_parts for part in self._parts())
         return plain and not self._changes_reward and self._rl_algorithm.recomputes_rollout_info
 
     # Steps -----------------------------------------------------------------------------------------------------
@@ -240,6 +252,9 @@ class Agent(RLAlgorithm):
         rl_step = run(self._rl_algorithm, time_step, state.rl)
         if self._entropy_target_algorithm is not None and (self.on_policy or not is_rollout):
             self._entropy_target_step(method, rl_step, time_step, info)
+        if self._policy_loss_addons is not None and (self.on_policy or not is_rollout):
+            inputs = time_step, getattr(rl_step.info, 'action_distribution', None)
+            info['policy_loss_addons'] = self._policy_step(self._policy_loss_addons, method, inputs)
         if self._reward_weight_algorithm is not None and is_rollout:
             info['rw'] = self._reward_weight_algorithm.rollout_step(time_step, state.rw).info
         return AlgStep(rl_step.output, AgentState(**new_state), AgentInfo(rewards=rewards or (), **info))
@@ -255,12 +270,14 @@ class Agent(RLAlgorithm):
         if isinstance(distribution, tuple) and distribution == ():
             raise ValueError(f'enforce_entropy_target needs a policy algorithm whose {method} yields an '
                              f"'action_distribution'; {type(self._rl_algorithm).__name__} does not")
-        part, inputs = self._entropy_target_algorithm, (distribution, time_step.step_type)
+        inputs = distribution, time_step.step_type
+        info['entropy_target'] = self._policy_step(self._entropy_target_algorithm, method, inputs)
+
+    def _policy_step(self, part: Any, method: str, inputs: Any) -> NestedTensor:
+        """The info of a part that looks at the distribution of the policy."""
         if method == 'train_sequence':
-            info['entropy_target'] = part.train_sequence(inputs, (), ()).info
-        else:
-            info['entropy_target'] = (part.rollout_step(inputs, ()) if self.on_policy else
-                                      part.train_step(inputs, (), ())).info
+            return part.train_sequence(inputs, (), ()).info
+        return (part.rollout_step(inputs, ()) if self.on_policy else part.train_step(inputs, (), ())).info
 
     # Rewards ---------------------------------------------------------------------------------------------------
 

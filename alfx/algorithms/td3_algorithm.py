@@ -5,7 +5,7 @@ critics (section 4.2); the policy and the target networks are updated less often
 targets are smoothed over actions near that of the target policy (section 5.3). Noise is in units of half the range of
 the actions, which the paper has as -1 to 1. Differs from the paper in nothing else.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
@@ -144,10 +144,19 @@ class Td3Algorithm(DdpgAlgorithm):
             return action
         return self._bounds.add_noise(action, gaussian_like(action, self._target_noise, self._noise_clip))
 
+    @property
+    def update_variant(self) -> Hashable:
+        """Whether the next update trains the policy."""
+        return self._is_actor_trained()
+
     def _is_actor_trained(self) -> bool:
+        return (self._count() + 1) % self._policy_update_period == 0
+
+    def _count(self) -> int:
+        """The number of updates so far."""
         if self._updates is None:
             self._updates = int(self._num_updates)
-        return (self._updates + 1) % self._policy_update_period == 0
+        return self._updates
 
     def _objective(self, q_values: Tensor) -> Tensor:
         """The value of the first critic (algorithm 1)."""
@@ -158,12 +167,13 @@ class Td3Algorithm(DdpgAlgorithm):
         loss_info = super().calc_loss(info)
         actor_loss = loss_info.extra.actor
         if isinstance(actor_loss, Tensor):
-            self._latest_actor_loss = actor_loss.detach(), info.step_type
+            self._latest_actor_loss = actor_loss.detach(), info.step_type, self._count()
         elif self._latest_actor_loss is not None and context.should_record_summaries():
-            latest, step_type = self._latest_actor_loss
-            masks = valid_masks(step_type)
-            mean = (latest * masks).sum() / masks.sum().clamp(min=1)
-            loss_info = loss_info._replace(extra=loss_info.extra._replace(actor=mean))
+            latest, step_type, updates = self._latest_actor_loss
+            if self._count() - updates < self._policy_update_period:
+                masks = valid_masks(step_type)
+                mean = (latest * masks).sum() / masks.sum().clamp(min=1)
+                loss_info = loss_info._replace(extra=loss_info.extra._replace(actor=mean))
         return loss_info
 
     def after_update(self, root_inputs: TimeStep, info: Any) -> None:

@@ -168,6 +168,18 @@ def test_the_loss_of_the_policy_is_in_the_summaries_of_updates_that_have_none():
     torch.testing.assert_close(shown, (loss[0, 0] + loss[1, 0] + loss[1, 1]) / 3)
 
 
+@pytest.mark.slow
+def test_the_compiled_update_does_what_the_update_does():
+    agents = [make_agent(Td3Algorithm, updates=2, compile=compile)[0] for compile in (False, True)]
+    assert all(agent.has_fixed_update for agent in agents)
+    for agent in agents:
+        torch.manual_seed(1)
+        for _ in range(3):
+            agent.train_iter()
+    for (name, a), (_, b) in zip(*(agent.named_parameters() for agent in agents)):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4, msg=name)
+
+
 @pytest.mark.parametrize('argument,value', [('policy_update_period', 0), ('target_noise', -0.1), ('noise_clip', -1.0),
                                             ('exploration_noise', -0.1)])
 def test_numbers_out_of_range_are_refused_by_name(argument, value):
