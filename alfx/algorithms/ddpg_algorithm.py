@@ -17,6 +17,7 @@ from alfx import nest
 from alfx.algorithms import sac_losses
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import ActionBounds, OrnsteinUhlenbeckNoise, choose
+from alfx.algorithms.fixed_update import is_fixed
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
@@ -170,6 +171,11 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
     def _trainable_attributes_to_ignore(self) -> list[str]:
         """The target networks."""
         return ['_target_actor_network', '_target_critic_networks']
+
+    @property
+    def has_fixed_update(self) -> bool:
+        """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
+        return not self._is_recurrent and is_fixed(self)
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """The state of the actor."""

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from alfx import nest, summary
 from alfx.algorithms import sac_actions, sac_losses
 from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.fixed_update import is_fixed
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sac_actions import ActionParts, ActionType, Choice, TargetEntropy
@@ -219,6 +220,11 @@ class SacAlgorithm(OffPolicyAlgorithm):
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """The state of choosing an action."""
         return SacState(action=state.action)
+
+    @property
+    def has_fixed_update(self) -> bool:
+        """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
+        return not self._is_recurrent and is_fixed(self)
 
     # Acting ----------------------------------------------------------------------------------------------------
 

@@ -8,9 +8,14 @@ from alfx import context
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
+from alfx.algorithms.sac_algorithm import SacAlgorithm
+from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.engine.update import NonFiniteLossError
-from alfx.environments.suite_unittest import PolicyUnittestEnv
+from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
 from alfx.gin_utils import ConfError
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.actor_networks import ActorNetwork
+from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork
 from alfx.optimizers import SGD, Adam, AdamW
 from alfx.optimizers.functional_adam import AdamState, adam_step
@@ -32,16 +37,16 @@ class _Changing(DqnAlgorithm):
     has_fixed_update = False
 
 
-def make_agent(compile, optimizer=None, algorithm_cls=DqnAlgorithm):
+def make_agent(compile, optimizer=None, algorithm_cls=DqnAlgorithm, rl=None, action_type=ActionType.Discrete):
     torch.manual_seed(0)
     context.reset()
-    env = PolicyUnittestEnv(batch_size=4, episode_length=5)
+    env = PolicyUnittestEnv(batch_size=4, episode_length=5, action_type=action_type)
     env.seed(0)
     env.reset()
     config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=4, mini_batch_size=8, mini_batch_length=2,
                            num_updates_per_train_iter=3, whole_replay_buffer_training=False, clear_replay_buffer=False,
                            replay_buffer_length=100, priority_replay=True, compile=compile)
-    rl = partial(algorithm_cls, q_network_cls=partial(QNetwork, fc_layer_params=(8, )), calculate_priority=True)
+    rl = rl or partial(algorithm_cls, q_network_cls=partial(QNetwork, fc_layer_params=(8, )), calculate_priority=True)
     agent = Agent(env.observation_spec(), env.action_spec(), env=env, config=config, rl_algorithm_cls=rl,
                   optimizer=optimizer or Adam(lr=1e-2, gradient_clipping=0.1, clip_by_global_norm=True))
     agent.finalize()
@@ -118,3 +123,22 @@ def test_the_step_is_that_of_the_optimizer(make):
                   adam.tensors, adam.learning_rates(), torch.tensor(False))
     assert all(torch.equal(a, b) for a, b in zip(before, copies))
     assert all(torch.isfinite(x).all() for x in adam.tensors)
+
+
+@pytest.mark.parametrize('rl', [
+    partial(SacAlgorithm, actor_network_cls=partial(ActorDistributionNetwork, fc_layer_params=(8, )),
+            critic_network_cls=partial(CriticNetwork, joint_fc_layer_params=(8, )), calculate_priority=True),
+    partial(Td3Algorithm, actor_network_ctor=partial(ActorNetwork, fc_layer_params=(8, )),
+            critic_network_ctor=partial(CriticNetwork, joint_fc_layer_params=(8, )), calculate_priority=True)
+], ids=['SAC, with a gradient inside the loss', 'TD3, with two kinds of updates'])
+def test_other_algorithms_can_be_compiled(rl):
+    agents = [make_agent(compile, rl=rl, action_type=ActionType.Continuous, optimizer=Adam(lr=1e-2))
+              for compile in (False, True)]
+    for agent in agents:
+        torch.manual_seed(1)
+        context.reset()
+        for _ in range(3):
+            agent.train_iter()
+    assert agents[1]._compiled_update is not None
+    for (name, a), (_, b) in zip(agents[0].named_parameters(), agents[1].named_parameters()):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3, msg=name)

@@ -1,0 +1,107 @@
+"""What holds for every algorithm, also with a replay buffer: repeatable, and resumable with its buffer saved.
+
+The shipped confs of small tasks are run for a few iterations, each with a small batch.
+"""
+import shutil
+
+import pytest
+import torch
+
+from alfx import gin_utils
+from alfx.algorithms.config import TrainerConfig
+from alfx.trainers.policy_trainer import RLTrainer
+from alfx.utils.checkpoint_utils import read_checkpoint
+
+CONFS = [
+    'ddpg_pendulum', 'dqn_cart_pole', 'dynamic_action_repeat_pendulum', 'mdq_pendulum', 'mpo_cart_pole', 'mpo_pendulum',
+    'oac_pendulum', 'q_learning_frozen_lake', 'qrsac_pendulum', 'rainbow_cart_pole', 'sac_cart_pole',
+    'sac_mixed_actions', 'sac_mountain_car_continuous', 'sac_pendulum', 'sarsa_pendulum', 'taac_pendulum',
+    'taacl_pendulum', 'taacq_pendulum', 'td3_pendulum', 'trac_cart_pole'
+]
+ON_POLICY = ['q_learning_frozen_lake', 'trac_cart_pole']
+SMALL = [
+    'TrainerConfig.random_seed = 3', 'TrainerConfig.num_iterations = 8', 'TrainerConfig.num_env_steps = 0',
+    'TrainerConfig.num_updates_per_train_iter = 2', 'TrainerConfig.num_checkpoints = 2',
+    'TrainerConfig.num_threads = 1', "TrainerConfig.float32_matmul_precision = 'highest'",
+    'TrainerConfig.summary_interval = 4',
+    'TrainerConfig.num_summaries = None', 'ReplayBuffer.enable_checkpoint = True'
+]
+
+
+@pytest.fixture(autouse=True)
+def empty_gin():
+    yield
+    gin_utils.clear()
+
+
+def conf_params(conf):
+    """What makes a run of ``conf`` short."""
+    gin_utils.load(conf)
+    config = TrainerConfig(root_dir='unused')
+    unroll_length = min(max(int(config.unroll_length), 4), 8)
+    params = [*SMALL, f'TrainerConfig.unroll_length = {unroll_length}', 'create_environment.nonparallel = True']
+    if not (config.whole_replay_buffer_training and config.clear_replay_buffer):
+        params.append('TrainerConfig.replay_buffer_length = 64')
+    if config.mini_batch_size:
+        params.append(f'TrainerConfig.mini_batch_size = {min(config.mini_batch_size, 8)}')
+    if config.initial_collect_steps:
+        params.append('TrainerConfig.initial_collect_steps = 10')
+    gin_utils.clear()
+    return params
+
+
+def train(conf, root):
+    """Train in the run folder ``root``, from its newest checkpoint if it has one; return what ends in a checkpoint."""
+    if not (root / 'conf').exists():
+        gin_utils.write_conf(str(root), gin_utils.load(conf, conf_params(conf)))
+    else:
+        gin_utils.load(conf, conf_params(conf))
+    RLTrainer(TrainerConfig(root_dir=str(root))).train()
+    gin_utils.clear()
+    return contents(newest(root))
+
+
+def newest(root):
+    return max(numbered(root), key=lambda path: int(path.name.removeprefix('ckpt-')))
+
+
+def numbered(root):
+    return [p for p in (root / 'train/algorithm').glob('ckpt-*') if p.name.removeprefix('ckpt-').isdigit()]
+
+
+def contents(path):
+    """The algorithm's part of a checkpoint, with the path of each entry."""
+    flat = {}
+
+    def walk(value, name):
+        if isinstance(value, dict):
+            for key, item in value.items():
+                walk(item, f'{name}.{key}')
+        elif isinstance(value, (list, tuple)):
+            for i, item in enumerate(value):
+                walk(item, f'{name}.{i}')
+        else:
+            flat[name] = value
+
+    walk(read_checkpoint(str(path))['alg'], 'alg')
+    return flat
+
+
+def differences(a, b):
+    assert a.keys() == b.keys()
+    return [name for name in a if not (torch.equal(a[name], b[name]) if isinstance(a[name], torch.Tensor) else
+                                       a[name] == b[name])]
+
+
+@pytest.mark.parametrize('conf', CONFS)
+def test_same_seed_same_parameters_also_when_resumed_with_the_replay_buffer(conf, tmp_path):
+    first, second, resumed = tmp_path / 'first', tmp_path / 'second', tmp_path / 'resumed'
+    expected = train(conf, first)
+    assert any('replay_buffer' in name for name in expected) != (conf in ON_POLICY)
+    assert differences(expected, train(conf, second)) == []
+    shutil.copytree(first, resumed)
+    newest(resumed).unlink()
+    for path in (resumed / 'train/algorithm').glob('*8*'):
+        path.unlink()
+    assert [p.name for p in numbered(resumed)] == ['ckpt-4']
+    assert differences(expected, train(conf, resumed)) == []
