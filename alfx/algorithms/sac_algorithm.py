@@ -43,9 +43,6 @@ from alfx.utils import dist_utils
 from alfx.utils.averager import ScalarAdaptiveAverager
 from alfx.utils.target_updater import TargetUpdater
 
-__all__ = ['ActionType', 'SacActionState', 'SacActorInfo', 'SacAlgorithm', 'SacCriticInfo', 'SacCriticState', 'SacInfo',
-           'SacLossInfo', 'SacState']
-
 SacActionState = namedtuple('SacActionState', ['actor_network', 'critic'], default_value=())
 """State of choosing an action: of the actor, and of the Q networks if a discrete action is chosen by them."""
 
@@ -265,7 +262,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
 
         Args:
             observation: nest ``[N, ...]``.
-            state: a ``SacActionState``.
+            state: :class:`SacActionState`.
             draw: takes the continuous action from its nest of distributions; ``None``: a sample with gradient and its
                 log-probability.
             draw_discrete: takes the discrete action from its distribution.
@@ -295,12 +292,12 @@ class SacAlgorithm(OffPolicyAlgorithm):
         alpha = (log_alpha[0] if log_alpha.ndim else log_alpha).exp()
         return dist_utils.categorical_from_spec(self._actor_value(q_values) / alpha, self._parts.discrete)
 
-    def _log_pi(self, inputs: TimeStep, choice: Choice) -> Tensor:
-        """``[N]`` or ``[N, 2]``, see ``SacInfo.log_pi``."""
+    def _log_pi(self, choice: Choice, inputs: Callable[[], TimeStep]) -> Tensor:
+        """``[N]`` or ``[N, 2]``, see ``SacInfo.log_pi``; ``inputs`` makes the time step ``[N, ...]`` for a prior."""
         if self._parts.type == ActionType.Continuous:
             if self._prior_actor is None:
                 return choice.log_prob
-            prior = self._prior_actor.train_step(inputs, ()).output
+            prior = self._prior_actor.train_step(inputs(), ()).output
             return choice.log_prob - sac_losses.summed_log_prob(prior, choice.continuous)
         neg_entropy = -self._parts.split(choice.distribution)[0].entropy()
         return neg_entropy if isinstance(choice.log_prob, tuple) else torch.stack((neg_entropy, choice.log_prob), -1)
@@ -320,11 +317,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
                       state: NestedTensor) -> tuple[Tensor, NestedTensor]:
         """Value of the policy by the target critics at N steps: ``[N]`` or ``[N, K]``, and their state.
 
-        Args:
-            observation: nest ``[N, ...]``.
-            continuous: nest ``[N, ...]`` of continuous actions of the policy, or ``()``.
-            probs: ``[N, A]``: probabilities of the discrete actions, or ``()``.
-            state: of the target critics.
+        ``continuous`` is a nest ``[N, ...]`` and ``probs`` ``[N, A]`` that of a :class:`Choice`.
         """
         if self._parts.type == ActionType.Continuous:
             critics, state = self._target_critic_networks((observation, continuous), state)
@@ -357,7 +350,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
         self._require_critics()
         observation = inputs.observation
         choice = self._choose(observation, state.action)
-        log_pi = self._log_pi(inputs, choice)
+        log_pi = self._log_pi(choice, lambda: inputs)
         actor_loss, actor_state = self._actor_loss(observation, choice, log_pi, state.actor)
         critics, critics_state = self._trained_values(observation, choice.q_values, rollout_info.action,
                                                       state.critic.critics)
@@ -370,8 +363,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
 
     def _require_critics(self) -> None:
         if self._critic_networks is None:
-            raise RuntimeError(f'{self._name} has no critics (critic_network_cls=None): it can be played and '
-                               'evaluated, not trained')
+            raise RuntimeError(f'{self._name} has no critics (critic_network_cls=None): it can be played, not trained')
 
     def _info(self, inputs: TimeStep, rollout_info: Any, distribution: Any, actor_loss: Any, critic: Any,
               alpha_loss: Tensor, log_pi: Tensor) -> Any:
@@ -385,7 +377,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
 
     def _actor_loss(self, observation: NestedTensor, choice: Choice, log_pi: Tensor,
                     state: NestedTensor) -> tuple[Any, NestedTensor]:
-        """The loss ``[N]`` of the actor, ``()`` if there is none, and the state of the critics."""
+        """The loss ``[N]`` of the actor (``()`` without one), and the state of the critics."""
         if self._parts.type == ActionType.Discrete:
             return (), state
         with torch.enable_grad():
@@ -400,7 +392,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
         if log_alpha.ndim:
             log_alpha, log_pi = log_alpha[1], log_pi[..., 1]
         loss = sac_losses.deterministic_policy_loss(gradient, choice.continuous)
-        return torch.addcmul(loss, log_alpha.exp(), log_pi), sac_losses.detached(state)
+        return torch.addcmul(loss, log_alpha.exp(), log_pi), sac_losses.detached(state) if self._is_recurrent else ()
 
     def _trained_values(self, observation: NestedTensor, q_values: Any, action: NestedTensor,
                         state: NestedTensor) -> tuple[Tensor, NestedTensor]:
@@ -421,25 +413,26 @@ class SacAlgorithm(OffPolicyAlgorithm):
         self._require_critics()
         has_actor = self._actor_network is not None
         trained_steps = length if has_actor and self._train_actor_on_last_step else length - 1
-        observation = inputs.observation
-        trained = self._train_choice(inputs, 0, trained_steps)
-        choice, log_pi = trained
-        loss, _ = self._actor_loss(steps(observation, 0, trained_steps), choice, log_pi, ())
-        critics, _ = self._trained_values(steps(observation, 0, length - 1), choice.q_values,
-                                          steps(rollout_info.action, 0, length - 1), ())
+        earlier, later = (steps(inputs.observation, begin, begin + length - 1) for begin in (0, 1))
+        observation = earlier if trained_steps < length else steps(inputs.observation, 0, length)
+        choice = self._choose(observation, SacActionState())
+        log_pi = self._log_pi(choice, partial(steps, inputs, 0, trained_steps))
+        loss, _ = self._actor_loss(observation, choice, log_pi, ())
+        critics, _ = self._trained_values(earlier, choice.q_values, steps(rollout_info.action, 0, length - 1), ())
         policy = (choice.distribution, choice.action, choice.probs)
         if trained_steps < length:
+            last_observation = later if length == 2 else steps(inputs.observation, length - 1, length)
             with torch.no_grad():
-                last, last_log_pi = self._train_choice(inputs, trained_steps, length)
+                last = self._choose(last_observation, SacActionState())
+                last_log_pi = self._log_pi(last, partial(steps, inputs, trained_steps, length))
             policy = nest.map_structure(lambda a, b: torch.cat((a, b)), policy,
                                         (last.distribution, last.action, last.probs))
             log_pi = torch.cat((log_pi, last_log_pi))
         distribution, action, probs = policy
         continuous, probs = nest.map_structure(lambda x: x[batch:].detach(), (self._parts.split(action)[1], probs))
-        target, _ = self._target_value(steps(observation, 1, length), continuous, probs, ())
+        target, _ = self._target_value(later, continuous, probs, ())
         alpha_steps = length if self._train_actor_on_last_step else length - 1
         alpha_loss = sac_losses.temperature_loss(self._log_alpha, log_pi[:alpha_steps * batch], self._target_entropy)
-
 
         def as_sequence(x: Tensor) -> Tensor:
             if x.shape[0] < length * batch:
@@ -450,14 +443,6 @@ class SacAlgorithm(OffPolicyAlgorithm):
             as_sequence, (action, distribution, loss, critics, with_zeros_before(target, batch), alpha_loss, log_pi))
         info = self._info(inputs, rollout_info, distribution, loss, SacCriticInfo(critics, target), alpha_loss, log_pi)
         return AlgStep(action, (), info)
-
-    def _train_choice(self, inputs: TimeStep, begin: int, end: int) -> tuple[Choice, Tensor]:
-        """What the policy does now at the steps ``begin`` to ``end`` of a sequence, and its ``log_pi``."""
-        part = TimeStep(observation=steps(inputs.observation, begin, end))
-        if self._prior_actor is not None:
-            part = steps(inputs, begin, end)
-        choice = self._choose(part.observation, SacActionState())
-        return choice, self._log_pi(part, choice)
 
     # Losses ----------------------------------------------------------------------------------------------------
 
@@ -471,7 +456,8 @@ class SacAlgorithm(OffPolicyAlgorithm):
             policy_loss = with_zeros_after(policy_loss[:-1], 1)
         priority = sac_losses.sequence_priority(critic_loss, info.step_type) if self._calculate_priority else ()
         if summary.should_record_summaries():
-            self._summarize_alpha()
+            for i, alpha in enumerate(self._log_alpha.detach().exp().reshape(-1)):  # of a mixed action: discrete first
+                summary.scalar(f'{self._name}/alpha/{i}', alpha)
         return LossInfo(loss=critic_loss + policy_loss, priority=priority,
                         extra=SacLossInfo(actor=info.actor.extra, critic=critic_loss, alpha=info.alpha))
 
@@ -491,12 +477,6 @@ class SacAlgorithm(OffPolicyAlgorithm):
             bonus = bonus - self._entropy_averager.average(bonus[1:])
         return sac_losses.reward_with_bonus(info.reward, bonus, info.discount, self._critic_loss.gamma,
                                             self._reward_weights)
-
-    def _summarize_alpha(self) -> None:
-        names = ('/discrete', '/continuous') if self._log_alpha.ndim else ('', )
-        with summary.scope(self._name):
-            for suffix, alpha in zip(names, self._log_alpha.detach().exp().reshape(-1)):
-                summary.scalar(f'alpha{suffix}', alpha)
 
     def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
         """Move the target critics; cap log alpha."""

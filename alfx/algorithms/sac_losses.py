@@ -142,7 +142,9 @@ def sequence_priority(loss: Tensor, step_type: Tensor) -> Tensor:
 
 def leaves_of_graph(action: NestedTensor) -> NestedTensor:
     """``action``, cut from what it was computed from, with gradient to it where gradients are recorded."""
-    return nest.map_structure(lambda x: x.detach().requires_grad_(torch.is_grad_enabled()), action)
+    if isinstance(action, Tensor):
+        return action.detach().requires_grad_(torch.is_grad_enabled())
+    return nest.map_structure(leaves_of_graph, action)
 
 
 def detached(nested: NestedTensor) -> NestedTensor:
