@@ -18,6 +18,7 @@ from alfx.algorithms.entropy_target_algorithm import EntropyTargetAlgorithm, Nes
 from alfx.algorithms.policy_loss_addons import PolicyLossAddOns
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
+from alfx.engine.recording import has_fixed_update
 from alfx.gin_utils import configurable
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
@@ -162,7 +163,7 @@ class Agent(RLAlgorithm):
     @property
     def has_fixed_update(self) -> bool:
         """Whether that is so for all parts."""
-        return all(part.has_fixed_update for part in self._parts())
+        return all(has_fixed_update(part) for part in self._parts())
 
     @property
     def update_variant(self) -> Hashable:

@@ -68,7 +68,7 @@ class Algorithm(CheckpointedAlgorithm):
         self._device: torch.device | None = None
         self._gradient_noise_scale: GradientNoiseScale | None = None
         self._updated: tuple[list[Any], list[tuple[str, nn.Parameter]]] | None = None
-        self._compiled_update: Any = None
+        self._fast_update: Any = None
 
     # What it is ------------------------------------------------------------------------------------------------
 
@@ -149,7 +149,8 @@ class Algorithm(CheckpointedAlgorithm):
         """Whether an update is the same tensor operations every time, so that it can be recorded and compiled.
 
         That is: no number, schedule or counter kept in Python decides what ``train_step`` and ``calc_loss`` compute,
-        but for what :attr:`update_variant` tells, and ``after_update`` does not look at the infos.
+        but for what :attr:`update_variant` tells, and ``after_update`` does not look at the infos. A subclass does not
+        inherit it: it has to define it again.
         """
         return False
 
@@ -469,7 +470,7 @@ class Algorithm(CheckpointedAlgorithm):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moving the module to another device, among others: forget which one it was."""
-        self._device = None
+        self._device = self._fast_update = None
         return super()._apply(fn, recurse)
 
     def get_rollout_state(self) -> dict[str, Any]:

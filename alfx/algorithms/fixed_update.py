@@ -10,5 +10,9 @@ _VARYING = (NoisyFC, Normalizer, AdaptiveAverager, EMAverager, WindowAverager, n
 
 
 def is_fixed(module: nn.Module) -> bool:
-    """Whether no part of ``module`` draws numbers of its own or keeps statistics."""
-    return not any(isinstance(part, _VARYING) for part in module.modules())
+    """Whether no part of ``module`` draws numbers of its own or keeps statistics.
+
+    Of modules that come neither with alfx nor with torch this is not known: it is taken for not so.
+    """
+    return all(type(part).__module__.split('.')[0] in ('alfx', 'torch') and not isinstance(part, _VARYING)
+               for part in module.modules() if part is not module)

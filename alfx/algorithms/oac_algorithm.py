@@ -42,6 +42,8 @@ class OacAlgorithm(SacAlgorithm):
         ValueError: ``explore`` with another kind of action, policy or critic, or an argument out of range.
     """
 
+    has_fixed_update = SacAlgorithm.has_fixed_update
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()),
                  actor_network_cls: Callable[..., Any] = ActorDistributionNetwork,

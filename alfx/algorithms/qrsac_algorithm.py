@@ -41,6 +41,8 @@ class QrsacAlgorithm(SacAlgorithm):
         ValueError: the action is not continuous.
     """
 
+    has_fixed_update = SacAlgorithm.has_fixed_update
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()),
                  actor_network_cls: Callable[..., Any] = ActorDistributionNetwork,

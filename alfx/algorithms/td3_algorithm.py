@@ -144,6 +144,8 @@ class Td3Algorithm(DdpgAlgorithm):
             return action
         return self._bounds.add_noise(action, gaussian_like(action, self._target_noise, self._noise_clip))
 
+    has_fixed_update = DdpgAlgorithm.has_fixed_update
+
     @property
     def update_variant(self) -> Hashable:
         """Whether the next update trains the policy."""

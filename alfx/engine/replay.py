@@ -11,6 +11,8 @@ from alfx import context, gin_utils, nest
 from alfx.data_structures import BatchInfo, Experience, LossInfo, add_batch_info, clear_batch_info
 from alfx.engine.compiled_update import CompiledUpdate
 from alfx.engine.priorities import importance_weights, update_priorities
+from alfx.engine.recorded_update import RecordedUpdate
+from alfx.engine.recording import has_fixed_update
 from alfx.engine.unroll import reset_state_at_first
 from alfx.engine.update import valid_masks
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
@@ -239,13 +241,10 @@ def _update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInf
     config = algorithm._config
     if batch_info is not None and config is not None:
         batch_info = importance_weights(config, batch_info)
-    if config is not None and config.compile and not context.should_record_summaries():
-        if algorithm._compiled_update is None:
-            algorithm._compiled_update = CompiledUpdate(algorithm, compute_train_info)
-        train_info: NestedTensor = ()
-        params: list[Any] = []
-        loss_info: LossInfo = algorithm._compiled_update(experience, batch_info)
-    else:
+    train_info: NestedTensor = ()
+    params: list[Any] = []
+    loss_info = _played_update(algorithm, experience, batch_info)
+    if loss_info is None:
         train_info = compute_train_info(algorithm, experience)
         if algorithm._train_info_spec is None:
             algorithm._train_info_spec = extract_spec(train_info, from_dim=2)
@@ -258,6 +257,22 @@ def _update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInf
     if context.should_record_summaries():
         algorithm.summarize_train(experience, train_info, loss_info, params)
     return experience.time_step.step_type.numel()
+
+
+def _played_update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInfo | None) -> LossInfo | None:
+    """One update by a compiled function or from a record; ``None`` if it has to be made step by step."""
+    if algorithm._fast_update is None:
+        algorithm._fast_update = _fast_update(algorithm)
+    if not algorithm._fast_update or context.should_record_summaries():
+        return None
+    return algorithm._fast_update(experience, batch_info)
+
+
+def _fast_update(algorithm: 'Algorithm') -> Any:
+    """What makes updates of ``algorithm`` faster; ``False`` if there is nothing."""
+    if algorithm._config is not None and algorithm._config.compile:
+        return CompiledUpdate(algorithm, compute_train_info)
+    return has_fixed_update(algorithm) and RecordedUpdate(algorithm, compute_train_info)
 
 
 def compute_train_info(algorithm: 'Algorithm', experience: Experience) -> NestedTensor:

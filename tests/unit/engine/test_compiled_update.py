@@ -10,6 +10,7 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.algorithms.td3_algorithm import Td3Algorithm
+from alfx.engine.compiled_update import CompiledUpdate
 from alfx.engine.update import NonFiniteLossError
 from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
 from alfx.gin_utils import ConfError
@@ -24,6 +25,8 @@ from alfx.optimizers.functional_adam import AdamState, adam_step
 class _Dqn(DqnAlgorithm):
     """A DQN whose loss can be spoiled."""
 
+    has_fixed_update = DqnAlgorithm.has_fixed_update
+
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.register_buffer('factor', torch.ones(()))
@@ -34,10 +37,11 @@ class _Dqn(DqnAlgorithm):
 
 
 class _Changing(DqnAlgorithm):
-    has_fixed_update = False
+    """A subclass which does not say that its update is fixed."""
 
 
-def make_agent(compile, optimizer=None, algorithm_cls=DqnAlgorithm, rl=None, action_type=ActionType.Discrete):
+def make_agent(compile, optimizer=None, algorithm_cls=DqnAlgorithm, rl=None, action_type=ActionType.Discrete,
+               priority_replay=True):
     torch.manual_seed(0)
     context.reset()
     env = PolicyUnittestEnv(batch_size=4, episode_length=5, action_type=action_type)
@@ -45,7 +49,7 @@ def make_agent(compile, optimizer=None, algorithm_cls=DqnAlgorithm, rl=None, act
     env.reset()
     config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=4, mini_batch_size=8, mini_batch_length=2,
                            num_updates_per_train_iter=3, whole_replay_buffer_training=False, clear_replay_buffer=False,
-                           replay_buffer_length=100, priority_replay=True, compile=compile)
+                           replay_buffer_length=100, priority_replay=priority_replay, compile=compile)
     rl = rl or partial(algorithm_cls, q_network_cls=partial(QNetwork, fc_layer_params=(8, )), calculate_priority=True)
     agent = Agent(env.observation_spec(), env.action_spec(), env=env, config=config, rl_algorithm_cls=rl,
                   optimizer=optimizer or Adam(lr=1e-2, gradient_clipping=0.1, clip_by_global_norm=True))
@@ -139,6 +143,6 @@ def test_other_algorithms_can_be_compiled(rl):
         context.reset()
         for _ in range(3):
             agent.train_iter()
-    assert agents[1]._compiled_update is not None
+    assert isinstance(agents[1]._fast_update, CompiledUpdate)
     for (name, a), (_, b) in zip(agents[0].named_parameters(), agents[1].named_parameters()):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3, msg=name)

@@ -1,0 +1,155 @@
+"""What an update computes, recorded operation by operation as a function of everything that changes between updates.
+
+For algorithms whose update is the same operations every time (``Algorithm.has_fixed_update``). Such a record can be
+played (:mod:`alfx.engine.recorded_update`) or compiled (:mod:`alfx.engine.compiled_update`).
+"""
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from alfx import context, nest
+from alfx.data_structures import BatchInfo, Experience, LossInfo
+from alfx.engine.update import NonFiniteLossError, reduce_loss, valid_masks
+from alfx.tensor_specs import NestedTensor
+from alfx.utils.schedulers import disallow_scheduler
+
+if TYPE_CHECKING:
+    from alfx.algorithms.algorithm import Algorithm
+
+TrainInfo = Callable[['Algorithm', Experience], NestedTensor]
+
+
+def has_fixed_update(algorithm: 'Algorithm') -> bool:
+    """Whether the very class of ``algorithm`` says that its update is the same operations every time.
+
+    What a subclass changes nobody knows but its author: it has to define ``has_fixed_update`` again.
+    """
+    return 'has_fixed_update' in vars(type(algorithm)) and algorithm.has_fixed_update
+
+
+class Batch(NamedTuple):
+    """What an update is made from, flat.
+
+    Attributes:
+        leaves: tensors of the experience and the importance weights.
+        tree: their structure.
+        key: updates of batches with the same key are the same operations.
+    """
+
+    leaves: list[Tensor]
+    tree: Any
+    key: Hashable
+
+
+class Gradients(NamedTuple):
+    """What :meth:`UpdateRecorder.gradients` returns.
+
+    Attributes:
+        loss: scalar.
+        priority: ``[B]`` or ``()``.
+        grads: one for each parameter, ``None`` for those that the loss does not depend on.
+    """
+
+    loss: Tensor
+    priority: Any
+    grads: Sequence[Tensor | None]
+
+
+class UpdateRecorder:
+    """Losses and gradients of an algorithm as a function of its tensors and a batch.
+
+    Args:
+        algorithm: trains.
+        compute_train_info: the infos ``[T, B, ...]`` that its ``calc_loss`` gets for an experience ``[T, B, ...]``.
+
+    Attributes:
+        params: what is trained, in the order of the optimizers.
+        tensors: all parameters and buffers.
+        trained: where ``params`` are among them.
+    """
+
+    def __init__(self, algorithm: 'Algorithm', compute_train_info: TrainInfo) -> None:
+        self._algorithm = algorithm
+        self._losses = _Losses(algorithm, compute_train_info)
+        named = {name: x for name, x in (*self._losses.named_parameters(), *self._losses.named_buffers())}
+        self._names, self.tensors = list(named), list(named.values())
+        self.params = [p for _, p in algorithm.what_is_updated()[1]]
+        places = {id(x): i for i, x in enumerate(self.tensors)}
+        self.trained = [places[id(p)] for p in self.params]
+
+    def batch(self, experience: Experience, batch_info: BatchInfo | None, contiguous: bool) -> Batch:
+        """The batch of an update.
+
+        Args:
+            experience: ``[T, B, ...]``.
+            batch_info: where it came from.
+            contiguous: lay the tensors out in memory one after the other, whatever they were views of.
+        """
+        weights = batch_info.importance_weights if batch_info is not None else ()
+        leaves, tree = nest.flatten_with_structure((experience, weights))
+        if contiguous:
+            leaves = [x.contiguous() for x in leaves]
+        key = self._algorithm.update_variant, tree, tuple((x.shape, x.stride(), x.dtype) for x in leaves)
+        return Batch(leaves, tree, key)
+
+    def gradients(self, tensors: Sequence[Tensor], leaves: Sequence[Tensor], tree: Any) -> Gradients:
+        """Losses and gradients for ``tensors`` in the place of the algorithm's own."""
+        experience, weights = nest.unflatten(tree, leaves)
+        with torch.enable_grad():
+            tracked = [tensors[i].detach().requires_grad_() for i in self.trained]
+            named = dict(zip(self._names, tensors))
+            named.update((self._names[i], p) for i, p in zip(self.trained, tracked))
+            loss_info: LossInfo = torch.func.functional_call(self._losses, named, (experience, ))
+            total = reduce_loss(loss_info, valid_masks(experience.time_step.step_type), 1.0, weights)
+            grads = torch.autograd.grad(total, tracked, allow_unused=True)
+        priority = loss_info.priority
+        return Gradients(total.detach(), priority.detach() if isinstance(priority, Tensor) else (), grads)
+
+    def record(self, function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> Any:
+        """A graph of the operations that ``function`` does on copies of ``inputs``; no generator moves on."""
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        with torch.random.fork_rng(), disallow_scheduler(), context.record_if(False):
+            graph = make_fx(function)(*(_copied(x) for x in inputs))
+        self._check_constants(graph)
+        return graph
+
+    def _check_constants(self, graph: Any) -> None:
+        """A parameter that the record holds as a constant would never be seen to change."""
+        mine = {x.data_ptr() for x in self.tensors if x.numel()}
+        for node in graph.graph.nodes:
+            if node.op == 'get_attr':
+                value = getattr(graph, node.target)
+                assert not (isinstance(value, Tensor) and value.numel() and value.data_ptr() in mine), (
+                    f'{self._algorithm.name} reaches a parameter of shape {tuple(value.shape)} past its modules')
+
+    def require_finite(self, loss: Tensor, hint: str) -> None:
+        """Stop if the loss is not finite.
+
+        Raises:
+            NonFiniteLossError: so it is; no parameter has been changed.
+        """
+        if not torch.isfinite(loss):
+            raise NonFiniteLossError(f'the loss of {self._algorithm.name} is NaN or infinite at update '
+                                     f'{context.get_global_counter()}; the parameters are those before this update. '
+                                     f'{hint}')
+
+
+def _copied(x: Tensor) -> Tensor:
+    """A copy with the same strides, also of a view with gaps or with dimensions in another order."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+
+
+class _Losses(nn.Module):
+    """From experience to losses, as a module whose parameters can be exchanged for a call."""
+
+    def __init__(self, algorithm: 'Algorithm', compute_train_info: TrainInfo) -> None:
+        super().__init__()
+        self.algorithm = algorithm
+        self._compute_train_info = compute_train_info
+
+    def forward(self, experience: Experience) -> LossInfo:
+        """``[T, B, ...]`` to the losses ``[T, B]``."""
+        return self.algorithm.calc_loss(self._compute_train_info(self.algorithm, experience))

@@ -1,0 +1,75 @@
+"""Updates played from a record; tests/contract/test_off_policy_confs.py holds them equal to the plain ones."""
+import pytest
+import torch
+from test_compiled_update import _Changing, _Dqn, make_agent
+
+from alfx.engine import recorded_update
+from alfx.engine.recording import has_fixed_update
+from alfx.engine.update import NonFiniteLossError
+from alfx.optimizers import SGD
+
+
+@pytest.fixture(autouse=True)
+def record_at_once(monkeypatch):
+    monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 2)
+
+
+def records(agent):
+    return agent._fast_update._records if agent._fast_update else {}
+
+
+@pytest.mark.parametrize('optimizer', [None, SGD(lr=0.1, momentum=0.9)])
+def test_a_played_update_is_the_plain_one_with_any_optimizer(optimizer, monkeypatch):
+    results = []
+    for played in (True, False):
+        monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 2 if played else 10**6)
+        agent = make_agent(False, None if optimizer is None else SGD(lr=0.1, momentum=0.9))
+        torch.manual_seed(1)
+        for _ in range(4):
+            agent.train_iter()
+        assert bool(records(agent)) == played
+        results.append([p.detach().clone() for p in agent.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def test_few_updates_are_not_worth_a_record(monkeypatch):
+    monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 50)
+    agent = make_agent(False)
+    agent.train_iter()
+    assert not records(agent)
+
+
+def test_a_subclass_has_to_say_again_that_its_update_is_fixed():
+    agent = make_agent(False, algorithm_cls=_Changing)
+    assert not has_fixed_update(agent._rl_algorithm)
+    for _ in range(3):
+        agent.train_iter()
+    assert not records(agent)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_changes_no_parameter():
+    agent = make_agent(False, algorithm_cls=_Dqn)
+    for _ in range(2):
+        agent.train_iter()
+    assert records(agent)
+    before = [p.detach().clone() for p in agent.parameters()]
+    agent._rl_algorithm.factor.fill_(float('nan'))
+    with pytest.raises(NonFiniteLossError, match='learning rate'):
+        agent.train_iter()
+    assert all(torch.equal(a, b) for a, b in zip(before, agent.parameters()))
+
+
+def test_a_loaded_checkpoint_is_seen_by_the_record(monkeypatch):
+    agent, other = make_agent(False, priority_replay=False), make_agent(False, priority_replay=False)
+    for _ in range(3):
+        agent.train_iter()
+    state = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in agent.state_dict().items()}
+    results = []
+    for trained in (agent, other):
+        trained.load_state_dict(state)
+        trained._replay_buffer = agent.replay_buffer
+        trained._unroll_if_due = lambda: None
+        torch.manual_seed(2)
+        trained.train_iter()
+        results.append([p.detach().clone() for p in trained.parameters()])
+    assert records(agent) and all(torch.equal(a, b) for a, b in zip(*results))
