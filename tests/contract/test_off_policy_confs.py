@@ -9,6 +9,8 @@ import torch
 
 from alfx import gin_utils
 from alfx.algorithms.config import TrainerConfig
+from alfx.engine import recorded_update
+from alfx.engine.recorded_update import RecordedUpdate
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.utils.checkpoint_utils import read_checkpoint
 
@@ -19,6 +21,10 @@ CONFS = [
     'taacl_pendulum', 'taacq_pendulum', 'td3_pendulum', 'trac_cart_pole'
 ]
 ON_POLICY = ['q_learning_frozen_lake', 'trac_cart_pole']
+PLAYED = [
+    'ddpg_pendulum', 'dqn_cart_pole', 'oac_pendulum', 'qrsac_pendulum', 'sac_cart_pole', 'sac_mixed_actions',
+    'sac_mountain_car_continuous', 'sac_pendulum', 'td3_pendulum'
+]
 SMALL = [
     'TrainerConfig.random_seed = 3', 'TrainerConfig.num_iterations = 8', 'TrainerConfig.num_env_steps = 0',
     'TrainerConfig.num_updates_per_train_iter = 2', 'TrainerConfig.num_checkpoints = 2',
@@ -105,3 +111,15 @@ def test_same_seed_same_parameters_also_when_resumed_with_the_replay_buffer(conf
         path.unlink()
     assert [p.name for p in numbered(resumed)] == ['ckpt-4']
     assert differences(expected, train(conf, resumed)) == []
+
+
+@pytest.mark.parametrize('conf', CONFS)
+def test_updates_played_from_a_record_are_equal_to_the_bit(conf, tmp_path, monkeypatch):
+    recorded = []
+    record = RecordedUpdate._record
+    monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 3)
+    monkeypatch.setattr(RecordedUpdate, '_record', staticmethod(lambda *args: recorded.append(1) or record(*args)))
+    played = train(conf, tmp_path / 'played')
+    monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 10**9)
+    assert differences(played, train(conf, tmp_path / 'plain')) == []
+    assert bool(recorded) == (conf in PLAYED)
