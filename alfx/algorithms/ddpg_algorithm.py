@@ -300,7 +300,7 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
         gradient = sac_losses.action_gradient(value, leaves, self._dqda_clipping)
         loss = sac_losses.deterministic_policy_loss(gradient, action)
         if self._action_l2 > 0:
-            loss = loss + self._action_l2 * sum(a.square().flatten(1).sum(1) for a in nest.flatten(action))
+            loss = loss + self._action_l2 * sum(a.square().reshape(len(a), -1).sum(1) for a in nest.flatten(action))
         return action, loss, DdpgActorState(actor_state, sac_losses.detached(critics_state))
 
     def _objective(self, q_values: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ def deterministic_policy_loss(gradient: NestedTensor, action: NestedTensor) -> T
         gradient: nest of ``dQ/da``, ``[N, ...]`` each.
         action: nest of actions with gradient to the policy, likewise.
     """
-    terms = [(g * a).flatten(1).sum(1) for g, a in zip(nest.flatten(gradient), nest.flatten(action))]
+    terms = [(g * a).reshape(len(g), -1).sum(1) for g, a in zip(nest.flatten(gradient), nest.flatten(action))]
     total = terms[0]
     for term in terms[1:]:
         total = total + term

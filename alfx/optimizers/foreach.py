@@ -80,8 +80,9 @@ class ForeachRMSprop(ForeachMixin, torch.optim.RMSprop):
     vector, of which the tensors in its state are views.
     """
 
-    _flat: dict[int, dict[str, Tensor]] | None = None  # by id of the first parameter of a list updated together
-    _update_views: dict[int, list[Tensor]]  # the parts of 'update' that belong to each parameter
+    # By the ids of parameters that are updated together; a parameter belongs to one entry only.
+    _flat: dict[tuple[int, ...], dict[str, Tensor]] | None = None
+    _update_views: dict[tuple[int, ...], list[Tensor]]  # the parts of 'update' that belong to each parameter
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -106,15 +107,16 @@ class ForeachRMSprop(ForeachMixin, torch.optim.RMSprop):
             flat['update'].copy_(flat['momentum_buffer'].mul_(group['momentum']).addcdiv_(gradient, root))
         else:
             torch.div(gradient, root, out=flat['update'])
-        torch._foreach_add_(params, self._update_views[id(params[0])], alpha=-group['lr'])
+        torch._foreach_add_(params, self._update_views[tuple(map(id, params))], alpha=-group['lr'])
 
     def _flat_state(self, group: dict[str, Any], params: list[Tensor]) -> dict[str, Tensor]:
         """The state of ``params`` as one vector a name; the entries of ``self.state`` are views of them."""
         if self._flat is None:
             self._flat, self._update_views = {}, {}
-        key = id(params[0])
+        key = tuple(map(id, params))
         flat = self._flat.get(key)
-        if flat is None or flat['square_avg'].numel() != sum(p.numel() for p in params):
+        if flat is None:
+            self._flat = {other: entry for other, entry in self._flat.items() if not set(other) & set(key)}
             names = ['square_avg']
             names += ['grad_avg'] if group['centered'] else []
             names += ['momentum_buffer'] if group['momentum'] else []

@@ -49,3 +49,24 @@ def test_two_steps_of_momentum_by_hand():
         p.grad = torch.full((1, ), 2.)
         optimizer.step()
     assert p.item() == pytest.approx(0.5)
+
+
+def test_rmsprop_keeps_one_state_for_parameters_that_have_a_gradient_only_now_and_then():
+    torch.manual_seed(0)
+    mine = [torch.nn.Parameter(torch.randn(3)), torch.nn.Parameter(torch.randn(2, 2))]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in mine]
+    optimizer = RMSprop(mine, lr=0.1, momentum=0.9, centered=True)
+    reference = torch.optim.RMSprop(theirs, lr=0.1, momentum=0.9, centered=True)
+    for step in range(7):
+        for p, q in zip(mine, theirs):
+            q.grad = p.grad = torch.randn_like(p)
+        if step % 3:
+            mine[step % 2].grad = theirs[step % 2].grad = None
+        for p in mine:
+            p.grad = None if p.grad is None else p.grad.clone()
+        optimizer.step()
+        reference.step()
+        for p, q in zip(mine, theirs):
+            torch.testing.assert_close(p, q)
+    for p, q in zip(mine, theirs):
+        torch.testing.assert_close(optimizer.state[p]['square_avg'], reference.state[q]['square_avg'])
