@@ -7,6 +7,7 @@ from sac_agents import ENVIRONMENTS, make_agent, networks, random_steps
 
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.prior_actor import SameActionPriorActor, UniformPriorActor
 from alfx.algorithms.sac_actions import ActionParts, ActionType, next_noise, target_entropies
 from alfx.algorithms.sac_algorithm import SacActionState, SacAlgorithm, SacCriticState, SacInfo, SacState
@@ -454,12 +455,12 @@ class FakeEnv:
 @pytest.mark.parametrize('environment', ['continuous', 'discrete', 'mixed', 'several rewards', 'nested action'])
 def test_it_learns_a_one_step_task(environment):
     weights = [1.0, 0.0, 0.0] if environment == 'several rewards' else None
-    agent, env = make_agent(environment, batch_size=20, mini_batch_size=64, hidden=(32, ), updates=4, unroll_length=4,
-                            optimizer=Adam(lr=5e-3), initial_log_alpha=-3.0, reward_weights=weights,
-                            target_update_tau=0.1, train_actor_on_last_step=False,
-                            target_entropy={'mixed': (0.05, -2.0), 'discrete': 0.05, 'nested action': -6.0}.get(
-                                environment, -2.0))
-    for _ in range(150):
+    target_entropy = {'mixed': (0.05, -2.0), 'discrete': 0.05, 'nested action': -4.0}.get(environment, -2.0)
+    agent, env = make_agent(environment, batch_size=20, mini_batch_size=64, hidden=(64, 64), updates=4, unroll_length=4,
+                            optimizer=Adam(lr=3e-3), initial_log_alpha=-2.0, reward_weights=weights,
+                            target_update_tau=0.1, train_actor_on_last_step=False, target_entropy=target_entropy,
+                            critic_loss_ctor=partial(OneStepTDLoss, gamma=0.0))
+    for _ in range(200):
         agent.train_iter()
     rewards = []
     with torch.no_grad():
