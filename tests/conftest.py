@@ -44,6 +44,8 @@ def fresh_process_state():
     yield
     context.reset()
     gin_utils.clear()
+    torch.set_flush_denormal(False)
+    torch.set_float32_matmul_precision('highest')
 
 
 @pytest.fixture
