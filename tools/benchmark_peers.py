@@ -162,7 +162,7 @@ PEERS: dict[str, Callable[[Any, int, int], tuple[int, float]]] = {
 def unavailable(peer: str, workload: Any) -> str:
     """Why the peer cannot do the workload, or ''."""
     if peer == 'compiled':
-        return '' if workload.algorithm == 'dqn' else 'TrainerConfig.compile is for algorithms with a fixed update'
+        return '' if isinstance(workload, OffPolicyWorkload) else 'TrainerConfig.compile does not apply to it'
     module = {'alfx': 'alfx', 'sb3': 'stable_baselines3', 'sbx': 'sbx', 'bare': 'torch'}[peer]
     if importlib.util.find_spec(module) is None:
         return f'{module} is not installed (make install-bench)'
