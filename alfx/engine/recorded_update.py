@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from alfx.algorithms.algorithm import Algorithm
 
 _UPDATES_BEFORE = 50  # recording takes as long as some hundred updates: a short run is over before that pays
-_HINT = 'Common causes: too high a learning rate, no gradient clipping, rewards or observations of very large size'
 
 
 class RecordedUpdate:
@@ -43,10 +42,8 @@ class RecordedUpdate:
             batch_info: where the batch came from; its importance weights apply.
 
         Returns:
-            ``loss``: a scalar; ``priority``: ``[B]`` or ``()``. ``None``: nothing was done.
-
-        Raises:
-            NonFiniteLossError: the loss is not finite; no parameter has been changed.
+            ``loss``: a scalar; ``priority``: ``[B]`` or ``()``. ``None``: no parameter has been changed, since it
+            is not time yet or the loss is not finite.
         """
         if self._recorder is None:
             self._recorder = UpdateRecorder(self._algorithm, self._compute_train_info)
@@ -60,7 +57,8 @@ class RecordedUpdate:
             play = self._records[batch.key] = self._record(recorder, batch.leaves, batch.tree)
         with torch.no_grad():
             loss, priority, *grads = play(*recorder.tensors, *batch.leaves)
-        recorder.require_finite(loss, _HINT)
+        if not torch.isfinite(loss):
+            return None  # made step by step, it stops with the name of the loss that is not finite
         for param, grad in zip(recorder.params, grads):
             param.grad = grad
         for optimizer in self._algorithm.what_is_updated()[0]:

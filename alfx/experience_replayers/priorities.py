@@ -46,11 +46,6 @@ class Priorities(SharedArrays):
         """The length of the sequences that were drawn last."""
         return int(self._length[0])
 
-    @property
-    def of_new_steps(self) -> float:
-        """What new steps get: the largest priority that was given so far."""
-        return float(self._newest[0])
-
     def store(self, cells: Any) -> None:
         """New steps were stored in ``cells`` (int64 ``[n]`` or a slice)."""
         self._priorities[cells] = self._newest[0]

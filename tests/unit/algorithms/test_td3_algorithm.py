@@ -7,6 +7,7 @@ from alfx import context, nest
 from alfx.algorithms import td3_algorithm
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.data_structures import StepType, TimeStep
+from alfx.engine.compiled_update import CompiledUpdate
 from alfx.gin_utils import ConfError
 from alfx.optimizers import SGD, Adam, AdamW
 
@@ -176,6 +177,7 @@ def test_the_compiled_update_does_what_the_update_does():
         torch.manual_seed(1)
         for _ in range(3):
             agent.train_iter()
+    assert isinstance(agents[1]._fast_update, CompiledUpdate)
     for (name, a), (_, b) in zip(*(agent.named_parameters() for agent in agents)):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4, msg=name)
 

@@ -47,14 +47,14 @@ def test_a_subclass_has_to_say_again_that_its_update_is_fixed():
     assert not records(agent)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_changes_no_parameter():
+def test_a_loss_that_is_not_finite_stops_the_run_with_its_name_and_changes_no_parameter():
     agent = make_agent(False, algorithm_cls=_Dqn)
     for _ in range(2):
         agent.train_iter()
     assert records(agent)
     before = [p.detach().clone() for p in agent.parameters()]
     agent._rl_algorithm.factor.fill_(float('nan'))
-    with pytest.raises(NonFiniteLossError, match='learning rate'):
+    with pytest.raises(NonFiniteLossError, match='critic'):
         agent.train_iter()
     assert all(torch.equal(a, b) for a, b in zip(before, agent.parameters()))
 
