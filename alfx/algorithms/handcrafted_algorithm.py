@@ -1,0 +1,201 @@
+"""Policies that are written by hand in place of being learned.
+
+A subclass of :class:`HandcraftedAlgorithm` says in ``_policy_func`` which action follows an observation. Such a policy
+collects experience, is evaluated and played as any other and trains nothing, so that it serves as a baseline, and as
+the policy of an agent of which another part learns, such as a representation from images. There is no paper.
+:class:`RandomAlgorithm`, uniformly random actions, is not in the interface of the parent framework.
+"""
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alfx import nest
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.data_structures import AlgStep, LossInfo, TimeStep
+from alfx.gin_utils import configurable
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+
+
+@configurable
+class HandcraftedAlgorithm(OffPolicyAlgorithm):
+    """Base of policies written by hand; a subclass implements ``_policy_func``.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: nest of ``BoundedTensorSpec``.
+        reward_spec: of rank 0, or of rank 1 for K rewards.
+        env: batched environment, for the root algorithm.
+        config: configuration, for the root algorithm.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()), env: Any = None, config: TrainerConfig | None = None,
+                 debug_summaries: bool = False, name: str = 'Handcrafted'):
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, train_state_spec=(),
+                         reward_spec=reward_spec, env=env, config=config, debug_summaries=debug_summaries, name=name)
+
+    def _policy_func(self, observation: NestedTensor) -> NestedTensor:
+        """What to do.
+
+        Args:
+            observation: nest ``[B, ...]``.
+
+        Returns:
+            The action, nest ``[B, ...]`` of ``action_spec``.
+        """
+        raise NotImplementedError(f'{type(self).__name__}._policy_func')
+
+    @property
+    def has_fixed_update(self) -> bool:
+        """True: nothing is trained."""
+        return True
+
+    def predict_step(self, inputs: TimeStep, state: NestedTensor = ()) -> AlgStep:
+        """The action ``[B, ...]`` for ``inputs.observation``."""
+        return AlgStep(output=self._policy_func(inputs.observation))
+
+    def rollout_step(self, inputs: TimeStep, state: NestedTensor = ()) -> AlgStep:
+        """The action ``[B, ...]`` for ``inputs.observation``; training needs no info of it."""
+        return AlgStep(output=self._policy_func(inputs.observation))
+
+    def train_step(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: NestedTensor = ()) -> AlgStep:
+        """No action, as nothing is learned from it; ``info`` is a ``LossInfo`` of zeros ``[B]``."""
+        return AlgStep(info=LossInfo(loss=torch.zeros(inputs.step_type.shape, device=inputs.step_type.device)))
+
+    def train_sequence(self, inputs: TimeStep, state: NestedTensor, rollout_info: NestedTensor) -> AlgStep:
+        """``train_step`` of all steps: ``info`` is a ``LossInfo`` of zeros ``[T, B]``."""
+        return self.train_step(inputs)
+
+    def calc_loss(self, info: LossInfo) -> LossInfo:
+        """Zeros ``[T, B]``: there is nothing to minimise."""
+        return info
+
+    def train_from_replay_buffer(self, update_global_counter: bool = False) -> int:
+        """Nothing: a policy written by hand that is the whole algorithm has nothing to train."""
+        return 0
+
+
+@configurable
+class RandomAlgorithm(HandcraftedAlgorithm):
+    """Uniformly random actions, in the rollout and in evaluation.
+
+    Args:
+        observation_spec: nest of specs of the observation, which is not looked at.
+        action_spec: nest of ``BoundedTensorSpec``, discrete or continuous with finite bounds.
+        reward_spec: of rank 0, or of rank 1 for K rewards.
+        env: batched environment, for the root algorithm.
+        config: configuration, for the root algorithm.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+
+    Raises:
+        SpecError: an action without finite bounds.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()), env: Any = None, config: TrainerConfig | None = None,
+                 debug_summaries: bool = False, name: str = 'RandomAlgorithm'):
+        for path, spec in nest.flatten_with_path(action_spec):
+            if not _has_finite_bounds(spec):
+                raise SpecError(f"{name}: the action{f' at {path}' if path else ''}: expected a BoundedTensorSpec with "
+                                f'finite bounds to draw from uniformly, found {spec}; bound the action space, for '
+                                'instance by a wrapper that rescales actions')
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec, env=env,
+                         config=config, debug_summaries=debug_summaries, name=name)
+
+    @property
+    def has_fixed_update(self) -> bool:
+        """True: nothing is trained."""
+        return True
+
+    def _policy_func(self, observation: NestedTensor) -> NestedTensor:
+        """Uniform over the bounds of each action, which for integers includes both; ``[B, ...]``."""
+        batch, device = nest.get_nest_batch_size(observation), nest.extract_any_leaf_from_nest(observation).device
+        return nest.map_structure(lambda spec: spec.sample((batch, )).to(device), self._action_spec)
+
+
+def _has_finite_bounds(spec: TensorSpec) -> bool:
+    return isinstance(spec, BoundedTensorSpec) and bool(np.isfinite(spec.minimum).all()
+                                                        and np.isfinite(spec.maximum).all())
+
+
+@configurable
+class SimpleCarlaAlgorithm(HandcraftedAlgorithm):
+    """Drives straight towards a goal, slower when it is near, and stops there.
+
+    It knows neither roads nor obstacles. What it expects of an environment of the Carla simulator:
+
+    - the observation is a dict with ``'goal'``, float ``[B, 2]`` or ``[B, 3]``: where the goal is as seen from the
+      vehicle, in metres ahead and to the right (and above, which does not count). Other entries are not looked at.
+    - the action is float ``[B, 3]``, what a speed controller of the vehicle is told: the speed as a fraction of the
+      highest one allowed; the direction relative to the heading, from -1 (turn about to the left) over 0 (straight on)
+      to 1 (turn about to the right); whether to reverse, from 0 (no) to 1. Its bounds have to include [0, 1], [-1, 1]
+      and 0.
+
+    The speed is 1 from ``distance_to_decelerate`` on, proportional to the distance below it, and 0 from
+    ``distance_to_stop`` on.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: a ``BoundedTensorSpec`` of shape ``(3,)``.
+        reward_spec: of rank 0, or of rank 1 for K rewards.
+        distance_to_decelerate: distance to the goal in metres from which on to slow down.
+        distance_to_stop: distance to the goal in metres from which on to stand still.
+        env: batched environment, for the root algorithm.
+        config: configuration, for the root algorithm.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+
+    Raises:
+        SpecError: observation or action are not as described.
+        ValueError: not ``0 <= distance_to_stop <= distance_to_decelerate``, or ``distance_to_decelerate`` is 0.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()), distance_to_decelerate: float = 50.0,
+                 distance_to_stop: float = 1.0, env: Any = None, config: TrainerConfig | None = None,
+                 debug_summaries: bool = False, name: str = 'SimpleCarlaAlgorithm'):
+        _check_carla_specs(name, observation_spec, action_spec)
+        if not 0 <= distance_to_stop <= distance_to_decelerate or not distance_to_decelerate > 0:
+            raise ValueError(f'{name}: expected 0 <= distance_to_stop <= distance_to_decelerate in metres, the latter '
+                             f'above 0, found {distance_to_stop} and {distance_to_decelerate}')
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec, env=env,
+                         config=config, debug_summaries=debug_summaries, name=name)
+        self._distance_to_decelerate = distance_to_decelerate
+        self._distance_to_stop = distance_to_stop
+
+    @property
+    def has_fixed_update(self) -> bool:
+        """True: nothing is trained."""
+        return True
+
+    def _policy_func(self, observation: NestedTensor) -> Tensor:
+        """Speed, direction and reverse ``[B, 3]`` for the goal in ``observation``."""
+        ahead, right = observation['goal'][:, :2].unbind(-1)
+        distance = torch.hypot(ahead, right)
+        speed = (distance / self._distance_to_decelerate).clamp(max=1.0)
+        speed = torch.where(distance > self._distance_to_stop, speed, torch.zeros_like(speed))
+        direction = torch.atan2(right, ahead) / math.pi
+        return torch.stack([speed, direction, torch.zeros_like(speed)], -1).to(self._action_spec.dtype)
+
+
+def _check_carla_specs(name: str, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec) -> None:
+    if not isinstance(observation_spec, dict) or 'goal' not in observation_spec:
+        found = sorted(observation_spec) if isinstance(observation_spec, dict) else observation_spec
+        raise SpecError(f"{name}: expected an observation that is a dict with 'goal', the position of the goal as seen "
+                        f'from the vehicle in metres, found {found}')
+    goal = observation_spec['goal']
+    if not isinstance(goal, TensorSpec) or tuple(goal.shape) not in ((2, ), (3, )) or goal.is_discrete:
+        raise SpecError(f"{name}: observation['goal']: expected floats of shape (2,) or (3,), metres ahead, to the "
+                        f'right and above, found {goal}')
+    wanted = 'speed in [0, 1], direction in [-1, 1], reverse in [0, 1]'
+    if not isinstance(action_spec, BoundedTensorSpec) or tuple(action_spec.shape) != (3, ) or action_spec.is_discrete:
+        raise SpecError(f'{name}: the action: expected bounded floats of shape (3,), {wanted}, found {action_spec}')
+    if not ((action_spec.minimum <= (0, -1, 0)).all() and (action_spec.maximum >= (1, 1, 0)).all()):
+        raise SpecError(f'{name}: the action: expected bounds that include {wanted}, found {action_spec}')
