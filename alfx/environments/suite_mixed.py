@@ -1,19 +1,11 @@
 """A small environment with mixed actions, a choice and a number, whose optimal return is known in closed form."""
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfx import gin_utils
-from alfx.environments import suite_gym
-from alfx.environments.alf_environment import AlfEnvironment
-from alfx.environments.errors import EnvironmentLoadError, nearest
-from alfx.environments.making import EnvWrapper
-from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
-from alfx.environments.vector_env import SerialVectorEnv
+from alfx.environments.own_suites import make_load
 
 
 class GearsEnv(gymnasium.Env):
@@ -59,44 +51,4 @@ class GearsEnv(gymnasium.Env):
         return np.array([self._x], np.float32)
 
 
-_ENVIRONMENTS: dict[str, Callable[..., Any]] = {'Gears': GearsEnv}
-
-
-def _make(environment_name: str, max_episode_steps: int | None, env_args: Mapping[str, Any],
-          wrappers: Sequence[EnvWrapper]) -> gymnasium.Env:
-    env = _ENVIRONMENTS[environment_name](**env_args)
-    steps = env.num_steps if max_episode_steps is None else max_episode_steps
-    if steps:
-        env = gymnasium.wrappers.TimeLimit(env, steps)
-    for wrapper in wrappers:
-        env = wrapper(env)
-    return env
-
-
-@gin_utils.configurable
-def load(environment_name: str, env_id: int | None = None, discount: float = 1.0, max_episode_steps: int | None = None,
-         gym_env_wrappers: Sequence[EnvWrapper] = (), alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
-         vector_env: VectorEnvCtor = SerialVectorEnv, env_args: Mapping[str, Any] | None = None) -> AlfEnvironment:
-    """A batch of one of these environments.
-
-    Args:
-        environment_name: 'Gears'.
-        env_id: ``TimeStep.env_id`` of the first environment.
-        discount: the discount of every step that is neither FIRST nor a termination.
-        max_episode_steps: steps after which an episode is truncated; ``None``: the environment's own number; 0: never.
-        gym_env_wrappers: wrappers around each gymnasium environment, innermost first.
-        alf_env_wrappers: wrappers around the whole batch, innermost first.
-        batch_size: ``B``.
-        vector_env: makes a gymnasium vector environment of constructors.
-        env_args: further arguments of the environment's constructor.
-
-    Raises:
-        EnvironmentLoadError: an unknown name, or arguments that the environment does not have.
-    """
-    if environment_name not in _ENVIRONMENTS:
-        hint = nearest(environment_name, _ENVIRONMENTS) or sorted(_ENVIRONMENTS)
-        raise EnvironmentLoadError(f'no environment with mixed actions is called {environment_name!r}; did you mean '
-                                   f'{" or ".join(map(repr, hint))}?')
-    make = partial(_make, environment_name, max_episode_steps, dict(env_args or {}), tuple(gym_env_wrappers))
-    return suite_gym.wrap_env(vector_env([make] * batch_size), env_id=env_id, discount=discount,
-                              alf_env_wrappers=alf_env_wrappers, image_channel_first=False)
+load = make_load(__name__, 'environment with mixed actions', {'Gears': GearsEnv})

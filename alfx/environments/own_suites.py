@@ -1,0 +1,83 @@
+"""What the suites of alfx's own environments have in common: ``load``, which makes a batch of one of them by name.
+
+The environments are gymnasium classes in pure Python, each with ``num_steps``, the length of an episode.
+"""
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+
+from alfx import gin_utils
+from alfx.environments import suite_gym
+from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.errors import EnvironmentLoadError, nearest
+from alfx.environments.making import EnvWrapper
+from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
+from alfx.environments.vector_env import SerialVectorEnv
+
+Constructor = Callable[..., Any]
+
+
+def _make(constructor: Constructor, max_episode_steps: int | None, env_args: Mapping[str, Any],
+          wrappers: Sequence[EnvWrapper]) -> gymnasium.Env:
+    env = constructor(**env_args)
+    steps = env.num_steps if max_episode_steps is None else max_episode_steps
+    if steps:
+        env = gymnasium.wrappers.TimeLimit(env, steps)
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return env
+
+
+def make_load(module: str, kind: str, environments: Mapping[str, Constructor], wrappers: Sequence[EnvWrapper] = (),
+              env_info_keys: Sequence[str] = ()) -> Callable[..., AlfEnvironment]:
+    """The function ``load`` of a suite, which conf files know as ``<module>.load``.
+
+    Args:
+        module: name of the module of the suite.
+        kind: what its environments are, for messages: 'environment with goals'.
+        environments: constructor of each environment by its name; what it makes has ``num_steps``.
+        wrappers: around every environment, inside those that the caller of ``load`` asks for.
+        env_info_keys: which numbers of the info dicts become ``TimeStep.env_info``.
+
+    Returns:
+        A configurable with the arguments of :func:`alfx.environments.suite_gym.load` that apply.
+    """
+
+    def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
+             max_episode_steps: int | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
+             alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
+             vector_env: VectorEnvCtor = SerialVectorEnv,
+             env_args: Mapping[str, Any] | None = None) -> AlfEnvironment:
+        """A batch of one of these environments.
+
+        Args:
+            environment_name: a name of the suite.
+            env_id: ``TimeStep.env_id`` of the first environment.
+            discount: the discount of every step that is neither FIRST nor a termination.
+            max_episode_steps: steps after which an episode is truncated; ``None``: the environment's own number; 0:
+                never.
+            gym_env_wrappers: wrappers around each gymnasium environment, innermost first.
+            alf_env_wrappers: wrappers around the whole batch, innermost first.
+            batch_size: ``B``.
+            vector_env: makes a gymnasium vector environment of constructors.
+            env_args: arguments of the environment's constructor.
+
+        Raises:
+            EnvironmentLoadError: an unknown name, or no environment at all.
+        """
+        if environment_name not in environments:
+            hint = nearest(environment_name, environments) or sorted(environments)
+            raise EnvironmentLoadError(f'no {kind} is called {environment_name!r}; did you mean '
+                                       f'{" or ".join(map(repr, hint))}?')
+        if batch_size < 1:
+            raise EnvironmentLoadError(f'batch_size: expected at least 1, found {batch_size}')
+        make = partial(_make, environments[environment_name], max_episode_steps, dict(env_args or {}),
+                       (*wrappers, *gym_env_wrappers))
+        return suite_gym.wrap_env(vector_env([make] * batch_size), env_id=env_id, discount=discount,
+                                  alf_env_wrappers=alf_env_wrappers, image_channel_first=False,
+                                  env_info_keys=env_info_keys)
+
+    load.__module__, load.__qualname__ = module, 'load'
+    return gin_utils.configurable(load)

@@ -1,0 +1,94 @@
+"""A corridor whose end no random policy finds: what is learned in it shows what an exploration bonus is worth."""
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from alfx.environments.own_suites import make_load
+
+
+class CorridorEnv(gymnasium.Env):
+    """A corridor of cells, in each of which one of the actions leads on and every other one leads a cell back.
+
+    An episode begins in cell 0, where the wrong actions change nothing, and terminates with reward 1 in the last cell;
+    all other rewards are 0. So the return is 1 or 0, and the optimal policy reaches the end in ``length - 1`` steps.
+    Which action leads on is drawn for each cell once, from ``layout_seed``, and never changes: what is right in one
+    cell says nothing about another, and no drift of the policy towards one action helps. The observation is the cell,
+    one-hot.
+
+    With k actions a random policy walks with drift ``(2 - k) / k``: the cell is about geometrically distributed with
+    ratio ``1 / (k - 1)``, and the end is found exponentially rarely in ``length``. By default that is once in 250
+    million steps: see :meth:`goals_of_random_policy`.
+
+    Args:
+        length: number of cells, at least 2.
+        num_actions: k, at least 2.
+        num_steps: of an episode, at least ``length - 1``.
+        layout_seed: what draws the actions that lead on.
+
+    Raises:
+        ValueError: a number is too small.
+    """
+
+    metadata: dict[str, Any] = {'render_modes': []}
+
+    def __init__(self, length: int = 25, num_actions: int = 3, num_steps: int = 100, layout_seed: int = 0):
+        for name, value, least in (('length', length, 2), ('num_actions', num_actions, 2),
+                                   ('num_steps', num_steps, length - 1)):
+            if value < least:
+                raise ValueError(f'CorridorEnv.{name}: expected at least {least}, found {value}')
+        self.observation_space = spaces.Box(0, 1, (length, ), np.float32)
+        self.action_space = spaces.Discrete(num_actions)
+        self.num_steps = num_steps
+        self._num_actions = num_actions
+        self._actions_on = np.random.default_rng(layout_seed).integers(0, num_actions, length - 1).tolist()
+        self._observations = np.eye(length, dtype=np.float32)
+        self._cell = 0
+
+    @property
+    def actions_on(self) -> list[int]:
+        """The action that leads on, for each cell but the last."""
+        return list(self._actions_on)
+
+    def reset(self, *, seed: int | None = None,
+              options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._cell = 0
+        return self._observations[0].copy(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._cell = self._cell + 1 if action == self._actions_on[self._cell] else max(self._cell - 1, 0)
+        at_the_end = self._cell == len(self._actions_on)
+        return self._observations[self._cell].copy(), float(at_the_end), at_the_end, False, {}
+
+    def random_policy(self) -> tuple[float, float]:
+        """How a uniformly random policy fares in an episode, exactly.
+
+        With p[t, c] the probability of being in cell c after t steps, the end absorbing:
+
+            p[0, 0] = 1
+            p[t + 1, c + 1] += p[t, c] / k              for each c but the last
+            p[t + 1, max(c - 1, 0)] += p[t, c] * (k - 1) / k
+            success = p[num_steps, last],  steps = sum_{t < num_steps} (1 - p[t, last])
+
+        Returns:
+            The probability of reaching the end, and the expected number of steps of the episode.
+        """
+        on = 1 / self._num_actions
+        inside, success, steps = np.zeros(len(self._actions_on)), 0.0, 0.0
+        inside[0] = 1
+        for _ in range(self.num_steps):
+            steps += 1 - success
+            success += on * inside[-1]
+            back = (1 - on) * inside
+            inside = np.concatenate([back[:1], on * inside[:-1]]) + np.concatenate([back[1:], [0.0]])
+        return float(success), steps
+
+    def goals_of_random_policy(self, steps: int) -> float:
+        """How often a uniformly random policy finds the end in so many steps, on average, in the long run."""
+        success, steps_of_episode = self.random_policy()
+        return steps * success / steps_of_episode
+
+
+load = make_load(__name__, 'exploration task', {'Corridor': CorridorEnv})

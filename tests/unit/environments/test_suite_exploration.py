@@ -1,0 +1,145 @@
+"""The corridor: who reaches its end, and how rarely a random policy does, by several ways of counting."""
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from test_suites import run, same_continuation
+
+from alfx import gin_utils
+from alfx.environments import suite_exploration
+from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.suite_exploration import CorridorEnv
+
+
+def episode(env, actions):
+    """Return and number of steps of the episode in which these are the actions, as far as they are needed."""
+    env.reset(seed=0)
+    total, count = 0.0, 0
+    for action in actions:
+        _, reward, terminated, truncated, _ = env.step(action)
+        total, count = total + reward, count + 1
+        assert not truncated
+        if terminated:
+            break
+    return total, count
+
+
+class TestCorridor:
+
+    def test_the_actions_that_lead_on_reach_the_end_in_the_fewest_steps(self):
+        env = CorridorEnv()
+        assert episode(env, env.actions_on) == (1.0, 24)
+        assert episode(env, env.actions_on[:-1]) == (0.0, 23)
+
+    def test_every_other_action_leads_a_cell_back_and_not_out_of_the_first(self):
+        env = CorridorEnv(length=4, num_actions=3)
+        env.reset(seed=0)
+        right = env.actions_on
+
+        def cell_after(action):
+            observation, reward, terminated, _, _ = env.step(action)
+            assert reward == 0 and not terminated and observation.sum() == 1
+            return int(observation.argmax())
+
+        for wrong in {0, 1, 2} - {right[0]}:
+            assert cell_after(wrong) == 0
+        assert [cell_after(right[0]), cell_after(right[1])] == [1, 2]
+        for wrong in {0, 1, 2} - {right[2]}:
+            assert [cell_after(wrong), cell_after(right[1])] == [1, 2]
+
+    def test_no_policy_that_ignores_the_cell_gets_far(self):
+        env = CorridorEnv()
+        counts = np.bincount(env.actions_on, minlength=3)
+        assert counts.max() < 0.5 * counts.sum()
+        for action in range(3):
+            env.reset(seed=0)
+            cells = [int(env.step(action)[0].argmax()) for _ in range(100)]
+            assert max(cells) < 6
+
+    def test_the_layout_is_that_of_its_seed_and_the_same_in_every_episode(self):
+        layouts = [CorridorEnv(layout_seed=seed).actions_on for seed in (0, 0, 1)]
+        assert layouts[0] == layouts[1] != layouts[2]
+        env = CorridorEnv()
+        for seed in (1, 2):
+            env.reset(seed=seed)
+            assert env.actions_on == layouts[0]
+
+    def test_an_observation_that_was_given_is_not_changed(self):
+        env = CorridorEnv()
+        first, _ = env.reset(seed=0)
+        second, *_ = env.step(env.actions_on[0])
+        second[:] = 7
+        env.step(env.actions_on[1])
+        assert first.tolist() == [1.0] + [0.0] * 24
+        assert env.reset(seed=0)[0].tolist() == first.tolist()
+
+    @pytest.mark.parametrize('arguments', [{'length': 1}, {'num_actions': 1}, {'length': 10, 'num_steps': 8}])
+    def test_a_number_that_is_too_small_is_refused_by_name(self, arguments):
+        with pytest.raises(ValueError, match=f'CorridorEnv.{list(arguments)[-1]}: expected at least'):
+            CorridorEnv(**arguments)
+
+
+class TestRandomPolicy:
+
+    def test_the_end_is_found_less_than_once_in_a_million_steps(self):
+        env = CorridorEnv()
+        assert env.goals_of_random_policy(10**6) < 0.01
+        # detailed balance: from cell c the walk leads on with 1/3 and back with 2/3, so that, where there is no end,
+        # the cell has probability 1/2 ** (c + 1); the end is entered from cell 23 at the rate 2 ** -24 / 3 at most
+        assert env.goals_of_random_policy(10**6) < 10**6 * 2**-24 / 3
+
+    def test_worked_out_by_hand(self):
+        # three cells, two actions, three steps: on on (1/4), back on on (1/8); it lasts 2 steps with 1/4, else 3
+        success, steps = CorridorEnv(length=3, num_actions=2, num_steps=3).random_policy()
+        assert success == pytest.approx(3 / 8) and steps == pytest.approx(2.75)
+
+    @pytest.mark.parametrize('length, num_actions, num_steps', [(3, 2, 7), (4, 3, 6), (2, 4, 4)])
+    def test_as_a_count_of_all_sequences_of_actions(self, length, num_actions, num_steps):
+        env = CorridorEnv(length, num_actions, num_steps)
+        episodes = [episode(env, actions) for actions in itertools.product(range(num_actions), repeat=num_steps)]
+        success, steps = np.mean(episodes, axis=0)
+        assert env.random_policy() == (pytest.approx(success), pytest.approx(steps))
+
+    def test_as_the_power_of_the_transition_matrix(self):
+        env = CorridorEnv()
+        matrix = np.zeros((25, 25))
+        matrix[24, 24] = 1
+        for cell in range(24):
+            matrix[cell, cell + 1] += 1 / 3
+            matrix[cell, max(cell - 1, 0)] += 2 / 3
+        assert env.random_policy()[0] == pytest.approx(np.linalg.matrix_power(matrix, 100)[0, 24], rel=1e-9)
+
+    def test_the_goals_are_those_of_episodes_one_after_the_other(self):
+        env = CorridorEnv(length=3, num_actions=2, num_steps=3)
+        assert env.goals_of_random_policy(22) == pytest.approx(22 * (3 / 8) / 2.75)  # 3: hand-computed
+
+
+class TestLoad:
+
+    def test_every_time_step_is_as_specified_and_a_saved_episode_goes_on(self):
+        run(suite_exploration.load('Corridor', batch_size=3), steps=120)
+        same_continuation(lambda: suite_exploration.load('Corridor', batch_size=2), before=90)
+
+    def test_an_episode_terminates_at_the_end_and_is_truncated_after_its_steps(self):
+        env = suite_exploration.load('Corridor', env_args={'length': 3, 'num_steps': 4})
+        on = CorridorEnv(3, num_steps=4).actions_on
+        env.reset()
+        steps = [env.step(torch.tensor([action])) for action in on]
+        assert [float(step.reward) for step in steps] == [0.0, 1.0]
+        assert bool(steps[-1].is_last()) and float(steps[-1].discount) == 0.0
+        assert bool(env.step(torch.tensor([0])).is_first())
+        steps = [env.step(torch.tensor([(on[0] + 1) % 3])) for _ in range(4)]
+        assert bool(steps[-1].is_last()) and float(steps[-1].discount) == 1.0 and float(steps[-1].reward) == 0.0
+
+    def test_an_unknown_name_and_an_empty_batch_are_refused(self):
+        with pytest.raises(EnvironmentLoadError, match="no exploration task is called 'Corrido'; did you mean 'Corr"):
+            suite_exploration.load('Corrido')
+        with pytest.raises(EnvironmentLoadError, match='batch_size: expected at least 1, found 0'):
+            suite_exploration.load('Corridor', batch_size=0)
+
+    def test_a_conf_binds_its_arguments(self, tmp_path):
+        conf = tmp_path / 'short.gin'
+        conf.write_text("suite_exploration.load.env_args = {'length': 7, 'num_steps': 9}\n")
+        with gin_utils.loaded(str(conf)):
+            assert suite_exploration.load('Corridor').observation_spec().shape == (7, )
