@@ -33,7 +33,7 @@ ALGORITHMS = {
 
 
 def make_agent(algorithm, environment, batch_size=4, unroll_length=6, seed=0, data_transformer=None,
-               learning_rate=1e-2, mini_batch_size=8, **agent_args):
+               learning_rate=1e-2, mini_batch_size=8, mini_batch_length=None, use_rollout_state=None, **agent_args):
     """An agent in an environment, ready to train."""
     torch.manual_seed(seed)
     context.reset()
@@ -42,8 +42,9 @@ def make_agent(algorithm, environment, batch_size=4, unroll_length=6, seed=0, da
     env.reset()
     recurrent = environment == 'recurrent'
     config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=unroll_length,
-                           mini_batch_size=mini_batch_size, mini_batch_length=2 if recurrent else 1,
-                           num_updates_per_train_iter=2, use_rollout_state=recurrent)
+                           mini_batch_size=mini_batch_size, mini_batch_length=mini_batch_length or (2 if recurrent else 1),
+                           num_updates_per_train_iter=2,
+                           use_rollout_state=recurrent if use_rollout_state is None else use_rollout_state)
     if data_transformer is not None:
         config.data_transformer = data_transformer(env)
     encoder = dict(fc_layer_params=(16, ))

@@ -37,8 +37,8 @@ _SHOWN_VERSIONS = ('alfx', 'torch', 'gymnasium')
 _HEAD = """# Results
 
 What the shipped confs reach. Each row is the greedy policy at the end of training, evaluated over 20 episodes or more
-for each seed. The *measure* is the return of an episode, or a number that the environment gives for it, such as
-whether it succeeded. The mean is over seeds, and so is its 95% interval (Student's t); *lowest* is the worst seed.
+for each seed. The *measure* is the return of an episode, or a number that the environment or the algorithm gives
+for it, such as whether it succeeded. The mean is over seeds, and so is its 95% interval (Student's t); *lowest* is the worst seed.
 *Required* is the lower end of what the head of the conf states. *Wall time* is the median training time of a run, and
 how many runs shared the cores of the machine meanwhile.
 
@@ -61,7 +61,8 @@ class Task:
         env_name: its environment.
         required: the least mean that counts as reached; None if the head of the conf states none.
         fingerprint: changes with the bindings of the conf.
-        measure: what the mean is of: 'return', or the path of a number in the env_info, such as 'success'.
+        measure: what the mean is of: 'return', the path of a number in the env_info, such as 'success', or the name of
+            one that the algorithm measures, such as 'irm/accuracy'.
     """
 
     name: str
@@ -144,10 +145,11 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
     last = read_table(str(root_dir / 'progress.csv'))[-1]
     versions = json.loads((root_dir / 'conf' / 'versions.json').read_text())
     evaluation = json.loads(text)['greedy']
-    if task.measure != _RETURN and task.measure not in evaluation['env_info']:
-        raise RuntimeError(f"the head of {task.name} states '{task.measure}', but the environment gives "
-                           f"{sorted(evaluation['env_info']) or 'no further numbers'}")
-    return {'returns': evaluation['returns'], 'env_info': evaluation['env_info'],
+    further = {**evaluation['env_info'], **evaluation['measures']}
+    if task.measure != _RETURN and task.measure not in further:
+        raise RuntimeError(f"the head of {task.name} states '{task.measure}', but evaluation gives "
+                           f"{sorted(further) or 'no further numbers'}")
+    return {'returns': evaluation['returns'], 'env_info': further,
             'env_steps': int(float(last['env_steps'])),
             'seconds': float(last['seconds']), 'jobs': jobs, 'cores': os.cpu_count(),
             'date': datetime.date.today().isoformat(), 'versions': versions}

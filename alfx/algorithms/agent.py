@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from alfx import context
+from alfx import context, nest
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
@@ -49,8 +49,11 @@ class Agent(RLAlgorithm):
             ``rl_algorithm_cls``; has ``output_spec``.
         representation_use_rl_state: give the representation learner the state of the policy algorithm in place of
             its own in ``rollout_step`` and ``predict_step``.
-        goal_generator: outputs a goal and a reward (or ``()``); has ``action_spec``.
-        intrinsic_reward_module: outputs a reward ``[B]``.
+        goal_generator: outputs a goal and a reward (or ``()``); has ``action_spec``. An algorithm, or a constructor,
+            called as ``(observation_spec=, action_spec=)`` with the spec of the representation.
+        intrinsic_reward_module: outputs a reward ``[B]``. An algorithm, or a constructor, called as
+            ``(observation_spec=, action_spec=)`` with the spec of what it sees: the representation, or
+            ``[representation, goal]``. It does not train the representation.
         intrinsic_reward_coef: factor of that reward.
         extrinsic_reward_coef: factor of the environment's reward.
         enforce_entropy_target: keep the entropy of the policy above a target; do not use
@@ -70,11 +73,12 @@ class Agent(RLAlgorithm):
                  rl_algorithm_cls: Callable[..., Any] = ActorCriticAlgorithm,
                  reward_weight_algorithm_cls: Callable[..., Any] | None = None,
                  representation_learner_cls: Callable[..., Any] | None = None,
-                 representation_use_rl_state: bool = False, goal_generator: Algorithm | None = None,
-                 intrinsic_reward_module: Algorithm | None = None, intrinsic_reward_coef: float = 1.0,
-                 extrinsic_reward_coef: float = 1.0, enforce_entropy_target: bool = False,
-                 entropy_target_cls: Callable[..., Any] | None = None, optimizer: Any = None,
-                 debug_summaries: bool = False, name: str = 'AgentAlgorithm',
+                 representation_use_rl_state: bool = False,
+                 goal_generator: Algorithm | Callable[..., Any] | None = None,
+                 intrinsic_reward_module: Algorithm | Callable[..., Any] | None = None,
+                 intrinsic_reward_coef: float = 1.0, extrinsic_reward_coef: float = 1.0,
+                 enforce_entropy_target: bool = False, entropy_target_cls: Callable[..., Any] | None = None,
+                 optimizer: Any = None, debug_summaries: bool = False, name: str = 'AgentAlgorithm',
                  policy_loss_addons: Sequence[Callable[..., Any]] = ()):
         helper = AgentHelper(AgentState)
         common = dict(action_spec=action_spec, reward_spec=reward_spec, config=config,
@@ -85,9 +89,11 @@ class Agent(RLAlgorithm):
             representation_learner = representation_learner_cls(observation_spec=inner_spec, **common)
             helper.register_algorithm(representation_learner, 'repr')
             inner_spec = representation_learner.output_spec
+        goal_generator = _made(goal_generator, inner_spec, action_spec)
         if goal_generator is not None:
             helper.register_algorithm(goal_generator, 'goal_generator')
             inner_spec = [inner_spec, goal_generator.action_spec]
+        intrinsic_reward_module = _made(intrinsic_reward_module, inner_spec, action_spec)
         if intrinsic_reward_module is not None:
             helper.register_algorithm(intrinsic_reward_module, 'irm')
         rl_algorithm = rl_algorithm_cls(observation_spec=inner_spec, **common)
@@ -171,6 +177,16 @@ class Agent(RLAlgorithm):
         return tuple(part.update_variant for part in self._parts())
 
     @property
+    def trains_sequences_at_once(self) -> bool:
+        """Whether that is so for all parts."""
+        return all(part.trains_sequences_at_once for part in self._parts())
+
+    @property
+    def needs_previous_step(self) -> bool:
+        """Whether that is so for any part."""
+        return any(part.needs_previous_step for part in self._parts())
+
+    @property
     def recomputes_rollout_info(self) -> bool:
         """Whether all that a step does is the policy's own step, and that one can be recomputed."""
         plain_parts = (self._rl_algorithm, self._entropy_target_algorithm, self._policy_loss_addons)
@@ -180,7 +196,7 @@ class Agent(RLAlgorithm):
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
-        """One step of evaluation; intrinsic rewards and entropy targets have no part in it."""
+        """One step of evaluation; intrinsic rewards are there to be looked at, entropy targets have no part in it."""
         new_state, info = {}, {}
         if self._representation_learner is not None:
             own = state.rl if self._representation_use_rl_state else state.repr
@@ -191,6 +207,9 @@ class Agent(RLAlgorithm):
             step = self._goal_generator.predict_step(time_step, state.goal_generator)
             new_state['goal_generator'], info['goal_generator'] = step.state, step.info
             time_step = time_step._replace(observation=[time_step.observation, step.output[0]])
+        if self._irm is not None and type(self._irm).predict_step is not Algorithm.predict_step:
+            step = self._irm.predict_step(time_step, state.irm)
+            new_state['irm'], info['irm'] = step.state, step.info
         rl_step = self._rl_algorithm.predict_step(time_step, state.rl)
         new_state['rl'], info['rl'] = rl_step.state, rl_step.info
         if self._reward_weight_algorithm is not None:
@@ -246,7 +265,12 @@ class Agent(RLAlgorithm):
             if isinstance(goal_reward, torch.Tensor):
                 rewards['goal_generator'] = goal_reward
         if self._irm is not None:
-            rewards['irm'] = run(self._irm, time_step, state.irm).output
+            seen = time_step
+            if self._representation_learner is not None:
+                seen = time_step._replace(observation=nest.map_structure(torch.Tensor.detach, time_step.observation))
+            intrinsic_reward = run(self._irm, seen, state.irm).output
+            if isinstance(intrinsic_reward, torch.Tensor):
+                rewards['irm'] = intrinsic_reward
         if is_rollout and self.on_policy and self._changes_reward:
             with context.record_if(False):  # summarize_rollout writes it once for the whole unroll
                 time_step = time_step._replace(reward=self._training_reward(time_step.reward, rewards))
@@ -304,6 +328,15 @@ class Agent(RLAlgorithm):
 
     # Losses and hooks ------------------------------------------------------------------------------------------
 
+    def measures(self, info: Any) -> dict[str, torch.Tensor]:
+        """The numbers in the infos of the representation learner, the goal generator and the intrinsic module.
+
+        ``repr/NAME``, ``goal_generator/NAME`` and ``irm/NAME`` for each float leaf ``[B]``.
+        """
+        parts = {field: getattr(info, field) for field in ('repr', 'goal_generator', 'irm')}
+        return {path.replace('.', '/'): leaf for path, leaf in nest.flatten_with_path(parts)
+                if isinstance(leaf, torch.Tensor) and leaf.ndim == 1 and leaf.is_floating_point()}
+
     def calc_loss(self, info: Any) -> LossInfo:
         """The sum of the losses of all parts, ``[T, B]``."""
         return self._helper.accumulate_loss_info(self._parts_with_loss(), info)
@@ -337,6 +370,13 @@ class Agent(RLAlgorithm):
         if type(self._rl_algorithm).summarize_rollout is not RLAlgorithm.summarize_rollout:
             self._rl_algorithm.summarize_rollout(
                 experience._replace(rollout_info=self._helper.part(self._rl_algorithm, experience.rollout_info)))
+
+
+def _made(part: Any, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec) -> Algorithm | None:
+    """``part`` itself if it is an algorithm, otherwise what it constructs for these specs."""
+    if part is None or isinstance(part, Algorithm):
+        return part
+    return part(observation_spec=observation_spec, action_spec=action_spec)
 
 
 def _make_entropy_target(enforce: bool, cls: Callable[..., Any] | None, action_spec: NestedTensorSpec,

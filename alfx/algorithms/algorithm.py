@@ -160,6 +160,20 @@ class Algorithm(CheckpointedAlgorithm):
         return None
 
     @property
+    def trains_sequences_at_once(self) -> bool:
+        """Whether :meth:`train_sequence` does for a sequence what ``train_step`` does step by step.
+
+        That is so without a state. An algorithm whose state is nothing but the step before may say so as well, if its
+        own ``train_sequence`` looks at the step before in the sequence.
+        """
+        return not nest.flatten(self._train_state_spec)
+
+    @property
+    def needs_previous_step(self) -> bool:
+        """Whether the loss of a step needs the step before it, so that a sequence of one step from zeros has none."""
+        return False
+
+    @property
     def recomputes_rollout_info(self) -> bool:
         """Whether ``train_step`` on stored steps yields the infos that ``rollout_step`` would have yielded.
 

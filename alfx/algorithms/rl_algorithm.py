@@ -168,20 +168,31 @@ class RLAlgorithm(Algorithm):
         """One step of evaluation: ``output`` is the action ``[B, ...]``."""
         raise NotImplementedError(f'{type(self).__name__}.predict_step')
 
+    def measures(self, info: NestedTensor) -> dict[str, torch.Tensor]:
+        """What evaluation measures besides the return.
+
+        Args:
+            info: of ``predict_step``.
+
+        Returns:
+            Numbers ``[B]`` by name, averaged over the steps of each episode; NaN where there is nothing to measure.
+        """
+        return {}
+
     # Set-up ----------------------------------------------------------------------------------------------------
 
     def finalize(self) -> None:
         """Assign optimizers, probe the specs, build the replay buffer. Called once, on the root algorithm.
 
         Raises:
-            ConfError: an unroll cannot be cut into sequences of ``mini_batch_length``, or ``TrainerConfig.compile`` is
-                on and the update cannot be compiled.
+            ConfError: an unroll cannot be cut into sequences of ``mini_batch_length``, such sequences are too short for
+                a part of the algorithm, or ``TrainerConfig.compile`` is on and the update cannot be compiled.
             OwnershipError: a trainable parameter has no optimizer.
         """
         if self.on_policy is None:
             self.set_on_policy(True)
         if self._env is not None and not self.on_policy:
-            check_sequences(self._config)
+            check_sequences(self._config, self.needs_previous_step)
         super().finalize()
         if self._config is not None and self._config.compile:
             check_compilable(self)

@@ -61,14 +61,14 @@ def _evaluate(evaluate: Any, env: Any, algorithm: Any, name: str, epsilon_greedy
     result = evaluate(env, algorithm, FLAGS.num_episodes)
     statistics = result.statistics()
     if FLAGS.json != '-':
-        means = ''.join(f"{key.removeprefix('env_info/')} {mean:.6g}, " for key, mean in statistics.items()
-                        if key.startswith('env_info/'))
+        means = ''.join(f'{name} {mean:.6g}, ' for name, mean in result.further_means().items())
         print(f"{name}: return {statistics['average_return']:.6g} +- {statistics['ci95_return']:.4g} (95%), standard "
               f"deviation {statistics['std_return']:.4g}, {means}length {statistics['average_length']:.6g}, "
               f"{statistics['episodes']} episodes", flush=True)
     return {**{key: None if value != value else value for key, value in statistics.items()},
             'returns': result.returns.tolist(), 'lengths': result.lengths.tolist(),
-            'env_info': {path: values.tolist() for path, values in result.env_info().items()}}
+            'env_info': {path: values.tolist() for path, values in result.env_info().items()},
+            'measures': {name: values.tolist() for name, values in result.measures.items()}}
 
 
 def _write_json(results: dict[str, Any]) -> None:

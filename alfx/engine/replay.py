@@ -72,13 +72,23 @@ def _train_on_whole_buffer(algorithm: 'Algorithm', count_updates: bool) -> int:
     return steps
 
 
-def check_sequences(config: Any) -> None:
-    """Refuse lengths with which training on the whole buffer would fail in a later iteration.
+def check_sequences(config: Any, needs_previous_step: bool = False) -> None:
+    """Refuse lengths of sequences that nothing can be learned from, or that would fail in a later iteration.
+
+    Args:
+        config: of the run.
+        needs_previous_step: see ``Algorithm.needs_previous_step``.
 
     Raises:
-        ConfError: ``mini_batch_length`` does not divide the steps of every unroll.
+        ConfError: ``mini_batch_length`` does not divide the steps of every unroll, or it is 1 and a part of the
+            algorithm learns from pairs of steps.
     """
     length = config.mini_batch_length or 1
+    if needs_previous_step and length < 2 and not config.use_rollout_state:
+        raise gin_utils.ConfError([problem_at(
+            'TrainerConfig', 'mini_batch_length', f'= {length}: a part of the algorithm learns from a step and the one '
+            'before it, and finds none in sequences of one step',
+            'set TrainerConfig.mini_batch_length to 2 or more, or TrainerConfig.use_rollout_state = True')])
     uses_up = config.whole_replay_buffer_training and config.clear_replay_buffer
     if uses_up and length > 1 and config.unroll_length % length:
         raise gin_utils.ConfError([problem_at(
@@ -278,15 +288,15 @@ def _fast_update(algorithm: 'Algorithm') -> Any:
 def compute_train_info(algorithm: 'Algorithm', experience: Experience) -> NestedTensor:
     """The infos ``[T, B, ...]`` of ``train_step`` for experience ``[T, B, ...]``.
 
-    All steps at once if they are independent of each other, one after the other if a state connects them.
+    All steps at once where the algorithm can, one after the other where a state connects them.
     """
     length, batch = experience.time_step.step_type.shape
     independent = algorithm._config.temporally_independent_train_step if algorithm._config is not None else None
-    initial_state = algorithm.get_initial_train_state(batch)
     if independent is None:
-        independent = not nest.flatten(initial_state)
+        independent = algorithm.trains_sequences_at_once
     if independent:
-        return _independent_train_info(algorithm, experience, length, batch)
+        return _train_info_at_once(algorithm, experience, length, batch)
+    initial_state = algorithm.get_initial_train_state(batch)
     state = initial_state
     if algorithm.use_rollout_state and nest.flatten(experience.state):
         first = nest.map_structure(lambda x: x[0], experience.state)
@@ -301,8 +311,8 @@ def compute_train_info(algorithm: 'Algorithm', experience: Experience) -> Nested
     return nest.stack(infos)
 
 
-def _independent_train_info(algorithm: 'Algorithm', experience: Experience, length: int, batch: int) -> NestedTensor:
-    """``train_sequence`` on steps that do not depend on each other."""
+def _train_info_at_once(algorithm: 'Algorithm', experience: Experience, length: int, batch: int) -> NestedTensor:
+    """``train_sequence``, with the state of the rollout or zeros at each step."""
     state = algorithm.get_initial_train_state(length * batch)
     if nest.flatten(state):
         if algorithm.use_rollout_state and nest.flatten(experience.state):

@@ -18,6 +18,7 @@ from alfx.engine.unroll import reset_state_at_first
 from alfx.metrics.metrics import (AverageEnvInfoMetric, AverageEpisodeLengthMetric, AverageEpisodicAggregationMetric,
                                   AverageReturnMetric, update_metrics)
 from alfx.trainers import building, random_state, run_files
+from alfx.trainers.step_measures import EpisodeMeans
 from alfx.utils.confidence import confidence_interval
 
 
@@ -51,10 +52,12 @@ class EvalResult(NamedTuple):
         returns: float64 ``[N]``, or ``[N, K]`` for K-dimensional rewards.
         lengths: float64 ``[N]``, in steps.
         metrics: the metrics that the episodes were measured by.
+        measures: what the algorithm measured besides, by name: float64 ``[n]``, means over the steps of an episode.
     """
     returns: np.ndarray
     lengths: np.ndarray
     metrics: list[AverageEpisodicAggregationMetric]
+    measures: dict[str, np.ndarray] = {}
 
     def env_info(self) -> dict[str, np.ndarray]:
         """What ``AverageEnvInfoMetric`` measured of each episode: float64 ``[N, ...]`` by path in the env_info."""
@@ -63,7 +66,8 @@ class EvalResult(NamedTuple):
 
     def statistics(self) -> dict[str, float]:
         """Number of episodes, mean, standard deviation and half the 95% confidence interval of the return (summed over
-        the dimensions of the reward), mean length, and ``env_info/PATH``: means of the scalars in the env_info."""
+        the dimensions of the reward), mean length, ``env_info/PATH``: means of the scalars in the env_info, and
+        ``measure/NAME``: means of :attr:`measures`."""
         returns = self.returns.reshape(len(self.returns), -1).sum(1)
         return {
             'episodes': len(returns),
@@ -71,14 +75,18 @@ class EvalResult(NamedTuple):
             'std_return': float(returns.std(ddof=1)) if len(returns) > 1 else float('nan'),
             'ci95_return': float(confidence_interval(returns)),
             'average_length': float(self.lengths.mean()),
-            **{f'env_info/{path}': float(values.mean()) for path, values in self.env_info().items() if values.ndim == 1}
+            **{f'env_info/{path}': float(values.mean()) for path, values in self.env_info().items() if values.ndim == 1},
+            **{f'measure/{name}': float(values.mean()) for name, values in self.measures.items()},
         }
+
+    def further_means(self) -> dict[str, float]:
+        """The means of :meth:`statistics` that the environment and the algorithm add to return and length, by name."""
+        return {name.partition('/')[2]: mean for name, mean in self.statistics().items() if '/' in name}
 
     def __str__(self) -> str:
         s = self.statistics()
         margin = f" +- {s['ci95_return']:.4g}" if np.isfinite(s['ci95_return']) else ''
-        means = ''.join(f", {name.removeprefix('env_info/')} {mean:.4g}" for name, mean in s.items()
-                        if name.startswith('env_info/'))
+        means = ''.join(f', {name} {mean:.4g}' for name, mean in self.further_means().items())
         return (f"return {s['average_return']:.6g}{margin}{means}, length {s['average_length']:.4g}, "
                 f"{s['episodes']} episodes")
 
@@ -124,7 +132,7 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
     remaining = torch.full((batch_size, ), num_episodes // batch_size)
     remaining[:num_episodes % batch_size] += 1
     time_step = env.reset()
-    metrics = _metrics(time_step, num_episodes)
+    metrics, step_measures = _metrics(time_step, num_episodes), EpisodeMeans()
     initial_state = algorithm.get_initial_predict_state(batch_size)
     state, transform_state = initial_state, algorithm.get_initial_transform_state(batch_size)
     device = context.get_default_device()
@@ -139,13 +147,16 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
         if nest.flatten(state):
             state = reset_state_at_first(state, initial_state, inputs)
         alg_step = algorithm.predict_step(inputs, state)
+        measures = algorithm.measures(alg_step.info)
+        if measures:
+            step_measures.observe(measures, is_counted.numpy(), time_step.is_last().cpu().numpy())
         if on_step is not None:
             on_step(time_step, alg_step)
         if not remaining.any():
             break
         time_step, state = env.step(alg_step.output), alg_step.state
     returns, lengths = (metric.episodes()[0] for metric in metrics[:2])
-    return EvalResult(returns, lengths, metrics)
+    return EvalResult(returns, lengths, metrics, step_measures.result())
 
 
 def _metrics(example: TimeStep, num_episodes: int) -> list[AverageEpisodicAggregationMetric]:
@@ -184,9 +195,11 @@ class EvalLog:
             for metric in result.metrics:
                 metric.gen_summaries(global_counter)
             statistics = result.statistics()
-            for name in ('std_return', 'ci95_return'):
-                if np.isfinite(statistics[name]):
-                    summary.scalar(f'Metrics/{name}', statistics[name], step=global_counter)
+            for name, value in statistics.items():
+                if name in ('std_return', 'ci95_return') and np.isfinite(value):
+                    summary.scalar(f'Metrics/{name}', value, step=global_counter)
+                elif name.startswith('measure/'):
+                    summary.scalar(name, value, step=global_counter)
             for name, value in step_metrics.items():
                 summary.scalar(f'Metrics_vs_{name}/AverageReturn', statistics['average_return'], step=value)
         self._table.append({'global_counter': global_counter, 'env_steps': step_metrics.get('EnvironmentSteps', ''),

@@ -10,6 +10,7 @@ from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.entropy_target_algorithm import EntropyTargetAlgorithm, SGDEntropyTargetAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
+from alfx.gin_utils import ConfError
 from alfx.optimizers import SGD, Adam
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
@@ -127,6 +128,66 @@ def test_a_goal_generator_extends_the_observation_and_keeps_its_state(algorithm)
         agent.train_iter()
     # an episode lasts 5 steps: the state starts anew at its FIRST
     assert agent._cursor.state.goal_generator.count.max() <= 5
+
+
+class Watcher(Bonus):
+    """A constructor for an intrinsic module that keeps what it sees; its measure is the sum of the observation."""
+
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(name='watcher')
+        self.specs = observation_spec, action_spec
+        self.seen = []
+
+    def rollout_step(self, inputs, state):
+        self.seen.append(inputs.observation)
+        return super().rollout_step(inputs, state)
+
+    def predict_step(self, inputs, state):
+        return AlgStep(info={'total': inputs.observation.sum(-1), 'kind': torch.ones(2, dtype=torch.int64)})
+
+
+def test_an_intrinsic_module_is_built_for_the_representation_and_does_not_train_it():
+    agent, env = make_agent('actor-critic', 'discrete', representation_learner_cls=Doubler,
+                            intrinsic_reward_module=Watcher)
+    assert agent._irm.specs == (TensorSpec((2, )), env.action_spec())
+    agent.train_iter()
+    assert agent._irm.seen and not any(seen.requires_grad for seen in agent._irm.seen)
+    step = agent.predict_step(env.current_time_step(), agent.get_initial_predict_state(4))
+    measures = agent.measures(step.info)
+    assert sorted(measures) == ['irm/total', 'repr/loss'] and measures['irm/total'].shape == (4, )
+
+
+class Differences(Algorithm):
+    """Learns from pairs of steps: the state is the observation before; sequences are trained on at once."""
+
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(train_state_spec=observation_spec, name='differences')
+        self.sequences = 0
+
+    trains_sequences_at_once = True
+    needs_previous_step = True
+
+    def rollout_step(self, inputs, state):
+        return AlgStep(inputs.observation[:, 0] - state[:, 0], inputs.observation, ())
+
+    def train_sequence(self, inputs, state, rollout_info):
+        self.sequences += 1
+        observation = inputs.observation[..., 0]
+        previous = torch.cat([state[:1, :, 0], observation[:-1]])
+        return AlgStep((), (), LossInfo(loss=(observation - previous).abs()))
+
+
+def test_a_part_that_only_looks_one_step_back_is_trained_on_whole_sequences():
+    agent, _ = make_agent('ppo', 'discrete', intrinsic_reward_module=Differences, mini_batch_length=3)
+    assert agent.trains_sequences_at_once
+    agent.train_iter()
+    assert agent._irm.sequences == agent._config.num_updates_per_train_iter * 6 * 4 // (3 * 8)
+
+
+def test_a_part_that_looks_one_step_back_refuses_sequences_of_one_step():
+    with pytest.raises(ConfError, match='TrainerConfig.mini_batch_length = 1: a part of the algorithm learns from'):
+        make_agent('ppo', 'discrete', intrinsic_reward_module=Differences)
+    make_agent('ppo', 'discrete', intrinsic_reward_module=Differences, use_rollout_state=True)
 
 
 @both

@@ -95,7 +95,7 @@ def test_a_conf_may_state_a_number_of_the_environment_in_place_of_the_return(res
 
 def test_a_number_that_the_environment_does_not_give_is_an_error_that_says_what_it_gives(results, tmp_path,
                                                                                          monkeypatch):
-    evaluation = {'greedy': {'returns': [1.0], 'env_info': {'distance': [0.5]}}}
+    evaluation = {'greedy': {'returns': [1.0], 'env_info': {'distance': [0.5]}, 'measures': {}}}
 
     def run(arguments, log, threads):
         folder = tmp_path / 'some_conf-f' / 'seed-0' / 'conf'
@@ -106,7 +106,10 @@ def test_a_number_that_the_environment_does_not_give_is_an_error_that_says_what_
 
     monkeypatch.setattr(results, '_run', run)
     task = results.Task('some_conf', 'some_conf', 'Some-v1', 0.9, 'f', 'success')
-    with pytest.raises(RuntimeError, match=r"some_conf states 'success', but the environment gives \['distance'\]"):
+    with pytest.raises(RuntimeError, match=r"some_conf states 'success', but evaluation gives \['distance'\]"):
         results.train_and_evaluate(task, 0, tmp_path, 1, 1)
     evaluation['greedy']['env_info']['success'] = [1.0]
     assert results.train_and_evaluate(task, 0, tmp_path, 1, 1)['env_info']['success'] == [1.0]
+    del evaluation['greedy']['env_info']['success']
+    evaluation['greedy']['measures']['success'] = [0.5]
+    assert results.train_and_evaluate(task, 0, tmp_path, 1, 1)['env_info']['success'] == [0.5]

@@ -13,6 +13,7 @@ from alfx import AlgStep, context
 from alfx.trainers import building, random_state
 from alfx.trainers.async_evaluator import Evaluator, load_policy_state, policy_state
 from alfx.trainers.evaluator import SyncEvaluator, evaluate, read_results
+from alfx.trainers.step_measures import EpisodeMeans
 
 
 @pytest.fixture
@@ -192,3 +193,25 @@ def test_numbers_of_the_environment_are_in_the_statistics_and_in_the_table(algor
     evaluator.eval(algorithm, {})
     evaluator.close()
     assert read_results(str(tmp_path))[-1]['env_info/success'] == 0.5
+
+
+def test_what_the_algorithm_measures_at_a_step_is_averaged_over_each_episode(algorithm, tmp_path, monkeypatch):
+    """Steps 0, 1, ... of an episode are measured as NaN, 1, 2, ...: of 3 steps and a final one the mean is 2."""
+    steps = iter([float('nan'), 1.0, 2.0, 3.0] * 3)
+    monkeypatch.setattr(algorithm, 'measures', lambda info: {'irm/accuracy': torch.tensor([next(steps)])})
+    result = evaluate(WalkEnv(1, lengths=[3]), algorithm, 2)
+    assert result.measures['irm/accuracy'].tolist() == [2.0, 2.0]
+    assert result.statistics()['measure/irm/accuracy'] == 2.0 and ', irm/accuracy 2, length' in str(result)
+    evaluator = SyncEvaluator(WalkEnv(1, lengths=[3]), make_config(tmp_path, num_eval_episodes=1))
+    evaluator.eval(algorithm, {})
+    evaluator.close()
+    assert read_results(str(tmp_path))[-1]['measure/irm/accuracy'] == 2.0
+
+
+def test_steps_of_episodes_that_do_not_count_are_not_measured():
+    means = EpisodeMeans()
+    counted, last = np.array([True, False]), np.array([False, True])
+    means.observe({'a': torch.tensor([1.0, 100.0])}, counted, last)
+    means.observe({'a': torch.tensor([3.0, 100.0])}, counted, ~last)
+    assert means.result()['a'].tolist() == [2.0]
+    assert EpisodeMeans().result() == {}
