@@ -69,13 +69,14 @@ class EvalResult(NamedTuple):
         the dimensions of the reward), mean length, ``env_info/PATH``: means of the scalars in the env_info, and
         ``measure/NAME``: means of :attr:`measures`."""
         returns = self.returns.reshape(len(self.returns), -1).sum(1)
+        scalars = {path: values for path, values in self.env_info().items() if values.ndim == 1}
         return {
             'episodes': len(returns),
             'average_return': float(returns.mean()),
             'std_return': float(returns.std(ddof=1)) if len(returns) > 1 else float('nan'),
             'ci95_return': float(confidence_interval(returns)),
             'average_length': float(self.lengths.mean()),
-            **{f'env_info/{path}': float(values.mean()) for path, values in self.env_info().items() if values.ndim == 1},
+            **{f'env_info/{path}': float(values.mean()) for path, values in scalars.items()},
             **{f'measure/{name}': float(values.mean()) for name, values in self.measures.items()},
         }
 
