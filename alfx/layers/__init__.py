@@ -11,10 +11,11 @@ from alfx.layers.decoding import FixedDecodingLayer
 from alfx.layers.elementwise import (AddN, Cast, Detach, ElementwiseLayerBase, GetFields, Identity, Lambda, OneHot,
                                      Permute, Reshape, Scale, ScaleGradient, Sum, Transpose)
 from alfx.layers.fc import FC, ParallelFC
-from alfx.layers.images import RandomCrop, ReplicationPad2d, ResidueBlock
+from alfx.layers.images import RandomCrop, ReplicationPad2d
+from alfx.layers.residual_blocks import BottleneckBlock, ResidueBlock
 
 __all__ = [
-    'AddN', 'Branch', 'Cast', 'Conv2D', 'ConvTranspose2D', 'Detach', 'ElementwiseLayerBase', 'FC',
+    'AddN', 'BottleneckBlock', 'Branch', 'Cast', 'Conv2D', 'ConvTranspose2D', 'Detach', 'ElementwiseLayerBase', 'FC',
     'FixedDecodingLayer', 'GetFields', 'Identity', 'Lambda', 'NaiveParallelLayer', 'OneHot', 'ParallelConv2D',
     'ParallelConvTranspose2D', 'ParallelFC', 'Permute', 'RandomCrop', 'ReplicationPad2d', 'Reshape', 'ResidueBlock',
     'Scale', 'ScaleGradient', 'Sequential', 'Sum', 'Transpose', 'copy_module', 'make_parallel_input',
