@@ -5,7 +5,7 @@ generator (-> representation and goal), intrinsic reward module, policy algorith
 Each part has a field of its own in ``AgentState`` and ``AgentInfo``.
 """
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,6 +29,15 @@ AgentState = namedtuple('AgentState', ['rl', 'irm', 'goal_generator', 'repr', 'r
 AgentInfo = namedtuple('AgentInfo', ['rl', 'irm', 'goal_generator', 'entropy_target', 'repr', 'rw', 'rewards',
                                      'policy_loss_addons'], default_value=())
 """The info of each part, and the rewards ``[B]`` by the name of the part that gives them."""
+
+
+class Connection(NamedTuple):
+    """What a part of an agent sees and gives: nests of specs, or words where it is no observation or action."""
+
+    field: str
+    part: Algorithm
+    sees: Any
+    gives: Any
 
 
 @configurable
@@ -84,20 +93,27 @@ class Agent(RLAlgorithm):
         common = dict(action_spec=action_spec, reward_spec=reward_spec, config=config,
                       debug_summaries=debug_summaries)
         inner_spec = observation_spec
+        seen: dict[str, tuple[Any, Any]] = {'entropy_target': ('action distribution', 'loss'),
+                                            'policy_loss_addons': ('action distribution', 'loss'),
+                                            'rw': (reward_spec, 'reward weights')}
         representation_learner = None
         if representation_learner_cls is not None:
             representation_learner = representation_learner_cls(observation_spec=inner_spec, **common)
             helper.register_algorithm(representation_learner, 'repr')
+            seen['repr'] = inner_spec, representation_learner.output_spec
             inner_spec = representation_learner.output_spec
         goal_generator = _made(goal_generator, inner_spec, action_spec)
         if goal_generator is not None:
             helper.register_algorithm(goal_generator, 'goal_generator')
+            seen['goal_generator'] = inner_spec, goal_generator.action_spec
             inner_spec = [inner_spec, goal_generator.action_spec]
         intrinsic_reward_module = _made(intrinsic_reward_module, inner_spec, action_spec)
         if intrinsic_reward_module is not None:
             helper.register_algorithm(intrinsic_reward_module, 'irm')
+            seen['irm'] = inner_spec, 'intrinsic reward'
         rl_algorithm = rl_algorithm_cls(observation_spec=inner_spec, **common)
         helper.register_algorithm(rl_algorithm, 'rl')
+        seen['rl'] = inner_spec, action_spec
         entropy_target = _make_entropy_target(enforce_entropy_target, entropy_target_cls, action_spec,
                                               debug_summaries)
         if entropy_target is not None:
@@ -131,6 +147,7 @@ class Agent(RLAlgorithm):
         parts = (representation_learner, goal_generator, intrinsic_reward_module, rl_algorithm, entropy_target,
                  addons, reward_weight_algorithm)
         self._parts_in_order = [part for part in parts if part is not None]
+        self._seen_and_given = seen
         self._in_the_loss = [part for part in self._parts_in_order if part is not reward_weight_algorithm]
         if reward_weight_algorithm is not None:
             rl_algorithm.set_reward_weights(reward_weight_algorithm.reward_weights)
@@ -144,6 +161,24 @@ class Agent(RLAlgorithm):
     def _parts_with_loss(self) -> list[Algorithm]:
         """The parts whose loss is added up; reward weights are trained in ``after_train_iter``."""
         return self._in_the_loss
+
+    def connections(self) -> list[Connection]:
+        """What each part sees and gives, in the order of a step."""
+        fields = [self._helper.field(part) for part in self._parts()]
+        return [Connection(field, part, *self._seen_and_given[field]) for field, part in zip(fields, self._parts())]
+
+    def fields_with_loss(self) -> list[str]:
+        """The fields of the parts whose losses are added up."""
+        return [self._helper.field(part) for part in self._parts_with_loss()]
+
+    def reward_coefficients(self) -> dict[str, float]:
+        """The factors of the rewards that the policy is trained on, by the name of who gives them."""
+        coefficients = {'extrinsic': self._extrinsic_reward_coef}
+        if self._goal_generator is not None:
+            coefficients['goal_generator'] = 1.0
+        if self._irm is not None:
+            coefficients['irm'] = self._intrinsic_reward_coef
+        return coefficients
 
     def set_path(self, path: str) -> None:
         """Set the paths of all parts below ``path``."""
@@ -308,10 +343,10 @@ class Agent(RLAlgorithm):
 
     def _training_reward(self, reward: torch.Tensor, rewards: dict[str, torch.Tensor]) -> torch.Tensor:
         """The reward that the policy is trained on: a new tensor, the environment's own is left as it is."""
-        coefs = {'irm': self._intrinsic_reward_coef, 'goal_generator': 1.0}
+        coefficients = self.reward_coefficients()
         extra = [r.unsqueeze(-1) if r.ndim < reward.ndim else r for r in rewards.values()]
         return AgentHelper.accumulate_algorithm_rewards(
-            [reward, *extra], [self._extrinsic_reward_coef, *(coefs[name] for name in rewards)],
+            [reward, *extra], [coefficients[name] for name in ('extrinsic', *rewards)],
             ['extrinsic', *rewards], 'reward', summary_utils.add_mean_hist_summary)
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,

@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from alfx import nest
+from alfx.algorithms.agent import Agent
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
-from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec, TensorSpec
+from alfx.tensor_specs import NestedTensorSpec, TensorSpec
+from alfx.trainers.agent_drawing import agent_lines, describe
 
 __all__ = ['check', 'shorten', 'spec_lines', 'parameter_lines', 'memory_lines', 'nested_spec_lines', 'replay_bytes']
 
@@ -40,6 +42,9 @@ def check(root_dir: str, conf_file: str = '') -> Iterator[str]:
     shorten(config, trainer._env.batch_size if is_rl else 1)
     if is_rl:
         yield from spec_lines(trainer._env, algorithm)
+        yield ''
+    if isinstance(algorithm, Agent):
+        yield from agent_lines(algorithm, _owner_names(algorithm))
         yield ''
     yield from parameter_lines(algorithm)
     yield ''
@@ -135,12 +140,7 @@ def replay_bytes(data_spec: NestedTensorSpec, num_environments: int, max_length:
 
 
 def _describe_spec(spec: Any) -> str:
-    if not isinstance(spec, TensorSpec):
-        return repr(spec)
-    text = f'{spec.dtype_str} {list(spec.shape)}'
-    if isinstance(spec, BoundedTensorSpec) and spec.minimum.size and spec.maximum.size:
-        text += f' in [{float(spec.minimum.min()):g}, {float(spec.maximum.max()):g}]'
-    return text
+    return describe(spec) if isinstance(spec, TensorSpec) else repr(spec)
 
 
 def _owner_names(algorithm: Any) -> dict[int, str]:

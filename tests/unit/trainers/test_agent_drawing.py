@@ -1,0 +1,68 @@
+"""The drawing of an agent: each part with what it sees, who trains it, and what the replay buffer keeps of it."""
+import torch
+from agents import make_agent
+from torch import nn
+
+from alfx.algorithms.algorithm import Algorithm
+from alfx.data_structures import AlgStep, LossInfo
+from alfx.optimizers import SGD
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+from alfx.trainers.agent_drawing import agent_lines, describe, replay_lines
+
+
+class Halver(Algorithm):
+    """A representation learner with one parameter, trained by an optimizer of its own, and a fixed one."""
+
+    def __init__(self, observation_spec, action_spec, reward_spec, config, debug_summaries):
+        super().__init__(optimizer=SGD(lr=0.1, name='own'), name='halver')
+        self.weight = nn.Parameter(torch.tensor(0.5))
+        self.fixed = nn.Parameter(torch.tensor(0.5), requires_grad=False)
+        self.output_spec = TensorSpec(observation_spec.shape)
+
+    def rollout_step(self, inputs, state):
+        return AlgStep(inputs.observation * self.weight)
+
+    def train_step(self, inputs, state, rollout_info):
+        return AlgStep(inputs.observation * self.weight, (), LossInfo(loss=self.weight.expand(len(inputs.reward))))
+
+
+class Bonus(Algorithm):
+    """An intrinsic reward of 0, stored for replay."""
+
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(name='bonus')
+
+    def rollout_step(self, inputs, state):
+        return AlgStep(torch.zeros_like(inputs.reward))
+
+    def train_step(self, inputs, state, rollout_info):
+        return AlgStep((), (), LossInfo(loss=torch.zeros_like(inputs.reward)))
+
+
+def test_the_drawing_tells_who_sees_gives_trains_and_stores_what():
+    agent, _ = make_agent('ppo', 'discrete', representation_learner_cls=Halver, intrinsic_reward_module=Bonus,
+                          intrinsic_reward_coef=0.25)
+    owners = {id(agent._representation_learner.weight): 'own'}
+    lines = '\n'.join(agent_lines(agent, owners))
+    assert '├─ repr  Halver        float32 [1] in [-1, 1] ─> float32 [1]' in lines
+    assert '├─ irm   Bonus         float32 [1] ─> intrinsic reward' in lines
+    assert '└─ rl    PPOAlgorithm  float32 [1] ─> int64 [] in [0, 1]' in lines
+    assert 'repr  1 by own, 1 not trained by gradients' in lines and 'irm   no parameters' in lines
+    assert 'loss: repr + irm + rl' in lines
+    assert 'reward that the policy is trained on: 1 * extrinsic + 0.25 * irm' in lines
+    assert 'rollout_info.rewards    4' in lines
+
+
+def test_bytes_of_a_step_are_grouped_by_the_part_that_stores_them():
+    spec = {'time_step': {'reward': TensorSpec(()), 'observation': {'a': TensorSpec((3, ), torch.uint8)}},
+            'action': TensorSpec((), torch.int64)}
+    assert replay_lines(spec) == ['what enters the replay buffer, 15 bytes a step of an environment:',
+                                  '  action                 8', '  time_step.observation  3',
+                                  '  time_step.reward       4']
+    assert replay_lines(None) == ['what enters the replay buffer: nothing, it is trained on each unroll directly']
+
+
+def test_nests_of_specs_are_described_in_a_line():
+    goal = BoundedTensorSpec((2, ), torch.float32, 0.0, 1.0)
+    assert describe([TensorSpec((3, )), {'goal': goal}]) == '[float32 [3], {goal: float32 [2] in [0, 1]}]'
+    assert describe('loss') == 'loss'
