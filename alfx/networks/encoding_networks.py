@@ -1,63 +1,26 @@
-"""Encoders: from observations to a vector, with or without memory, and from a vector to an image.
+"""Encoders: from observations to a vector, with or without memory.
 
 Read next: :mod:`alfx.networks.actor_distribution_networks` and :mod:`alfx.networks.value_networks`, which put heads
-on them.
+on them. The way back, :mod:`alfx.networks.decoding_networks`, can be imported from here as well.
 """
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from alfx.gin_utils import configurable
-from alfx.layers import (FC, Conv2D, ConvTranspose2D, ElementwiseLayerBase, Reshape, Sequential, make_parallel_input,
-                         make_parallel_net, make_parallel_spec)
+from alfx.layers import FC, Reshape, make_parallel_input, make_parallel_net, make_parallel_spec
 from alfx.layers.conv import Size2d, pair
 from alfx.layers.weights import Activation, Initializer
-from alfx.networks.network import Network, ParallelNetworkWrapper
+from alfx.networks.decoding_networks import AutoShapeImageDeconvNetwork as AutoShapeImageDeconvNetwork
+from alfx.networks.decoding_networks import ImageDecodingNetwork as ImageDecodingNetwork
+from alfx.networks.decoding_networks import ImageDecodingNetworkV2 as ImageDecodingNetworkV2
+from alfx.networks.image_layers import LayersNetwork, conv_layers
+from alfx.networks.network import Network
 from alfx.networks.networks import LSTMCell
 from alfx.networks.preprocessor_networks import PreprocessorNetwork
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, torch_dtype_to_str
-
-
-class _MaxPool2D(ElementwiseLayerBase):
-    """Maximum over squares of ``[..., C, H, W]``."""
-
-    def __init__(self, kernel: int):
-        super().__init__()
-        self._kernel = kernel
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        pooled = F.max_pool2d(inputs.flatten(0, -4), self._kernel)
-        return pooled.view(*inputs.shape[:-2], *pooled.shape[-2:])
-
-
-def _conv_layers(shape: Sequence[int], conv_layer_params: Sequence[tuple], same_padding: bool, activation: Activation,
-                 kernel_initializer: Initializer | None, where: str) -> tuple[list[nn.Module], tuple[int, int, int]]:
-    """The convolutions and the ``(C, H, W)`` behind them."""
-    channels, height, width = shape
-    modules: list[nn.Module] = []
-    for i, params in enumerate(conv_layer_params):
-        if not 3 <= len(params) <= 5:
-            raise ValueError(f'{where}: conv_layer_params[{i}]: expected (filters, kernel_size, strides[, padding[, '
-                             f'pooling_kernel]]), found {params}')
-        filters, pooling = params[0], params[4] if len(params) > 4 else 0
-        kernel, strides, padding = pair(params[1]), pair(params[2]), pair(params[3] if len(params) > 3 else 0)
-        if same_padding:
-            padding = ((kernel[0] - 1) // 2, (kernel[1] - 1) // 2)
-        modules.append(Conv2D(channels, filters, kernel, activation, strides, padding,
-                              kernel_initializer=kernel_initializer))
-        channels = filters
-        height, width = ((size + 2 * p - k) // s + 1
-                         for size, p, k, s in zip((height, width), padding, kernel, strides))
-        if pooling:
-            modules.append(_MaxPool2D(pooling))
-            height, width = height // pooling, width // pooling
-        if height < 1 or width < 1:
-            raise ValueError(f'{where}: nothing is left of an image {tuple(shape)} behind conv_layer_params[{i}] '
-                             f'{params}')
-    return modules, (channels, height, width)
 
 
 def _refuse_batch_ensemble(use_batch_ensemble: bool, ensemble_size: int, where: str) -> None:
@@ -68,27 +31,8 @@ def _refuse_batch_ensemble(use_batch_ensemble: bool, ensemble_size: int, where: 
         raise ValueError(f'{where}: use_batch_ensemble=True is not supported; use make_parallel(n) for an ensemble')
 
 
-class _LayersNetwork(Network):
-    """A network that is a list of layers."""
-
-    def _set_layers(self, modules: list[Any]) -> None:
-        self._layers = nn.ModuleList(modules)
-        self._chain = modules
-
-    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
-        """``[B, ...]`` to ``[B, ...]``."""
-        for layer in self._chain:
-            inputs = layer(inputs)
-        return inputs, state
-
-    def make_parallel(self, n: int) -> Network:
-        """See the base class."""
-        stacked = Sequential(*(make_parallel_net(layer, n) for layer in self._chain))
-        return ParallelNetworkWrapper(stacked, self._input_tensor_spec, n, 'parallel_' + self._name)
-
-
 @configurable
-class ImageEncodingNetwork(_LayersNetwork):
+class ImageEncodingNetwork(LayersNetwork):
     """Convolutions.
 
     Args:
@@ -117,76 +61,13 @@ class ImageEncodingNetwork(_LayersNetwork):
             raise ValueError(f'{name}: expected at least one layer in conv_layer_params')
         spec = TensorSpec((input_channels, *pair(input_size)))
         super().__init__(spec, (), name)
-        modules, shape = _conv_layers(spec.shape, conv_layer_params, same_padding, activation, kernel_initializer,
+        modules, shape = conv_layers(spec.shape, conv_layer_params, same_padding, activation, kernel_initializer,
                                       name)
         self._output_spec = TensorSpec(shape)
         if flatten_output:
             self._output_spec = TensorSpec((self._output_spec.numel, ))
             modules.append(Reshape(self._output_spec.numel))
         self._set_layers(modules)
-
-
-@configurable
-class ImageDecodingNetwork(_LayersNetwork):
-    """A vector to an image: fully connected layers, then transposed convolutions.
-
-    Args:
-        input_size: number of inputs.
-        transconv_layer_params: for each layer ``(filters, kernel_size, strides[, padding])``.
-        start_decoding_size: height and width of the image made by the last fully connected layer.
-        start_decoding_channels: its number of channels.
-        same_padding: whether each layer makes the image exactly ``strides`` times as large, whatever padding is
-            given.
-        preprocess_fc_layer_params: sizes of fully connected layers in front.
-        activation: activation of all layers but the last.
-        kernel_initializer: called with the weights of a layer to fill them; ``None`` for variance scaling.
-        output_activation: activation of the last layer.
-        name: name of the network.
-
-    Raises:
-        ValueError: no or malformed layers, or ``same_padding`` with an even kernel and a stride of 1.
-    """
-
-    def __init__(self, input_size: int, transconv_layer_params: Sequence[tuple], start_decoding_size: Size2d,
-                 start_decoding_channels: int, same_padding: bool = False,
-                 preprocess_fc_layer_params: Sequence[int] | None = None, activation: Activation = torch.relu_,
-                 kernel_initializer: Initializer | None = None, output_activation: Activation = torch.tanh,
-                 name: str = 'ImageDecodingNetwork'):
-        if not transconv_layer_params:
-            raise ValueError(f'{name}: expected at least one layer in transconv_layer_params')
-        super().__init__(TensorSpec((input_size, )), (), name)
-        start = (start_decoding_channels, *pair(start_decoding_size))
-        modules: list[nn.Module] = []
-        size = input_size
-        for width in (*(preprocess_fc_layer_params or ()), TensorSpec(start).numel):
-            modules.append(FC(size, width, activation, kernel_initializer=kernel_initializer))
-            size = width
-        modules.append(Reshape(*start))
-        channels = start_decoding_channels
-        for i, params in enumerate(transconv_layer_params):
-            if not 3 <= len(params) <= 4:
-                raise ValueError(f'{name}: transconv_layer_params[{i}]: expected (filters, kernel_size, strides[, '
-                                 f'padding]), found {params}')
-            filters, kernel, strides = params[:3]
-            padding = params[3] if len(params) > 3 else 0
-            output_padding: Size2d = 0
-            if same_padding:
-                padding, output_padding = _same_transposed_padding(pair(kernel), pair(strides), f'{name}: layer {i}')
-            last = i == len(transconv_layer_params) - 1
-            modules.append(ConvTranspose2D(channels, filters, kernel, output_activation if last else activation,
-                                           strides, padding, output_padding, kernel_initializer=kernel_initializer))
-            channels = filters
-        self._set_layers(modules)
-
-
-def _same_transposed_padding(kernel: tuple[int, int], strides: tuple[int, int], where: str) -> tuple[Size2d, Size2d]:
-    """Padding and output padding by which the output is ``strides`` times as large as the input."""
-    padding = [max(0, -((s - k) // 2)) for k, s in zip(kernel, strides)]
-    extra = [s - k + 2 * p for k, s, p in zip(kernel, strides, padding)]
-    if any(e >= s for e, s in zip(extra, strides)):
-        raise ValueError(f'{where}: same_padding is impossible with kernel_size {kernel} and strides {strides}: an '
-                         'even kernel needs a stride of at least 2')
-    return (padding[0], padding[1]), (extra[0], extra[1])
 
 
 def _check_encodable(spec: TensorSpec, with_conv: bool, where: str) -> None:
@@ -273,7 +154,7 @@ class EncodingNetwork(PreprocessorNetwork):
         modules: list[nn.Module] = []
         shape = tuple(spec.shape)
         if conv_layer_params:
-            modules, shape = _conv_layers(shape, conv_layer_params, False, activation, kernel_initializer, name)
+            modules, shape = conv_layers(shape, conv_layer_params, False, activation, kernel_initializer, name)
         size = TensorSpec(shape).numel
         if len(shape) != 1:
             modules.append(Reshape(size))

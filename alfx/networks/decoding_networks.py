@@ -1,0 +1,233 @@
+"""Decoders: from a vector to an image, by transposed convolutions or by upsampling and convolutions.
+
+All of them begin with fully connected layers that make a small image. Conf files know them as members of
+``encoding_networks``. Upsampling in place of strides avoids the checkerboards of transposed convolutions (Odena et al.
+2016, https://distill.pub/2016/deconv-checkerboard).
+"""
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from alfx.gin_utils import check_value, configurable
+from alfx.layers import FC, ConvTranspose2D, ElementwiseLayerBase, Reshape
+from alfx.layers.conv import Size2d, pair
+from alfx.layers.weights import Activation, Initializer
+from alfx.networks.image_layers import LayersNetwork, conv_layers
+from alfx.tensor_specs import SpecError, TensorSpec
+
+_MODULE = 'alfx.networks.encoding_networks'
+UPSAMPLING_MODES = ('area', 'bicubic', 'bilinear', 'nearest', 'nearest-exact')
+"""The kinds of interpolation of :class:`ImageDecodingNetworkV2`."""
+
+
+def vector_spec(size: int | TensorSpec, where: str) -> TensorSpec:
+    """The spec of a vector of ``size`` elements, or ``size`` itself if it is one.
+
+    Raises:
+        SpecError: it is a spec of something else.
+    """
+    spec = size if isinstance(size, TensorSpec) else TensorSpec((size, ))
+    if spec.ndim != 1:
+        raise SpecError(f'{where}: expected a vector as input, found {spec}')
+    return spec
+
+
+def _image_from_vector(size: int, shape: tuple[int, int, int], fc_layer_params: Sequence[int] | None,
+                       activation: Activation, kernel_initializer: Initializer | None) -> list[nn.Module]:
+    """Fully connected layers of these sizes from ``[B, size]``, and one more to an image ``[B, *shape]``."""
+    modules: list[nn.Module] = []
+    for width in (*(fc_layer_params or ()), TensorSpec(shape).numel):
+        modules.append(FC(size, width, activation, kernel_initializer=kernel_initializer))
+        size = width
+    return [*modules, Reshape(*shape)]
+
+
+@configurable(module=_MODULE)
+class ImageDecodingNetwork(LayersNetwork):
+    """A vector to an image: fully connected layers, then transposed convolutions.
+
+    Args:
+        input_size: number of inputs, or their spec.
+        transconv_layer_params: for each layer ``(filters, kernel_size, strides[, padding[, output_padding]])``.
+        start_decoding_size: height and width of the image made by the last fully connected layer.
+        start_decoding_channels: its number of channels.
+        same_padding: whether each layer makes the image exactly ``strides`` times as large, whatever padding is
+            given.
+        preprocess_fc_layer_params: sizes of fully connected layers in front.
+        activation: activation of all layers but the last.
+        kernel_initializer: called with the weights of a layer to fill them; ``None`` for variance scaling.
+        output_activation: activation of the last layer.
+        name: name of the network.
+
+    Raises:
+        SpecError: the input is no vector.
+        ValueError: no or malformed layers, or ``same_padding`` with an even kernel and a stride of 1.
+    """
+
+    def __init__(self, input_size: int | TensorSpec, transconv_layer_params: Sequence[tuple],
+                 start_decoding_size: Size2d, start_decoding_channels: int, same_padding: bool = False,
+                 preprocess_fc_layer_params: Sequence[int] | None = None, activation: Activation = torch.relu_,
+                 kernel_initializer: Initializer | None = None, output_activation: Activation = torch.tanh,
+                 name: str = 'ImageDecodingNetwork'):
+        _check_layers(transconv_layer_params, name)
+        spec = vector_spec(input_size, name)
+        super().__init__(spec, (), name)
+        start = start_decoding_channels, *pair(start_decoding_size)
+        modules = _image_from_vector(spec.numel, start, preprocess_fc_layer_params, activation, kernel_initializer)
+        channels = start_decoding_channels
+        for i, params in enumerate(transconv_layer_params):
+            filters, kernel, strides = params[:3]
+            padding = params[3] if len(params) > 3 else 0
+            output_padding = params[4] if len(params) > 4 else 0
+            if same_padding:
+                padding, output_padding = _same_transposed_padding(pair(kernel), pair(strides), f'{name}: layer {i}')
+            last = i == len(transconv_layer_params) - 1
+            modules.append(ConvTranspose2D(channels, filters, kernel, output_activation if last else activation,
+                                           strides, padding, output_padding, kernel_initializer=kernel_initializer))
+            channels = filters
+        self._set_layers(modules)
+
+
+def _check_layers(transconv_layer_params: Sequence[tuple], where: str) -> None:
+    if not transconv_layer_params:
+        raise ValueError(f'{where}: expected at least one layer in transconv_layer_params')
+    for i, params in enumerate(transconv_layer_params):
+        if not 3 <= len(params) <= 5:
+            raise ValueError(f'{where}: transconv_layer_params[{i}]: expected (filters, kernel_size, strides[, '
+                             f'padding[, output_padding]]), found {params}')
+
+
+def _same_transposed_padding(kernel: tuple[int, int], strides: tuple[int, int], where: str) -> tuple[Size2d, Size2d]:
+    """Padding and output padding by which the output is ``strides`` times as large as the input."""
+    padding = [max(0, -((s - k) // 2)) for k, s in zip(kernel, strides)]
+    extra = [s - k + 2 * p for k, s, p in zip(kernel, strides, padding)]
+    if any(e >= s for e, s in zip(extra, strides)):
+        raise ValueError(f'{where}: same_padding is impossible with kernel_size {kernel} and strides {strides}: an '
+                         'even kernel needs a stride of at least 2')
+    return (padding[0], padding[1]), (extra[0], extra[1])
+
+
+@configurable(module=_MODULE)
+class AutoShapeImageDeconvNetwork(ImageDecodingNetwork):
+    """An :class:`ImageDecodingNetwork` for images of a given shape: the size of the first image follows from it.
+
+    A layer turns a side of n pixels into ``(n - 1) * stride - 2 * padding + kernel_size + output_padding``. From the
+    last layer to the first, the output padding is what makes n a whole number.
+
+    Args:
+        input_size: number of inputs, or their spec.
+        transconv_layer_params: for each layer ``(filters, kernel_size, strides[, padding])``; the last one has as many
+            filters as the images have channels.
+        output_shape: ``(channels, height, width)`` of the images, or their spec.
+        start_decoding_channels: number of channels of the image made by the last fully connected layer.
+        preprocess_fc_layer_params: sizes of fully connected layers in front.
+        activation: activation of all layers but the last.
+        kernel_initializer: called with the weights of a layer to fill them; ``None`` for variance scaling.
+        output_activation: activation of the last layer.
+        name: name of the network.
+
+    Raises:
+        SpecError: the input is no vector.
+        ValueError: no or malformed layers, or layers that cannot make images of this shape.
+    """
+
+    def __init__(self, input_size: int | TensorSpec, transconv_layer_params: Sequence[tuple],
+                 output_shape: Sequence[int] | TensorSpec, start_decoding_channels: int,
+                 preprocess_fc_layer_params: Sequence[int] | None = None, activation: Activation = torch.relu_,
+                 kernel_initializer: Initializer | None = None, output_activation: Activation = torch.tanh,
+                 name: str = 'AutoShapeImageDeconvNetwork'):
+        _check_layers(transconv_layer_params, name)
+        shape = tuple(output_shape.shape if isinstance(output_shape, TensorSpec) else output_shape)
+        if len(shape) != 3 or transconv_layer_params[-1][0] != shape[0]:
+            raise ValueError(f'{name}: expected an output_shape (channels, height, width) with as many channels as the '
+                             f'last layer has filters, found {shape} and {transconv_layer_params[-1]}')
+        layers, size = [], (shape[1], shape[2])
+        for i, params in reversed(list(enumerate(transconv_layer_params))):
+            if len(params) > 4:
+                raise ValueError(f'{name}: transconv_layer_params[{i}]: expected (filters, kernel_size, strides[, '
+                                 f'padding]), as the output padding follows from output_shape, found {params}')
+            size, output_padding = _transposed_input_size(size, *(pair(x) for x in (*params[1:], 0)[:3]))
+            if min(size) < 1:
+                raise ValueError(f'{name}: transconv_layer_params[{i}] {params} cannot make images as small as it '
+                                 f'takes for output_shape {shape}; choose smaller kernels or strides')
+            layers.append((*params[:3], params[3] if len(params) > 3 else 0, output_padding))
+        super().__init__(input_size, layers[::-1], size, start_decoding_channels, False, preprocess_fc_layer_params,
+                         activation, kernel_initializer, output_activation, name)
+
+
+def _transposed_input_size(size: tuple[int, int], kernel: tuple[int, int], strides: tuple[int, int],
+                           padding: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Size of the input and output padding of a transposed convolution whose output has this size."""
+    reach = [n + 2 * p - k for n, k, p in zip(size, kernel, padding)]
+    return ((reach[0] // strides[0] + 1, reach[1] // strides[1] + 1),
+            (reach[0] % strides[0], reach[1] % strides[1]))
+
+
+class _Upsample2D(ElementwiseLayerBase):
+    """Interpolation of ``[..., C, H, W]`` to an image ``scale`` times as large."""
+
+    def __init__(self, scale: float, mode: str):
+        super().__init__()
+        self._scale, self._mode = scale, mode
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        images = F.interpolate(inputs.flatten(0, -4), scale_factor=self._scale, mode=self._mode)
+        return images.view(*inputs.shape[:-2], *images.shape[-2:])
+
+
+@configurable(module=_MODULE)
+class ImageDecodingNetworkV2(LayersNetwork):
+    """A vector to an image: fully connected layers, then upsampling and convolutions in any order.
+
+    Args:
+        input_size: number of inputs, or their spec.
+        upsample_conv_layer_params: what follows: a number to make the image so many times as large by interpolation,
+            or ``(filters, kernel_size, strides[, padding])`` for a convolution; the last one is a convolution.
+        start_decoding_size: height and width of the image made by the last fully connected layer.
+        start_decoding_channels: its number of channels.
+        preprocess_fc_layer_params: sizes of fully connected layers in front.
+        upsampling_mode: kind of interpolation, one of :data:`UPSAMPLING_MODES`.
+        same_padding: whether to pad by ``(kernel_size - 1) // 2`` whatever padding is given.
+        activation: activation of all layers but the last.
+        kernel_initializer: called with the weights of a layer to fill them; ``None`` for variance scaling.
+        output_activation: activation of the last layer.
+        name: name of the network.
+
+    Raises:
+        ConfError: an unknown ``upsampling_mode``.
+        SpecError: the input is no vector.
+        ValueError: no or malformed layers, or nothing is left of the image.
+    """
+
+    def __init__(self, input_size: int | TensorSpec, upsample_conv_layer_params: Sequence[float | tuple],
+                 start_decoding_size: Size2d, start_decoding_channels: int,
+                 preprocess_fc_layer_params: Sequence[int] | None = None, upsampling_mode: str = 'nearest',
+                 same_padding: bool = False, activation: Activation = torch.relu_,
+                 kernel_initializer: Initializer | None = None, output_activation: Activation = torch.tanh,
+                 name: str = 'ImageDecodingNetworkV2'):
+        check_value('ImageDecodingNetworkV2', 'upsampling_mode', upsampling_mode, str, choices=UPSAMPLING_MODES)
+        if not upsample_conv_layer_params or isinstance(upsample_conv_layer_params[-1], (int, float)):
+            raise ValueError(f'{name}: expected upsample_conv_layer_params whose last element is a convolution, found '
+                             f'{upsample_conv_layer_params}')
+        spec = vector_spec(input_size, name)
+        super().__init__(spec, (), name)
+        shape = start_decoding_channels, *pair(start_decoding_size)
+        modules = _image_from_vector(spec.numel, shape, preprocess_fc_layer_params, activation, kernel_initializer)
+        for i, params in enumerate(upsample_conv_layer_params):
+            where = f'{name}: upsample_conv_layer_params[{i}]'
+            if isinstance(params, (int, float)):
+                if not params > 0:
+                    raise ValueError(f'{where}: expected a number above 0, found {params}')
+                modules.append(_Upsample2D(params, upsampling_mode))
+                shape = shape[0], int(shape[1] * params), int(shape[2] * params)
+            elif not 3 <= len(params) <= 4:
+                raise ValueError(f'{where}: expected a number or (filters, kernel_size, strides[, padding]), found '
+                                 f'{params}')
+            else:
+                last = i == len(upsample_conv_layer_params) - 1
+                convolutions, shape = conv_layers(shape, [params], same_padding,
+                                                  output_activation if last else activation, kernel_initializer, where)
+                modules += convolutions
+        self._set_layers(modules)

@@ -1,0 +1,74 @@
+"""What networks that are lists of layers on images have in common: convolutions, pooling, the list itself.
+
+Read next: :mod:`alfx.networks.encoding_networks` and :mod:`alfx.networks.decoding_networks`.
+"""
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from alfx.layers import Conv2D, ElementwiseLayerBase, Sequential, make_parallel_net
+from alfx.layers.conv import pair
+from alfx.layers.weights import Activation, Initializer
+from alfx.networks.network import Network, ParallelNetworkWrapper
+from alfx.tensor_specs import NestedTensor
+
+
+class MaxPool2D(ElementwiseLayerBase):
+    """Maximum over squares of ``[..., C, H, W]``."""
+
+    def __init__(self, kernel: int):
+        super().__init__()
+        self._kernel = kernel
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        pooled = F.max_pool2d(inputs.flatten(0, -4), self._kernel)
+        return pooled.view(*inputs.shape[:-2], *pooled.shape[-2:])
+
+
+def conv_layers(shape: Sequence[int], conv_layer_params: Sequence[tuple], same_padding: bool, activation: Activation,
+                 kernel_initializer: Initializer | None, where: str) -> tuple[list[nn.Module], tuple[int, int, int]]:
+    """The convolutions and the ``(C, H, W)`` behind them."""
+    channels, height, width = shape
+    modules: list[nn.Module] = []
+    for i, params in enumerate(conv_layer_params):
+        if not 3 <= len(params) <= 5:
+            raise ValueError(f'{where}: conv_layer_params[{i}]: expected (filters, kernel_size, strides[, padding[, '
+                             f'pooling_kernel]]), found {params}')
+        filters, pooling = params[0], params[4] if len(params) > 4 else 0
+        kernel, strides, padding = pair(params[1]), pair(params[2]), pair(params[3] if len(params) > 3 else 0)
+        if same_padding:
+            padding = ((kernel[0] - 1) // 2, (kernel[1] - 1) // 2)
+        modules.append(Conv2D(channels, filters, kernel, activation, strides, padding,
+                              kernel_initializer=kernel_initializer))
+        channels = filters
+        height, width = ((size + 2 * p - k) // s + 1
+                         for size, p, k, s in zip((height, width), padding, kernel, strides))
+        if pooling:
+            modules.append(MaxPool2D(pooling))
+            height, width = height // pooling, width // pooling
+        if height < 1 or width < 1:
+            raise ValueError(f'{where}: nothing is left of an image {tuple(shape)} behind conv_layer_params[{i}] '
+                             f'{params}')
+    return modules, (channels, height, width)
+
+
+class LayersNetwork(Network):
+    """A network that is a list of layers."""
+
+    def _set_layers(self, modules: list[Any]) -> None:
+        self._layers = nn.ModuleList(modules)
+        self._chain = modules
+
+    def forward(self, inputs: torch.Tensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
+        """``[B, ...]`` to ``[B, ...]``."""
+        for layer in self._chain:
+            inputs = layer(inputs)
+        return inputs, state
+
+    def make_parallel(self, n: int) -> Network:
+        """See the base class."""
+        stacked = Sequential(*(make_parallel_net(layer, n) for layer in self._chain))
+        return ParallelNetworkWrapper(stacked, self._input_tensor_spec, n, 'parallel_' + self._name)
