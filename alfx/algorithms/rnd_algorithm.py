@@ -1,0 +1,207 @@
+"""Random network distillation (Burda et al. 2018, arXiv:1810.12894): a bonus for observations not seen before.
+
+A network with random weights that stay as they are turns an observation into numbers, which a second network learns
+to predict. It can do so for what it has often seen, so that its error is the reward for arriving at an observation
+(section 2.2 of the paper):
+
+    r[t] = |predictor(o[t]) - target(o[t])|^2
+
+In the terms of the paper o[t] is the next observation, that of arriving by the action before. At FIRST nobody has
+arrived anywhere: there the reward is 0, but the observation is learned as any other. What differs from the paper:
+
+* Rewards are divided by the standard deviation of the rewards, not of their returns, which is a matter of
+  ``Agent.intrinsic_reward_coef``; by default their mean is subtracted as well, so that a reward that has faded does
+  not make an episode worth prolonging or ending. ``reward_zero_mean = False`` does as the paper does.
+* Intrinsic and extrinsic returns are not learned by a value each, and the former end with the episode.
+* The statistics of observations begin with the first step of the run, not with a random policy's beforehand.
+"""
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alfx import nest
+from alfx.algorithms.intrinsic_reward import (IntrinsicMeasures, IntrinsicRewardAlgorithm, NetworkOrConstructor,
+                                              all_fixed, is_first, is_last, make_network, output_tensor_spec)
+from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.gin_utils import ConfError, check_value, configurable
+from alfx.gin_utils.checks import problem_at
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, extract_spec
+
+RNDInfo = namedtuple('RNDInfo', ['loss', 'is_last'], default_value=())
+"""What the steps yield, ``[B]`` each: the error of the prediction, and whether the step ends an episode."""
+
+
+@configurable
+class RNDAlgorithm(IntrinsicRewardAlgorithm):
+    """A reward for observations that a network has not yet learned to predict a random function of.
+
+    Args:
+        target_net: the network with random weights, which is not trained. A network as any of these, or what
+            constructs it, called as ``(input_tensor_spec=)``; without memory, with one tensor as output.
+        predictor_net: the network that learns to predict its output.
+        encoder_net: applied to the observation before both; it is not trained either. ``None``: there is none.
+        reward_adapt_speed: normalize rewards by statistics of this speed of adaption, see
+            :class:`~alfx.utils.normalizers.AdaptiveNormalizer`; ``None``: do not.
+        observation_adapt_speed: normalize observations by statistics of this speed of adaption; ``None``: do not.
+        observation_spec: nest of specs of the observation; needed to normalize observations and for constructors of
+            networks.
+        optimizer: trains the predictor; ``None``: the optimizer of the agent does.
+        clip_value: if positive, clip normalized rewards to ``[-clip_value, clip_value]``.
+        keep_stacked_frames: if positive, look only at so many entries at the end of the first dimension of an
+            observation, such as the last frames of a stack of images ``[C, H, W]``; 0: look at all of it.
+        name: name of this algorithm.
+        action_spec: not used; it is part of the interface of an intrinsic reward module.
+        observation_clip_value: clip normalized observations to plus and minus this; ``None``: do not.
+        reward_zero_mean: subtract the mean of the rewards where they are normalized.
+
+    Raises:
+        ConfError: arguments are out of range or contradict each other.
+        SpecError: the outputs of the two networks differ in shape.
+    """
+
+    def __init__(self, target_net: NetworkOrConstructor, predictor_net: NetworkOrConstructor,
+                 encoder_net: NetworkOrConstructor | None = None, reward_adapt_speed: float | None = None,
+                 observation_adapt_speed: float | None = None, observation_spec: NestedTensorSpec | None = None,
+                 optimizer: Any = None, clip_value: float = -1.0, keep_stacked_frames: int = 1,
+                 name: str = 'RNDAlgorithm', action_spec: NestedTensorSpec = None,
+                 observation_clip_value: float | None = 5.0, reward_zero_mean: bool = True):
+        owner = type(self).__name__
+        check_value(owner, 'keep_stacked_frames', keep_stacked_frames, int, minimum=0)
+        check_value(owner, 'clip_value', clip_value, float)
+        if clip_value > 0 and reward_adapt_speed is None:
+            raise ConfError([problem_at(owner, 'clip_value', f'= {clip_value} is for normalized rewards',
+                                        'set reward_adapt_speed, or leave clip_value out')])
+        self._frames_checked = observation_spec is not None
+        seen_spec = observation_spec
+        if observation_spec is not None:
+            seen_spec = _last_frames_spec(observation_spec, keep_stacked_frames, owner)
+        super().__init__(seen_spec, observation_adapt_speed, observation_clip_value, reward_adapt_speed,
+                         reward_zero_mean, clip_value, optimizer=optimizer, name=name)
+        self._keep_stacked_frames = keep_stacked_frames
+        if observation_adapt_speed is not None:
+            seen_spec = nest.map_structure(lambda spec: TensorSpec(spec.shape), seen_spec)
+        self._encoder_net = None
+        if encoder_net is not None:
+            self._encoder_net = make_network(encoder_net, seen_spec, (owner, 'encoder_net'))
+            seen_spec = self._encoder_net.output_spec
+        self._target_net = make_network(target_net, seen_spec, (owner, 'target_net'))
+        self._predictor_net = make_network(predictor_net, seen_spec, (owner, 'predictor_net'))
+        target, found = (output_tensor_spec(network, (owner, argument)) for network, argument in (
+            (self._target_net, 'target_net'), (self._predictor_net, 'predictor_net')))
+        if target.shape != found.shape:
+            raise SpecError(f'{owner}.predictor_net: expected outputs of the shape of those of target_net, '
+                            f'{tuple(target.shape)}, found {tuple(found.shape)}')
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        """What stays random."""
+        return ['_target_net', '_encoder_net']
+
+    @property
+    def has_fixed_update(self) -> bool:
+        """True unless something in a network draws numbers or keeps statistics."""
+        return all_fixed([self._encoder_net, self._target_net, self._predictor_net])
+
+    # Steps -----------------------------------------------------------------------------------------------------
+
+    def predict_step(self, inputs: TimeStep, state: NestedTensor = ()) -> AlgStep:
+        """The reward of a step, without learning anything.
+
+        Args:
+            inputs: time step ``[B, ...]``.
+            state: ``()``.
+
+        Returns:
+            ``output``: the reward ``[B]``; ``info``: ``IntrinsicMeasures``.
+        """
+        with torch.no_grad():
+            error = self._error(self._preprocessed(inputs.observation))
+            is_rewarded = ~is_first(inputs.step_type)
+            reward = self._normalized_reward(error, is_rewarded)
+        measures = (torch.where(is_rewarded, x, torch.nan) for x in (reward, error))
+        return AlgStep(reward, (), IntrinsicMeasures(*measures))
+
+    def rollout_step(self, inputs: TimeStep, state: NestedTensor = ()) -> AlgStep:
+        """The reward of a step, which the statistics take in.
+
+        Args:
+            inputs: time step ``[B, ...]``.
+            state: ``()``.
+
+        Returns:
+            ``output``: the reward ``[B]``, 0 at FIRST; ``info``: ``RNDInfo`` if training is on-policy, else ``()``.
+        """
+        if not self._frames_checked:
+            _last_frames_spec(extract_spec(inputs.observation), self._keep_stacked_frames, type(self).__name__)
+            self._frames_checked = True
+        error = self._error(self._preprocessed(inputs.observation, update=True))
+        reward = self._normalized_reward(error, ~is_first(inputs.step_type), update=True)
+        info = RNDInfo(loss=error, is_last=is_last(inputs.step_type)) if self._yields_info else ()
+        return AlgStep(reward, (), info)
+
+    def train_step(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: NestedTensor = ()) -> AlgStep:
+        """The error of the prediction, to be trained on.
+
+        Args:
+            inputs: time step ``[B, ...]``.
+            state: ``()``.
+            rollout_info: not used.
+
+        Returns:
+            ``output``: ``()``, as the reward is that of the rollout; ``info``: ``RNDInfo``.
+        """
+        error = self._error(self._preprocessed(inputs.observation))
+        return AlgStep((), (), RNDInfo(loss=error, is_last=is_last(inputs.step_type)))
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The squared error of the prediction at every step.
+
+        Args:
+            info: ``RNDInfo`` ``[T, B]``.
+
+        Returns:
+            ``loss`` ``[T, B]``; ``scalar_loss``: the part of LAST steps.
+        """
+        return self._loss_of_arriving(info.loss, info.is_last, extra=info.loss)
+
+    def _preprocessed(self, observation: NestedTensor, update: bool = False) -> NestedTensor:
+        """What the networks see of an observation ``[B, ...]``."""
+        count = self._keep_stacked_frames
+        if count:
+            observation = nest.map_structure(lambda x: x[:, -count:], observation)
+        return self._normalized(observation, update)
+
+    def _error(self, observation: NestedTensor) -> Tensor:
+        """``[B]``: the squared error of the predictor."""
+        with torch.no_grad():
+            if self._encoder_net is not None:
+                observation = self._encoder_net(observation)[0]
+            target = self._target_net(observation)[0]
+        error = (self._predictor_net(observation)[0] - target).square()
+        return error.sum(-1) if error.ndim == 2 else error.flatten(1).sum(-1)
+
+
+def _last_frames_spec(observation_spec: NestedTensorSpec, count: int, owner: str) -> NestedTensorSpec:
+    """The spec of the last ``count`` entries of the first dimension of each tensor.
+
+    Raises:
+        ConfError: there are not so many, or what is left would be a single number of a vector.
+    """
+
+    def last(path: str, spec: Any) -> TensorSpec:
+        if not spec.ndim or spec.shape[0] < count or (spec.ndim == 1 and count == 1 < spec.shape[0]):
+            raise ConfError([problem_at(owner, 'keep_stacked_frames', f'= {count} would keep the last {count} in the '
+                                        f'first dimension of the observation {path}'.rstrip() +
+                                        f' {tuple(spec.shape)}, which is not a stack of frames',
+                                        'set it to 0 to look at the whole observation')])
+        shape = (count, *spec.shape[1:])
+        if not isinstance(spec, BoundedTensorSpec):
+            return spec.replace(shape=shape)
+        low, high = (np.broadcast_to(bound, tuple(spec.shape))[-count:] for bound in (spec.minimum, spec.maximum))
+        return BoundedTensorSpec(shape, spec.dtype, low, high)
+
+    if not count:
+        return observation_spec
+    leaves = [last(path, spec) for path, spec in nest.flatten_with_path(observation_spec)]
+    return nest.pack_sequence_as(observation_spec, leaves)
