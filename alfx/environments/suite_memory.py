@@ -1,0 +1,63 @@
+"""Tasks that cannot be solved without memory: what is needed at the end is seen only at the start."""
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from alfx.environments.own_suites import make_load
+
+
+class TMazeEnv(gymnasium.Env):
+    """A corridor that ends in a junction; a cue in its first cell tells which way to turn there (Bakker 2001, NeurIPS).
+
+    An episode begins in the first cell, with a cue that is left or right with equal probability. The action 0 leads a
+    cell on; in the junction it changes nothing. 1 (left) and 2 (right) change nothing in the corridor. In the junction
+    they end the episode, with reward 1 for the turn that the cue told and 0 for the other; all other rewards are 0.
+
+    The observation is a one-hot vector of four: cue left, cue right, corridor, junction. The cells of the corridor look
+    alike. So the return is 1 or 0; with memory the optimal policy always gets 1, in ``length + 1`` steps. A policy
+    without memory decides in the junction by an observation that has nothing to do with the cue, and gets 0.5 at most.
+
+    Args:
+        length: steps from the first cell to the junction, at least 1.
+        num_steps: of an episode, at least ``length + 1``; ``None``: four times as many, by which a uniformly random
+            policy reaches the end in most episodes.
+
+    Raises:
+        ValueError: a number is too small.
+    """
+
+    metadata: dict[str, Any] = {'render_modes': []}
+
+    def __init__(self, length: int = 20, num_steps: int | None = None):
+        num_steps = 4 * (length + 1) if num_steps is None else num_steps
+        for name, value, least in (('length', length, 1), ('num_steps', num_steps, length + 1)):
+            if value < least:
+                raise ValueError(f'TMazeEnv.{name}: expected at least {least}, found {value}')
+        self.observation_space = spaces.Box(0, 1, (4, ), np.float32)
+        self.action_space = spaces.Discrete(3)
+        self.num_steps = num_steps
+        self._length = length
+        self._cell = self._cue = 0
+
+    def reset(self, *, seed: int | None = None,
+              options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._cell, self._cue = 0, int(self.np_random.integers(2))
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if self._cell < self._length:
+            self._cell += int(action == 0)
+            return self._observe(), 0.0, False, False, {}
+        turned = bool(action != 0)
+        return self._observe(), float(turned and action == 1 + self._cue), turned, False, {}
+
+    def _observe(self) -> np.ndarray:
+        observation = np.zeros(4, np.float32)
+        observation[self._cue if self._cell == 0 else 2 if self._cell < self._length else 3] = 1
+        return observation
+
+
+load = make_load(__name__, 'memory task', {'TMaze': TMazeEnv})
