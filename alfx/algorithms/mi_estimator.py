@@ -1,0 +1,318 @@
+r"""Estimating the mutual information of two random variables from samples, by a network that is trained for it.
+
+Belghazi et al. 2018, "Mutual Information Neural Estimation" (arXiv:1801.04062); Hjelm et al. 2019, "Learning deep
+representations by mutual information estimation and maximization" (arXiv:1808.06670); Nowozin et al. 2016, "f-GAN"
+(arXiv:1606.00709); the fourth one is the bound of Barber and Agakov 2003. With P the joint distribution of x and y, Q
+the product of their marginals and T a network,
+
+    DV:   MI  >=  E_P[T] - log E_Q[exp(T)]                              (MINE, eq. 6)
+    KLD:  MI  >=  E_P[T] - E_Q[exp(T)] + 1                              (f-GAN, table 2, T shifted by 1)
+    JSD:  JSD(P, Q)  >=  -E_P[softplus(-T)] - E_Q[softplus(T)] + log 4  (f-GAN; twice the divergence in nats)
+    ML:   MI  >=  E_P[log q(y|x) - log P(y)]
+
+What differs from the papers: the logarithm of DV is replaced by its tangent at a running average m of ``E_Q[exp(T)]``,
+``log E <= log m + E / m - 1``. The gradient is that of MINE, section 3.2, in which the average takes away the bias of
+minibatches, the value stays a lower bound, and the mean of the values of many batches is not biased upwards as that of
+the logarithms of batch means is. Above ``T = 20`` the exponential goes on as a straight line, so that it cannot
+overflow.
+"""
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from alfx import nest
+from alfx.algorithms.algorithm import Algorithm
+from alfx.data_structures import AlgStep, LossInfo, namedtuple
+from alfx.gin_utils import configurable
+from alfx.layers import Lambda, OneHot, Reshape, Sequential
+from alfx.nest.utils import NestConcat
+from alfx.networks.encoding_networks import EncodingNetwork
+from alfx.networks.network import Network
+from alfx.networks.projection_networks import NormalProjectionNetwork
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.utils import dist_utils, math_ops
+from alfx.utils.averager import EMAverager, ScalarAdaptiveAverager
+
+MIEstimatorLossInfo = namedtuple('MIEstimatorLossInfo', ['bound'], default_value=())
+"""``bound``: the lower bound that is maximized, ``[B]``, for summaries."""
+
+_LARGEST_EXPONENT = 20.0
+_SAMPLERS = ('buffer', 'double_buffer', 'shuffle', 'shift')
+
+
+@configurable
+class MIEstimator(Algorithm):
+    """Mutual information of x and y; see the module for the estimators.
+
+    DV and KLD bound the mutual information from below. JSD bounds twice the Jensen-Shannon divergence of P and Q, which
+    grows with the mutual information; softplus in place of exp makes it the most stable one. ML is the choice where
+    P(y) is known and P(y|x) is close to a normal distribution with a diagonal covariance.
+
+    If T is flexible enough it becomes the pointwise mutual information ``log P(x, y) / Q(x, y)`` for KLD and JSD, and
+    that plus ``log E_Q[exp(T)]`` for DV; :meth:`calc_pmi` returns it.
+
+    Samples of Q, needed by DV, KLD and JSD, are pairs of an x of the batch with a y that does not belong to it:
+
+    - 'buffer': a y from the last ``buffer_size`` ones, these included.
+    - 'double_buffer': both x and y are drawn so, independently of each other.
+    - 'shuffle': the y of the batch in random order; some x keep their own.
+    - 'shift': the y of the sample before in the batch; samples that follow each other have to be independent.
+    - with a ``y_distribution`` given to :meth:`train_step`, a y drawn from it; the sampler is not used.
+
+    Gradients flow to the y of Q with 'shuffle' and 'shift' only.
+
+    The conditional mutual information ``MI(x, y | z)`` is that of ``[x, z]`` and y if ``y_distribution`` is P(y|z). DV
+    cannot estimate it, because its logarithm is one of the mean over all z.
+
+    Args:
+        x_spec: nest of specs of x.
+        y_spec: nest of specs of y; continuous for ML.
+        model: the network T, called with ``[x, y]``; its output is ``[B, 1]``. For ML: called with x, its output is the
+            nest of distributions q of y. ``None``: fully connected layers on all of it, integers one-hot; for ML with a
+            normal distribution of diagonal covariance for each part of y.
+        fc_layers: sizes of the hidden layers if there is no ``model``; a number for one layer.
+        sampler: where the y of Q are from, see above; without meaning for ML.
+        buffer_size: number of samples kept for 'buffer' and 'double_buffer'; they are part of a checkpoint.
+        optimizer: trains the network; ``None``: the parent's.
+        estimator_type: 'DV', 'KLD', 'JSD' or 'ML'.
+        averager: averages ``E_Q[exp(T)]``, a scalar, over batches for DV; ``None``: a ``ScalarAdaptiveAverager``.
+            Without meaning for the others.
+        name: name of this algorithm.
+
+    Raises:
+        SpecError: a part of x or y that the default network cannot take; for ML a discrete y.
+        ValueError: an unknown estimator or sampler, or an empty buffer.
+    """
+
+    def __init__(self, x_spec: NestedTensorSpec, y_spec: NestedTensorSpec, model: Network | None = None,
+                 fc_layers: Sequence[int] | int = (256, ), sampler: str = 'buffer', buffer_size: int = 65536,
+                 optimizer: Any = None, estimator_type: str = 'DV', averager: EMAverager | None = None,
+                 name: str = 'MIEstimator'):
+        bounds: dict[str, Callable[..., Tensor]] = {'DV': self._dv, 'KLD': self._kld, 'JSD': self._jsd}
+        if estimator_type not in (*bounds, 'ML'):
+            raise ValueError(f"{name}.estimator_type: expected 'DV', 'KLD', 'JSD' or 'ML', found {estimator_type!r}")
+        if sampler not in _SAMPLERS:
+            raise ValueError(f'{name}.sampler: expected one of {_SAMPLERS}, found {sampler!r}')
+        if buffer_size < 1:
+            raise ValueError(f'{name}.buffer_size: expected at least 1, found {buffer_size}')
+        super().__init__(optimizer=optimizer, name=name)
+        self._type = estimator_type
+        self._sampler = sampler
+        self._bound = bounds.get(estimator_type)
+        layers = (fc_layers, ) if isinstance(fc_layers, int) else tuple(fc_layers)
+        if model is None:
+            model = (_NormalNetwork(x_spec, y_spec, layers, name) if estimator_type == 'ML' else
+                     _encoder([x_spec, y_spec], layers, f'{name}: [x, y]', last_layer_size=1,
+                              last_activation=math_ops.identity))
+        self._model = model
+        self._averager: Any = None
+        if estimator_type == 'DV':
+            self._averager = ScalarAdaptiveAverager() if averager is None else averager
+        self._y_buffer = self._x_buffer = None
+        if estimator_type != 'ML' and sampler in ('buffer', 'double_buffer'):
+            self._y_buffer = _SampleBuffer(y_spec, buffer_size)
+        if estimator_type != 'ML' and sampler == 'double_buffer':
+            self._x_buffer = _SampleBuffer(x_spec, buffer_size)
+
+    # Training --------------------------------------------------------------------------------------------------
+
+    def train_step(self, inputs: tuple[NestedTensor, NestedTensor],  # type: ignore[override]
+                   y_distribution: Any = None, state: Any = None) -> AlgStep:
+        """The bound and its loss for one batch.
+
+        Args:
+            inputs: ``(x, y)``: nests ``[B, ...]``; the i-th x belongs to the i-th y.
+            y_distribution: nest of distributions like y, of batch shape ``[B]`` or, if it is the same for all, none:
+                P(y), or P(y|z) for conditional mutual information. Needed for ML.
+            state: not used.
+
+        Returns:
+            ``output`` ``[B]``, whose mean is the bound; ``info`` is a ``LossInfo`` with its negative as ``loss`` and a
+            ``MIEstimatorLossInfo`` as ``extra``.
+
+        Raises:
+            ValueError: ML without ``y_distribution``, or a batch of 1 with the sampler 'shuffle' or 'shift'.
+        """
+        x, y = inputs
+        if self._bound is None:
+            bound = self._log_ratio(x, y, y_distribution)
+        else:
+            bound = self._bound(self._statistic(x, y), self._statistic(*self._sample(x, y, y_distribution)))
+        return AlgStep(output=bound, info=LossInfo(loss=-bound, extra=MIEstimatorLossInfo(bound=bound.detach())))
+
+    def calc_pmi(self, x: NestedTensor, y: NestedTensor, y_distribution: Any = None) -> Tensor:
+        """The pointwise mutual information ``log P(x, y) / (P(x) P(y))`` as estimated up to now, in nats.
+
+        Args:
+            x: nest ``[B, ...]``.
+            y: nest ``[B, ...]``.
+            y_distribution: needed for ML, see :meth:`train_step`; not used by the others.
+
+        Returns:
+            ``[B]``; its mean over samples of P is another estimate of the mutual information.
+
+        Raises:
+            ValueError: ML without ``y_distribution``.
+        """
+        if self._type == 'ML':
+            return self._log_ratio(x, y, y_distribution)
+        statistic = self._statistic(x, y)
+        if self._averager is None:
+            return statistic
+        mean = self._averager.get()
+        return statistic - torch.where(mean > 0, mean, torch.ones_like(mean)).log()  # 0 before the first batch
+
+    def _statistic(self, x: NestedTensor, y: NestedTensor) -> Tensor:
+        """T, ``[B]``."""
+        output, _ = self._model([x, y])
+        if output.ndim != 2 or output.shape[1] != 1:
+            raise ValueError(f'{self._name}.model: expected an output [B, 1], found {list(output.shape)}')
+        return output.squeeze(1)
+
+    def _log_ratio(self, x: NestedTensor, y: NestedTensor, y_distribution: Any) -> Tensor:
+        """``log q(y|x) - log P(y)``, ``[B]``."""
+        if y_distribution is None:
+            raise ValueError(f"{self._name}: the estimator 'ML' needs the y_distribution, P(y); if it is not known, "
+                             "choose 'DV', 'KLD' or 'JSD'")
+        conditional, _ = self._model(x)
+        return (dist_utils.compute_log_probability(conditional, y)
+                - dist_utils.compute_log_probability(y_distribution, y))
+
+    # Bounds ----------------------------------------------------------------------------------------------------
+
+    def _dv(self, joint: Tensor, product: Tensor) -> Tensor:
+        """Donsker and Varadhan's bound, ``[B]``, from T of samples of P and of Q, ``[B]`` each."""
+        exp = _exp(product)
+        mean = self._averager.average(exp)
+        mean = torch.where(mean > 0, mean, torch.ones_like(mean))  # 0 in evaluation before the first batch
+        return joint - mean.log() - exp / mean + 1
+
+    @staticmethod
+    def _kld(joint: Tensor, product: Tensor) -> Tensor:
+        """The bound of the Kullback-Leibler divergence as an f-divergence, ``[B]``."""
+        return joint - _exp(product) + 1
+
+    @staticmethod
+    def _jsd(joint: Tensor, product: Tensor) -> Tensor:
+        """The bound of twice the Jensen-Shannon divergence, ``[B]``."""
+        return math.log(4) - F.softplus(-joint) - F.softplus(product)
+
+    # Samples of the product of the marginals -------------------------------------------------------------------
+
+    def _sample(self, x: NestedTensor, y: NestedTensor, y_distribution: Any) -> tuple[NestedTensor, NestedTensor]:
+        """Nests ``[B, ...]`` of x and y that are independent of each other."""
+        size = nest.get_nest_batch_size(y)
+        if y_distribution is not None:
+            return x, nest.map_structure(lambda dist: _draw(dist, size), y_distribution, is_leaf=nest.is_distribution)
+        if self._y_buffer is not None:
+            self._y_buffer.add(y)
+            if self._x_buffer is not None:
+                self._x_buffer.add(x)
+                x = self._x_buffer.sample(size)
+            return x, self._y_buffer.sample(size)
+        if size < 2:
+            raise ValueError(f"{self._name}: the sampler '{self._sampler}' finds no other y in a batch of 1; choose "
+                             "'buffer'")
+        if self._sampler == 'shift':
+            return x, nest.map_structure(lambda leaf: leaf.roll(1, 0), y)
+        return x, math_ops.shuffle(y)
+
+
+def _exp(x: Tensor) -> Tensor:
+    """``exp(x)``, above 20 its tangent there."""
+    bounded = x.clamp(max=_LARGEST_EXPONENT)
+    return bounded.exp() * (1 + x - bounded)
+
+
+def _draw(distribution: Any, size: int) -> Tensor:
+    """``size`` samples of one distribution, or one of each of a batch of them."""
+    return distribution.sample() if len(distribution.batch_shape) else distribution.sample((size, ))
+
+
+class _SampleBuffer(nn.Module):
+    """The last samples, from which others are drawn with replacement.
+
+    Args:
+        spec: nest of specs of a sample.
+        max_size: how many are kept.
+    """
+
+    _count: Tensor
+
+    def __init__(self, spec: NestedTensorSpec, max_size: int):
+        super().__init__()
+        self._structure: Any = nest.structure(spec)
+        self._max_size = max_size
+        leaves = nest.flatten(spec)
+        self._names = [f'_samples{i}' for i in range(len(leaves))]
+        for name, leaf in zip(self._names, leaves):
+            self.register_buffer(name, leaf.zeros((max_size, )))
+        self.register_buffer('_count', torch.zeros((), dtype=torch.int64))  # of all samples ever added
+
+    def add(self, samples: NestedTensor) -> None:
+        """Keep ``samples``, a nest ``[B, ...]``, in the place of the oldest ones."""
+        size, count = nest.get_nest_batch_size(samples), int(self._count)
+        kept = min(size, self._max_size)
+        places = torch.arange(count + size - kept, count + size, device=self._count.device) % self._max_size
+        for name, leaf in zip(self._names, self._structure.flatten_up_to(samples)):
+            getattr(self, name).index_copy_(0, places, leaf.detach()[size - kept:])
+        self._count += size
+
+    def sample(self, size: int) -> NestedTensor:
+        """A nest ``[size, ...]``."""
+        stored = min(int(self._count), self._max_size)
+        index = torch.randint(stored, (size, ), device=self._count.device)
+        return self._structure.unflatten([getattr(self, name)[index] for name in self._names])
+
+
+def _encoder(spec: NestedTensorSpec, fc_layers: Sequence[int], where: str, **last_layer: Any) -> EncodingNetwork:
+    """Fully connected layers on all parts of a nest; ``where`` is for messages."""
+    preprocessors = [_preprocessor(leaf, f'{where} at {path}' if path else where)
+                     for path, leaf in nest.flatten_with_path(spec)]
+    return EncodingNetwork(spec, input_preprocessors=nest.structure(spec).unflatten(preprocessors),
+                           preprocessing_combiner=NestConcat(), fc_layer_params=tuple(fc_layers), **last_layer)
+
+
+def _preprocessor(spec: TensorSpec, where: str) -> nn.Module:
+    """A layer that makes a vector of one part of the input."""
+    if spec.is_continuous:
+        return Reshape(spec.numel)
+    if not isinstance(spec, BoundedTensorSpec):
+        raise SpecError(f'{where}: expected floats, or integers with bounds (a BoundedTensorSpec), found {spec}; give '
+                        'a model')
+    smallest = int(spec.minimum.min())
+    count = int(spec.maximum.max()) - smallest + 1
+    return Sequential(Lambda(lambda x: x.long() - smallest), OneHot(count), Reshape(spec.numel * count))
+
+
+class _NormalNetwork(Network):
+    """Independent normal distributions of all parts of y as a function of x.
+
+    Args:
+        x_spec: nest of specs.
+        y_spec: nest of specs.
+        fc_layers: sizes of the hidden layers.
+        name: of the estimator, for messages.
+    """
+
+    def __init__(self, x_spec: NestedTensorSpec, y_spec: NestedTensorSpec, fc_layers: Sequence[int], name: str):
+        for path, spec in nest.flatten_with_path(y_spec):
+            if spec.is_discrete:
+                raise SpecError(f"{name}: y{f' at {path}' if path else ''}: the estimator 'ML' models a continuous y "
+                                f'unless it is given a model, found {spec}')
+        super().__init__(x_spec, (), f'{name}_model')
+        self._encoder = _encoder(x_spec, fc_layers, f'{name}: x')
+        size = self._encoder.output_spec.shape[0]
+        self._structure = nest.structure(y_spec)
+        self._projections: Any = nn.ModuleList([
+            NormalProjectionNetwork(size, spec, squash_mean=False, state_dependent_std=True)
+            for spec in nest.flatten(y_spec)])
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """A nest ``[B, ...]`` to a nest of distributions of batch shape ``[B]``."""
+        encoded, _ = self._encoder(inputs)
+        return self._structure.unflatten([projection(encoded)[0] for projection in self._projections]), state
