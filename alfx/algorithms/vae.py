@@ -108,8 +108,19 @@ def _shapes(spec: NestedTensorSpec) -> NestedTensorSpec:
     return nest.map_structure(TensorSpec.from_spec, spec)
 
 
-def _check_network(owner: str, argument: str, network: Network, input_tensor_spec: NestedTensorSpec) -> Network:
-    """Raise unless ``network`` takes inputs of this spec (``None``: any) and has no memory."""
+def check_encoder(owner: str, argument: str, network: Any, input_tensor_spec: NestedTensorSpec | None) -> Network:
+    """``network``, if it takes inputs of this spec (``None``: any) and has no memory.
+
+    Args:
+        owner: name of the class, for messages.
+        argument: name of the argument that made the network, for messages.
+        network: what is checked.
+        input_tensor_spec: nest of specs.
+
+    Raises:
+        SpecError: it takes something else.
+        ValueError: it has memory, or is no network.
+    """
     if not isinstance(network, Network):
         raise ValueError(f'{owner}.{argument}: expected a Network, found {network!r}')
     if network.is_rnn:
@@ -118,6 +129,28 @@ def _check_network(owner: str, argument: str, network: Network, input_tensor_spe
     if input_tensor_spec is not None and _shapes(network.input_tensor_spec) != _shapes(input_tensor_spec):
         raise SpecError(f'{owner}.{argument}: expected a network for inputs {input_tensor_spec}, found one for '
                         f'{network.input_tensor_spec}')
+    return network
+
+
+def check_decoder(owner: str, argument: str, network: Any, latent_spec: TensorSpec, observation_spec: TensorSpec
+                  ) -> Network:
+    """``network``, if it takes ``latent_spec`` and makes as many elements as ``observation_spec`` has.
+
+    Args:
+        owner: name of the class, for messages.
+        argument: name of the argument that made the network, for messages.
+        network: what is checked.
+        latent_spec: spec of its input.
+        observation_spec: of what it decodes to.
+
+    Raises:
+        SpecError: it takes or makes something else.
+        ValueError: it has memory, or is no network.
+    """
+    decoded = check_encoder(owner, argument, network, latent_spec).output_spec
+    if not isinstance(decoded, TensorSpec) or decoded.numel != observation_spec.numel:
+        raise SpecError(f'{owner}.{argument}: expected an output of {observation_spec.numel} elements, as '
+                        f'{observation_spec} has, found {decoded}')
     return network
 
 
@@ -161,6 +194,11 @@ class _LatentEncoder(Algorithm):
             self._log_beta = nn.Parameter(torch.tensor(math.log(beta)))
             if beta_optimizer is not None:
                 self.add_optimizer(beta_optimizer, [self._log_beta])
+
+    @property
+    def has_learned_prior(self) -> bool:
+        """Whether the prior is a function of an input of its own."""
+        return self._prior is not None
 
     @property
     def output_spec(self) -> TensorSpec:
@@ -255,7 +293,7 @@ class VariationalAutoEncoder(_LatentEncoder):
         check_value(owner, 'target_kld_per_dim', target_kld_per_dim, float, above=0, optional=True)
         spec = input_tensor_spec
         if z_prior_network is not None:
-            _check_network(owner, 'z_prior_network', z_prior_network, None)
+            check_encoder(owner, 'z_prior_network', z_prior_network, None)
             _check_size(owner, 'z_prior_network', z_prior_network, 2 * z_dim)
             if spec is not None:
                 spec = z_prior_network.input_tensor_spec, spec, z_prior_network.output_spec
@@ -265,7 +303,7 @@ class VariationalAutoEncoder(_LatentEncoder):
                                  'the spec of its input')
             preprocess_network = (_flat_encoder(spec, (2 * z_dim, 2 * z_dim)) if preprocess_network is None else
                                   preprocess_network(input_tensor_spec=spec))
-        encoder = _check_network(owner, 'preprocess_network', preprocess_network, spec)
+        encoder = check_encoder(owner, 'preprocess_network', preprocess_network, spec)
         size = _check_size(owner, 'preprocess_network', encoder, None)
         target = None if target_kld_per_dim is None else target_kld_per_dim * z_dim
         super().__init__(encoder, z_prior_network, beta, target, beta_optimizer, checkpoint, name)
@@ -357,10 +395,10 @@ class DiscreteVAE(VariationalAutoEncoder):
         prior, spec = None, input_tensor_spec
         if prior_z_network_cls is not None:
             prior = prior_z_network_cls(input_tensor_spec=prior_input_tensor_spec, **options)
-            _check_network(owner, 'prior_z_network_cls', prior, prior_input_tensor_spec)
+            check_encoder(owner, 'prior_z_network_cls', prior, prior_input_tensor_spec)
             _check_size(owner, 'prior_z_network_cls', prior, size)
             spec = prior_input_tensor_spec, input_tensor_spec, prior.output_spec
-        encoder = _check_network(owner, 'z_network_cls', z_network_cls(input_tensor_spec=spec, **options), spec)
+        encoder = check_encoder(owner, 'z_network_cls', z_network_cls(input_tensor_spec=spec, **options), spec)
         _check_size(owner, 'z_network_cls', encoder, size)
         target = None if target_kld_per_categorical is None else target_kld_per_categorical * self._num_variables
         _LatentEncoder.__init__(self, encoder, prior, beta, target, beta_optimizer, None, name)

@@ -1,0 +1,102 @@
+"""Handwritten digits as observations: small images to learn representations of, which come with scikit-learn.
+
+1,797 digits of 13 writers, 8 x 8 pixels: the test part of E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten
+Digits", UCI Machine Learning Repository 1998 (https://doi.org/10.24432/C50P49). For evaluation on digits that were not
+trained on, a conf gives the environments of evaluation another split::
+
+    create_environment.env_load_fn = @suite_digits.load
+    create_environment.eval_env_load_fn = @evaluation/suite_digits.load
+    evaluation/suite_digits.load.env_args = {'split': 'test'}
+"""
+import functools
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.own_suites import make_load
+
+SPLITS = ('all', 'test', 'train')
+"""'test': every fifth image; 'train': the other ones."""
+
+
+@functools.cache
+def load_digits(split: str = 'all') -> tuple[np.ndarray, np.ndarray]:
+    """The images and what they show.
+
+    Args:
+        split: one of :data:`SPLITS`.
+
+    Returns:
+        Images, float32 ``[N, 1, 8, 8]`` of 17 shades from 0 (paper) to 1 (ink), and labels, int64 ``[N]`` from 0 to 9;
+        they cannot be written to. N is 1,797; 360 for 'test' and 1,437 for 'train'.
+
+    Raises:
+        EnvironmentLoadError: scikit-learn is not installed.
+        ValueError: no such split.
+    """
+    if split not in SPLITS:
+        raise ValueError(f'split: expected one of {SPLITS}, found {split!r}')
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise EnvironmentLoadError("the digits come with scikit-learn, which is not installed: pip install "
+                                   "'alfx[digits]'") from error
+    data = datasets.load_digits()
+    is_test = np.arange(len(data.target)) % 5 == 0
+    chosen = {'all': np.ones_like(is_test), 'test': is_test, 'train': ~is_test}[split]
+    images = (data.images[chosen] / 16).astype(np.float32)[:, None]
+    labels = data.target[chosen].astype(np.int64)
+    images.setflags(write=False)
+    labels.setflags(write=False)
+    return images, labels
+
+
+class DigitsEnv(gymnasium.Env):
+    """Shows a uniformly random digit at each step; the action is a guess which one.
+
+    The reward is 1 for the right guess of the digit that was shown before the action, otherwise 0. Episodes are
+    truncated. The optimal return is ``num_steps``, that of random guesses a tenth of it.
+
+    Args:
+        split: which images: one of :data:`SPLITS`.
+        with_label: observe ``{'image': float32 (1, 8, 8), 'label': int64 ()}`` in place of the image alone.
+        num_steps: of an episode, which has one image more.
+
+    Raises:
+        EnvironmentLoadError: scikit-learn is not installed.
+        ValueError: an argument is out of range.
+    """
+
+    metadata: dict[str, Any] = {'render_modes': []}
+
+    def __init__(self, split: str = 'train', with_label: bool = False, num_steps: int = 15):
+        if num_steps < 1:
+            raise ValueError(f'DigitsEnv.num_steps: expected at least 1, found {num_steps}')
+        self._images, self._labels = load_digits(split)
+        image = spaces.Box(0, 1, self._images.shape[1:], np.float32)
+        self.observation_space: spaces.Space = image
+        if with_label:
+            self.observation_space = spaces.Dict({'image': image, 'label': spaces.Discrete(10)})
+        self.action_space = spaces.Discrete(10)
+        self.num_steps = num_steps
+        self._with_label = with_label
+        self._shown = 0
+
+    def _show(self) -> Any:
+        self._shown = int(self.np_random.integers(len(self._images)))
+        image = self._images[self._shown].copy()
+        return {'image': image, 'label': self._labels[self._shown]} if self._with_label else image
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._show(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = float(int(action) == self._labels[self._shown])
+        return self._show(), reward, False, False, {}
+
+
+load = make_load(__name__, 'environment of digits', {'Digits': DigitsEnv})
