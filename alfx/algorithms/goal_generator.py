@@ -1,0 +1,132 @@
+"""Goals that an agent is given for an episode, drawn at random.
+
+A goal generator is the part of an :class:`~alfx.algorithms.agent.Agent` that extends the observation to
+``[observation, goal]``; the policy learns to act on both. With :mod:`alfx.algorithms.diayn_algorithm` a goal is a skill
+(Eysenbach et al. 2018, arXiv:1802.06070, algorithm 1, line 2: one skill is sampled for an episode and kept).
+"""
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx.algorithms.fixed_update import is_fixed
+from alfx.algorithms.rl_algorithm import RLAlgorithm
+from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.gin_utils import check_value, configurable
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec
+
+GoalState = namedtuple('GoalState', ['goal'], default_value=())
+"""The goal of the episode, ``[B, K]``; zeros where there is none yet."""
+
+GoalInfo = namedtuple('GoalInfo', ['goal', 'loss'], default_value=())
+"""The goal ``[B, K]`` that the step was taken with, and the loss of the generator (``()`` if it does not learn)."""
+
+
+class _RandomGoalGenerator(RLAlgorithm):
+    """Draws a goal at the first step of an episode and keeps it.
+
+    A subclass says how goals are drawn; it never draws zeros, which stand for "no goal yet".
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, goal_spec: BoundedTensorSpec, name: str):
+        super().__init__(observation_spec=observation_spec, action_spec=goal_spec,
+                         train_state_spec=GoalState(goal=goal_spec), name=name)
+
+    def _draw(self, batch_size: int, device: torch.device) -> Tensor:
+        """Goals ``[batch_size, K]``."""
+        raise NotImplementedError(f'{type(self).__name__}._draw')
+
+    def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """Keep the goal; draw one at FIRST, and where there is none yet.
+
+        Args:
+            inputs: ``[B, ...]``; only ``step_type`` is looked at.
+            state: ``GoalState``.
+
+        Returns:
+            ``output`` is the goal ``[B, K]`` and ``()``, as there is no reward for generating it; ``info`` is a
+            ``GoalInfo``.
+        """
+        has_none = inputs.is_first() | (state.goal == 0).all(-1)
+        goal = torch.where(has_none.unsqueeze(-1), self._draw(len(has_none), has_none.device), state.goal)
+        return AlgStep((goal, ()), GoalState(goal=goal), GoalInfo(goal=goal))
+
+    def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """The same as :meth:`rollout_step`."""
+        return self.rollout_step(inputs, state)
+
+    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """The goal that the experience was collected with.
+
+        Args:
+            inputs: ``[B, ...]``, not looked at.
+            state: not looked at: a sequence from the replay buffer may begin with zeros.
+            rollout_info: ``GoalInfo`` of the rollout.
+
+        Returns:
+            As :meth:`rollout_step`.
+        """
+        goal = rollout_info.goal
+        return AlgStep((goal, ()), GoalState(goal=goal), GoalInfo(goal=goal))
+
+    @property
+    def trains_sequences_at_once(self) -> bool:
+        """True: the goal of each step comes from ``rollout_info``."""
+        return True
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """There is nothing to learn: an empty ``LossInfo``."""
+        return LossInfo()
+
+
+@configurable
+class RandomCategoricalGoalGenerator(_RandomGoalGenerator):
+    """One of K goals for each episode, all equally likely, as a one-hot float vector ``[K]``.
+
+    Args:
+        observation_spec: of the observations.
+        num_of_goals: K, at least 1.
+        name: name of this algorithm.
+        action_spec: not used: part of the interface of a goal generator.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, num_of_goals: int,
+                 name: str = 'RandomCategoricalGoalGenerator', action_spec: NestedTensorSpec = None):
+        check_value('RandomCategoricalGoalGenerator', 'num_of_goals', num_of_goals, int, minimum=1)
+        super().__init__(observation_spec, BoundedTensorSpec((num_of_goals, ), torch.float32, 0.0, 1.0), name)
+        self._num_of_goals = num_of_goals
+
+    @property
+    def has_fixed_update(self) -> bool:
+        """True: training repeats the goals of the rollout."""
+        return is_fixed(self)
+
+    def _draw(self, batch_size: int, device: torch.device) -> Tensor:
+        goals = torch.zeros(batch_size, self._num_of_goals, device=device)
+        return goals.scatter_(1, torch.randint(self._num_of_goals, (batch_size, 1), device=device), 1.0)
+
+
+@configurable
+class RandomContinuousGoalGenerator(_RandomGoalGenerator):
+    """A goal ``[K]`` for each episode, uniform in ``[-1, 1]^K``.
+
+    Args:
+        observation_spec: of the observations.
+        goal_size: K, at least 1.
+        name: name of this algorithm.
+        action_spec: not used: part of the interface of a goal generator.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, goal_size: int,
+                 name: str = 'RandomContinuousGoalGenerator', action_spec: NestedTensorSpec = None):
+        check_value('RandomContinuousGoalGenerator', 'goal_size', goal_size, int, minimum=1)
+        super().__init__(observation_spec, BoundedTensorSpec((goal_size, ), torch.float32, -1.0, 1.0), name)
+        self._goal_size = goal_size
+
+    @property
+    def has_fixed_update(self) -> bool:
+        """True: training repeats the goals of the rollout."""
+        return is_fixed(self)
+
+    def _draw(self, batch_size: int, device: torch.device) -> Tensor:
+        return torch.rand(batch_size, self._goal_size, device=device) * 2.0 - 1.0
