@@ -183,7 +183,8 @@ class TestAdjustedRandIndex:
         labels = torch.randint(0, 4, (6, 15), generator=generator)
         clusters = torch.where(torch.rand(6, 15, generator=generator) < 0.3 * (seed % 4), (labels + 1) % 3, labels)
         counted = torch.rand(6, 15, generator=generator) < 0.8
-        expected = [slow_adjusted_rand_index(x[m].tolist(), y[m].tolist()) for x, y, m in zip(labels, clusters, counted)]
+        expected = [slow_adjusted_rand_index(x[m].tolist(), y[m].tolist())
+                    for x, y, m in zip(labels, clusters, counted)]
         torch.testing.assert_close(adjusted_rand_index(labels, clusters, counted), torch.tensor(expected))
 
     def test_by_hand(self):

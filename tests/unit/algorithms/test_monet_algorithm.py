@@ -74,7 +74,7 @@ class TestMoNetAlgorithm:
 
     def test_the_loss_is_the_weighted_sum_of_its_terms(self):
         algorithm = make_monet(input_tensor_spec=IMAGE, beta=0.5, gamma=0.25)
-        info = MoNetInfo(kld=torch.tensor([[2.0]]), rec_loss=torch.tensor([[10.0]]), mask_rec_loss=torch.tensor([[8.0]]))
+        info = MoNetInfo(*(torch.tensor([[x]]) for x in (2.0, 10.0, 8.0)))
         loss = algorithm.calc_loss(info)
         assert loss.loss.tolist() == [[13.0]]  # 10 + 0.5 * 2 + 0.25 * 8
         assert (loss.extra.kld, loss.extra.rec_loss, loss.extra.mask_rec_loss) == info[:3]
