@@ -1,0 +1,340 @@
+"""Composes policy algorithms, intrinsic rewards and representations by conf alone, and tries every combination.
+
+    python tools/compose.py                          # all of them; prints the table
+    python tools/compose.py --policy ppo --intrinsic rnd icm --markdown docs/composition.md
+
+A cell of the table is a conf of includes and bindings. It is trained for a few iterations in a tiny task, and has to do
+all of this: train with finite losses, use every binding, have one owner for each trained parameter, end with the same
+parameters when it is done again with the same seed, load its checkpoint into a new algorithm, and play an episode. What
+cannot be combined has to be refused before the first environment step, with a message that says why.
+"""
+import argparse
+import itertools
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from alfx import gin_utils
+from alfx.algorithms.config import TrainerConfig
+from alfx.tensor_specs import SpecError
+from alfx.trainers import building, run_files
+from alfx.trainers.playing import play
+from alfx.trainers.policy_trainer import RLTrainer
+from alfx.utils.checkpoint_utils import read_checkpoint
+
+_COMMON = """
+create_environment.num_parallel_environments = 2
+create_environment.nonparallel = True
+TrainerConfig.random_seed = 3
+TrainerConfig.num_threads = 1
+TrainerConfig.float32_matmul_precision = 'highest'
+TrainerConfig.num_iterations = 6
+TrainerConfig.num_checkpoints = 1
+TrainerConfig.summary_interval = 3
+TrainerConfig.num_summaries = None
+"""
+_ON_POLICY = 'TrainerConfig.unroll_length = 6\n'
+_PPO = """
+TrainerConfig.unroll_length = 6
+TrainerConfig.mini_batch_length = 2
+TrainerConfig.mini_batch_size = 4
+TrainerConfig.num_updates_per_train_iter = 2
+"""
+_REPLAY = """
+TrainerConfig.unroll_length = 4
+TrainerConfig.initial_collect_steps = 12
+TrainerConfig.mini_batch_length = {length}
+TrainerConfig.mini_batch_size = 4
+TrainerConfig.num_updates_per_train_iter = 2
+TrainerConfig.replay_buffer_length = 64
+"""
+_STATE = 'TrainerConfig.use_rollout_state = True\n'
+_CART_POLE = "create_environment.env_name = 'CartPole-v1'\n"
+_PENDULUM = "create_environment.env_name = 'Pendulum-v1'\n"
+_GEARS = "create_environment.env_name = 'Gears'\ncreate_environment.env_load_fn = @suite_mixed.load\n"
+_OBSERVATION_SIZE = {_CART_POLE: 4, _PENDULUM: 3, _GEARS: 1}
+
+
+class Policy(NamedTuple):
+    """A policy algorithm, and how its networks are bound.
+
+    Attributes:
+        include: its base conf.
+        task: bindings of the environment and further ones.
+        networks: class of each network with its size argument.
+        recurrent: bindings that make its networks recurrent; ``None`` where there is no such thing.
+        recurrent_networks: classes of the recurrent networks.
+        replay: whether it samples from a replay buffer (otherwise it trains on each unroll).
+    """
+
+    include: str
+    task: str
+    networks: tuple[str, ...]
+    recurrent: str | None
+    recurrent_networks: tuple[str, ...]
+    replay: bool = True
+
+
+_ACTOR_CRITIC_NETWORKS = ('ActorDistributionNetwork.fc_layer_params', 'ValueNetwork.fc_layer_params')
+_ACTOR_CRITIC_RNNS = ('ActorDistributionRNNNetwork.fc_layer_params', 'ValueRNNNetwork.fc_layer_params')
+_DETERMINISTIC = ('ActorNetwork.fc_layer_params', 'CriticNetwork.joint_fc_layer_params')
+_DETERMINISTIC_RNNS = ('ActorRNNNetwork.fc_layer_params', 'CriticRNNNetwork.joint_fc_layer_params')
+
+POLICIES = {
+    'actor-critic': Policy('ac_simple.gin', _CART_POLE + _ON_POLICY, _ACTOR_CRITIC_NETWORKS,
+                           'ActorCriticAlgorithm.actor_network_ctor = @ActorDistributionRNNNetwork\n'
+                           'ActorCriticAlgorithm.value_network_ctor = @ValueRNNNetwork\n', _ACTOR_CRITIC_RNNS, False),
+    'ppo': Policy('ppo.gin', _CART_POLE + _PPO, _ACTOR_CRITIC_NETWORKS,
+                  'PPOAlgorithm.actor_network_ctor = @ActorDistributionRNNNetwork\n'
+                  'PPOAlgorithm.value_network_ctor = @ValueRNNNetwork\n' + _STATE, _ACTOR_CRITIC_RNNS, False),
+    'sac continuous': Policy('sac_continuous.gin', _PENDULUM,
+                             ('ActorDistributionNetwork.fc_layer_params', 'CriticNetwork.joint_fc_layer_params'),
+                             'SacAlgorithm.actor_network_cls = @ActorDistributionRNNNetwork\n'
+                             'SacAlgorithm.critic_network_cls = @CriticRNNNetwork\n'
+                             'ActorDistributionRNNNetwork.continuous_projection_net_ctor = @NormalProjectionNetwork\n',
+                             ('ActorDistributionRNNNetwork.fc_layer_params', 'CriticRNNNetwork.joint_fc_layer_params')),
+    'sac discrete': Policy('sac.gin', _CART_POLE, ('QNetwork.fc_layer_params', ),
+                           'SacAlgorithm.q_network_cls = @QRNNNetwork\n', ('QRNNNetwork.fc_layer_params', )),
+    'sac mixed': Policy('sac.gin', _GEARS,
+                        ('ActorDistributionNetwork.fc_layer_params', 'QNetwork.fc_layer_params'),
+                        'SacAlgorithm.actor_network_cls = @ActorDistributionRNNNetwork\n'
+                        'SacAlgorithm.q_network_cls = @QRNNNetwork\n',
+                        ('ActorDistributionRNNNetwork.fc_layer_params', 'QRNNNetwork.fc_layer_params')),
+    'dqn': Policy('dqn.gin', _CART_POLE, ('QNetwork.fc_layer_params', ),
+                  'DqnAlgorithm.q_network_cls = @QRNNNetwork\n', ('QRNNNetwork.fc_layer_params', )),
+    'ddpg': Policy('ddpg.gin', _PENDULUM, _DETERMINISTIC, 'DdpgAlgorithm.actor_network_ctor = @ActorRNNNetwork\n'
+                   'DdpgAlgorithm.critic_network_ctor = @CriticRNNNetwork\n', _DETERMINISTIC_RNNS),
+    'td3': Policy('td3.gin', _PENDULUM, _DETERMINISTIC, 'Td3Algorithm.actor_network_ctor = @ActorRNNNetwork\n'
+                  'Td3Algorithm.critic_network_ctor = @CriticRNNNetwork\n', _DETERMINISTIC_RNNS),
+}
+_OPTIMIZER = 'Agent.optimizer = @parts/Adam()\nparts/Adam.lr = 1e-3\n'  # where the policy has its own for its networks
+INTRINSIC = {'none': '', 'icm': "include 'icm.gin'\n", 'rnd': "include 'rnd.gin'\n", 'diayn': "include 'diayn.gin'\n"}
+_ENCODING = """
+Agent.representation_learner_cls = @EncodingAlgorithm
+EncodingAlgorithm.encoder_cls = @representation/EncodingNetwork
+representation/EncodingNetwork.fc_layer_params = (16, )
+"""
+_VAE = """
+Agent.representation_learner_cls = @VAERepresentationLearner
+VAERepresentationLearner.vae_ctor = @VariationalAutoEncoder
+VariationalAutoEncoder.z_dim = 4
+VAERepresentationLearner.decoder_ctor = @decoder/EncodingNetwork
+decoder/EncodingNetwork.fc_layer_params = (16, )
+decoder/EncodingNetwork.last_layer_size = {size}
+decoder/EncodingNetwork.last_activation = @math_ops.identity
+"""
+REPRESENTATION = {'none': '', 'encoding': _ENCODING, 'predictive': "include 'predictive.gin'\n", 'vae': _VAE}
+FORMS = ('feed-forward', 'recurrent')
+
+
+class Cell(NamedTuple):
+    """A combination: keys of the tables above."""
+
+    policy: str
+    intrinsic: str
+    representation: str
+    form: str
+
+
+class Outcome(NamedTuple):
+    """What became of a cell: ``'ok'``, ``'refused'`` with the message, ``'failed'`` with what went wrong."""
+
+    verdict: str
+    message: str = ''
+
+
+def conf_of(cell: Cell) -> str:
+    """The conf of a cell: includes and bindings alone."""
+    policy = POLICIES[cell.policy]
+    recurrent = cell.form == 'recurrent'
+    size = next(size for task, size in _OBSERVATION_SIZE.items() if task in policy.task)
+    lines = [f"include '{policy.include}'\n", REPRESENTATION[cell.representation].format(size=size),
+             INTRINSIC[cell.intrinsic], _COMMON, policy.task]
+    if policy.replay:
+        lines.append(_REPLAY.format(length=4 if cell.representation == 'predictive' or recurrent else 2))
+    if recurrent:
+        assert policy.recurrent is not None
+        lines.append(policy.recurrent)
+    networks = policy.recurrent_networks if recurrent else policy.networks
+    lines += [f'{size} = (16, )\n' for size in networks]
+    names = [size.partition('.')[0] for size in networks]
+    lines += [f'{name}.lstm_hidden_size = (8, )\n' for name in names if recurrent]
+    if cell.policy in ('ddpg', 'td3') and (cell.intrinsic == 'diayn' or cell.representation != 'none'):
+        lines.append(_OPTIMIZER)
+    if cell.intrinsic == 'diayn' or 'Gears' in policy.task:
+        lines += [_combiner(name) for name in names if cell.intrinsic == 'diayn' or name.startswith('Q')]
+    return ''.join(lines)
+
+
+def _combiner(network: str) -> str:
+    """The binding that lets a network take ``[observation, goal]``."""
+    argument = 'observation_preprocessing_combiner' if network.startswith('Critic') else 'preprocessing_combiner'
+    return f'{network}.{argument} = @NestConcat()\n'
+
+
+def cells(policies: Iterable[str] = tuple(POLICIES), intrinsic: Iterable[str] = tuple(INTRINSIC),
+          representation: Iterable[str] = tuple(REPRESENTATION), forms: Iterable[str] = FORMS) -> list[Cell]:
+    """All combinations of these; a recurrent form only where the policy has one."""
+    return [cell for cell in itertools.starmap(Cell, itertools.product(policies, intrinsic, representation, forms))
+            if cell.form != 'recurrent' or POLICIES[cell.policy].recurrent is not None]
+
+
+def expected_refusal(cell: Cell) -> str | None:
+    """What the message of a combination that has to be refused contains; ``None`` for one that has to work."""
+    if cell.representation == 'predictive' and cell.policy == 'actor-critic':
+        return 'on-policy'  # its targets are the future, which an unroll that is trained on at once does not have
+    return None
+
+
+def covering_sample() -> list[Cell]:
+    """32 cells with every pair of policy, intrinsic reward and representation, and both forms of each."""
+    intrinsic, representation = list(INTRINSIC), list(REPRESENTATION)
+    return [Cell(policy, reward, representation[(p + i) % 4], FORMS[(p // 4 + i + (p + i) % 4 // 2) % 2])
+            for p, policy in enumerate(POLICIES) for i, reward in enumerate(intrinsic)]
+
+
+def try_cell(cell: Cell, folder: Path) -> Outcome:
+    """Do with a cell what the head of this file says.
+
+    Args:
+        cell: the combination.
+        folder: an empty folder.
+    """
+    conf = folder / 'composed.gin'
+    conf.write_text(conf_of(cell))
+    try:
+        trainer = _trainer(conf, folder / 'first')
+    except (gin_utils.ConfError, SpecError, ValueError) as error:
+        gin_utils.clear()
+        expected, message = expected_refusal(cell), ' '.join(str(error).split())
+        return Outcome('refused' if expected is not None and expected in message else 'failed', message)
+    if expected_refusal(cell) is not None:
+        return Outcome('failed', 'it should have been refused')
+    problems = _owner_problems(trainer.algorithm)
+    trainer.train()
+    problems += [f'nothing uses {binding}' for binding in gin_utils.unused_bindings()]
+    gin_utils.clear()
+    again = _trainer(conf, folder / 'second')
+    again.train()
+    gin_utils.clear()
+    first, second = (_contents(folder / name) for name in ('first', 'second'))
+    different = [name for name in first if not _equal(first[name], second[name])]
+    if first.keys() != second.keys() or different:
+        problems.append(f'the same seed gives other parameters: {different[:3]}')
+    problems += _play_problems(folder / 'first', first)
+    return Outcome('failed', '; '.join(problems)) if problems else Outcome('ok')
+
+
+def _trainer(conf: Path, root_dir: Path) -> RLTrainer:
+    """A trainer for a new run folder; the conf stays loaded."""
+    loaded = gin_utils.load(str(conf))
+    gin_utils.write_conf(str(root_dir), loaded)
+    return RLTrainer(TrainerConfig(root_dir=str(root_dir), conf_file=str(conf)))
+
+
+def _owner_problems(algorithm: torch.nn.Module) -> list[str]:
+    """Trained parameters that have more than one owner."""
+    owned = Counter(id(p) for optimizer in algorithm.optimizers() for group in optimizer.param_groups
+                    for p in group['params'])
+    names = {id(p): name for name, p in algorithm.named_parameters()}
+    problems = [f'{names.get(key, "?")} is owned {count} times' for key, count in owned.items() if count > 1]
+    return problems if owned else ['nothing is trained']
+
+
+def _play_problems(root_dir: Path, saved: dict[str, object]) -> list[str]:
+    """Load the checkpoint of a run into a new algorithm, compare, and play an episode, from the run folder alone."""
+    problems = []
+    with gin_utils.loaded(None, [], str(root_dir), same_run=False):
+        config = TrainerConfig(root_dir=str(root_dir))
+        env = building.create_eval_environment(config, 1)
+        try:
+            algorithm = building.create_algorithm(config, env, trains=False)
+            result = play(str(root_dir), env, algorithm, num_episodes=1, render=False)
+            state = algorithm.state_dict()
+        finally:
+            env.close()
+    lost = [name for name, value in state.items() if isinstance(value, torch.Tensor)
+            and isinstance(saved.get(name), torch.Tensor) and not _equal(value, saved[name])]
+    if lost:
+        problems.append(f'a loaded checkpoint differs: {lost[:3]}')
+    if len(result.returns) != 1 or not torch.isfinite(torch.as_tensor(result.returns)).all():
+        problems.append(f'play gives returns {result.returns}')
+    return problems
+
+
+def _contents(root_dir: Path) -> dict[str, object]:
+    """The algorithm's part of the last checkpoint, flat."""
+    folder = Path(run_files.checkpoint_dir(str(root_dir)))
+    newest = max((path for path in folder.glob('ckpt-*') if path.name[5:].isdigit()), key=lambda p: int(p.name[5:]))
+    flat: dict[str, object] = {}
+    todo: list[tuple[str, object]] = [('', read_checkpoint(str(newest))['alg'])]
+    while todo:
+        name, value = todo.pop()
+        children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(
+            value, (list, tuple)) else None
+        if children is None:
+            flat[name] = value
+        else:
+            todo += [(f'{name}.{key}' if name else str(key), child) for key, child in children]
+    return flat
+
+
+def _equal(a: object, b: object) -> bool:
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a == b
+
+
+def table(outcomes: dict[Cell, Outcome]) -> str:
+    """Markdown: a row a policy and form, a column an intrinsic reward and representation."""
+    columns = sorted({(cell.intrinsic, cell.representation) for cell in outcomes},
+                     key=lambda c: (list(INTRINSIC).index(c[0]), list(REPRESENTATION).index(c[1])))
+    lines = ['| policy | form | ' + ' | '.join(f'{i} + {r}' for i, r in columns) + ' |',
+             '| --- | --- |' + ' --- |' * len(columns)]
+    for policy, form in dict.fromkeys((cell.policy, cell.form) for cell in outcomes):
+        found = [outcomes.get(Cell(policy, i, r, form)) for i, r in columns]
+        lines.append(f'| {policy} | {form} | ' + ' | '.join(o.verdict if o else '' for o in found) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
+def reasons(outcomes: dict[Cell, Outcome]) -> list[str]:
+    """Each message of what was refused or failed, with how often it came."""
+    counts = Counter((outcome.verdict, outcome.message) for outcome in outcomes.values() if outcome.message)
+    return [f'{verdict}, {count} times: {message}' for (verdict, message), count in counts.most_common()]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Try the combinations that the arguments choose; the exit code is 1 if one fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--policy', nargs='+', choices=POLICIES, default=list(POLICIES))
+    parser.add_argument('--intrinsic', nargs='+', choices=INTRINSIC, default=list(INTRINSIC))
+    parser.add_argument('--representation', nargs='+', choices=REPRESENTATION, default=list(REPRESENTATION))
+    parser.add_argument('--form', nargs='+', choices=FORMS, default=list(FORMS))
+    parser.add_argument('--markdown', help='write the table to this file')
+    parser.add_argument('--show', action='store_true', help='print the confs and try nothing')
+    arguments = parser.parse_args(argv)
+    chosen = cells(arguments.policy, arguments.intrinsic, arguments.representation, arguments.form)
+    if arguments.show:
+        print('\n'.join(f'# {" + ".join(cell)}\n{conf_of(cell)}' for cell in chosen))
+        return 0
+    outcomes: dict[Cell, Outcome] = {}
+    for number, cell in enumerate(chosen, 1):
+        folder, started = Path(tempfile.mkdtemp(prefix='alfx_compose_')), time.perf_counter()
+        outcomes[cell] = try_cell(cell, folder)
+        shutil.rmtree(folder)
+        print(f'[{number}/{len(chosen)}] {" + ".join(cell)}: {outcomes[cell].verdict} {outcomes[cell].message}'
+              f' ({time.perf_counter() - started:.1f} s)', flush=True)
+    text = '\n'.join([table(outcomes), *reasons(outcomes)])
+    print(text)
+    if arguments.markdown:
+        Path(arguments.markdown).write_text(text + '\n')
+    return int(any(outcome.verdict == 'failed' for outcome in outcomes.values()))
+
+
+if __name__ == '__main__':
+    sys.exit(main())
