@@ -1,0 +1,277 @@
+r"""Weights of several rewards that are adjusted until each reward reaches its threshold.
+
+Of K rewards some are to be at least ``threshold[k]`` a step on average. Their weights are Lagrange multipliers
+``lambda[k] = transform(u[k]) > 0``, learned by gradient descent on
+
+    sum_k  lambda[k] * (mean reward[k] - threshold[k])
+
+in turn with the policy, which maximizes the weighted rewards: a weight grows as long as its threshold is missed and
+shrinks afterwards. Tessler et al. 2018, "Reward constrained policy optimization" (arXiv:1805.11074), eq. 9 to 11;
+Stooke et al. 2020, "Responsive safety in reinforcement learning by PID Lagrangian methods" (arXiv:2007.03964), whose
+integral control it is, and from whose section 4.3 the weights that sum to 1 are: they keep the size of the loss of the
+policy whatever the multipliers are.
+
+What differs: constraints are on the average of a reward over all steps, not on the discounted return, and ``u`` is
+learned in place of lambda, so that a weight stays positive without being cut off at 0. The weights do not depend on
+the state: the constraints hold on average, not at each step. What the policy does at a step that is FIRST of its
+episode is rewarded at the next one; its own reward, 0, does not count.
+"""
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from alfx import context, gin_utils, summary
+from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.data_transformer import RewardTransformer, UntransformedTimeStep
+from alfx.data_structures import AlgStep, StepType, TimeStep, namedtuple
+from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import problem_at
+from alfx.tensor_specs import NestedTensor, TensorSpec
+from alfx.utils.averager import EMAverager
+
+LagInfo = namedtuple('LagInfo', ['rollout_reward'], default_value=())
+"""``rollout_reward``: float32 ``[B, K]``: the rewards as the environment gave them."""
+
+_INVERSES: dict[Any, Callable[[float], float]] = {F.softplus: lambda y: y + math.log(-math.expm1(-y)),
+                                                  torch.exp: math.log}
+
+
+@configurable
+class LagrangianRewardWeightAlgorithm(Algorithm):
+    """Learns weights of rewards from what the rollout yields; a part of an ``Agent``.
+
+    The rewards have to be those of the environment: if a data transformer changes rewards, let
+    ``@UntransformedTimeStep`` be the first one.
+
+    Args:
+        reward_spec: of rank 1: K rewards, of which more is better.
+        reward_thresholds: K numbers: what each reward is to be at least, on average over the steps. The weight of a
+            reward whose threshold is ``None`` is not adjusted.
+        optimizer: learns the weights, once an iteration.
+        init_weights: initial weights, one number for all or K of them, above 0.
+        max_weight: no weight becomes larger, before the normalization; ``None`` for no limit.
+        reward_weight_normalization: whether the weights are divided by their sum; this moves also those that are not
+            adjusted, and keeps their ratios to each other.
+        lambda_transform: makes a weight of what is learned, ``softplus`` or ``torch.exp``.
+        debug_summaries: write the weights and the rewards that they are learned from.
+        name: name of this algorithm.
+
+    Raises:
+        ValueError: rewards of rank 0, or an argument out of range or of another length than K.
+    """
+
+    def __init__(self, reward_spec: TensorSpec, reward_thresholds: Sequence[float | None], optimizer: Any,
+                 init_weights: float | Sequence[float] = 1.0, max_weight: float | None = None,
+                 reward_weight_normalization: bool = True, lambda_transform: Callable[[Tensor], Tensor] = F.softplus,
+                 debug_summaries: bool = False, name: str = 'LagrangianRewardWeightAlgorithm'):
+        super().__init__(debug_summaries=debug_summaries, name=name)
+        weights = _checked_weights(name, reward_spec, reward_thresholds, init_weights, max_weight)
+        if lambda_transform not in _INVERSES:
+            raise ValueError(f'{name}.lambda_transform: expected softplus or torch.exp, found {lambda_transform!r}')
+        inverse = _INVERSES[lambda_transform]
+        adjusted = [k for k, threshold in enumerate(reward_thresholds) if threshold is not None]
+        self._transform = lambda_transform
+        self._largest = math.inf if max_weight is None else inverse(max_weight)
+        self._normalizes = reward_weight_normalization
+        # Settings, which a checkpoint does not bring back.
+        self.register_buffer('_adjusted', torch.tensor(adjusted), persistent=False)
+        self.register_buffer('_thresholds', torch.tensor([float(reward_thresholds[k] or 0) for k in adjusted]),
+                             persistent=False)
+        self.register_buffer('_initial_weights', torch.tensor(weights), persistent=False)
+        self._untransformed_weights = nn.Parameter(torch.tensor([inverse(weights[k]) for k in adjusted]))
+        self._weight_optimizer = optimizer
+        optimizer.add_param_group({'params': [self._untransformed_weights]})
+
+    _adjusted: Tensor
+    _thresholds: Tensor
+    _initial_weights: Tensor
+
+    # What it is ------------------------------------------------------------------------------------------------
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        """The weights are trained by :meth:`after_train_iter` alone."""
+        return ['_untransformed_weights']
+
+    def optimizers(self, recurse: bool = True, include_ignored_attributes: bool = False) -> list[Any]:
+        """Its optimizer belongs to its checkpoint, but has no part in the updates of the agent."""
+        return [self._weight_optimizer] if include_ignored_attributes or not recurse else []
+
+    @property
+    def has_fixed_update(self) -> bool:
+        """True: it has no part in an update."""
+        return True
+
+    @property
+    def reward_weights(self) -> Tensor:
+        """float32 ``[K]``: the weights at present, a tensor of its own."""
+        weights = self._initial_weights.clone()
+        weights[self._adjusted] = self._transform(self._untransformed_weights.detach())
+        return weights / weights.sum() if self._normalizes else weights
+
+    def check_config(self, config: TrainerConfig) -> None:
+        """Refuse a run in which the rewards of the environment do not get here.
+
+        Raises:
+            ConfError: a data transformer changes rewards and none keeps the time step as it was.
+        """
+        transformers = [] if config.data_transformer is None else list(config.data_transformer.modules())
+        changes = [type(t).__name__ for t in transformers if isinstance(t, RewardTransformer)]
+        if changes and not any(isinstance(t, UntransformedTimeStep) for t in transformers):
+            raise gin_utils.ConfError([problem_at(
+                'TrainerConfig', 'data_transformer_ctor', f'changes the rewards by {", ".join(changes)}, but '
+                f'{type(self).__name__} compares those of the environment with its thresholds',
+                'let @UntransformedTimeStep be the first one of the list')])
+
+    # Steps -----------------------------------------------------------------------------------------------------
+
+    def predict_step(self, inputs: TimeStep, state: NestedTensor = None) -> AlgStep:
+        """Nothing."""
+        return AlgStep()
+
+    def rollout_step(self, inputs: TimeStep, state: NestedTensor = None) -> AlgStep:
+        """Keeps the rewards ``[B, K]`` of ``inputs`` as the environment gave them: ``info`` is a ``LagInfo``."""
+        return AlgStep(info=LagInfo(rollout_reward=_environment_reward(inputs)))
+
+    def after_train_iter(self, root_inputs: TimeStep | None, rollout_info: Any) -> None:
+        """Adjust the weights by the rewards of the last unroll.
+
+        Args:
+            root_inputs: ``[T, B, ...]``; ``None`` without an unroll: then nothing happens.
+            rollout_info: ``LagInfo`` ``[T, B, K]``.
+        """
+        if root_inputs is None or rollout_info is None:
+            return
+        rewards = rollout_info.rollout_reward[root_inputs.step_type != StepType.FIRST]
+        if len(rewards):
+            self._adjust(rewards.mean(0))
+
+    def _adjust(self, mean_reward: Tensor) -> None:
+        """One step of the optimizer for the mean reward ``[K]`` of a step."""
+        surplus = mean_reward[self._adjusted] - self._thresholds
+        self._weight_optimizer.zero_grad()
+        with torch.enable_grad():
+            (self._transform(self._untransformed_weights) * surplus).sum().backward()
+        self._weight_optimizer.step()
+        if self._largest < math.inf:
+            with torch.no_grad():
+                self._untransformed_weights.clamp_(max=self._largest)
+        if self._debug_summaries and context.should_record_summaries():
+            with summary.scope(self._name):
+                for k, (weight, reward) in enumerate(zip(self.reward_weights, mean_reward)):
+                    summary.scalar(f'weight{k}', weight)
+                    summary.scalar(f'reward{k}', reward)
+
+
+def _environment_reward(time_step: TimeStep) -> Tensor:
+    raw = time_step.untransformed
+    return raw.reward if isinstance(raw, TimeStep) else time_step.reward
+
+
+def _checked_weights(name: str, reward_spec: TensorSpec, thresholds: Sequence[float | None],
+                     init_weights: float | Sequence[float], max_weight: float | None) -> list[float]:
+    """The initial weights, one a reward."""
+    if reward_spec.ndim != 1:
+        raise ValueError(f'{name}.reward_spec: expected several rewards, a spec of rank 1, found {reward_spec}; this '
+                         'environment has nothing to weight')
+    count = reward_spec.numel
+    if len(thresholds) != count:
+        raise ValueError(f'{name}.reward_thresholds: expected {count} of them, one a reward, found {list(thresholds)}')
+    if all(threshold is None for threshold in thresholds):
+        raise ValueError(f'{name}.reward_thresholds: all are None, so that there is nothing to adjust; for constant '
+                         'weights give reward_weights to the policy algorithm')
+    weights = [float(w) for w in init_weights] if isinstance(init_weights, Sequence) else [float(init_weights)] * count
+    if len(weights) != count or not all(weight > 0 for weight in weights):
+        raise ValueError(f'{name}.init_weights: expected a number above 0, or {count} of them, found {init_weights}')
+    if max_weight is not None and max_weight < max(weights):
+        raise ValueError(f'{name}.max_weight: expected at least the largest of init_weights, {max(weights)}, found '
+                         f'{max_weight}')
+    return weights
+
+
+@configurable
+class LagrangianPredRewardWeightAlgorithm(LagrangianRewardWeightAlgorithm):
+    """Learns weights of rewards from what evaluation yields, where the policy does not explore.
+
+    Exploration makes a policy look worse than it is; a constraint that leaves little room can be out of its reach.
+    Evaluations are rare, so that their rewards are averaged over many of them, and the weights are adjusted by the
+    average in each iteration, from the first evaluation on. Needs ``TrainerConfig.evaluate``, and evaluation in the
+    process that trains: ``TrainerConfig.async_eval = False``. After a resume the environments of the evaluation start
+    from the beginning of their random numbers, so that only the average so far is as if nothing had happened.
+
+    Args:
+        reward_spec: of rank 1: K rewards, of which more is better.
+        reward_thresholds: K numbers or ``None``, see :class:`LagrangianRewardWeightAlgorithm`.
+        optimizer: learns the weights, once an iteration.
+        init_weights: initial weights, one number for all or K of them, above 0.
+        max_weight: no weight becomes larger, before the normalization; ``None`` for no limit.
+        reward_weight_normalization: whether the weights are divided by their sum.
+        pred_rewards_averager_ctor: called with ``reward_spec`` to make the averager, which is updated by each step of
+            an evaluation; ``None``: an ``EMAverager`` with the update rate 1e-4.
+        debug_summaries: write the weights and the rewards that they are learned from.
+        name: name of this algorithm.
+
+    Raises:
+        ValueError: as in :class:`LagrangianRewardWeightAlgorithm`.
+    """
+
+    _is_evaluated: Tensor
+
+    def __init__(self, reward_spec: TensorSpec, reward_thresholds: Sequence[float | None], optimizer: Any,
+                 init_weights: float | Sequence[float] = 1.0, max_weight: float | None = None,
+                 reward_weight_normalization: bool = True,
+                 pred_rewards_averager_ctor: Callable[[TensorSpec], Any] | None = functools.partial(EMAverager,
+                                                                                                  update_rate=1e-4),
+                 debug_summaries: bool = False, name: str = 'LagrangianPredRewardWeightAlgorithm'):
+        super().__init__(reward_spec, reward_thresholds, optimizer, init_weights=init_weights, max_weight=max_weight,
+                         reward_weight_normalization=reward_weight_normalization, debug_summaries=debug_summaries,
+                         name=name)
+        if pred_rewards_averager_ctor is None:
+            pred_rewards_averager_ctor = functools.partial(EMAverager, update_rate=1e-4)
+        self._averager = pred_rewards_averager_ctor(reward_spec)
+        self.register_buffer('_is_evaluated', torch.zeros((), dtype=torch.bool))
+
+    @property
+    def has_fixed_update(self) -> bool:
+        """True: it has no part in an update."""
+        return True
+
+    def check_config(self, config: TrainerConfig) -> None:
+        """Refuse a run in which the rewards of evaluations do not get here.
+
+        Raises:
+            ConfError: there are no evaluations, or they are made by another process; or as in the base class.
+        """
+        super().check_config(config)
+        if not config.evaluate:
+            raise gin_utils.ConfError([problem_at(
+                'TrainerConfig', 'evaluate', f'= False, but {type(self).__name__} learns from evaluations',
+                'set it to True, or use @LagrangianRewardWeightAlgorithm, which learns from the rollout')])
+        if config.async_eval:
+            raise gin_utils.ConfError([problem_at(
+                'TrainerConfig', 'async_eval', f'= True, but {type(self).__name__} learns from evaluations, of which '
+                'another process gives back no rewards', 'set it to False')])
+
+    def rollout_step(self, inputs: TimeStep, state: NestedTensor = None) -> AlgStep:
+        """Nothing."""
+        return AlgStep()
+
+    def predict_step(self, inputs: TimeStep, state: NestedTensor = None) -> AlgStep:
+        """Takes the rewards ``[B, K]`` of ``inputs``, as the environment gave them, into the average."""
+        rewards = _environment_reward(inputs)[inputs.step_type != StepType.FIRST]
+        if len(rewards):
+            self._averager.train()
+            with context.rollout_context():  # averagers stand still in evaluation; this one is for nothing else
+                self._averager.update(rewards)
+            self._is_evaluated.fill_(True)
+        return AlgStep()
+
+    def after_train_iter(self, root_inputs: TimeStep | None, rollout_info: Any) -> None:
+        """Adjust the weights by the average reward of evaluations; neither argument is used."""
+        if self._is_evaluated:
+            self._adjust(self._averager.get())

@@ -1,0 +1,63 @@
+"""A small environment with two rewards, whose best trade-off between them is known in closed form."""
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from alfx.environments.own_suites import make_load
+
+
+class FuelEnv(gymnasium.Env):
+    """Driving as far as possible on the fuel there is; 20 steps an episode.
+
+    The observation is the slope g of the road, uniformly random in [0.5, 1.5] at each step; the action is the throttle
+    u in [0, 1]. The rewards are the progress ``g u`` and minus the fuel that it takes, ``-u**2``. With weights ``w`` of
+    the two the best throttle is ``min(k g, 1)`` with ``k = w[0] / (2 w[1])``, and as long as ``1.5 k <= 1`` a step
+    yields on average, with ``E[g**2] = 13 / 12``,
+
+        progress  13/12 k          fuel  13/12 k**2
+
+    so that of all policies which take ``fuel <= 0.48`` a step the best one makes ``sqrt(13/12 fuel)`` of progress, with
+    ``k = sqrt(12/13 fuel)``. The ``env_info`` has both means over the steps of an episode.
+    """
+
+    metadata: dict[str, Any] = {'render_modes': []}
+    reward_space = spaces.Box(-1.0, 1.5, (2, ), np.float32)
+    num_steps = 20
+    mean_square_slope = 13 / 12
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(0.5, 1.5, (1, ), np.float32)
+        self.action_space = spaces.Box(0.0, 1.0, (1, ), np.float32)
+        self._slope = 1.0
+
+    @classmethod
+    def optimal_progress(cls, fuel: float) -> float:
+        """The greatest mean progress of a step for this mean fuel of a step, at most 0.48."""
+        return math.sqrt(cls.mean_square_slope * fuel)
+
+    @classmethod
+    def optimal_weight_ratio(cls, fuel: float) -> float:
+        """``w[1] / w[0]`` of the weights of the rewards with which the best policy takes this mean fuel."""
+        return math.sqrt(cls.mean_square_slope / fuel) / 2
+
+    def reset(self, *, seed: int | None = None,
+              options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._next_slope(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+        throttle = min(max(float(action[0]), 0.0), 1.0)
+        progress, fuel = self._slope * throttle, throttle**2
+        info = {'progress@step': progress, 'fuel@step': fuel}
+        return self._next_slope(), np.array([progress, -fuel], np.float32), False, False, info
+
+    def _next_slope(self) -> np.ndarray:
+        self._slope = float(self.np_random.uniform(0.5, 1.5))
+        return np.array([self._slope], np.float32)
+
+
+load = make_load(__name__, 'environment with two rewards', {'Fuel': FuelEnv},
+                 env_info_keys=('progress@step', 'fuel@step'))
