@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from alfx import nest
 from alfx.algorithms.intrinsic_reward import (IntrinsicRewardAlgorithm, NetworkOrConstructor, all_fixed, is_first,
-                                              is_last, make_network, output_tensor_spec)
+                                              is_last, make_network, output_tensor_spec, rows)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at
@@ -36,8 +37,20 @@ from alfx.utils.math_ops import identity
 ICMState = namedtuple('ICMState', ['feature', 'has_previous'], default_value=())
 """The features of the step before ``[B, F]``, and 1 where there is such a step: float32 ``[B]``."""
 
-ICMInfo = namedtuple('ICMInfo', ['forward_loss', 'inverse_loss', 'is_last'], default_value=())
-"""What the steps yield, ``[B]`` each: the losses, 0 without a step before, and whether the step ends an episode."""
+ICMInfo = namedtuple('ICMInfo', ['forward_loss', 'inverse_loss', 'exists', 'is_last'], default_value=())
+"""What the steps yield, ``[B]`` each.
+
+``exists``: whether there is a step before, without which the losses mean nothing; ``is_last``: whether the step ends an
+episode, ``()`` where the losses are those of arriving at the next step.
+"""
+
+ICMPair = namedtuple('ICMPair', ['both', 'action', 'exists'], default_value=())
+"""What ``reward_unroll`` yields: a step and the one after it.
+
+``both``: nest ``[B, 2, ...]`` of what the encoding network sees of their observations, or without one their features
+``[B, 2, F]``; ``action`` ``[B, A]``: the encoded action in between; ``exists``, bool ``[B]``: whether they are of the
+same episode.
+"""
 
 ICMLossInfo = namedtuple('ICMLossInfo', ['forward_loss', 'inverse_loss'], default_value=())
 """The parts of the loss, ``[T, B]`` each."""
@@ -136,7 +149,7 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
             ``output``: the reward ``[B]``; ``state``: ``ICMState``; ``info``: ``ICMMeasures``.
         """
         with torch.no_grad():
-            feature = self._features(inputs.observation)
+            feature = self._encoded(self._prepared(inputs.observation))
             exists = _has_step_before(inputs, state)
             action = self._action_encoder(inputs.prev_action)
             error = self._forward_loss(state.feature, action, feature)
@@ -160,54 +173,78 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
             ``output``: the reward ``[B]``, 0 without a step before; ``state``: ``ICMState``; ``info``: ``ICMInfo`` if
             training is on-policy, else ``()``.
         """
-        feature = self._features(inputs.observation, update=True)
+        self._update_statistics(inputs.observation)
+        feature = self._encoded(self._prepared(inputs.observation))
         exists = _has_step_before(inputs, state)
         action = self._action_encoder(inputs.prev_action)
         error = self._forward_loss(state.feature, action, feature)
         reward = self._normalized_reward(error, exists, update=True)
         info: Any = ()
         if self._yields_info:
-            info = self._info(inputs, error, self._inverse_loss(state.feature, feature, action), exists)
+            inverse_loss = self._inverse_loss(state.feature, feature, action)
+            info = ICMInfo(error, inverse_loss, exists, is_last(inputs.step_type))
         return AlgStep(reward, _state_after(feature), info)
 
-    def train_step(self, inputs: TimeStep, state: Any, rollout_info: NestedTensor = ()) -> AlgStep:
+    def reward_unroll(self, inputs: TimeStep) -> AlgStep:
+        """The rewards ``[T + 1, B]`` of an unroll; ``info``: ``ICMPair`` of each step and the next one.
+
+        So the loss of arriving at a step is that of the step before it, and none is missing. See the base class.
+        """
+        shape = inputs.step_type[1:].shape
+        with torch.no_grad():
+            self._update_statistics(nest.map_structure(lambda x: x[1:].flatten(0, 1), inputs.observation))
+            seen = self._prepared(nest.map_structure(rows, inputs.observation))
+            feature = self._encoded(seen)
+            action = self._action_encoder(inputs.prev_action)
+            exists = ~is_first(inputs.step_type[1:])
+            error = self._forward_loss(feature[:-shape[1]], rows(action[1:]), feature[shape[1]:]).reshape(shape)
+            reward = self._normalized_reward(error, exists, update=True)
+        steps = nest.map_structure(lambda x: x.reshape(len(action), shape[1], *x.shape[1:]), seen)
+        info = ICMPair(both=nest.map_structure(lambda x: torch.stack((x, _next(x)), 2), steps), action=_next(action),
+                       exists=torch.cat((exists, torch.zeros_like(exists[:1]))))
+        return AlgStep(torch.cat((torch.zeros_like(reward[:1]), reward)), (), info)
+
+    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
         """The losses of both models.
 
         Args:
             inputs: time step ``[B, ...]``; ``prev_action`` led here.
             state: ``ICMState``.
-            rollout_info: not used.
+            rollout_info: ``ICMPair`` of :meth:`reward_unroll`, which the losses are then those of, or ``()``.
 
         Returns:
             ``output``: ``()``, as the reward is that of the rollout; ``state``: ``ICMState``; ``info``: ``ICMInfo``.
         """
-        feature = self._features(inputs.observation)
-        info = self._train_info(inputs, state.feature, feature, _has_step_before(inputs, state))
+        if rollout_info:
+            return AlgStep((), state, self._pair_info(rollout_info))
+        feature = self._encoded(self._prepared(inputs.observation))
+        info = self._info(state.feature, self._action_encoder(inputs.prev_action), feature,
+                          _has_step_before(inputs, state), is_last(inputs.step_type))
         return AlgStep((), _state_after(feature), info)
 
-    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: NestedTensor = ()) -> AlgStep:
+    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
         """``train_step`` of all steps of sequences at once.
 
         Args:
             inputs: time steps ``[T, B, ...]``.
             state: ``ICMState`` ``[T, B, ...]``, of which the first step is looked at.
-            rollout_info: not used.
+            rollout_info: ``ICMPair`` ``[T, B, ...]`` or ``()``.
 
         Returns:
             ``info``: ``ICMInfo`` ``[T, B]``.
         """
         length, batch = inputs.step_type.shape
-        if length == 1:
-            one = nest.map_structure(lambda x: x[0], (inputs._replace(reward=(), env_info=()), state))
-            info = self.train_step(*one).info
+        if rollout_info:
+            info = self._pair_info(nest.map_structure(rows, rollout_info))
         else:
-            flat: Any = nest.map_structure(lambda x: x.flatten(0, 1), TimeStep(
-                step_type=inputs.step_type, observation=inputs.observation, prev_action=inputs.prev_action))
-            feature = self._features(flat.observation)
-            before = torch.cat((state.feature[0], feature[:-batch]))
-            begins = state.has_previous[0]
-            has_previous = torch.cat((begins, begins.new_ones(len(feature) - batch)))
-            info = self._train_info(flat, before, feature, _has_step_before(flat, ICMState(before, has_previous)))
+            flat: Any = nest.map_structure(rows, TimeStep(step_type=inputs.step_type, observation=inputs.observation,
+                                                          prev_action=inputs.prev_action))
+            feature = self._encoded(self._prepared(flat.observation))
+            begins = nest.map_structure(lambda x: x[0], state)
+            before = ICMState(torch.cat((begins.feature, feature[:-batch])),
+                              torch.cat((begins.has_previous, begins.has_previous.new_ones(len(feature) - batch))))
+            info = self._info(before.feature, self._action_encoder(flat.prev_action), feature,
+                              _has_step_before(flat, before), is_last(flat.step_type))
         return AlgStep((), (), nest.map_structure(lambda x: x.reshape(length, batch), info))
 
     def calc_loss(self, info: Any) -> LossInfo:
@@ -219,39 +256,49 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
         Returns:
             ``loss`` ``[T, B]``; ``scalar_loss``: the part of LAST steps; ``extra``: ``ICMLossInfo``.
         """
-        return self._loss_of_arriving(info.forward_loss + info.inverse_loss, info.is_last,
-                                      extra=ICMLossInfo(info.forward_loss, info.inverse_loss))
+        parts = ICMLossInfo(info.forward_loss.detach() * info.exists, info.inverse_loss.detach() * info.exists)
+        return self._loss_of_arriving((info.forward_loss + info.inverse_loss) * info.exists, info.is_last, extra=parts)
 
     # Models ----------------------------------------------------------------------------------------------------
 
-    def _features(self, observation: NestedTensor, update: bool = False) -> Tensor:
-        """``[B, F]`` of observations ``[B, ...]``."""
-        observation = self._normalized(observation, update)
+    def _prepared(self, observation: NestedTensor) -> NestedTensor:
+        """What the encoding network sees of observations ``[B, ...]``, or the features ``[B, F]`` if there is none."""
+        observation = self._normalized(observation)
         if self._encoding_net is not None:
-            feature = self._encoding_net(observation)[0]
-            return feature if feature.ndim == 2 else feature.flatten(1)
-        if isinstance(observation, Tensor) and observation.ndim == 2 and observation.is_floating_point():
             return observation
         leaves = [leaf.reshape(len(leaf), -1).float() for leaf in nest.flatten(observation)]
         return leaves[0] if len(leaves) == 1 else torch.cat(leaves, -1)
 
+    def _encoded(self, seen: NestedTensor) -> Tensor:
+        """The features ``[B, F]`` of what :meth:`_prepared` returns."""
+        if self._encoding_net is None:
+            return seen
+        feature = self._encoding_net(seen)[0]
+        return feature if feature.ndim == 2 else feature.flatten(1)
+
     def _forward_loss(self, before: Tensor, action: Tensor, feature: Tensor) -> Tensor:
         """``[B]``: half the squared error of the forward model, which does not train the features."""
         prediction = self._forward_net([before.detach(), action])[0]
-        return 0.5 * (prediction - feature.detach()).square().sum(-1)
+        return 0.5 * F.mse_loss(prediction, feature.detach(), reduction='none').sum(-1)
 
     def _inverse_loss(self, before: Tensor, feature: Tensor, action: Tensor) -> Tensor:
         """``[B]``: how badly the inverse model tells the action."""
         return self._action_encoder.prediction_loss(self._inverse_net([before, feature])[0], action)
 
-    def _train_info(self, inputs: TimeStep, before: Tensor, feature: Tensor, exists: Tensor) -> Any:
-        action = self._action_encoder(inputs.prev_action)
-        return self._info(inputs, self._forward_loss(before, action, feature),
-                          self._inverse_loss(before, feature, action), exists)
+    def _pair_info(self, pair: Any) -> Any:
+        """``ICMInfo`` ``[B]`` of the steps after those that it belongs to: no step that ends an episode is left out."""
+        feature = self._encoded(nest.map_structure(rows, pair.both))
+        before, after = feature.reshape(len(pair.action), 2, -1).unbind(1)
+        return self._info(before, pair.action, after, pair.exists)
 
-    @staticmethod
-    def _info(inputs: TimeStep, forward_loss: Tensor, inverse_loss: Tensor, exists: Tensor) -> Any:
-        return ICMInfo(forward_loss * exists, inverse_loss * exists, is_last(inputs.step_type))
+    def _info(self, before: Tensor, action: Tensor, feature: Tensor, exists: Tensor, ends: Any = ()) -> Any:
+        return ICMInfo(self._forward_loss(before, action, feature), self._inverse_loss(before, feature, action), exists,
+                       is_last=ends)
+
+
+def _next(x: Tensor) -> Tensor:
+    """``[T, ...]`` to the same of the next step; the last one, which has none, stays."""
+    return torch.cat((x[1:], x[-1:]))
 
 
 def _has_step_before(inputs: TimeStep, state: Any) -> Tensor:

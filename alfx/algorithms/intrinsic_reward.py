@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.fixed_update import is_fixed
-from alfx.data_structures import LossInfo, StepType, namedtuple
+from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value
 from alfx.gin_utils.checks import problem_at
 from alfx.networks.network import Network, wrap_as_network
@@ -69,22 +69,39 @@ class IntrinsicRewardAlgorithm(Algorithm):
         """Whether ``rollout_step`` has to return what the loss needs: only where that is what is trained on."""
         return self.on_policy is not False
 
-    def _normalized(self, observation: NestedTensor, update: bool = False) -> NestedTensor:
-        """Observations ``[..., *spec.shape]``, normalized and clipped if they are to be.
+    @property
+    def rewards_unrolls_at_once(self) -> bool:
+        """Whether there is a :meth:`reward_unroll`."""
+        return type(self).reward_unroll is not IntrinsicRewardAlgorithm.reward_unroll
+
+    def reward_unroll(self, inputs: TimeStep) -> AlgStep:
+        """What ``rollout_step`` does for a step, for all steps of an unroll at once.
+
+        It is there for agents whose policy needs the rewards of an unroll only when all of it has been collected. The
+        statistics take in the unroll as one batch, before they are used.
 
         Args:
-            observation: nest of tensors.
-            update: take them into the statistics first.
+            inputs: time steps ``[T + 1, B, ...]``: the last one of the unroll before, and T more.
+
+        Returns:
+            ``output``: the rewards ``[T + 1, B]``; 0 in the first row, which has been rewarded before. ``info``: nest
+            ``[T + 1, B, ...]``, for ``train_step`` or ``train_sequence`` as ``rollout_info``; of the last row nothing
+            is to be learned yet.
         """
+        raise NotImplementedError(f'{type(self).__name__}.reward_unroll')
+
+    def _update_statistics(self, observation: NestedTensor) -> None:
+        """Take observations ``[..., *spec.shape]`` into the statistics."""
+        if self._observation_normalizer is not None:
+            self._observation_normalizer.update(observation)
+
+    def _normalized(self, observation: NestedTensor) -> NestedTensor:
+        """Observations ``[..., *spec.shape]``, normalized and clipped if they are to be."""
         normalizer = self._observation_normalizer
-        if normalizer is None:
-            return observation
-        if update:
-            normalizer.update(observation)
-        return normalizer.normalize(observation, self._observation_clip_value)
+        return observation if normalizer is None else normalizer.normalize(observation, self._observation_clip_value)
 
     def _normalized_reward(self, error: Tensor, is_rewarded: Tensor, update: bool = False) -> Tensor:
-        """The reward ``[B]`` for errors ``[B]``: 0 where ``is_rewarded``, bool ``[B]``, is not.
+        """The rewards for errors of any shape: 0 where ``is_rewarded``, bool of that shape, is not.
 
         Args:
             error: what the reward is made of.
@@ -98,7 +115,7 @@ class IntrinsicRewardAlgorithm(Algorithm):
             reward = normalizer.normalize(reward, self._reward_clip_value)
         return reward * is_rewarded
 
-    def _loss_of_arriving(self, loss: Tensor, is_last: Tensor, extra: NestedTensor) -> LossInfo:
+    def _loss_of_arriving(self, loss: Tensor, is_last: Any, extra: NestedTensor) -> LossInfo:
         """The losses of steps that were arrived at, those that end an episode included.
 
         The engine does not count losses at LAST, where no action is taken. What was learned about there would keep its
@@ -106,9 +123,12 @@ class IntrinsicRewardAlgorithm(Algorithm):
 
         Args:
             loss: ``[T, B]``.
-            is_last: bool ``[T, B]``.
+            is_last: bool ``[T, B]``; ``()`` if the losses are those of arriving at the next step, none of which is at
+                LAST.
             extra: for summaries.
         """
+        if not isinstance(is_last, Tensor):
+            return LossInfo(loss=loss, extra=extra)
         at_last = loss * is_last
         if self.on_policy:  # the step to bootstrap from is the first one of the next unroll
             at_last = at_last[:-1]
@@ -118,6 +138,11 @@ class IntrinsicRewardAlgorithm(Algorithm):
 def is_first(step_type: Tensor) -> Tensor:
     """bool, of the shape of ``step_type``."""
     return step_type == StepType.FIRST
+
+
+def rows(x: Tensor) -> Tensor:
+    """``[T, B, ...]`` to ``[T * B, ...]``."""
+    return x.flatten(0, 1)
 
 
 def is_last(step_type: Tensor) -> Tensor:

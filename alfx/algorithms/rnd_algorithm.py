@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from alfx import nest
 from alfx.algorithms.intrinsic_reward import (IntrinsicMeasures, IntrinsicRewardAlgorithm, NetworkOrConstructor,
-                                              all_fixed, is_first, is_last, make_network, output_tensor_spec)
+                                              all_fixed, is_first, is_last, make_network, output_tensor_spec, rows)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at
@@ -31,6 +32,9 @@ from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec,
 
 RNDInfo = namedtuple('RNDInfo', ['loss', 'is_last'], default_value=())
 """What the steps yield, ``[B]`` each: the error of the prediction, and whether the step ends an episode."""
+
+RNDTarget = namedtuple('RNDTarget', ['observation', 'target'], default_value=())
+"""What ``reward_unroll`` yields, ``[B, ...]`` each: the input of the predictor, and what it is to predict."""
 
 
 @configurable
@@ -116,7 +120,7 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
             ``output``: the reward ``[B]``; ``info``: ``IntrinsicMeasures``.
         """
         with torch.no_grad():
-            error = self._error(self._preprocessed(inputs.observation))
+            error = self._error(*self._predicted(inputs.observation))
             is_rewarded = ~is_first(inputs.step_type)
             reward = self._normalized_reward(error, is_rewarded)
         measures = (torch.where(is_rewarded, x, torch.nan) for x in (reward, error))
@@ -135,23 +139,43 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         if not self._frames_checked:
             _last_frames_spec(extract_spec(inputs.observation), self._keep_stacked_frames, type(self).__name__)
             self._frames_checked = True
-        error = self._error(self._preprocessed(inputs.observation, update=True))
+        self._update_statistics(self._last_frames(inputs.observation))
+        error = self._error(*self._predicted(inputs.observation))
         reward = self._normalized_reward(error, ~is_first(inputs.step_type), update=True)
         info = RNDInfo(loss=error, is_last=is_last(inputs.step_type)) if self._yields_info else ()
         return AlgStep(reward, (), info)
 
-    def train_step(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: NestedTensor = ()) -> AlgStep:
+    def reward_unroll(self, inputs: TimeStep) -> AlgStep:
+        """The rewards ``[T + 1, B]`` of an unroll; ``info``: ``RNDTarget``. See the base class."""
+        with torch.no_grad():
+            self._update_statistics(self._last_frames(nest.map_structure(_later_rows, inputs.observation)))
+            observation, target = self._predicted(nest.map_structure(rows, inputs.observation))
+            error = self._error(observation, target).reshape(inputs.step_type.shape)
+            is_rewarded = ~is_first(inputs.step_type)
+            is_rewarded[0] = False
+            reward = self._normalized_reward(error, is_rewarded, update=True)
+        info = nest.map_structure(lambda x: x.reshape(*reward.shape, *x.shape[1:]), RNDTarget(observation, target))
+        return AlgStep(reward, (), info)
+
+    def train_step(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: Any = ()) -> AlgStep:
         """The error of the prediction, to be trained on.
 
         Args:
             inputs: time step ``[B, ...]``.
             state: ``()``.
-            rollout_info: not used.
+            rollout_info: ``RNDTarget`` of :meth:`reward_unroll`, or ``()``.
 
         Returns:
             ``output``: ``()``, as the reward is that of the rollout; ``info``: ``RNDInfo``.
         """
-        error = self._error(self._preprocessed(inputs.observation))
+        error = self._error(*(rollout_info or self._predicted(inputs.observation)))
+        return AlgStep((), (), RNDInfo(loss=error, is_last=is_last(inputs.step_type)))
+
+    def train_sequence(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: Any = ()) -> AlgStep:
+        """``train_step`` of all steps ``[T, B, ...]`` of sequences at once."""
+        observation, target = (nest.map_structure(rows, rollout_info) if rollout_info else
+                               self._predicted(nest.map_structure(rows, inputs.observation)))
+        error = self._error(observation, target).reshape(inputs.step_type.shape)
         return AlgStep((), (), RNDInfo(loss=error, is_last=is_last(inputs.step_type)))
 
     def calc_loss(self, info: Any) -> LossInfo:
@@ -165,21 +189,28 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         """
         return self._loss_of_arriving(info.loss, info.is_last, extra=info.loss)
 
-    def _preprocessed(self, observation: NestedTensor, update: bool = False) -> NestedTensor:
-        """What the networks see of an observation ``[B, ...]``."""
+    def _last_frames(self, observation: NestedTensor) -> NestedTensor:
+        """What is looked at of observations ``[B, ...]``."""
         count = self._keep_stacked_frames
-        if count:
-            observation = nest.map_structure(lambda x: x[:, -count:], observation)
-        return self._normalized(observation, update)
+        return nest.map_structure(lambda x: x[:, -count:], observation) if count else observation
 
-    def _error(self, observation: NestedTensor) -> Tensor:
-        """``[B]``: the squared error of the predictor."""
+    def _predicted(self, observation: NestedTensor) -> tuple[NestedTensor, Tensor]:
+        """From observations ``[B, ...]`` the input of the predictor, and what it is to predict."""
         with torch.no_grad():
+            seen = self._normalized(self._last_frames(observation))
             if self._encoder_net is not None:
-                observation = self._encoder_net(observation)[0]
-            target = self._target_net(observation)[0]
-        error = (self._predictor_net(observation)[0] - target).square()
+                seen = self._encoder_net(seen)[0]
+            return seen, self._target_net(seen)[0]
+
+    def _error(self, observation: NestedTensor, target: Tensor) -> Tensor:
+        """``[B]``: the squared error of the predictor."""
+        error = F.mse_loss(self._predictor_net(observation)[0], target, reduction='none')
         return error.sum(-1) if error.ndim == 2 else error.flatten(1).sum(-1)
+
+
+def _later_rows(x: Tensor) -> Tensor:
+    """``[T + 1, B, ...]`` to ``[T * B, ...]``: without the first step."""
+    return x[1:].flatten(0, 1)
 
 
 def _last_frames_spec(observation_spec: NestedTensorSpec, count: int, owner: str) -> NestedTensorSpec:
