@@ -94,11 +94,11 @@ POLICIES = {
     'ppo': Policy('ppo.gin', _CART_POLE + _PPO, _ACTOR_CRITIC_NETWORKS,
                   'PPOAlgorithm.actor_network_ctor = @ActorDistributionRNNNetwork\n'
                   'PPOAlgorithm.value_network_ctor = @ValueRNNNetwork\n' + _STATE, _ACTOR_CRITIC_RNNS, False),
-    'sac continuous': Policy('sac_continuous.gin', _PENDULUM,
+    'sac continuous': Policy('sac.gin', _PENDULUM + 'NormalProjectionNetwork.state_dependent_std = True\n'
+                             'NormalProjectionNetwork.scale_distribution = True\n',
                              ('ActorDistributionNetwork.fc_layer_params', 'CriticNetwork.joint_fc_layer_params'),
                              'SacAlgorithm.actor_network_cls = @ActorDistributionRNNNetwork\n'
-                             'SacAlgorithm.critic_network_cls = @CriticRNNNetwork\n'
-                             'ActorDistributionRNNNetwork.continuous_projection_net_ctor = @NormalProjectionNetwork\n',
+                             'SacAlgorithm.critic_network_cls = @CriticRNNNetwork\n',
                              ('ActorDistributionRNNNetwork.fc_layer_params', 'CriticRNNNetwork.joint_fc_layer_params')),
     'sac discrete': Policy('sac.gin', _CART_POLE, ('QNetwork.fc_layer_params', ),
                            'SacAlgorithm.q_network_cls = @QRNNNetwork\n', ('QRNNNetwork.fc_layer_params', )),
