@@ -5,6 +5,7 @@ from network_contract import NetworkContract, random_batch
 from torch import nn
 
 from alfx import layers
+from alfx.algorithms.merlin_algorithm import ResnetDecodingNetwork, ResnetEncodingNetwork
 from alfx.nest.utils import NestConcat, NestSum
 from alfx.networks import containers
 from alfx.networks.actor_distribution_networks import (ActorDistributionNetwork, ActorDistributionRNNNetwork,
@@ -501,6 +502,18 @@ class TestNoisyFC(NetworkContract):
 
     def network(self):
         return NoisyFC(3, 4, new_noise_prob=0.5, activation=torch.relu_, use_ln=True)
+
+
+class TestResnetEncodingNetwork(NetworkContract):
+
+    def network(self):
+        return ResnetEncodingNetwork(TensorSpec((2, 9, 8)), output_size=5, norm_layer=nn.LayerNorm(5))
+
+
+class TestResnetDecodingNetwork(NetworkContract):
+
+    def network(self):
+        return ResnetDecodingNetwork(VECTOR, TensorSpec((2, 8, 16)))
 
 
 class TestNaiveParallelNetwork(NetworkContract):
