@@ -3,6 +3,7 @@
     python tools/benchmark.py                                   # every workload, three rounds
     python tools/benchmark.py ppo_cart_pole --rounds 5 --json docs/benchmark.json
     python tools/benchmark.py a2c_cart_pole --peers alfx bare --steps 40000
+    python tools/benchmark.py ppo_cart_pole_bonus --rounds 5    # what RND and ICM add to the time of an iteration
 
 Each measurement is a process of its own on one thread, so that memory is counted for each peer alone; a round
 runs every peer once and the next round begins with the next peer, so that a machine that grows slower or faster
@@ -104,7 +105,7 @@ def run_workload(name: str, peers: list[str], rounds: int, steps: int | None, se
         here += [] if reason else [peer]
     if not here:
         raise SystemExit(f'no peer can run {name}')
-    unit = 'steps' if workload.algorithm in ('ppo', 'a2c') else 'updates'
+    unit = workload.unit
     results = []
     for i in range(rounds):
         order = here[i % len(here):] + here[:i % len(here)]
@@ -125,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('workloads', nargs='*', metavar='workload',
                         help=f'{", ".join(WORKLOADS)}; default: all of them')
-    parser.add_argument('--peers', nargs='+', choices=list(PEERS), default=['alfx', 'compiled', 'sb3', 'bare', 'sbx'],
+    parser.add_argument('--peers', nargs='+', choices=list(PEERS), default=list(PEERS),
                         help='the first is the one that the others are compared with')
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--steps', type=int, help='environment steps of one measurement')

@@ -25,6 +25,7 @@ class OffPolicyWorkload:
         warm_up: environment steps that are not timed.
         steps: environment steps of one measurement unless the command says otherwise.
         description: one line for the table.
+        unit: what is counted.
     """
 
     algorithm: str
@@ -36,6 +37,7 @@ class OffPolicyWorkload:
     warm_up: int
     steps: int
     description: str
+    unit: str = 'updates'
 
 
 WORKLOADS = {

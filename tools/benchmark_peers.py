@@ -2,14 +2,16 @@
 
 A workload fixes everything that decides how much work there is: task, number of environments, network, rollout
 length, minibatches, epochs, optimizer. A peer is a function (workload, steps, seed) -> (environment steps taken,
-seconds), or (updates, seconds) for the workloads of `tools/benchmark_off_policy.py`; building the environments and the
-networks is outside the seconds, training and the peer's own default logging are inside.
+seconds), or (updates, seconds) for the workloads of `tools/benchmark_off_policy.py`, or (iterations, seconds) where
+what is compared is what an exploration bonus costs; building the environments and the networks is outside the seconds,
+training and the peer's own default logging are inside.
 """
 import dataclasses
 import importlib.util
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ class Workload:
         epochs: updates on the whole rollout, as one minibatch, in an iteration.
         steps: environment steps of one measurement unless the command says otherwise.
         description: one line for the table.
+        unit: what is counted: 'steps' of the environment; 'iterations' where alfx with and without exploration bonuses
+            is compared, and with nothing else: episodes of different lengths shall not count.
     """
 
     algorithm: str
@@ -38,6 +42,7 @@ class Workload:
     epochs: int
     steps: int
     description: str
+    unit: str = 'steps'
 
 
 WORKLOADS: dict[str, Any] = {
@@ -45,6 +50,9 @@ WORKLOADS: dict[str, Any] = {
                               'PPO, 8 x 32 steps, one minibatch of 256, 20 epochs, 2 x 64 tanh, Adam 3e-4'),
     'a2c_cart_pole': Workload('a2c', 'CartPole-v1', 8, 5, 1, 100_000,
                               'A2C, 8 x 5 steps, one update each, 2 x 64 tanh, RMSprop 7e-4'),
+    'ppo_cart_pole_bonus': Workload('ppo', 'CartPole-v1', 8, 32, 20, 60_000,
+                                    'PPO as in ppo_cart_pole, alone and with a bonus whose networks are as large; '
+                                    'that alfx is faster by 1.3 means that the bonus adds 30%', 'iterations'),
     **benchmark_off_policy.WORKLOADS,
 }
 
@@ -78,6 +86,22 @@ ac/RMSprop.eps = 1e-5
 ac/RMSprop.gradient_clipping = 0.5
 ac/RMSprop.clip_by_global_norm = True
 ActorCriticLoss.td_lambda = 1.0
+""",
+}
+# Networks of two layers of 64 like those of the policy; the models of ICM have one hidden layer, as in its paper.
+_BONUSES = {
+    '': '',
+    'rnd': """include 'rnd.gin'
+rnd_target/EncodingNetwork.fc_layer_params = (64, )
+rnd_target/EncodingNetwork.last_layer_size = 64
+rnd_predictor/EncodingNetwork.fc_layer_params = (64, )
+rnd_predictor/EncodingNetwork.last_layer_size = 64
+""",
+    'icm': """include 'icm.gin'
+ICMAlgorithm.hidden_size = 64
+icm/EncodingNetwork.fc_layer_params = (64, )
+icm/EncodingNetwork.last_layer_size = 64
+TrainerConfig.use_rollout_state = True
 """,
 }
 
@@ -129,7 +153,7 @@ def run_sbx(workload: Any, steps: int, seed: int) -> tuple[int, float]:
     return _stable_baselines(sbx, workload, steps, seed, warm_up)
 
 
-def run_alfx(workload: Any, steps: int, seed: int) -> tuple[int, float]:
+def run_alfx(workload: Any, steps: int, seed: int, bonus: str = '') -> tuple[int, float]:
     """alfx as `python -m alfx.bin.train` runs it: summaries, progress.csv and checkpoints included."""
     if isinstance(workload, OffPolicyWorkload):
         return benchmark_off_policy.run_alfx(workload, steps, seed)
@@ -141,13 +165,14 @@ def run_alfx(workload: Any, steps: int, seed: int) -> tuple[int, float]:
               'steps': steps, 'seed': seed}
     with tempfile.TemporaryDirectory() as folder:
         conf = Path(folder, 'benchmark.gin')
-        conf.write_text((_ALFX_CONFS[workload.algorithm] + _ALFX_COMMON).format(**fields))
+        conf.write_text((_ALFX_CONFS[workload.algorithm] + _BONUSES[bonus] + _ALFX_COMMON).format(**fields))
         gin_utils.write_conf(f'{folder}/run', gin_utils.load(str(conf)))
         trainer = RLTrainer(TrainerConfig(root_dir=f'{folder}/run'))
         start = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - start
-        return trainer.current_env_steps(), seconds
+        counted = trainer.current_iterations if workload.unit == 'iterations' else trainer.current_env_steps
+        return counted(), seconds
 
 
 def run_alfx_compiled(workload: Any, steps: int, seed: int) -> tuple[int, float]:
@@ -156,11 +181,17 @@ def run_alfx_compiled(workload: Any, steps: int, seed: int) -> tuple[int, float]
 
 
 PEERS: dict[str, Callable[[Any, int, int], tuple[int, float]]] = {
-    'alfx': run_alfx, 'compiled': run_alfx_compiled, 'sb3': run_sb3, 'bare': run_bare, 'sbx': run_sbx}
+    'alfx': run_alfx, 'compiled': run_alfx_compiled, 'sb3': run_sb3, 'bare': run_bare, 'sbx': run_sbx,
+    'rnd': partial(run_alfx, bonus='rnd'), 'icm': partial(run_alfx, bonus='icm')}
 
 
 def unavailable(peer: str, workload: Any) -> str:
     """Why the peer cannot do the workload, or ''."""
+    compares_bonuses = workload.unit == 'iterations'
+    if peer in _BONUSES:
+        return '' if compares_bonuses else 'it is measured by ppo_cart_pole_bonus'
+    if compares_bonuses and peer != 'alfx':
+        return 'alfx is compared with alfx'
     if peer == 'compiled':
         return '' if isinstance(workload, OffPolicyWorkload) else 'TrainerConfig.compile does not apply to it'
     module = {'alfx': 'alfx', 'sb3': 'stable_baselines3', 'sbx': 'sbx', 'bare': 'torch'}[peer]

@@ -34,6 +34,26 @@ def test_a_peer_takes_the_steps_that_it_is_asked_for(peer, workload):
     assert seconds > 0
 
 
+@pytest.mark.parametrize('bonus', ['alfx', 'rnd', 'icm'])
+def test_what_a_bonus_costs_is_counted_in_iterations_of_the_same_work(bonus):
+    from benchmark_peers import PEERS, WORKLOADS, unavailable
+
+    workload = WORKLOADS['ppo_cart_pole_bonus']
+    assert not unavailable(bonus, workload)
+    iterations, seconds = PEERS[bonus](workload, 500, 0)
+    assert iterations in (2, 3)  # of 256 steps, without those between two episodes
+    assert seconds > 0
+
+
+def test_a_bonus_and_other_libraries_are_not_mixed():
+    from benchmark_peers import WORKLOADS, unavailable
+
+    assert all(unavailable(peer, WORKLOADS['ppo_cart_pole_bonus']) for peer in ('compiled', 'sb3', 'bare', 'sbx'))
+    for workload in WORKLOADS.values():
+        if workload.unit != 'iterations':
+            assert unavailable('rnd', workload) and not unavailable('alfx', workload)
+
+
 def test_the_advantages_of_the_hand_written_loop_stop_at_the_end_of_an_episode():
     import bare_loops
     import torch
