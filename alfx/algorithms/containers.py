@@ -1,0 +1,498 @@
+"""Algorithms made of algorithms, networks and functions, so that a new one is a few lines.
+
+:class:`SequentialAlg` computes its elements one after the other, :class:`EchoAlg` feeds part of an output back to the
+next step, :class:`RLAlgWrapper` makes any algorithm that outputs actions the policy of an agent or a run.
+:class:`AlgorithmContainer` is their common ground and a base for containers of one's own. How the elements of a
+sequence are written down is the same as for networks, see :mod:`alfx.layers.steps`.
+"""
+import importlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from alfx import nest
+from alfx.algorithms.agent_helpers import AgentHelper
+from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.rl_algorithm import RLAlgorithm
+from alfx.algorithms.sequence_elements import parse_elements
+from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
+from alfx.engine.recording import has_fixed_update
+from alfx.gin_utils import configurable, register_function
+from alfx.layers.steps import Results, add_child, register_steps
+from alfx.networks.network import Network
+from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils import dist_utils
+
+for _function in (dist_utils.sample_action_distribution, dist_utils.rsample_action_distribution,
+                  dist_utils.epsilon_greedy_sample):
+    register_function(_function)  # elements of sequences in conf files
+
+_STATE_SPECS = {'predict_step': 'predict_state_spec', 'rollout_step': 'rollout_state_spec'}
+"""Which state a method has; those that train have that of ``train_state_spec``."""
+
+
+class _Forwarding(Algorithm):
+    """An algorithm whose parts are told what it is told."""
+
+    def _inner(self) -> dict[str, Algorithm]:
+        """The algorithms inside by the path of their infos in that of this one; ``''``: the same info."""
+        raise NotImplementedError(f'{type(self).__name__}._inner')
+
+    def set_path(self, path: str) -> None:
+        """Set the paths of this algorithm and of those inside."""
+        super().set_path(path)
+        for name, alg in self._inner().items():
+            alg.set_path('.'.join(part for part in (path, name) if part))
+
+    def set_on_policy(self, is_on_policy: bool) -> None:
+        """Set it for this algorithm and for those inside.
+
+        Raises:
+            ValueError: one of them supports only the other way.
+        """
+        super().set_on_policy(is_on_policy)
+        for alg in self._inner().values():
+            alg.set_on_policy(is_on_policy)
+
+    @property
+    def trains_after_iteration(self) -> bool:
+        """Whether any algorithm inside does anything in ``after_train_iter``."""
+        return any(alg.trains_after_iteration for alg in self._inner().values())
+
+    @property
+    def needs_previous_step(self) -> bool:
+        """Whether that is so for any algorithm inside."""
+        return any(alg.needs_previous_step for alg in self._inner().values())
+
+
+@configurable
+class AlgorithmContainer(_Forwarding):
+    """Base of algorithms that contain several: calls the hooks of all of them and adds up their losses.
+
+    A subclass defines the steps. Their infos are dicts with the info of each algorithm under its name; ``()`` for an
+    algorithm that has no loss.
+
+    Args:
+        algs: the algorithms by name.
+        train_state_spec: nest of specs of the state of ``train_step``.
+        rollout_state_spec: of ``rollout_step``; ``None``: that of ``train_step``.
+        predict_state_spec: of ``predict_step``; ``None``: that of ``rollout_step``.
+        is_on_policy: see ``Algorithm``; ``None``: what the algorithms are, if any of them is either.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+
+    Raises:
+        ValueError: some algorithms can only be trained on-policy and some only off-policy, the same algorithm is there
+            twice, or a name cannot be that of a part.
+    """
+
+    def __init__(self, algs: Mapping[str, Algorithm], train_state_spec: NestedTensorSpec = (),
+                 rollout_state_spec: NestedTensorSpec | None = None, predict_state_spec: NestedTensorSpec | None = None,
+                 is_on_policy: bool | None = None, debug_summaries: bool = False, name: str = 'AlgorithmContainer'):
+        _check_algs(algs, name)
+        is_on_policy = _common_on_policy(algs, name) if is_on_policy is None else is_on_policy
+        super().__init__(train_state_spec=train_state_spec, rollout_state_spec=rollout_state_spec,
+                         predict_state_spec=predict_state_spec, debug_summaries=debug_summaries, name=name)
+        self._algs = dict(algs)
+        self._helper = AgentHelper(dict)
+        for key, alg in algs.items():
+            self._helper.register_algorithm(alg, key)
+            add_child(self, key, alg)
+        if is_on_policy is not None:
+            self.set_on_policy(is_on_policy)
+
+    def _inner(self) -> dict[str, Algorithm]:
+        return self._algs
+
+    def preprocess_experience(self, root_inputs: NestedTensor, rollout_info: Any,
+                              batch_info: BatchInfo) -> tuple[NestedTensor, NestedTensor]:
+        """``preprocess_experience`` of each algorithm in turn, with its own info; see ``Algorithm``."""
+        for key, alg in self._algs.items():
+            root_inputs, processed = alg.preprocess_experience(root_inputs, rollout_info[key], batch_info)
+            rollout_info = {**rollout_info, key: processed}
+        return root_inputs, rollout_info
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The sum of the losses of all algorithms ``[T, B]``; ``extra`` is a dict with that of each."""
+        return self._helper.accumulate_loss_info(self._with_loss(info), _by_attribute(info))
+
+    def calc_loss_offline(self, info_offline: Any, pre_train: bool = False) -> LossInfo:
+        """The sum of the offline losses of all algorithms ``[T, B]``."""
+        return self._helper.accumulate_loss_info(self._with_loss(info_offline), _by_attribute(info_offline),
+                                                 offline=True, pre_train=pre_train)
+
+    def _with_loss(self, info: Any) -> list[Algorithm]:
+        return [alg for key, alg in self._algs.items() if not _is_empty(info[key])]
+
+    def after_update(self, root_inputs: NestedTensor, info: Any) -> None:
+        """Call ``after_update`` of each algorithm with its own info."""
+        self._helper.after_update(list(self._algs.values()), root_inputs, _by_attribute(info))
+
+    def after_train_iter(self, root_inputs: NestedTensor | None, rollout_info: Any) -> None:
+        """Call ``after_train_iter`` of each algorithm with its own info."""
+        self._helper.after_train_iter(list(self._algs.values()), root_inputs, _by_attribute(rollout_info))
+
+
+def _by_attribute(info: Any) -> Any:
+    """A dict of infos as an object with attributes, which is how ``AgentHelper`` reads them."""
+    return SimpleNamespace(**info) if isinstance(info, dict) else info
+
+
+def _is_empty(info: Any) -> bool:
+    return isinstance(info, tuple) and info == ()
+
+
+def _check_algs(algs: Mapping[str, Algorithm], name: str) -> None:
+    """Raise ``ValueError`` for what cannot be part of a container."""
+    for key, alg in algs.items():
+        if not isinstance(alg, Algorithm):
+            raise ValueError(f"{name}: expected an algorithm as '{key}', found {type(alg).__name__}")
+        if '.' in key or not key:
+            raise ValueError(f"{name}: '{key}' cannot be the name of an algorithm: names are parts of paths 'a.b'")
+    if len({id(alg) for alg in algs.values()}) < len(algs):
+        raise ValueError(f'{name}: the same algorithm is there twice among {list(algs)}; make another one')
+
+
+def _common_on_policy(algs: Mapping[str, Algorithm], name: str) -> bool | None:
+    """What the algorithms are that are one or the other; ``None`` if there are none."""
+    known = {key: alg.on_policy for key, alg in algs.items() if alg.on_policy is not None}
+    if len(set(known.values())) > 1:
+        on = [key for key, is_on_policy in known.items() if is_on_policy]
+        off = [key for key, is_on_policy in known.items() if not is_on_policy]
+        raise ValueError(f'{name}: {on} can only be trained on-policy and {off} only off-policy; they cannot be '
+                         'trained together')
+    return next(iter(known.values()), None)
+
+
+# One after the other -------------------------------------------------------------------------------------------
+
+
+class _Results(Results):
+    """The results of a sequence so far, with the states and infos of its elements."""
+
+    def __init__(self, inputs: NestedTensor):
+        super().__init__(inputs)
+        self.states: dict[str, Any] = {}
+        self.infos: dict[str, Any] = {}
+        self._named.update(state=self.states, info=self.infos)
+
+
+@configurable(allowlist=['output', 'is_on_policy', 'name'])
+class SequentialAlg(AlgorithmContainer):
+    """Algorithms, networks, modules and functions one after the other.
+
+    Each element takes the result before it, or, written as a pair ``(names, element)``, a nest of earlier results by
+    name: ``'input'`` is the input of the sequence, ``'a'`` the result of the element ``a``, ``'info.a'`` the info of
+    the algorithm ``a``, ``'state.a'`` the new state of the algorithm or network ``a``, ``''`` the result before. A
+    name may be followed by a path into what it stands for: ``'input.observation'``. The result of an algorithm is the
+    ``output`` of the step that is being made, that of a network its output, that of anything else what it returns.
+
+    ::
+
+        SequentialAlg(value=('input.observation', value_net), action_dist=('input.observation', actor_net),
+                      action=dist_utils.sample_action_distribution,
+                      loss=(ActorCriticInfo(reward='input.reward', ..., value='value'), ActorCriticLoss()),
+                      output='action', is_on_policy=True)
+
+    State and info are dicts by the name of the element, or its position if it has none; the state is ``()`` where no
+    element has one. A conf file, in which arguments have no order, uses :func:`sequential_alg`.
+
+    Args:
+        modules: the first elements, which have no name.
+        output: nest of names of results, which is the output; ``''``: the last result.
+        is_on_policy: see ``AlgorithmContainer``.
+        name: name of this algorithm.
+        named_modules: the elements after them.
+
+    Raises:
+        ValueError: something that cannot be called, or a name that does not exist; says which ones do. See also
+            ``AlgorithmContainer``.
+    """
+
+    def __init__(self, *modules: Any, output: Nested = '', is_on_policy: bool | None = None,
+                 name: str = 'SequentialAlg', **named_modules: Any):
+        steps = parse_elements(modules, named_modules, output, name)
+        keyed = {step.name or str(i): step for i, step in enumerate(steps)}
+        algs = {key: step.module for key, step in keyed.items() if isinstance(step.module, Algorithm)}
+        specs = {method: {key: _state_spec(step.module, spec) for key, step in keyed.items()}
+                 for method, spec in (('', 'train_state_spec'), *_STATE_SPECS.items())}
+        specs = {method: {key: spec for key, spec in parts.items() if nest.flatten(spec)}
+                 for method, parts in specs.items()}
+        super().__init__(algs, train_state_spec=specs[''] or (), rollout_state_spec=specs['rollout_step'] or (),
+                         predict_state_spec=specs['predict_step'] or (), is_on_policy=is_on_policy, name=name)
+        self._steps = keyed
+        self._output = output
+        self._stateful = {method: set(parts) for method, parts in specs.items()}
+        register_steps(self, steps)
+
+    def predict_step(self, inputs: NestedTensor, state: Any) -> AlgStep:
+        """One step of evaluation, with ``predict_step`` of the algorithms; nests ``[B, ...]``."""
+        return self._step('predict_step', inputs, state)
+
+    def rollout_step(self, inputs: NestedTensor, state: Any) -> AlgStep:
+        """One step of collecting experience, with ``rollout_step`` of the algorithms; nests ``[B, ...]``."""
+        return self._step('rollout_step', inputs, state)
+
+    def train_step(self, inputs: NestedTensor, state: Any, rollout_info: Any) -> AlgStep:
+        """One step of training on stored experience, with ``train_step`` of the algorithms; nests ``[B, ...]``."""
+        return self._step('train_step', inputs, state, rollout_info)
+
+    def train_step_offline(self, inputs: NestedTensor, state: Any, rollout_info: Any,
+                           pre_train: bool = False) -> AlgStep:
+        """:meth:`train_step` with ``train_step_offline`` of the algorithms."""
+        return self._step('train_step_offline', inputs, state, rollout_info, pre_train)
+
+    def _step(self, method: str, inputs: NestedTensor, state: Any, rollout_info: Any = None, *more: Any) -> AlgStep:
+        """Compute all elements; of the algorithms the method called ``method``."""
+        results, new_state = _Results(inputs), {}
+        stateful = self._stateful.get(method, self._stateful[''])
+        for key, step in self._steps.items():
+            selected, own = results.select(step.inputs), state[key] if key in stateful else ()
+            if key in self._algs:
+                stored = () if rollout_info is None else (rollout_info[key], *more)
+                result, own, results.infos[key] = getattr(step.module, method)(selected, own, *stored)
+                results.states[key] = own
+            elif isinstance(step.module, Network):
+                result, own = step.module(selected, own)
+                results.states[key] = own
+            else:
+                result = step.module(selected)
+            if key in stateful:
+                new_state[key] = own
+            results.add(step.name, result)
+        return AlgStep(results.select(self._output), new_state or (), results.infos)
+
+    def convert_train_state_to_predict_state(self, state: Any) -> NestedTensor:
+        """The state for ``predict_step`` that corresponds to a state of ``train_step``."""
+        converted = {}
+        for key in self._stateful['predict_step']:
+            part = state[key] if key in self._stateful[''] else ()
+            converted[key] = self._algs[key].convert_train_state_to_predict_state(part) if key in self._algs else part
+        return converted or ()
+
+
+def _state_spec(module: Any, which: str) -> NestedTensorSpec:
+    if isinstance(module, Algorithm):
+        return getattr(module, which)
+    return module.state_spec if isinstance(module, Network) else ()
+
+
+@configurable
+def sequential_alg(elements: Sequence[Any], output: Nested = '', is_on_policy: bool | None = None,
+                   name: str = 'SequentialAlg') -> SequentialAlg:
+    """A :class:`SequentialAlg` for conf files, in which arguments have neither positions nor an order.
+
+    Args:
+        elements: in their order: ``(name, module)``, or ``(name, names, module)`` for one that takes the results called
+            ``names``.
+        output: see :class:`SequentialAlg`.
+        is_on_policy: see :class:`SequentialAlg`.
+        name: name of the algorithm.
+
+    Raises:
+        ValueError: an element is neither, or two have the same name; see also :class:`SequentialAlg`.
+    """
+    named: dict[str, Any] = {}
+    for i, element in enumerate(elements):
+        if not isinstance(element, (tuple, list)) or len(element) not in (2, 3) or not isinstance(element[0], str):
+            raise ValueError(f'{name}: elements[{i}]: expected (name, module) or (name, names, module), found '
+                             f'{element!r}')
+        if element[0] in named:
+            raise ValueError(f"{name}: elements[{i}]: there is an element '{element[0]}' already")
+        named[element[0]] = element[1] if len(element) == 2 else (element[1], element[2])
+    return SequentialAlg(output=output, is_on_policy=is_on_policy, name=name, **named)
+
+
+@configurable
+def named_fields(record: str, **fields: Nested) -> Nested:
+    """A named tuple of names of results, for conf files: what an element of :func:`sequential_alg` takes.
+
+    Args:
+        record: class of the named tuple with its module: ``'alfx.algorithms.actor_critic_algorithm.ActorCriticInfo'``.
+        fields: its fields, each a nest of names.
+
+    Raises:
+        ValueError: there is no such class, or it has no such field.
+    """
+    module, _, cls_name = record.rpartition('.')
+    try:
+        cls: Any = getattr(importlib.import_module(module), cls_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"named_fields.record: there is no class '{record}': {error}") from None
+    existing = getattr(cls, '_fields', None)
+    if existing is None or not set(fields) <= set(existing):
+        raise ValueError(f'named_fields.record: expected a named tuple with the fields {sorted(fields)}, found '
+                         f"'{record}', which has {list(existing or ())}")
+    return cls(**fields)
+
+
+# Around one algorithm ------------------------------------------------------------------------------------------
+
+
+class _Wrapper(_Forwarding):
+    """An algorithm around another one, ``self._alg``, whose info is its own info."""
+
+    _alg: Algorithm
+
+    def _wrap(self, alg: Algorithm) -> None:
+        self._alg = alg
+        if alg.on_policy is not None:
+            self.set_on_policy(alg.on_policy)
+
+    def _inner(self) -> dict[str, Algorithm]:
+        return {'': self._alg}
+
+    def predict_step(self, inputs: NestedTensor, state: Any) -> AlgStep:
+        """One step of evaluation; nests ``[B, ...]``."""
+        return self._step('predict_step', inputs, state)
+
+    def rollout_step(self, inputs: NestedTensor, state: Any) -> AlgStep:
+        """One step of collecting experience; nests ``[B, ...]``."""
+        return self._step('rollout_step', inputs, state)
+
+    def train_step(self, inputs: NestedTensor, state: Any, rollout_info: Any) -> AlgStep:
+        """One step of training on stored experience; nests ``[B, ...]``."""
+        return self._step('train_step', inputs, state, rollout_info)
+
+    def train_step_offline(self, inputs: NestedTensor, state: Any, rollout_info: Any,
+                           pre_train: bool = False) -> AlgStep:
+        """:meth:`train_step` for experience from an offline buffer."""
+        return self._step('train_step_offline', inputs, state, rollout_info, pre_train)
+
+    def _step(self, method: str, inputs: NestedTensor, state: Any, *more: Any) -> AlgStep:
+        """What the method of the algorithm called ``method`` returns."""
+        return getattr(self._alg, method)(inputs, state, *more)
+
+    def convert_train_state_to_predict_state(self, state: Any) -> NestedTensor:
+        """The state for ``predict_step`` that corresponds to a state of ``train_step``."""
+        return self._alg.convert_train_state_to_predict_state(state)
+
+    def preprocess_experience(self, root_inputs: NestedTensor, rollout_info: NestedTensor,
+                              batch_info: BatchInfo) -> tuple[NestedTensor, NestedTensor]:
+        """That of the algorithm."""
+        return self._alg.preprocess_experience(root_inputs, rollout_info, batch_info)
+
+    def calc_loss(self, info: NestedTensor) -> LossInfo:
+        """The loss of the algorithm, ``[T, B]``."""
+        return self._alg.calc_loss(info)
+
+    def calc_loss_offline(self, info_offline: NestedTensor, pre_train: bool = False) -> LossInfo:
+        """The offline loss of the algorithm, ``[T, B]``."""
+        return self._alg.calc_loss_offline(info_offline, pre_train)
+
+    def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
+        """That of the algorithm."""
+        self._alg.after_update(root_inputs, info)
+
+    def after_train_iter(self, root_inputs: NestedTensor | None, rollout_info: NestedTensor | None) -> None:
+        """That of the algorithm."""
+        self._alg.after_train_iter(root_inputs, rollout_info)
+
+
+@configurable
+class EchoAlg(_Wrapper):
+    """Gives an algorithm part of its output back at the next step.
+
+    ``alg`` takes a dict ``{'input': ..., 'echo': ...}`` and outputs a dict ``{'output': ..., 'echo': ...}``. The echo
+    of a step is that of the output before; at the first step of an episode it is zeros. The state is
+    ``{'alg': state of the algorithm, 'echo': ...}``, the info that of ``alg``.
+
+    Args:
+        alg: the algorithm.
+        echo_spec: nest of specs of the echo.
+        name: name of this algorithm.
+
+    Raises:
+        ValueError: ``alg`` is no algorithm, or (at a step) its output is no such dict.
+    """
+
+    def __init__(self, alg: Algorithm, echo_spec: NestedTensorSpec, name: str = 'EchoAlg'):
+        _check_algs({'alg': alg}, name)
+        super().__init__(train_state_spec={'alg': alg.train_state_spec, 'echo': echo_spec},
+                         rollout_state_spec={'alg': alg.rollout_state_spec, 'echo': echo_spec},
+                         predict_state_spec={'alg': alg.predict_state_spec, 'echo': echo_spec}, name=name)
+        self._wrap(alg)
+
+    def _step(self, method: str, inputs: NestedTensor, state: Any, *more: Any) -> AlgStep:
+        step = getattr(self._alg, method)({'input': inputs, 'echo': state['echo']}, state['alg'], *more)
+        if not isinstance(step.output, dict) or set(step.output) != {'output', 'echo'}:
+            found = sorted(step.output, key=str) if isinstance(step.output, dict) else type(step.output).__name__
+            raise ValueError(f"{self._name}: {self._alg.name}.{method} has to output a dict with 'output' and 'echo', "
+                             f'found {found}')
+        return AlgStep(step.output['output'], {'alg': step.state, 'echo': step.output['echo']}, step.info)
+
+    def convert_train_state_to_predict_state(self, state: Any) -> NestedTensor:
+        """The state for ``predict_step`` that corresponds to a state of ``train_step``."""
+        return {'alg': self._alg.convert_train_state_to_predict_state(state['alg']), 'echo': state['echo']}
+
+
+@configurable
+class RLAlgWrapper(_Wrapper, RLAlgorithm):
+    """An algorithm that takes time steps and outputs actions, as the policy of an agent or as the root of a run.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: nest of ``BoundedTensorSpec``.
+        algorithm: what it does; an algorithm, or a constructor, called as ``(observation_spec=, action_spec=,
+            reward_spec=, config=, debug_summaries=)``.
+        env: batched environment, for the root algorithm.
+        reward_spec: of rank 0 or 1.
+        config: configuration, for the root algorithm.
+        optimizer: owns what no optimizer of ``algorithm`` does.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+
+    Raises:
+        ValueError: ``algorithm`` is no algorithm and makes none.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 algorithm: Algorithm | Callable[..., Algorithm], env: Any = None,
+                 reward_spec: TensorSpec = TensorSpec(()), config: TrainerConfig | None = None, optimizer: Any = None,
+                 debug_summaries: bool = False, name: str = 'RLAlgWrapper'):
+        if not isinstance(algorithm, Algorithm) and callable(algorithm):
+            algorithm = algorithm(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                                  config=config, debug_summaries=debug_summaries)
+        _check_algs({'algorithm': algorithm}, name)
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                         train_state_spec=algorithm.train_state_spec, rollout_state_spec=algorithm.rollout_state_spec,
+                         predict_state_spec=algorithm.predict_state_spec, env=env, config=config, optimizer=optimizer,
+                         debug_summaries=debug_summaries, name=name)
+        self._wrap(algorithm)
+
+    def set_reward_weights(self, reward_weights: torch.Tensor) -> None:
+        """Use these weights ``[K]`` from the next step on, here and in the algorithm if it has any."""
+        super().set_reward_weights(reward_weights)
+        if isinstance(self._alg, RLAlgorithm):
+            self._alg.set_reward_weights(reward_weights)
+
+    @property
+    def has_fixed_update(self) -> bool:
+        """Whether that is so for the algorithm."""
+        return has_fixed_update(self._alg)
+
+    @property
+    def update_variant(self) -> Hashable:
+        """That of the algorithm."""
+        return self._alg.update_variant
+
+    @property
+    def trains_sequences_at_once(self) -> bool:
+        """Whether that is so for the algorithm."""
+        return self._alg.trains_sequences_at_once
+
+    def train_sequence(self, inputs: NestedTensor, state: Any, rollout_info: Any) -> AlgStep:
+        """That of the algorithm; nests ``[T, B, ...]``."""
+        return self._alg.train_sequence(inputs, state, rollout_info)
+
+    @property
+    def recomputes_rollout_info(self) -> bool:
+        """Whether that is so for the algorithm."""
+        return self._alg.recomputes_rollout_info
+
+    def collect_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """That of the algorithm; nests ``[B, ...]``."""
+        return self._alg.collect_step(inputs, state)
