@@ -333,6 +333,17 @@ class VariationalAutoEncoder(_LatentEncoder):
 
 
 @configurable
+def categorical_spec(num_variables: int, num_values: int) -> BoundedTensorSpec:
+    """The spec of a vector of categorical variables, for conf files: ``DiscreteVAE.z_spec = @categorical_spec()``.
+
+    Args:
+        num_variables: n.
+        num_values: K; the values of each are 0 to K - 1.
+    """
+    return BoundedTensorSpec((num_variables, ), torch.int64, 0, num_values - 1)
+
+
+@configurable
 class DiscreteVAE(VariationalAutoEncoder):
     """Encodes into a vector of categorical variables, sampled as one-hot vectors.
 
@@ -346,7 +357,8 @@ class DiscreteVAE(VariationalAutoEncoder):
     elements, ``sqrt(q (1 - q))``, without a gradient.
 
     Args:
-        z_spec: int spec of shape ``(n,)`` with values from 0 to K - 1: n variables with K values.
+        z_spec: int spec of shape ``(n,)`` with values from 0 to K - 1: n variables with K values, see
+            :func:`categorical_spec`.
         input_tensor_spec: nest of specs of what is encoded.
         z_network_cls: makes the encoder; called as ``(input_tensor_spec=, last_layer_size=n * K,
             last_activation=identity)``, where the input is ``(prior_input, input, output of the prior)`` if there is

@@ -109,7 +109,8 @@ class VAERepresentationLearner(Algorithm):
         self._observation_shape = tuple(spec.shape)
         self._latent_spec = TensorSpec((self._checked(owner, likelihood, output, decoder_ctor).numel, ))
         if decoder_ctor is not None:
-            self._decoder = check_decoder(owner, 'decoder_ctor', decoder_ctor(self._latent_spec), self._latent_spec, spec)
+            decoder = decoder_ctor(self._latent_spec)
+            self._decoder = check_decoder(owner, 'decoder_ctor', decoder, self._latent_spec, spec)
         self._output_spec = (nest.set_field(observation_spec, observation_field, self._latent_spec)
                              if keep_other_fields else self._latent_spec)
         self._observation_field = observation_field
