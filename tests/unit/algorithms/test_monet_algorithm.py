@@ -3,6 +3,7 @@ from functools import partial
 
 import pytest
 import torch
+from agents import ALGORITHMS
 
 from alfx import context, nest
 from alfx.algorithms.agent import Agent
@@ -13,9 +14,11 @@ from alfx.algorithms.monet_algorithm import (MoNetAlgorithm, MoNetInfo, MoNetMea
                                              MoNetUNet)
 from alfx.algorithms.vae import VAEOutput
 from alfx.environments import suite_sprites
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import NetworkWrapper
 from alfx.networks.spatial_broadcast_decoding_network import SpatialBroadcastDecodingNetwork
+from alfx.networks.value_networks import ValueNetwork
 from alfx.optimizers import Adam
 from alfx.tensor_specs import SpecError, TensorSpec
 from alfx.utils.adjusted_rand_index import adjusted_rand_index
@@ -28,7 +31,7 @@ make_monet = partial(MoNetAlgorithm, n_slots=3, slot_size=2, **NETWORKS)
 IMAGE = TensorSpec((3, 8, 8))
 
 
-def make_agent(with_mask=True, batch_size=2, mini_batch_size=4, seed=0, **arguments):
+def make_agent(with_mask=True, batch_size=2, mini_batch_size=4, seed=0, rl_algorithm_cls=RandomAlgorithm, **arguments):
     """An agent that learns to take images of sprites apart."""
     torch.manual_seed(seed)
     context.reset()
@@ -42,7 +45,7 @@ def make_agent(with_mask=True, batch_size=2, mini_batch_size=4, seed=0, **argume
                                                     fields=['image'] if with_mask else None)
     learner = partial(MoNetRepresentationLearner, monet_cls=partial(make_monet, beta=0.5, gamma=0.5, **arguments))
     agent = Agent(config.data_transformer.transformed_observation_spec, env.action_spec(), env=env, config=config,
-                  optimizer=Adam(lr=1e-2), rl_algorithm_cls=RandomAlgorithm, representation_learner_cls=learner)
+                  optimizer=Adam(lr=1e-2), rl_algorithm_cls=rl_algorithm_cls, representation_learner_cls=learner)
     agent.set_path('')
     agent.finalize()
     return agent, env
@@ -189,6 +192,16 @@ class TestAgent:
         before = parameters(agent)
         for _ in range(3):
             assert agent.train_iter() == 8
+        assert all(not torch.equal(a, b) for a, b in zip(before, parameters(agent)))
+
+    @pytest.mark.parametrize('algorithm', list(ALGORITHMS))
+    def test_it_is_trained_along_with_a_policy(self, algorithm):
+        actor, value = (partial(cls, fc_layer_params=(8, )) for cls in (ActorDistributionNetwork, ValueNetwork))
+        policy = partial(ALGORITHMS[algorithm], actor_network_ctor=actor, value_network_ctor=value)
+        agent, _ = make_agent(rl_algorithm_cls=policy)
+        before = parameters(agent)
+        for _ in range(3):
+            agent.train_iter()
         assert all(not torch.equal(a, b) for a, b in zip(before, parameters(agent)))
 
     def test_same_seed_gives_the_same_parameters(self):
