@@ -130,8 +130,22 @@ decoder/EncodingNetwork.fc_layer_params = (16, )
 decoder/EncodingNetwork.last_layer_size = {size}
 decoder/EncodingNetwork.last_activation = @math_ops.identity
 """
-REPRESENTATION = {'none': '', 'encoding': _ENCODING, 'predictive': "include 'predictive.gin'\n", 'vae': _VAE}
+_PREDICTIVE = """
+include 'predictive.gin'
+PredictiveRepresentationLearner.num_unroll_steps = 2
+encoder/LSTMEncodingNetwork.hidden_size = (8, )
+dynamics/LSTMEncodingNetwork.hidden_size = (8, )
+decoder/EncodingNetwork.fc_layer_params = (16, )
+decoder/EncodingNetwork.last_layer_size = {size}
+"""
+REPRESENTATION = {'none': '', 'encoding': _ENCODING, 'predictive': _PREDICTIVE, 'vae': _VAE}
 FORMS = ('feed-forward', 'recurrent')
+
+
+_ONE_HOT = 'OneHot.num_classes = 2\ndynamics/LSTMEncodingNetwork.input_preprocessors = '
+_ACTION_INPUTS = {  # how the dynamics of the predictive representation take the actions of a task
+    _CART_POLE: _ONE_HOT + '@OneHot()\n', _PENDULUM: '',
+    _GEARS: _ONE_HOT + '(@OneHot(), None)\ndynamics/LSTMEncodingNetwork.preprocessing_combiner = @NestConcat()\n'}
 
 
 class Cell(NamedTuple):
@@ -154,9 +168,12 @@ def conf_of(cell: Cell) -> str:
     """The conf of a cell: includes and bindings alone."""
     policy = POLICIES[cell.policy]
     recurrent = cell.form == 'recurrent'
-    size = next(size for task, size in _OBSERVATION_SIZE.items() if task in policy.task)
-    lines = [f"include '{policy.include}'\n", REPRESENTATION[cell.representation].format(size=size),
+    task = next(task for task in _OBSERVATION_SIZE if task in policy.task)
+    lines = [f"include '{policy.include}'\n",
+             REPRESENTATION[cell.representation].format(size=_OBSERVATION_SIZE[task]),
              INTRINSIC[cell.intrinsic], _COMMON, policy.task]
+    if cell.representation == 'predictive':
+        lines.append(_ACTION_INPUTS[task])
     if policy.replay:
         lines.append(_REPLAY.format(length=4 if cell.representation == 'predictive' or recurrent else 2))
     if recurrent:
