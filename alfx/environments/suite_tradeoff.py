@@ -20,7 +20,7 @@ class FuelEnv(gymnasium.Env):
         progress  13/12 k          fuel  13/12 k**2
 
     so that of all policies which take ``fuel <= 0.48`` a step the best one makes ``sqrt(13/12 fuel)`` of progress, with
-    ``k = sqrt(12/13 fuel)``. The ``env_info`` has both means over the steps of an episode.
+    ``k = sqrt(12/13 fuel)``. The ``env_info`` has the means of both rewards over the steps of an episode.
     """
 
     metadata: dict[str, Any] = {'render_modes': []}
@@ -51,7 +51,7 @@ class FuelEnv(gymnasium.Env):
     def step(self, action: np.ndarray) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
         throttle = min(max(float(action[0]), 0.0), 1.0)
         progress, fuel = self._slope * throttle, throttle**2
-        info = {'progress@step': progress, 'fuel@step': fuel}
+        info = {'progress@step': progress, 'minus_fuel@step': -fuel}
         return self._next_slope(), np.array([progress, -fuel], np.float32), False, False, info
 
     def _next_slope(self) -> np.ndarray:
@@ -60,4 +60,4 @@ class FuelEnv(gymnasium.Env):
 
 
 load = make_load(__name__, 'environment with two rewards', {'Fuel': FuelEnv},
-                 env_info_keys=('progress@step', 'fuel@step'))
+                 env_info_keys=('progress@step', 'minus_fuel@step'))

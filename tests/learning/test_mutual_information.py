@@ -67,13 +67,13 @@ def test_the_mutual_information_of_normal_variables_is_found_within_10_percent(e
 @pytest.mark.parametrize('sampler', ['double_buffer', 'shuffle', 'shift'])
 def test_every_sampler_finds_it(sampler):
     estimate = Estimate('KLD', sampler=sampler)
-    assert estimate.train(1000) == pytest.approx(estimate.exact, rel=0.12)
+    assert estimate.train(700) == pytest.approx(estimate.exact, rel=0.12)
 
 
 @pytest.mark.slow
 def test_the_pointwise_information_of_jsd_comes_close():
     estimate = Estimate('JSD')
-    bound = estimate.train(1500)
+    bound = estimate.train(800)
     assert 0.4 < bound < 2 * math.log(2)
     assert estimate.mean_pmi() == pytest.approx(estimate.exact, rel=0.2)
 
@@ -88,11 +88,11 @@ def test_conditional_mutual_information_is_not_that_of_the_variables_alone(estim
                             optimizer=Adam(lr=2e-3))
     estimator.finalize()
     found = []
-    for i in range(1500):
+    for i in range(900):
         x, z = torch.randn(256, 1), torch.randn(256, 1)
         y = z + 0.8 * x + 0.6 * torch.randn(256, 1)
         step = estimator.train_step(([x, z], y), DiagMultivariateNormal(z, 1.0))
         estimator.update_with_gradient(step.info)
-        if i >= 1000:
+        if i >= 600:
             found.append(float(step.output.detach().mean()))
     assert sum(found) / len(found) == pytest.approx(-math.log(1 - 0.64) / 2, rel=0.1)

@@ -2,13 +2,15 @@
 import math
 from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
+import agents
 import pytest
 import torch
 import torch.nn.functional as F
-from agents import make_agent
 
 from alfx import context, gin_utils
+from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.data_transformer import (RewardClipping, SequentialDataTransformer, UntransformedTimeStep)
 from alfx.algorithms.lagrangian_reward_weight_algorithm import (LagInfo, LagrangianPredRewardWeightAlgorithm,
                                                                 LagrangianRewardWeightAlgorithm)
@@ -170,9 +172,10 @@ def test_without_an_averager_an_exponential_one_is_made():
 
 # In an agent -------------------------------------------------------------------------------------------------------
 
-def weighted_agent(algorithm='ppo', cls=LagrangianRewardWeightAlgorithm, thresholds=(0.9, None, 0.1), **args):
-    weights = partial(cls, reward_thresholds=list(thresholds), optimizer=Adam(lr=0.05))
-    return make_agent(algorithm, 'several rewards', reward_weight_algorithm_cls=weights, **args)
+def weighted_agent(algorithm='ppo', cls=LagrangianRewardWeightAlgorithm, evaluate=True, **args):
+    weights = partial(cls, reward_thresholds=[0.9, None, 0.1], optimizer=Adam(lr=0.05))
+    with mock.patch.object(agents, 'TrainerConfig', partial(TrainerConfig, evaluate=evaluate, async_eval=False)):
+        return agents.make_agent(algorithm, 'several rewards', reward_weight_algorithm_cls=weights, **args)
 
 
 def state_of(agent):

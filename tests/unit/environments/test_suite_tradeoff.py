@@ -47,7 +47,7 @@ def test_it_is_loaded_as_a_batch_with_rewards_of_rank_1():
     slope = step.observation.clone()
     step = env.step(torch.zeros(3, 1))  # actions are in [-1, 1]: half throttle
     torch.testing.assert_close(step.reward, torch.cat([0.5 * slope, torch.full((3, 1), -0.25)], 1))
-    torch.testing.assert_close(step.env_info['fuel@step'], torch.full((3, ), 0.25))
+    torch.testing.assert_close(step.env_info['minus_fuel@step'], torch.full((3, ), -0.25))
     for _ in range(19):
         step = env.step(torch.full((3, 1), 2.0))
     assert step.is_last().all() and (step.discount == 1).all() and (step.reward[:, 1] == -1).all()
