@@ -10,18 +10,21 @@ from alfx.algorithms.agent import Agent
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.nest.utils import NestConcat
-from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork, ActorDistributionRNNNetwork
 from alfx.networks.critic_networks import CriticNetwork
-from alfx.networks.value_networks import ValueNetwork
+from alfx.networks.value_networks import ValueNetwork, ValueRNNNetwork
 from alfx.optimizers import Adam
 
 ENCODER = dict(preprocessing_combiner=NestConcat(), fc_layer_params=(16, ))
 
 
-def combined_networks(algorithm):
+def combined_networks(algorithm, recurrent=False):
     """The ``rl_algorithm_cls`` of an agent with goals: 'actor-critic' or 'ppo'."""
-    return partial(ALGORITHMS[algorithm], actor_network_ctor=partial(ActorDistributionNetwork, **ENCODER),
-                   value_network_ctor=partial(ValueNetwork, **ENCODER))
+    actor, value = ((ActorDistributionRNNNetwork, ValueRNNNetwork) if recurrent else
+                    (ActorDistributionNetwork, ValueNetwork))
+    encoder = {**ENCODER, 'lstm_hidden_size': (8, )} if recurrent else ENCODER
+    return partial(ALGORITHMS[algorithm], actor_network_ctor=partial(actor, **encoder),
+                   value_network_ctor=partial(value, **encoder))
 
 
 def make_sac_agent(batch_size=4, seed=0, **agent_args):

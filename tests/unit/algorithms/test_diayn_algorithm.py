@@ -95,6 +95,17 @@ class TestInAnAgent:
         assert all(torch.isfinite(p).all() for p in agent.parameters())
 
 
+@pytest.mark.parametrize('algorithm', ['actor-critic', 'ppo'])
+def test_a_policy_with_memory_is_trained_step_by_step_together_with_the_skills(algorithm):
+    agent, _ = make_agent(algorithm, 'recurrent', rl_algorithm_cls=combined_networks(algorithm, recurrent=True),
+                          **KINDS['discrete'])
+    assert not agent.trains_sequences_at_once
+    before = parameters(agent)
+    for _ in range(3):
+        agent.train_iter()
+    assert not any(torch.equal(a, b) for a, b in zip(before, parameters(agent)))
+
+
 @every_algorithm
 def test_steps_do_not_change_their_inputs(algorithm):
     agent, env = make(algorithm)
