@@ -59,7 +59,7 @@ def networks(environment, env, hidden=(16, )):
 
 def make_agent(environment='continuous', algorithm_cls=SacAlgorithm, batch_size=4, seed=0, mini_batch_size=8,
                mini_batch_length=2, unroll_length=4, updates=2, use_rollout_state=None, config_args=None, hidden=(16, ),
-               optimizer=None, **algorithm_args):
+               optimizer=None, agent_args=None, **algorithm_args):
     """An agent in an environment, ready to train."""
     torch.manual_seed(seed)
     context.reset()
@@ -76,7 +76,8 @@ def make_agent(environment='continuous', algorithm_cls=SacAlgorithm, batch_size=
     if 'q_network_cls' not in inspect.signature(algorithm_cls).parameters:
         del arguments['q_network_cls']
     agent = Agent(env.observation_spec(), env.action_spec(), env.reward_spec(), env=env, config=config,
-                  rl_algorithm_cls=partial(algorithm_cls, **arguments), optimizer=optimizer or Adam(lr=1e-2))
+                  rl_algorithm_cls=partial(algorithm_cls, **arguments), optimizer=optimizer or Adam(lr=1e-2),
+                  **(agent_args or {}))
     agent.set_path('')
     agent.finalize()
     return agent, env

@@ -1,0 +1,75 @@
+"""The count-based bonus: its arguments, and as part of an agent. The maths is in tests/numerics."""
+import agents
+import pytest
+import torch
+from intrinsic_reward_contract import ACTION, OBSERVATION, IntrinsicRewardContract, random_steps
+
+from alfx.algorithms.count_bonus_algorithm import CountBonusAlgorithm
+from alfx.gin_utils import ConfError
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+
+ONE_NUMBER = agents.ENVIRONMENTS['discrete'](batch_size=1).observation_spec()
+
+
+class TestSimHash(IntrinsicRewardContract):
+
+    @staticmethod
+    def make(**arguments):
+        if arguments['observation_spec'] == ONE_NUMBER:
+            return CountBonusAlgorithm(counting='grid', grid_size=3, **arguments)
+        return CountBonusAlgorithm(num_bits=6, **arguments)
+
+
+class TestSimHashOfNormalizedObservations(TestSimHash):
+
+    @staticmethod
+    def make(**arguments):
+        if arguments['observation_spec'] == ONE_NUMBER:
+            return TestSimHash.make(**arguments)
+        return CountBonusAlgorithm(num_bits=6, observation_adapt_speed=8.0, **arguments)
+
+
+def grid(**arguments):
+    arguments = {'observation_spec': OBSERVATION, 'counting': 'grid', 'grid_size': 3, 'grid_bounds': [(-1, 1)] * 3,
+                 **arguments}
+    return CountBonusAlgorithm(**arguments)
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (dict(counting='grd'), 'counting'),
+    (dict(bonus_coef=0.0), 'bonus_coef'),
+    (dict(num_bits=25), 'num_bits'),
+    (dict(grid_size=4), "grid_size = 4 has no meaning with counting = 'simhash'"),
+    (dict(grid_bounds=[(0, 1)] * 3), 'grid_bounds'),
+    (dict(counting='grid', grid_size=2, num_bits=8), "num_bits = 8 has no meaning with counting = 'grid'"),
+    (dict(counting='grid', grid_size=2, observation_adapt_speed=8.0), 'observation_adapt_speed'),
+    (dict(observation_spec=TensorSpec(())), "counting = 'simhash' tells directions.*"),
+])
+def test_arguments_that_do_not_fit_are_refused_by_name(arguments, message):
+    with pytest.raises(ConfError, match=message):
+        CountBonusAlgorithm(**{'observation_spec': OBSERVATION, 'action_spec': ACTION, **arguments})
+
+
+def test_a_grid_that_is_too_large_or_without_bounds_is_refused():
+    with pytest.raises(ValueError, match='is too large'):
+        grid(grid_size=1000)
+    with pytest.raises(ValueError, match='grid_bounds'):
+        grid(grid_bounds=None)
+
+
+def test_a_single_integer_counts_in_a_grid_without_further_arguments():
+    module = CountBonusAlgorithm(BoundedTensorSpec((), torch.int64, 0, 4), counting='grid')
+    steps = random_steps(3, step_type=[1, 1, 1])._replace(observation=torch.tensor([0, 4, 4]))
+    module.rollout_step(steps)
+    assert module.counts.tolist() == [1, 0, 0, 0, 2]
+
+
+def test_evaluation_tells_how_often_an_observation_was_visited_and_what_another_visit_is_worth():
+    module = grid(bonus_coef=2.0)
+    steps = random_steps(2, step_type=[1, 1])._replace(observation=torch.tensor([[0.0, 0, 0], [0.9, 0, 0]]))
+    for _ in range(3):
+        module.rollout_step(steps)
+    new = steps._replace(observation=torch.tensor([[0.0, 0, 0], [0, 0.9, 0]]))
+    step = module.predict_step(new)
+    assert step.info.count.tolist() == [3, 0]
+    assert step.output.tolist() == pytest.approx([2 / 4**0.5, 2.0])
