@@ -17,11 +17,11 @@ from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
-from alfx.algorithms.sequence_elements import parse_elements
+from alfx.algorithms.sequence_elements import Selector, parse_elements
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
 from alfx.engine.recording import has_fixed_update
 from alfx.gin_utils import configurable, register_function
-from alfx.layers.steps import Results, add_child, register_steps
+from alfx.layers.steps import add_child, register_steps
 from alfx.networks.network import Network
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
@@ -170,16 +170,6 @@ def _common_on_policy(algs: Mapping[str, Algorithm], name: str) -> bool | None:
 # One after the other -------------------------------------------------------------------------------------------
 
 
-class _Results(Results):
-    """The results of a sequence so far, with the states and infos of its elements."""
-
-    def __init__(self, inputs: NestedTensor):
-        super().__init__(inputs)
-        self.states: dict[str, Any] = {}
-        self.infos: dict[str, Any] = {}
-        self._named.update(state=self.states, info=self.infos)
-
-
 @configurable(allowlist=['output', 'is_on_policy', 'name'])
 class SequentialAlg(AlgorithmContainer):
     """Algorithms, networks, modules and functions one after the other.
@@ -223,9 +213,9 @@ class SequentialAlg(AlgorithmContainer):
                  for method, parts in specs.items()}
         super().__init__(algs, train_state_spec=specs[''] or (), rollout_state_spec=specs['rollout_step'] or (),
                          predict_state_spec=specs['predict_step'] or (), is_on_policy=is_on_policy, name=name)
-        self._steps = keyed
-        self._output = output
-        self._stateful = {method: set(parts) for method, parts in specs.items()}
+        self._steps = {key: (Selector(step.inputs), step.module, step.name) for key, step in keyed.items()}
+        self._output = Selector(output)
+        self._stateful = {method: list(parts) for method, parts in specs.items()}
         register_steps(self, steps)
 
     def predict_step(self, inputs: NestedTensor, state: Any) -> AlgStep:
@@ -247,23 +237,24 @@ class SequentialAlg(AlgorithmContainer):
 
     def _step(self, method: str, inputs: NestedTensor, state: Any, rollout_info: Any = None, *more: Any) -> AlgStep:
         """Compute all elements; of the algorithms the method called ``method``."""
-        results, new_state = _Results(inputs), {}
+        new_states: dict[str, Any] = {}
+        infos: dict[str, Any] = {}
+        results = {'': inputs, 'input': inputs, 'state': new_states, 'info': infos}
         stateful = self._stateful.get(method, self._stateful[''])
-        for key, step in self._steps.items():
-            selected, own = results.select(step.inputs), state[key] if key in stateful else ()
+        for key, (select, module, name) in self._steps.items():
+            selected, own = select(results), state[key] if key in stateful else ()
             if key in self._algs:
                 stored = () if rollout_info is None else (rollout_info[key], *more)
-                result, own, results.infos[key] = getattr(step.module, method)(selected, own, *stored)
-                results.states[key] = own
-            elif isinstance(step.module, Network):
-                result, own = step.module(selected, own)
-                results.states[key] = own
+                result, new_states[key], infos[key] = getattr(module, method)(selected, own, *stored)
+            elif isinstance(module, Network):
+                result, new_states[key] = module(selected, own)
             else:
-                result = step.module(selected)
-            if key in stateful:
-                new_state[key] = own
-            results.add(step.name, result)
-        return AlgStep(results.select(self._output), new_state or (), results.infos)
+                result = module(selected)
+            results[''] = result
+            if name:
+                results[name] = result
+        new_state = {key: new_states[key] for key in stateful}
+        return AlgStep(self._output(results), new_state or (), infos)
 
     def convert_train_state_to_predict_state(self, state: Any) -> NestedTensor:
         """The state for ``predict_step`` that corresponds to a state of ``train_step``."""

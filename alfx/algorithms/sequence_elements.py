@@ -41,6 +41,39 @@ def parse_elements(modules: Sequence[Any], named_modules: Mapping[str, Any], out
     return [step._replace(inputs=names) for step, (names, _) in zip(steps, elements)]
 
 
+class Selector:
+    """A nest of results by their names, which are taken apart once and not at each step.
+
+    Args:
+        names: nest of names; ``None``: the result before.
+    """
+
+    def __init__(self, names: Nested):
+        self._structure = nest.structure('' if names is None else names)
+        self._names = ['' if name is None else name for name in nest.flatten('' if names is None else names)]
+        self._paths = [name.split('.') for name in self._names]
+
+    def __call__(self, results: Mapping[str, Any]) -> Nested:
+        """Select from ``results`` by name, of which ``''`` is the latest.
+
+        Raises:
+            LookupError: a result has no such field; the message names the nearest one.
+        """
+        found = []
+        for name, path in zip(self._names, self._paths):
+            value: Any = results
+            for key in path:
+                if isinstance(value, dict) and key in value:
+                    value = value[key]
+                elif key in getattr(value, '_fields', ()):
+                    value = getattr(value, key)
+                else:  # by position, or an error that says what there is
+                    value = nest.get_field({path[0]: results[path[0]]}, name)
+                    break
+            found.append(value)
+        return self._structure.unflatten(found)
+
+
 def _as_pair(element: Any) -> tuple[Nested, Any]:
     """``(names, module)``; the names are ``None`` where none are given."""
     if isinstance(element, tuple) and len(element) == 2 and callable(element[1]):
