@@ -6,9 +6,16 @@ import torch
 from agents import make_agent
 from torch import nn
 
-from alfx import nest
+from alfx import context, nest
+from alfx.algorithms.agent import Agent
+from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.encoding_algorithm import EncodingAlgorithm, encode_sequence
+from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.data_structures import LossInfo, StepType, TimeStep, restart
+from alfx.engine import recorded_update
+from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
 from alfx.networks.network import Network
 from alfx.optimizers import SGD, Adam
@@ -52,6 +59,25 @@ def time_steps(*outer, seed=0):
                     observation=torch.randn(*outer, 3, generator=generator),
                     prev_action=torch.randint(0, 2, outer, generator=generator),
                     env_id=torch.zeros(outer, dtype=torch.int64))
+
+
+def sac_agent(learner, seed=0, mini_batch_length=2, use_rollout_state=False, batch_size=4):
+    """SAC for continuous actions with the representation learner, in episodes of 5 steps, ready to train."""
+    torch.manual_seed(seed)
+    context.reset()
+    env = PolicyUnittestEnv(batch_size, episode_length=5, action_type=ActionType.Continuous)
+    env.seed(seed)
+    env.reset()
+    config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=4, mini_batch_size=8,
+                           mini_batch_length=mini_batch_length, num_updates_per_train_iter=2,
+                           whole_replay_buffer_training=False, clear_replay_buffer=False, replay_buffer_length=20,
+                           use_rollout_state=use_rollout_state)
+    sac = partial(SacAlgorithm, actor_network_cls=partial(ActorDistributionNetwork, fc_layer_params=(8, )),
+                  critic_network_cls=partial(CriticNetwork, joint_fc_layer_params=(8, )))
+    agent = Agent(env.observation_spec(), env.action_spec(), env.reward_spec(), env=env, config=config,
+                  rl_algorithm_cls=sac, representation_learner_cls=learner, optimizer=Adam(lr=1e-2))
+    agent.finalize()
+    return agent, env
 
 
 def with_losses(**args):
@@ -185,3 +211,16 @@ def test_steps_do_not_change_their_inputs_and_one_environment_is_enough():
         method(step, state)
     for old, new in zip(nest.flatten(copies), nest.flatten((step, state))):
         assert torch.equal(old, new)
+
+
+def test_a_played_update_is_the_plain_one(monkeypatch):
+    results = []
+    for before in (1, 10**6):
+        monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', before)
+        agent, _ = sac_agent(partial(EncodingAlgorithm, encoder_cls=encoder))
+        for _ in range(2):
+            agent.train_iter()
+        assert bool(agent._fast_update and agent._fast_update._records) == (before == 1)
+        results.append(list(agent.parameters()))
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b)
