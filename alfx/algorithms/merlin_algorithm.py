@@ -178,7 +178,7 @@ class MemoryBasedPredictor(Algorithm):
         num_read_keys: keys to read the memory with.
         lstm_size: sizes of the LSTM layers.
         latent_dim: size of the latent vector. Prior and posterior are computed by two layers of twice that size.
-        memory_size: number of slots of the memory; what is used least is forgotten.
+        memory_size: number of slots of the memory, a :class:`~alfx.networks.memory.MemoryWithUsage`.
         loss_weight: factor of the loss.
         name: name of this algorithm.
 

@@ -27,6 +27,7 @@ import torch
 from torch.nn import functional as F
 
 from alfx import context
+from alfx.gin_utils import configurable
 from alfx.layers import FC
 from alfx.nest import map_structure
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec, check_consistent
@@ -186,6 +187,7 @@ class UsageMemoryState(NamedTuple):
     usage: Any = ()
 
 
+@configurable
 class MemoryWithUsage(Memory):
     """A memory that overwrites what is used least.
 
@@ -286,6 +288,7 @@ class FIFOMemoryState(NamedTuple):
     count: Any = ()
 
 
+@configurable
 class FIFOMemory(Memory):
     """A memory of the latest ``size`` writes, the newest in the last slot.
 
