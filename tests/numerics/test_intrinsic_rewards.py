@@ -94,7 +94,7 @@ def test_rnd_of_equal_networks_is_zero():
 def test_rnd_is_the_squared_distance_of_the_outputs():
     module, steps = rnd(), random_steps(4, 3)
     reward = reward_steps(module, steps)
-    loss = module.train_sequence(steps).info.loss
+    loss = module.train_sequence(steps).info.loss.detach()
     for t in range(4):
         for b in range(3):
             expected = slow_error(module, steps.observation[t, b])

@@ -3,6 +3,7 @@ from functools import partial
 
 import agents
 import pytest
+import sac_agents
 import torch
 from intrinsic_reward_contract import ACTION, OBSERVATION, IntrinsicRewardContract, random_steps, zero_state
 
@@ -42,13 +43,12 @@ class TestICMWithoutAnEncoder(IntrinsicRewardContract):
         return ICMAlgorithm(hidden_size=(8, 8), **arguments)
 
 
-def test_sequences_of_one_step_need_the_states_of_the_rollout_or_whole_unrolls():
-    agent, _ = agents.make_agent('ppo', 'recurrent', use_rollout_state=True, mini_batch_length=1,
-                                 intrinsic_reward_module=TestICMWithAnEncoder.make)
-    agent.train_iter()
-    with pytest.raises(ConfError, match='mini_batch_length = 1'):
-        agents.make_agent('ppo', 'recurrent', use_rollout_state=False, mini_batch_length=1,
-                          intrinsic_reward_module=TestICMWithAnEncoder.make)
+def test_sequences_of_one_step_are_refused_where_nothing_tells_the_step_before():
+    arguments = dict(mini_batch_length=1, agent_args=dict(intrinsic_reward_module=TestICMWithAnEncoder.make))
+    agent, _ = sac_agents.make_agent('continuous', use_rollout_state=True, **arguments)
+    assert agent.needs_previous_step
+    with pytest.raises(ConfError, match='mini_batch_length = 1.*the one before'):
+        sac_agents.make_agent('continuous', **arguments)
 
 
 def test_its_own_optimizer_owns_all_three_networks():
