@@ -88,7 +88,7 @@ ac/RMSprop.clip_by_global_norm = True
 ActorCriticLoss.td_lambda = 1.0
 """,
 }
-# Networks of two layers of 64 like those of the policy; the models of ICM have one hidden layer, as in its paper.
+# Two networks of two layers of 64 each, as the policy and the value: target and predictor, or forward and inverse model.
 _BONUSES = {
     '': '',
     'rnd': """include 'rnd.gin'
@@ -97,11 +97,10 @@ rnd_target/EncodingNetwork.last_layer_size = 64
 rnd_predictor/EncodingNetwork.fc_layer_params = (64, )
 rnd_predictor/EncodingNetwork.last_layer_size = 64
 """,
-    'icm': """include 'icm.gin'
-ICMAlgorithm.hidden_size = 64
-icm/EncodingNetwork.fc_layer_params = (64, )
-icm/EncodingNetwork.last_layer_size = 64
-TrainerConfig.use_rollout_state = True
+    'icm': """Agent.intrinsic_reward_module = @ICMAlgorithm
+ICMAlgorithm.hidden_size = (64, 64)
+ICMAlgorithm.optimizer = @icm/Adam()
+icm/Adam.lr = 1e-3
 """,
 }
 

@@ -15,6 +15,7 @@ from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.entropy_target_algorithm import EntropyTargetAlgorithm, NestedEntropyTargetAlgorithm
+from alfx.algorithms.intrinsic_reward import IntrinsicRewardAlgorithm
 from alfx.algorithms.policy_loss_addons import PolicyLossAddOns
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
@@ -109,9 +110,12 @@ class Agent(RLAlgorithm):
             inner_spec = [inner_spec, goal_generator.action_spec]
         intrinsic_reward_module = _made(intrinsic_reward_module, inner_spec, action_spec)
         if intrinsic_reward_module is not None:
-            helper.register_algorithm(intrinsic_reward_module, 'irm')
             seen['irm'] = inner_spec, 'intrinsic reward'
         rl_algorithm = rl_algorithm_cls(observation_spec=inner_spec, **common)
+        rewards_unrolls = (representation_learner is None and goal_generator is None
+                           and _rewards_unrolls_at_once(intrinsic_reward_module, rl_algorithm, config))
+        if intrinsic_reward_module is not None:
+            helper.register_algorithm(intrinsic_reward_module, 'irm', is_stepped=not rewards_unrolls)
         helper.register_algorithm(rl_algorithm, 'rl')
         seen['rl'] = inner_spec, action_spec
         entropy_target = _make_entropy_target(enforce_entropy_target, entropy_target_cls, action_spec,
@@ -135,7 +139,8 @@ class Agent(RLAlgorithm):
         self._representation_learner = representation_learner
         self._representation_use_rl_state = representation_use_rl_state
         self._goal_generator = goal_generator
-        self._irm = intrinsic_reward_module
+        self._irm: Any = intrinsic_reward_module
+        self._rewards_unrolls = rewards_unrolls
         self._rl_algorithm = rl_algorithm
         self._entropy_target_algorithm = entropy_target
         self._reward_weight_algorithm = reward_weight_algorithm
@@ -218,15 +223,20 @@ class Agent(RLAlgorithm):
 
     @property
     def needs_previous_step(self) -> bool:
-        """Whether that is so for any part."""
-        return any(part.needs_previous_step for part in self._parts())
+        """Whether that is so for any part; pairs of steps are made where whole unrolls are rewarded at once."""
+        return any(part.needs_previous_step for part in self._parts()
+                   if part is not self._irm or not self._rewards_unrolls)
 
     @property
     def recomputes_rollout_info(self) -> bool:
         """Whether all that a step does is the policy's own step, and that one can be recomputed."""
-        plain_parts = (self._rl_algorithm, self._entropy_target_algorithm, self._policy_loss_addons)
+        if self._rewards_unrolls:
+            plain_parts, plain_reward = (self._rl_algorithm, self._irm), True
+        else:
+            plain_parts, plain_reward = (self._rl_algorithm, ), not self._changes_reward
+        plain_parts += self._entropy_target_algorithm, self._policy_loss_addons
         plain = all(part in plain_parts for part in self._parts())
-        return plain and not self._changes_reward and self._rl_algorithm.recomputes_rollout_info
+        return plain and plain_reward and self._rl_algorithm.recomputes_rollout_info
 
     # Steps -----------------------------------------------------------------------------------------------------
 
@@ -299,7 +309,7 @@ class Agent(RLAlgorithm):
             time_step = time_step._replace(observation=[time_step.observation, goal])
             if isinstance(goal_reward, torch.Tensor):
                 rewards['goal_generator'] = goal_reward
-        if self._irm is not None:
+        if self._irm is not None and not (is_rollout and self._rewards_unrolls):
             seen = time_step
             if self._representation_learner is not None:
                 seen = time_step._replace(observation=nest.map_structure(torch.Tensor.detach, time_step.observation))
@@ -338,6 +348,16 @@ class Agent(RLAlgorithm):
         if method == 'train_sequence':
             return part.train_sequence(inputs, (), ()).info
         return (part.rollout_step(inputs, ()) if self.on_policy else part.train_step(inputs, (), ())).info
+
+    @property
+    def completes_unrolls(self) -> bool:
+        """Whether the intrinsic rewards of an unroll are made at once, which is quicker than step by step."""
+        return self._rewards_unrolls
+
+    def complete_unroll(self, inputs: TimeStep, rollout_info: Any) -> AgentInfo:
+        """Add the intrinsic rewards of an unroll ``[T + 1, B, ...]``."""
+        step = self._irm.reward_unroll(inputs)
+        return rollout_info._replace(irm=step.info, rewards={'irm': step.output})
 
     # Rewards ---------------------------------------------------------------------------------------------------
 
@@ -412,6 +432,13 @@ def _made(part: Any, observation_spec: NestedTensorSpec, action_spec: NestedTens
     if part is None or isinstance(part, Algorithm):
         return part
     return part(observation_spec=observation_spec, action_spec=action_spec)
+
+
+def _rewards_unrolls_at_once(module: Any, rl_algorithm: RLAlgorithm, config: TrainerConfig | None) -> bool:
+    """Whether the policy needs the rewards of an unroll only when it is complete, and the module can wait for that."""
+    if not isinstance(module, IntrinsicRewardAlgorithm) or not module.rewards_unrolls_at_once or config is None:
+        return False
+    return rl_algorithm.on_policy is False and config.whole_replay_buffer_training and config.clear_replay_buffer
 
 
 def _make_entropy_target(enforce: bool, cls: Callable[..., Any] | None, action_spec: NestedTensorSpec,

@@ -22,8 +22,14 @@ class AgentHelper:
         self._fields: dict[int, str] = {}
         self._specs: dict[str, tuple[NestedTensorSpec, NestedTensorSpec, NestedTensorSpec]] = {}
 
-    def register_algorithm(self, alg: Algorithm, alg_field: str) -> None:
+    def register_algorithm(self, alg: Algorithm, alg_field: str, is_stepped: bool = True) -> None:
         """Register ``alg`` as the part whose state and info are in the field ``alg_field``.
+
+        Args:
+            alg: the part.
+            alg_field: its field.
+            is_stepped: whether it takes part in the steps of rollout and training; otherwise it has a state in
+                ``predict_step`` alone.
 
         Raises:
             ValueError: the field is taken.
@@ -31,7 +37,8 @@ class AgentHelper:
         if alg_field in self._specs:
             raise ValueError(f"an algorithm is registered for the field '{alg_field}' already")
         self._fields[id(alg)] = alg_field
-        self._specs[alg_field] = (alg.train_state_spec, alg.rollout_state_spec, alg.predict_state_spec)
+        self._specs[alg_field] = ((alg.train_state_spec, alg.rollout_state_spec) if is_stepped else
+                                  ((), ())) + (alg.predict_state_spec, )
 
     def state_specs(self) -> dict[str, NestedTensorSpec]:
         """``train_state_spec``, ``rollout_state_spec`` and ``predict_state_spec`` of the whole agent."""

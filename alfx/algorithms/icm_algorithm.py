@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.algorithms.intrinsic_reward import (IntrinsicRewardAlgorithm, NetworkOrConstructor, all_fixed, is_first,
-                                              is_last, make_network, output_tensor_spec, rows)
+                                              is_last, make_network, next_row, output_tensor_spec, rows)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at
@@ -200,7 +200,7 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
             error = self._forward_loss(feature[:-shape[1]], rows(action[1:]), feature[shape[1]:]).reshape(shape)
             reward = self._normalized_reward(error, exists, update=True)
         steps = nest.map_structure(lambda x: x.reshape(len(action), shape[1], *x.shape[1:]), seen)
-        info = ICMPair(both=nest.map_structure(lambda x: torch.stack((x, _next(x)), 2), steps), action=_next(action),
+        info = ICMPair(both=nest.map_structure(lambda x: torch.stack((x, next_row(x)), 2), steps), action=next_row(action),
                        exists=torch.cat((exists, torch.zeros_like(exists[:1]))))
         return AlgStep(torch.cat((torch.zeros_like(reward[:1]), reward)), (), info)
 
@@ -294,11 +294,6 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
     def _info(self, before: Tensor, action: Tensor, feature: Tensor, exists: Tensor, ends: Any = ()) -> Any:
         return ICMInfo(self._forward_loss(before, action, feature), self._inverse_loss(before, feature, action), exists,
                        is_last=ends)
-
-
-def _next(x: Tensor) -> Tensor:
-    """``[T, ...]`` to the same of the next step; the last one, which has none, stays."""
-    return torch.cat((x[1:], x[-1:]))
 
 
 def _has_step_before(inputs: TimeStep, state: Any) -> Tensor:

@@ -8,6 +8,7 @@ Read next: :mod:`alfx.algorithms.rnd_algorithm`.
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from alfx import nest
@@ -143,6 +144,11 @@ def is_first(step_type: Tensor) -> Tensor:
 def rows(x: Tensor) -> Tensor:
     """``[T, B, ...]`` to ``[T * B, ...]``."""
     return x.flatten(0, 1)
+
+
+def next_row(x: Tensor) -> Tensor:
+    """``[T, ...]`` to the same of the next step; the last one, which has none, stays."""
+    return torch.cat((x[1:], x[-1:]))
 
 
 def is_last(step_type: Tensor) -> Tensor:

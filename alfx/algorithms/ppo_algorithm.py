@@ -10,6 +10,8 @@ from torch.distributions import TransformedDistribution
 
 from alfx import nest
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm, ActorCriticInfo, ActorCriticState
+from alfx.algorithms.fixed_update import is_fixed
+from alfx.algorithms.ppo_loss import PPOLoss
 from alfx.data_structures import AlgStep, BatchInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import NestedTensor
@@ -35,6 +37,11 @@ class PPOAlgorithm(ActorCriticAlgorithm):
     def on_policy(self) -> bool | None:
         """False: it trains from the replay buffer of its last unroll."""
         return False
+
+    @property
+    def has_fixed_update(self) -> bool:
+        """True unless the loss looks for bad numbers, or something in a network draws numbers or keeps statistics."""
+        return type(self._loss) is PPOLoss and self._loss.has_fixed_operations and is_fixed(self)
 
     @property
     def recomputes_rollout_info(self) -> bool:

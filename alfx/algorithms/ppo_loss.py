@@ -52,6 +52,11 @@ class PPOLoss(ActorCriticLoss):
         self._check_numerics = check_numerics
 
     @property
+    def has_fixed_operations(self) -> bool:
+        """Whether the loss is the same tensor operations every time: without ``check_numerics``."""
+        return not self._check_numerics
+
+    @property
     def compute_advantages_internally(self) -> bool:
         """Whether advantages are estimated from the minibatch."""
         return self._compute_advantages_internally

@@ -140,6 +140,23 @@ class RLAlgorithm(Algorithm):
         return self._collects_for_recomputation
 
     @property
+    def completes_unrolls(self) -> bool:
+        """Whether :meth:`complete_unroll` has something to add."""
+        return False
+
+    def complete_unroll(self, inputs: TimeStep, rollout_info: NestedTensor) -> NestedTensor:
+        """Add to the infos of an unroll what is made of all of its steps at once, before they are stored for replay.
+
+        Args:
+            inputs: transformed time steps ``[T + 1, B, ...]``.
+            rollout_info: infos of ``rollout_step`` ``[T + 1, B, ...]``.
+
+        Returns:
+            The infos to be stored.
+        """
+        return rollout_info
+
+    @property
     def acting_step(self) -> Callable[[TimeStep, NestedTensor], AlgStep]:
         """The step that experience is collected with: ``collect_step`` if the rest is recomputed, ``rollout_step``."""
         return self.collect_step if self._collects_for_recomputation else self.rollout_step
@@ -283,8 +300,13 @@ class RLAlgorithm(Algorithm):
         with_grad = config.unroll_with_grad or (on_policy and not self._collects_for_recomputation)
         experience, env_steps, self._unrolled_inputs = unroll(
             self, env, self._cursor, unroll_length, with_grad=with_grad, bootstrap=bootstrap, transformed=on_policy,
-            keep_inputs=self.trains_after_iteration)
+            keep_inputs=self.trains_after_iteration or self.completes_unrolls)
         self._metrics.observe(env_steps)
+        if self.completes_unrolls:
+            assert self._unrolled_inputs is not None, 'it has been kept'
+            with context.rollout_context(), torch.no_grad():
+                rollout_info = self.complete_unroll(self._unrolled_inputs, experience.rollout_info)
+            experience = experience._replace(rollout_info=rollout_info)
         if not on_policy:
             self.observe_sequence_for_replay(experience if stores_bootstrap or not bootstrap else
                                              nest.map_structure(lambda x: x[:-1], experience))

@@ -7,7 +7,8 @@ to predict. It can do so for what it has often seen, so that its error is the re
     r[t] = |predictor(o[t]) - target(o[t])|^2
 
 In the terms of the paper o[t] is the next observation, that of arriving by the action before. At FIRST nobody has
-arrived anywhere: there the reward is 0, but the observation is learned as any other. What differs from the paper:
+arrived anywhere: there the reward is 0, and nothing is learned where whole unrolls are rewarded at once. What differs
+from the paper:
 
 * Rewards are divided by the standard deviation of the rewards, not of their returns, which is a matter of
   ``Agent.intrinsic_reward_coef``; by default their mean is subtracted as well, so that a reward that has faded does
@@ -24,17 +25,20 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.algorithms.intrinsic_reward import (IntrinsicMeasures, IntrinsicRewardAlgorithm, NetworkOrConstructor,
-                                              all_fixed, is_first, is_last, make_network, output_tensor_spec, rows)
+                                              all_fixed, is_first, is_last, make_network, next_row,
+                                              output_tensor_spec, rows)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, extract_spec
 
 RNDInfo = namedtuple('RNDInfo', ['loss', 'is_last'], default_value=())
-"""What the steps yield, ``[B]`` each: the error of the prediction, and whether the step ends an episode."""
+"""What the steps yield, ``[B]`` each: the error of the prediction, and whether the step ends an episode, ``()`` where
+the errors are those of arriving at the next step."""
 
 RNDTarget = namedtuple('RNDTarget', ['observation', 'target'], default_value=())
-"""What ``reward_unroll`` yields, ``[B, ...]`` each: the input of the predictor, and what it is to predict."""
+"""What ``reward_unroll`` yields of the next step, ``[B, ...]`` each: the input of the predictor, and what it is to
+predict."""
 
 
 @configurable
@@ -146,7 +150,10 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         return AlgStep(reward, (), info)
 
     def reward_unroll(self, inputs: TimeStep) -> AlgStep:
-        """The rewards ``[T + 1, B]`` of an unroll; ``info``: ``RNDTarget``. See the base class."""
+        """The rewards ``[T + 1, B]`` of an unroll; ``info``: ``RNDTarget`` of the step after each.
+
+        So the loss of arriving at a step is that of the step before it, and none is missing. See the base class.
+        """
         with torch.no_grad():
             self._update_statistics(self._last_frames(nest.map_structure(_later_rows, inputs.observation)))
             observation, target = self._predicted(nest.map_structure(rows, inputs.observation))
@@ -154,7 +161,8 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
             is_rewarded = ~is_first(inputs.step_type)
             is_rewarded[0] = False
             reward = self._normalized_reward(error, is_rewarded, update=True)
-        info = nest.map_structure(lambda x: x.reshape(*reward.shape, *x.shape[1:]), RNDTarget(observation, target))
+        info = nest.map_structure(lambda x: next_row(x.reshape(*reward.shape, *x.shape[1:])),
+                                  RNDTarget(observation, target))
         return AlgStep(reward, (), info)
 
     def train_step(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: Any = ()) -> AlgStep:
@@ -168,7 +176,9 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         Returns:
             ``output``: ``()``, as the reward is that of the rollout; ``info``: ``RNDInfo``.
         """
-        error = self._error(*(rollout_info or self._predicted(inputs.observation)))
+        if rollout_info:
+            return AlgStep((), (), RNDInfo(loss=self._error(*rollout_info)))
+        error = self._error(*self._predicted(inputs.observation))
         return AlgStep((), (), RNDInfo(loss=error, is_last=is_last(inputs.step_type)))
 
     def train_sequence(self, inputs: TimeStep, state: NestedTensor = (), rollout_info: Any = ()) -> AlgStep:
@@ -176,7 +186,7 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         observation, target = (nest.map_structure(rows, rollout_info) if rollout_info else
                                self._predicted(nest.map_structure(rows, inputs.observation)))
         error = self._error(observation, target).reshape(inputs.step_type.shape)
-        return AlgStep((), (), RNDInfo(loss=error, is_last=is_last(inputs.step_type)))
+        return AlgStep((), (), RNDInfo(loss=error, is_last=() if rollout_info else is_last(inputs.step_type)))
 
     def calc_loss(self, info: Any) -> LossInfo:
         """The squared error of the prediction at every step.

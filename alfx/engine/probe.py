@@ -35,7 +35,11 @@ def _rollout_step(algorithm: 'RLAlgorithm', step_spec: TimeStep) -> AlgStep:
     device = algorithm.device
     time_step = nest.map_structure(lambda x: x.to(device), zeros_from_spec(step_spec, _BATCH))
     with unchanged(algorithm), context.rollout_context(), context.record_if(False):
-        return algorithm.acting_step(time_step, algorithm.get_initial_rollout_state(_BATCH))
+        step = algorithm.acting_step(time_step, algorithm.get_initial_rollout_state(_BATCH))
+        if not algorithm.completes_unrolls:
+            return step
+        inputs, info = nest.map_structure(lambda x: torch.stack((x, x)), (time_step, step.info))
+        return step._replace(info=nest.map_structure(lambda x: x[0], algorithm.complete_unroll(inputs, info)))
 
 
 def rollout_info_spec(algorithm: 'RLAlgorithm', step_spec: TimeStep) -> NestedTensorSpec:

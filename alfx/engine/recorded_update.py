@@ -80,18 +80,28 @@ class RecordedUpdate:
 def _streamlined(graph_module: Any) -> Any:
     """The same graph without what does nothing, each operation called in the quickest way there is."""
     graph, aten = graph_module.graph, torch.ops.aten
+    quick_methods = {aten.view.default: torch.Tensor.view, aten.expand.default: torch.Tensor.expand}
     quick = {getattr(getattr(aten, name), overload): getattr(torch, name) for name, overload in _QUICK}
+    quick.update(quick_methods)
     for node in list(graph.nodes):
         if node.op != 'call_function':
             continue
         if node.target is aten.detach.default:  # nothing tracks gradients where it is played
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+        elif node.target is aten.t.default and _is_transposed(node.args[0]):
+            node.replace_all_uses_with(node.args[0].args[0])
+            graph.erase_node(node)
         elif node.target in quick:
             node.target = quick[node.target]
     graph.eliminate_dead_code(is_impure_node=_has_effect)
     graph_module.recompile()
     return graph_module
+
+
+def _is_transposed(node: Any) -> bool:
+    """Whether a node is the transpose of a matrix, as autograd makes it to go back."""
+    return node.op == 'call_function' and node.target in (torch.t, torch.ops.aten.t.default)
 
 
 def _has_effect(node: Any) -> bool:

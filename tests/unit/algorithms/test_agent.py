@@ -9,8 +9,10 @@ from torch import nn
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.entropy_target_algorithm import EntropyTargetAlgorithm, SGDEntropyTargetAlgorithm
+from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
 from alfx.gin_utils import ConfError
+from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.optimizers import SGD, Adam
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
@@ -182,6 +184,21 @@ def test_a_part_that_only_looks_one_step_back_is_trained_on_whole_sequences():
     assert agent.trains_sequences_at_once
     agent.train_iter()
     assert agent._irm.sequences == agent._config.num_updates_per_train_iter * 6 * 4 // (3 * 8)
+
+
+def test_a_policy_that_waits_for_the_unroll_gets_the_intrinsic_rewards_of_all_steps_at_once():
+    rnd = partial(RNDAlgorithm, target_net=partial(EncodingNetwork, fc_layer_params=(4, )),
+                  predictor_net=partial(EncodingNetwork, fc_layer_params=(4, )), keep_stacked_frames=0)
+    agent, _ = make_agent('ppo', 'discrete', intrinsic_reward_module=rnd)
+    assert agent.completes_unrolls and agent.recomputes_rollout_info
+    experience = agent.unroll(6)
+    stored = agent._replay_buffer.gather_all()[0].rollout_info
+    reward = stored.rewards['irm']
+    assert reward.shape == (4, 7) and (reward[:, 1:] > 0).any() and not reward[:, 0].any()
+    assert torch.equal(experience.rollout_info.rewards['irm'], reward.transpose(0, 1))
+    agent.train_iter()
+    by_step, _ = make_agent('actor-critic', 'discrete', intrinsic_reward_module=rnd)
+    assert not by_step.completes_unrolls, 'on-policy training has the rewards with each step'
 
 
 def test_a_part_that_looks_one_step_back_refuses_sequences_of_one_step():
