@@ -42,7 +42,8 @@ def make_agent(algorithm, environment, batch_size=4, unroll_length=6, seed=0, da
     env.reset()
     recurrent = environment == 'recurrent'
     config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=unroll_length,
-                           mini_batch_size=mini_batch_size, mini_batch_length=mini_batch_length or (2 if recurrent else 1),
+                           mini_batch_size=mini_batch_size,
+                           mini_batch_length=mini_batch_length or (2 if recurrent else 1),
                            num_updates_per_train_iter=2,
                            use_rollout_state=recurrent if use_rollout_state is None else use_rollout_state)
     if data_transformer is not None:

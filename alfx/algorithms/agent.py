@@ -230,12 +230,11 @@ class Agent(RLAlgorithm):
     @property
     def recomputes_rollout_info(self) -> bool:
         """Whether all that a step does is the policy's own step, and that one can be recomputed."""
+        plain_parts = [self._rl_algorithm, self._entropy_target_algorithm, self._policy_loss_addons]
         if self._rewards_unrolls:
-            plain_parts, plain_reward = (self._rl_algorithm, self._irm), True
-        else:
-            plain_parts, plain_reward = (self._rl_algorithm, ), not self._changes_reward
-        plain_parts += self._entropy_target_algorithm, self._policy_loss_addons
+            plain_parts.append(self._irm)
         plain = all(part in plain_parts for part in self._parts())
+        plain_reward = self._rewards_unrolls or not self._changes_reward
         return plain and plain_reward and self._rl_algorithm.recomputes_rollout_info
 
     # Steps -----------------------------------------------------------------------------------------------------
@@ -354,7 +353,7 @@ class Agent(RLAlgorithm):
         """Whether the intrinsic rewards of an unroll are made at once, which is quicker than step by step."""
         return self._rewards_unrolls
 
-    def complete_unroll(self, inputs: TimeStep, rollout_info: Any) -> AgentInfo:
+    def complete_unroll(self, inputs: TimeStep, rollout_info: Any) -> Any:
         """Add the intrinsic rewards of an unroll ``[T + 1, B, ...]``."""
         step = self._irm.reward_unroll(inputs)
         return rollout_info._replace(irm=step.info, rewards={'irm': step.output})

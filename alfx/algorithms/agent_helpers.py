@@ -37,8 +37,8 @@ class AgentHelper:
         if alg_field in self._specs:
             raise ValueError(f"an algorithm is registered for the field '{alg_field}' already")
         self._fields[id(alg)] = alg_field
-        self._specs[alg_field] = ((alg.train_state_spec, alg.rollout_state_spec) if is_stepped else
-                                  ((), ())) + (alg.predict_state_spec, )
+        stepped = (alg.train_state_spec, alg.rollout_state_spec) if is_stepped else ((), ())
+        self._specs[alg_field] = (stepped[0], stepped[1], alg.predict_state_spec)
 
     def state_specs(self) -> dict[str, NestedTensorSpec]:
         """``train_state_spec``, ``rollout_state_spec`` and ``predict_state_spec`` of the whole agent."""

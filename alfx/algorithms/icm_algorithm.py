@@ -200,8 +200,8 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
             error = self._forward_loss(feature[:-shape[1]], rows(action[1:]), feature[shape[1]:]).reshape(shape)
             reward = self._normalized_reward(error, exists, update=True)
         steps = nest.map_structure(lambda x: x.reshape(len(action), shape[1], *x.shape[1:]), seen)
-        info = ICMPair(both=nest.map_structure(lambda x: torch.stack((x, next_row(x)), 2), steps), action=next_row(action),
-                       exists=torch.cat((exists, torch.zeros_like(exists[:1]))))
+        info = ICMPair(both=nest.map_structure(lambda x: torch.stack((x, next_row(x)), 2), steps),
+                       action=next_row(action), exists=torch.cat((exists, torch.zeros_like(exists[:1]))))
         return AlgStep(torch.cat((torch.zeros_like(reward[:1]), reward)), (), info)
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
