@@ -14,7 +14,7 @@ try:
 finally:
     sys.path.pop(0)
 
-from alfx import gin_utils  # noqa: E402
+from alfx import gin_utils
 
 
 @pytest.fixture(autouse=True)
