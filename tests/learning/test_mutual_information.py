@@ -16,11 +16,11 @@ class Estimate:
     def __init__(self, estimator_type, sampler='buffer', size=2, rho=0.8, seed=0, fc_layers=(64, 64)):
         torch.manual_seed(seed)
         spec = TensorSpec((size, ))
-        self.size, self.rho = size, rho
+        self.size, self.rho, self.learning_rate = size, rho, 2e-3
         self.prior = DiagMultivariateNormal(torch.zeros(size), torch.ones(size))
         self.needs_prior = estimator_type == 'ML'
         self.estimator = MIEstimator(spec, spec, fc_layers=fc_layers, sampler=sampler, estimator_type=estimator_type,
-                                     optimizer=Adam(lr=2e-3))
+                                     optimizer=Adam(lr=lambda: self.learning_rate))
         self.estimator.finalize()
 
     @property
@@ -32,9 +32,10 @@ class Estimate:
         return x, self.rho * x + math.sqrt(1 - self.rho**2) * torch.randn(count, self.size)
 
     def train(self, steps, batch_size=256):
-        """Returns the mean bound of the last quarter."""
+        """Returns the mean bound of the last quarter, in which smaller steps are made."""
         late = []
         for i in range(steps):
+            self.learning_rate = 2e-3 if i < 3 * steps // 4 else 3e-4
             step = self.estimator.train_step(self.draw(batch_size), self.prior if self.needs_prior else None)
             self.estimator.update_with_gradient(step.info)
             if i >= 3 * steps // 4:
