@@ -3,7 +3,6 @@
 Loops over time and minibatches are plain functions in :mod:`alfx.engine`. Read next:
 :mod:`alfx.algorithms.rl_algorithm`.
 """
-import json
 from collections.abc import Hashable
 from typing import Any
 
@@ -12,9 +11,9 @@ import torch
 from torch import nn
 
 from alfx import context, nest
-from alfx.algorithms.checkpointing import CheckpointedAlgorithm
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.ownership import assign_optimizers, describe_owners, optimizers_of
+from alfx.algorithms.optimized import OptimizedAlgorithm
+from alfx.algorithms.ownership import assign_optimizers
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.replay import train_from_replay_buffer
@@ -26,7 +25,7 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec, zero
 
 
 @configurable
-class Algorithm(CheckpointedAlgorithm):
+class Algorithm(OptimizedAlgorithm):
     """Base of all algorithms.
 
     Args:
@@ -46,7 +45,7 @@ class Algorithm(CheckpointedAlgorithm):
                  predict_state_spec: NestedTensorSpec | None = None, is_on_policy: bool | None = None,
                  optimizer: Any = None, checkpoint: str | None = None, config: TrainerConfig | None = None,
                  debug_summaries: bool = False, name: str = 'Algorithm'):
-        super().__init__(checkpoint)
+        super().__init__(checkpoint, optimizer)
         self._name = name
         self._config = config
         self._debug_summaries = debug_summaries
@@ -57,9 +56,6 @@ class Algorithm(CheckpointedAlgorithm):
         if is_on_policy is not None:
             self.set_on_policy(is_on_policy)
         self._path = ''
-        self._default_optimizer = optimizer
-        self._explicit_optimizers: list[tuple[Any, list[Any]]] = []
-        self._force_params_visible_to_parent = False
         self._replay_buffer_size: tuple[int, int, bool] | None = None
         self._context_steps = 0  # at the start of the replay buffer, trained on in an earlier iteration
         self._experience_spec: NestedTensorSpec = None
@@ -67,7 +63,6 @@ class Algorithm(CheckpointedAlgorithm):
         self._train_info_spec: NestedTensorSpec = None
         self._device: torch.device | None = None
         self._gradient_noise_scale: GradientNoiseScale | None = None
-        self._updated: tuple[list[Any], list[tuple[str, nn.Parameter]]] | None = None
         self._fast_update: Any = None
 
     # What it is ------------------------------------------------------------------------------------------------
@@ -213,55 +208,7 @@ class Algorithm(CheckpointedAlgorithm):
             return self.rollout_step(*input)
         return self.predict_step(*input) if context.is_eval() else self.train_step(*input)
 
-    # Optimizers ------------------------------------------------------------------------------------------------
-
-    @property
-    def default_optimizer(self) -> Any:
-        """The default optimizer, or ``None``."""
-        return self._default_optimizer
-
-    @property
-    def explicit_optimizers(self) -> list[tuple[Any, list[Any]]]:
-        """``[(optimizer, modules and parameters), ...]`` given to :meth:`add_optimizer`."""
-        return self._explicit_optimizers
-
-    @property
-    def force_params_visible_to_parent(self) -> bool:
-        """Whether the parent's optimizer takes this algorithm's parameters even if it has optimizers of its own."""
-        return self._force_params_visible_to_parent
-
-    @force_params_visible_to_parent.setter
-    def force_params_visible_to_parent(self, flag: bool) -> None:
-        self._force_params_visible_to_parent = flag
-
-    def add_optimizer(self, optimizer: Any, modules_and_params: list[Any]) -> None:
-        """Have ``optimizer`` own these modules and parameters, which are attributes of this algorithm."""
-        self._explicit_optimizers.append((optimizer, list(modules_and_params)))
-
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        """Names of attributes whose parameters are not trained here, such as target networks."""
-        return []
-
-    def optimizers(self, recurse: bool = True, include_ignored_attributes: bool = False) -> list[Any]:
-        """The optimizers of this algorithm.
-
-        Args:
-            recurse: those of its parts as well.
-            include_ignored_attributes: look into attributes that are ignored for training as well.
-        """
-        return optimizers_of(self, recurse, include_ignored_attributes)
-
-    def get_param_name(self, param: nn.Parameter) -> str | None:
-        """The name of a parameter of this algorithm, ``None`` for any other."""
-        return next((name for name, p in self.named_parameters() if p is param), None)
-
-    def get_optimizer_info(self) -> str:
-        """JSON: which optimizer owns which parameters; ``"None"`` stands for those without one."""
-        return json.dumps(describe_owners(self), indent=2)
-
-    def get_unoptimized_parameter_info(self) -> str:
-        """The names of all parameters that no optimizer owns, one a line."""
-        return '\n'.join(describe_owners(self)[-1]['parameters'])
+    # The update ------------------------------------------------------------------------------------------------
 
     def update_with_gradient(self, loss_info: LossInfo, valid_masks: torch.Tensor | None = None, weight: float = 1.0,
                              batch_info: BatchInfo | None = None) -> tuple[LossInfo, list[tuple[str, nn.Parameter]]]:
@@ -280,15 +227,6 @@ class Algorithm(CheckpointedAlgorithm):
             NonFiniteLossError: the loss is not finite; no parameter has been changed.
         """
         return apply_gradients(self, loss_info, valid_masks, weight, batch_info)
-
-    def what_is_updated(self) -> tuple[list[Any], list[tuple[str, nn.Parameter]]]:
-        """All optimizers of this algorithm, and ``(name, parameter)`` of all that they own; found once."""
-        if self._updated is None:
-            names = {id(p): name for name, p in self.named_parameters()}
-            optimizers = self.optimizers()
-            self._updated = optimizers, [(names.get(id(p), '?'), p) for optimizer in optimizers
-                                         for group in optimizer.param_groups for p in group['params']]
-        return self._updated
 
     @property
     def gradient_noise_scale(self) -> GradientNoiseScale | None:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 if TYPE_CHECKING:
-    from alfx.algorithms.algorithm import Algorithm
+    from alfx.algorithms.optimized import OptimizedAlgorithm
 
 
 class OwnershipError(ValueError):
     """A parameter has no optimizer, or more than one."""
 
 
-def assign_optimizers(root: 'Algorithm') -> None:
+def assign_optimizers(root: 'OptimizedAlgorithm') -> None:
     """Give every trainable parameter below ``root`` to exactly one optimizer.
 
     Raises:
@@ -41,7 +41,7 @@ class _Owners:
         self._owned: set[int] = set()
         self.shared: set[int] = set()
 
-    def give(self, algorithm: 'Algorithm', optimizer: Any, parameters: list[nn.Parameter]) -> None:
+    def give(self, algorithm: 'OptimizedAlgorithm', optimizer: Any, parameters: list[nn.Parameter]) -> None:
         """Have ``optimizer``, one of ``algorithm``, own ``parameters``."""
         twice = [self._names.get(id(p), '?') for p in parameters if id(p) in self._owned - self.shared]
         if twice:
@@ -55,7 +55,7 @@ class _Owners:
         return [p for p in parameters if id(p) not in self._owned]
 
 
-def _assign(algorithm: 'Algorithm', owners: _Owners) -> list[nn.Parameter]:
+def _assign(algorithm: 'OptimizedAlgorithm', owners: _Owners) -> list[nn.Parameter]:
     """Assign within ``algorithm``; returns the trainable parameters that are left to its parent."""
     left: list[nn.Parameter] = []
     for part in trainable_parts(algorithm):
@@ -83,7 +83,7 @@ def _assign(algorithm: 'Algorithm', owners: _Owners) -> list[nn.Parameter]:
     return left
 
 
-def trainable_parts(algorithm: 'Algorithm') -> Iterator[nn.Module | nn.Parameter]:
+def trainable_parts(algorithm: 'OptimizedAlgorithm') -> Iterator[nn.Module | nn.Parameter]:
     """Direct children and parameters of ``algorithm``, without the attributes it ignores."""
     ignored = set(algorithm._trainable_attributes_to_ignore())
     for name, parameter in algorithm._parameters.items():
@@ -118,7 +118,7 @@ def _is_algorithm(module: Any) -> bool:
     return hasattr(module, 'explicit_optimizers')
 
 
-def _check_no_hidden_algorithm(root: 'Algorithm') -> None:
+def _check_no_hidden_algorithm(root: 'OptimizedAlgorithm') -> None:
     """An algorithm inside a plain module would lose its optimizers."""
     def visit(module: nn.Module, path: str, inside_plain: bool) -> None:
         if _is_algorithm(module) and inside_plain:
@@ -139,7 +139,7 @@ def algorithms_in(part: Any) -> list[Any]:
     return [a for child in part.children() for a in algorithms_in(child)] if isinstance(part, nn.Module) else []
 
 
-def optimizers_of(algorithm: 'Algorithm', recurse: bool, include_ignored_attributes: bool) -> list[Any]:
+def optimizers_of(algorithm: 'OptimizedAlgorithm', recurse: bool, include_ignored_attributes: bool) -> list[Any]:
     """The optimizers of ``algorithm``, its own first; see ``Algorithm.optimizers``."""
     own = [optimizer for optimizer, _ in algorithm.explicit_optimizers]
     if algorithm.default_optimizer is not None:
@@ -151,7 +151,7 @@ def optimizers_of(algorithm: 'Algorithm', recurse: bool, include_ignored_attribu
     return list({id(optimizer): optimizer for optimizer in own}.values())
 
 
-def describe_owners(algorithm: 'Algorithm') -> list[dict[str, Any]]:
+def describe_owners(algorithm: 'OptimizedAlgorithm') -> list[dict[str, Any]]:
     """One entry an optimizer with its settings and the names of its parameters; the last: those without one."""
     names = {id(p): name for name, p in algorithm.named_parameters()}
     owned: set[int] = set()
