@@ -60,7 +60,8 @@ def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, w
 
     Returns:
         tuple:
-        - experience ``[length, B, ...]``, or ``[length + 1, B, ...]`` with ``bootstrap``
+        - experience ``[length, B, ...]``, or ``[length + 1, B, ...]`` with ``bootstrap``; with states only where
+          training starts from them (``use_rollout_state``)
         - the environment's own step types, rewards, discounts and infos ``[length, B, ...]``, which metrics are made
           of
         - with ``keep_inputs`` the transformed time steps of the experience, otherwise ``None``
@@ -68,6 +69,7 @@ def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, w
     step = algorithm.acting_step
     initial_state = algorithm.get_initial_rollout_state(env.batch_size)
     stateful = bool(nest.flatten(initial_state))
+    keeps_state = algorithm.use_rollout_state
     device = algorithm.device
     experiences, env_steps, inputs = [], [], []
     with context.rollout_context(), torch.set_grad_enabled(with_grad):
@@ -77,7 +79,7 @@ def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, w
             time_step = _on_device(env.step(_detached(alg_step.output)), device)
             if algorithm.overwrite_policy_output:
                 alg_step = alg_step._replace(output=time_step.prev_action)
-            experiences.append(_experience(cursor, alg_step, state, transformed))
+            experiences.append(_experience(cursor, alg_step, state if keeps_state else (), transformed))
             env_steps.append(cursor.time_step)
             if keep_inputs:
                 inputs.append(cursor.inputs)
@@ -86,7 +88,7 @@ def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, w
             state = reset_state_at_first(cursor.state, initial_state, cursor.inputs) if stateful else initial_state
             if not algorithm.collects_for_recomputation:  # otherwise all that is needed of this step is its inputs
                 alg_step = step(cursor.inputs, state)
-            experiences.append(_experience(cursor, alg_step, state, transformed))
+            experiences.append(_experience(cursor, alg_step, state if keeps_state else (), transformed))
             if keep_inputs:
                 inputs.append(cursor.inputs)
     if stateful:
