@@ -288,7 +288,7 @@ class Agent(RLAlgorithm):
         new_state: dict[str, Any] = {}
         info: dict[str, Any] = {}
         rewards: dict[str, torch.Tensor] = {}
-        is_rollout = method == 'rollout_step'
+        is_rollout, environment_step = method == 'rollout_step', time_step
 
         def run(part: Algorithm, inputs: Any, part_state: Any) -> AlgStep:
             field = self._helper.field(part)
@@ -325,7 +325,7 @@ class Agent(RLAlgorithm):
             inputs = time_step, getattr(rl_step.info, 'action_distribution', None)
             info['policy_loss_addons'] = self._policy_step(self._policy_loss_addons, method, inputs)
         if self._reward_weight_algorithm is not None and is_rollout:
-            info['rw'] = self._reward_weight_algorithm.rollout_step(time_step, state.rw).info
+            info['rw'] = self._reward_weight_algorithm.rollout_step(environment_step, state.rw).info
         return AlgStep(rl_step.output, AgentState(**new_state), AgentInfo(rewards=rewards or (), **info))
 
     def _kept_repr_state(self, step: AlgStep, state: Any) -> NestedTensor:

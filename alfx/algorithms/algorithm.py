@@ -399,12 +399,27 @@ class Algorithm(OptimizedAlgorithm):
 
     # Set-up ----------------------------------------------------------------------------------------------------
 
+    def check_config(self, config: TrainerConfig) -> None:
+        """Refuse a configuration that this algorithm cannot work with; called for each part of the root, once.
+
+        Args:
+            config: of the run; its ``data_transformer`` has been made.
+
+        Raises:
+            ConfError: says what to change.
+        """
+
     def finalize(self) -> None:
         """Decide, once, who owns each parameter; load ``checkpoint`` arguments. Called on the root algorithm.
 
         Raises:
+            ConfError: a part cannot work with the configuration.
             OwnershipError: a trainable parameter has no optimizer.
         """
+        if self._config is not None:
+            for part in self.modules():
+                if isinstance(part, Algorithm):
+                    part.check_config(self._config)
         if self.data_transformer is not None:  # its statistics belong to the checkpoint, once
             self.add_module('_root_data_transformer', self.data_transformer)
         if self._config is not None and self._config.summarize_gradient_noise_scale:

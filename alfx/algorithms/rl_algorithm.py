@@ -256,6 +256,9 @@ class RLAlgorithm(Algorithm):
             rollout_info = self._on_policy_train_info(experience)
             steps = self.train_from_unroll(experience, rollout_info)
         if self.trains_after_iteration:
+            if root_inputs is not None:  # without a step to bootstrap from, which is the first one of the next unroll
+                length = len(root_inputs.step_type)
+                rollout_info = nest.map_structure(lambda x: x[:length], rollout_info)
             self.after_train_iter(root_inputs, rollout_info)
         self._unrolled_inputs = None
         if context.should_record_summaries():
@@ -307,6 +310,8 @@ class RLAlgorithm(Algorithm):
             with context.rollout_context(), torch.no_grad():
                 rollout_info = self.complete_unroll(self._unrolled_inputs, experience.rollout_info)
             experience = experience._replace(rollout_info=rollout_info)
+        if bootstrap and self._unrolled_inputs is not None:
+            self._unrolled_inputs = nest.map_structure(lambda x: x[:-1], self._unrolled_inputs)
         if not on_policy:
             self.observe_sequence_for_replay(experience if stores_bootstrap or not bootstrap else
                                              nest.map_structure(lambda x: x[:-1], experience))

@@ -282,7 +282,8 @@ def _fast_update(algorithm: 'Algorithm') -> Any:
     """What makes updates of ``algorithm`` faster; ``False`` if there is nothing."""
     if algorithm._config is not None and algorithm._config.compile:
         return CompiledUpdate(algorithm, compute_train_info)
-    return has_fixed_update(algorithm) and RecordedUpdate(algorithm, compute_train_info)
+    is_fixed = has_fixed_update(algorithm) and bool(algorithm.what_is_updated()[1])  # there is something to update
+    return is_fixed and RecordedUpdate(algorithm, compute_train_info)
 
 
 def compute_train_info(algorithm: 'Algorithm', experience: Experience) -> NestedTensor:

@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from alfx import context, gin_utils
+from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.data_transformer import (RewardClipping, SequentialDataTransformer, UntransformedTimeStep)
+from alfx.algorithms.data_transformer import RewardClipping, SequentialDataTransformer, UntransformedTimeStep
 from alfx.algorithms.lagrangian_reward_weight_algorithm import (LagInfo, LagrangianPredRewardWeightAlgorithm,
                                                                 LagrangianRewardWeightAlgorithm)
-from alfx.data_structures import StepType, TimeStep
+from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep
 from alfx.optimizers import SGD, Adam
 from alfx.tensor_specs import TensorSpec
 from alfx.trainers.evaluator import evaluate
@@ -252,3 +253,39 @@ def test_the_same_seed_gives_the_same_weights():
             agent.train_iter()
         found.append(agent._reward_weight_algorithm.reward_weights)
     assert torch.equal(*found)
+
+
+class Curiosity(Algorithm):
+    """An intrinsic reward of 100."""
+
+    def train_step(self, inputs, state, rollout_info=None):
+        return AlgStep(output=torch.full(inputs.step_type.shape, 100.0), info=LossInfo())
+
+    rollout_step = predict_step = train_step
+
+
+@pytest.mark.parametrize('algorithm', ['ppo', 'actor-critic'])
+def test_each_reward_of_the_environment_counts_once_and_intrinsic_ones_do_not(algorithm, monkeypatch):
+    agent, env = weighted_agent(algorithm, intrinsic_reward_module=Curiosity(name='Curiosity'))
+    seen, raw = [], []
+    monkeypatch.setattr(agent._reward_weight_algorithm, '_adjust', seen.append)
+    step_environment = env.step
+
+    def step(action):
+        time_step = step_environment(action)
+        raw.append((time_step.step_type.clone(), time_step.reward.clone()))
+        return time_step
+
+    monkeypatch.setattr(env, 'step', step)
+    raw.append((env.current_time_step().step_type.clone(), env.current_time_step().reward.clone()))
+    for _ in range(3):
+        agent.train_iter()
+    for i, mean in enumerate(seen):  # unrolls of 6 steps
+        kinds, rewards = (torch.cat(x) for x in zip(*raw[6 * i:6 * i + 6]))
+        torch.testing.assert_close(mean, rewards[kinds != StepType.FIRST].mean(0))
+    assert len(seen) == 3
+
+
+def test_an_agent_refuses_a_configuration_without_evaluations_in_this_process():
+    with pytest.raises(gin_utils.ConfError, match='TrainerConfig.evaluate = False, but LagrangianPred'):
+        weighted_agent(cls=LagrangianPredRewardWeightAlgorithm, evaluate=False)
