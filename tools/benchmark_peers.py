@@ -88,7 +88,7 @@ ac/RMSprop.clip_by_global_norm = True
 ActorCriticLoss.td_lambda = 1.0
 """,
 }
-# Two networks of two layers of 64 each, as the policy and the value: target and predictor, or forward and inverse model.
+# Two networks of two layers of 64 each, as policy and value: target and predictor, or forward and inverse model.
 _BONUSES = {
     '': '',
     'rnd': """include 'rnd.gin'
