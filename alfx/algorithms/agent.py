@@ -412,8 +412,12 @@ class Agent(RLAlgorithm):
 
     def after_train_iter(self, experience: TimeStep | None, info: Any) -> None:
         """Call ``after_train_iter`` of each part, then hand new reward weights to the policy algorithm."""
-        self._helper.after_train_iter(self._parts(), experience, info)
+        self._helper.after_train_iter([part for part in self._parts() if part is not self._reward_weight_algorithm],
+                                      experience, info)
         if self._reward_weight_algorithm is not None:
+            if experience is not None and self.unrolls_end_with_bootstrap:  # each reward counts once
+                experience, info = nest.map_structure(lambda x: x[:-1], (experience, info))
+            self._helper.after_train_iter([self._reward_weight_algorithm], experience, info)
             self._rl_algorithm.set_reward_weights(self._reward_weight_algorithm.reward_weights)
 
     def summarize_rollout(self, experience: Experience) -> None:  # type: ignore[override]

@@ -140,6 +140,18 @@ class RLAlgorithm(Algorithm):
         return self._collects_for_recomputation
 
     @property
+    def _trains_on_whole_unrolls(self) -> bool:
+        """Whether each unroll is stored for replay, trained on as a whole, and then dropped."""
+        config = self._config
+        return config is not None and config.whole_replay_buffer_training and config.clear_replay_buffer
+
+    @property
+    def unrolls_end_with_bootstrap(self) -> bool:
+        """Whether an unroll ends with a step to bootstrap from, which is the first one of the next unroll as well."""
+        with_grad = self._config is not None and self._config.unroll_with_grad
+        return bool(self.on_policy) or with_grad or self._trains_on_whole_unrolls
+
+    @property
     def completes_unrolls(self) -> bool:
         """Whether :meth:`complete_unroll` has something to add."""
         return False
@@ -256,9 +268,6 @@ class RLAlgorithm(Algorithm):
             rollout_info = self._on_policy_train_info(experience)
             steps = self.train_from_unroll(experience, rollout_info)
         if self.trains_after_iteration:
-            if root_inputs is not None:  # without a step to bootstrap from, which is the first one of the next unroll
-                length = len(root_inputs.step_type)
-                rollout_info = nest.map_structure(lambda x: x[:length], rollout_info)
             self.after_train_iter(root_inputs, rollout_info)
         self._unrolled_inputs = None
         if context.should_record_summaries():
@@ -298,8 +307,7 @@ class RLAlgorithm(Algorithm):
         if self._cursor is None:
             self._cursor = start(self, env)
         on_policy = bool(self.on_policy)
-        stores_bootstrap = config.whole_replay_buffer_training and config.clear_replay_buffer
-        bootstrap = on_policy or stores_bootstrap or config.unroll_with_grad
+        bootstrap, stores_bootstrap = self.unrolls_end_with_bootstrap, self._trains_on_whole_unrolls
         with_grad = config.unroll_with_grad or (on_policy and not self._collects_for_recomputation)
         experience, env_steps, self._unrolled_inputs = unroll(
             self, env, self._cursor, unroll_length, with_grad=with_grad, bootstrap=bootstrap, transformed=on_policy,
@@ -310,8 +318,6 @@ class RLAlgorithm(Algorithm):
             with context.rollout_context(), torch.no_grad():
                 rollout_info = self.complete_unroll(self._unrolled_inputs, experience.rollout_info)
             experience = experience._replace(rollout_info=rollout_info)
-        if bootstrap and self._unrolled_inputs is not None:
-            self._unrolled_inputs = nest.map_structure(lambda x: x[:-1], self._unrolled_inputs)
         if not on_policy:
             self.observe_sequence_for_replay(experience if stores_bootstrap or not bootstrap else
                                              nest.map_structure(lambda x: x[:-1], experience))

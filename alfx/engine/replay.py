@@ -83,7 +83,8 @@ def check_sequences(config: Any, needs_previous_step: bool = False) -> None:
         ConfError: ``mini_batch_length`` does not divide the steps of every unroll, or it is 1 and a part of the
             algorithm learns from pairs of steps.
     """
-    length = config.mini_batch_length or 1
+    length = config.mini_batch_length or (max(int(config.unroll_length), 1) if config.whole_replay_buffer_training
+                                          else 1)
     if needs_previous_step and length < 2 and not config.use_rollout_state:
         raise gin_utils.ConfError([problem_at(
             'TrainerConfig', 'mini_batch_length', f'= {length}: a part of the algorithm learns from a step and the one '
