@@ -37,10 +37,10 @@ _SHOWN_VERSIONS = ('alfx', 'torch', 'gymnasium')
 _HEAD = """# Results
 
 What the shipped confs reach. Each row is the greedy policy at the end of training, evaluated over 20 episodes or more
-for each seed. The *measure* is the return of an episode, or a number that the environment or the algorithm
-gives for it, such as whether it succeeded. The mean is over seeds, and so is its 95% interval (Student's t); *lowest* is the worst seed.
-*Required* is the lower end of what the head of the conf states. *Wall time* is the median training time of a run, and
-how many runs shared the cores of the machine meanwhile.
+for each seed. The *measure* is the return of an episode, or a number that the environment or the algorithm gives for
+it, such as whether it succeeded. The mean is over seeds, and so is its 95% interval (Student's t); *lowest* is the
+worst seed. *Required* is the lower end of what the head of the conf states. *Wall time* is the median training time of
+a run, and how many runs shared the cores of the machine meanwhile.
 
 A row is made, or made again, by `python tools/results.py --conf NAME --seeds N`; the numbers behind it are in
 [results.json](results.json).
