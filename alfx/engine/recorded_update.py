@@ -4,6 +4,7 @@ An update of small networks takes most of its time for deciding what to do: call
 loss, and the bookkeeping of autograd. Where the operations are the same every time, they are recorded after some
 updates and played from then on, forward and backward, one after the other. The results are equal to the bit.
 """
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor
 
 from alfx.data_structures import BatchInfo, Experience, LossInfo
-from alfx.engine.recording import TrainInfo, UpdateRecorder
+from alfx.engine.recording import NotRecordableError, TrainInfo, UpdateRecorder
 
 if TYPE_CHECKING:
     from alfx.algorithms.algorithm import Algorithm
 
+logger = logging.getLogger(__name__)
 _UPDATES_BEFORE = 50  # recording takes as long as some hundred updates: a short run is over before that pays
 
 
@@ -32,6 +34,7 @@ class RecordedUpdate:
         self._compute_train_info = compute_train_info
         self._recorder: UpdateRecorder | None = None
         self._records: dict[Any, Callable[..., Any]] = {}
+        self._is_recordable = True
         self._counts: dict[Any, int] = {}
 
     def __call__(self, experience: Experience, batch_info: BatchInfo | None) -> LossInfo | None:
@@ -45,6 +48,8 @@ class RecordedUpdate:
             ``loss``: a scalar; ``priority``: ``[B]`` or ``()``. ``None``: no parameter has been changed, since it
             is not time yet or the loss is not finite.
         """
+        if not self._is_recordable:
+            return None
         if self._recorder is None:
             self._recorder = UpdateRecorder(self._algorithm, self._compute_train_info)
         recorder = self._recorder
@@ -54,7 +59,12 @@ class RecordedUpdate:
             count = self._counts[batch.key] = self._counts.get(batch.key, 0) + 1
             if count <= _UPDATES_BEFORE:
                 return None
-            play = self._records[batch.key] = self._record(recorder, batch.leaves, batch.tree)
+            try:
+                play = self._records[batch.key] = self._record(recorder, batch.leaves, batch.tree)
+            except NotRecordableError as error:
+                logger.info('%s; it is made step by step, which takes longer', str(error).partition(':')[0])
+                self._is_recordable = False
+                return None
         with torch.no_grad():
             loss, priority, *grads = play(*recorder.tensors, *batch.leaves)
         if not torch.isfinite(loss):

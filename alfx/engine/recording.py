@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 TrainInfo = Callable[['Algorithm', Experience], NestedTensor]
 
 
+class NotRecordableError(RuntimeError):
+    """The operations of an update depend on the values of tensors."""
+
+
 def has_fixed_update(algorithm: 'Algorithm') -> bool:
     """Whether the very class of ``algorithm`` says that its update is the same operations every time.
 
@@ -108,11 +112,21 @@ class UpdateRecorder:
         return Gradients(total.detach(), priority.detach() if isinstance(priority, Tensor) else (), grads)
 
     def record(self, function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> Any:
-        """A graph of the operations that ``function`` does on copies of ``inputs``; no generator moves on."""
+        """A graph of the operations that ``function`` does on copies of ``inputs``; no generator moves on.
+
+        Raises:
+            NotRecordableError: something looks at the values of a tensor, such as a check that integers are in range.
+        """
         from torch.fx.experimental.proxy_tensor import make_fx
 
         with torch.random.fork_rng(), disallow_scheduler(), context.record_if(False):
-            graph = make_fx(function)(*(_copied(x) for x in inputs))
+            try:
+                graph = make_fx(function)(*(_copied(x) for x in inputs))
+            except RuntimeError as error:
+                if 'tracing tensor' not in str(error):
+                    raise
+                raise NotRecordableError(f'the update of {self._algorithm.name} looks at the values of a tensor, so '
+                                         f'that its operations cannot be recorded: {error}') from error
         self._check_constants(graph)
         return graph
 

@@ -122,6 +122,7 @@ def test_epsilon_greedy_evaluation_samples_some_actions():
 
 def test_an_episode_begins_with_an_empty_memory_and_the_state_holds_what_was_seen():
     agent, env = make_agent(batch_size=2, unroll_length=4)
+    agent._config.use_rollout_state = True  # otherwise the experience has no states
     experience = agent.unroll(4)
     usage = experience.state.rl.mbp_state.memory.usage
     first = experience.time_step.is_first()

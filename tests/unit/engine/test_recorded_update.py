@@ -1,4 +1,5 @@
 """Updates played from a record; tests/contract/test_off_policy_confs.py holds them equal to the plain ones."""
+import agents
 import pytest
 import torch
 from test_compiled_update import _Changing, _Dqn, make_agent
@@ -73,3 +74,16 @@ def test_a_loaded_checkpoint_is_seen_by_the_record(monkeypatch):
         trained.train_iter()
         results.append([p.detach().clone() for p in trained.parameters()])
     assert records(agent) and all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def test_an_update_that_looks_at_values_is_made_step_by_step(monkeypatch, caplog):
+    """One-hot vectors are made after a look at the integers, whether they are in range."""
+    monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 1)
+    agent, _ = agents.make_agent('ppo', 'nested observation')
+    with caplog.at_level('INFO'):
+        agent.train_iter()
+        agent.train_iter()
+    assert not agent._fast_update._is_recordable
+    assert [record.message for record in caplog.records if 'step by step' in record.message] == [
+        'the update of AgentAlgorithm looks at the values of a tensor, so that its operations cannot be recorded; it is '
+        'made step by step, which takes longer']
