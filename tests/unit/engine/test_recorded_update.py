@@ -84,6 +84,6 @@ def test_an_update_that_looks_at_values_is_made_step_by_step(monkeypatch, caplog
         agent.train_iter()
         agent.train_iter()
     assert not agent._fast_update._is_recordable
-    assert [record.message for record in caplog.records if 'step by step' in record.message] == [
-        'the update of AgentAlgorithm looks at the values of a tensor, so that its operations cannot be recorded; it is '
-        'made step by step, which takes longer']
+    told = [record.message for record in caplog.records if 'step by step' in record.message]
+    assert told == ['the update of AgentAlgorithm looks at the values of a tensor, so that its operations cannot be '
+                    'recorded; it is made step by step, which takes longer']
