@@ -5,7 +5,6 @@ et al. 1979, the pairwise formula with weights in the place of counts): forming 
 when the mean is large.
 """
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,22 +66,18 @@ class RunningStats(nn.Module):
         self.register_buffer('mean', torch.zeros(spec.shape, dtype=dtype))
         self.register_buffer('variance', torch.ones(spec.shape, dtype=dtype))
         # What the weight of the next batch depends on. The number is what is computed with, so that an update
-        # waits for no device; the buffer is what a checkpoint holds, and is read when one is loaded.
+        # waits for no device; the buffer is what a checkpoint holds, and is read when somebody else has written to it.
         self.register_buffer('_count', torch.zeros((), dtype=torch.float64))
-        self._number: float | None = 0.0
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._number = None
+        self._number, self._version = 0.0, self._count._version
 
     def _get_count(self) -> float:
-        if self._number is None:
-            self._number = float(self._count)
+        if self._count._version != self._version:
+            self._number, self._version = float(self._count), self._count._version
         return self._number
 
     def _set_count(self, count: float) -> None:
-        self._number = count
         self._count.fill_(count)
+        self._number, self._version = count, self._count._version
 
     def _next_weight(self) -> float:
         """The weight of the next batch relative to everything, in (0, 1]; 1 for the first."""

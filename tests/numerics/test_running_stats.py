@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from alfx import context
+from alfx.engine import probe
 from alfx.tensor_specs import TensorSpec
 from alfx.utils import averager, normalizers
 
@@ -205,3 +206,14 @@ def test_what_is_wrong_is_refused():
         averager.ScalarWindowAverager(0)
     with pytest.raises(NotImplementedError, match='AdaptiveNormalizer'):
         normalizers.Normalizer(VECTOR)
+
+
+@pytest.mark.parametrize('kind', ['em', 'adaptive'])
+def test_a_step_that_is_taken_back_is_not_counted(kind):
+    """What a probe does to statistics is undone: the first batch after it has all the weight."""
+    stats = {'em': normalizers.EMNormalizer, 'adaptive': normalizers.AdaptiveNormalizer}[kind](VECTOR)
+    with probe.unchanged(stats):
+        stats.update(torch.full((4, 2), 100.0))
+    stats.update(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    expected = torch.tensor([2.0, 3.0])
+    torch.testing.assert_close(stats.normalize(expected), torch.zeros(2))
