@@ -441,7 +441,7 @@ def _rewards_unrolls_at_once(module: Any, rl_algorithm: RLAlgorithm, config: Tra
     """Whether the policy needs the rewards of an unroll only when it is complete, and the module can wait for that."""
     if not isinstance(module, IntrinsicRewardAlgorithm) or not module.rewards_unrolls_at_once or config is None:
         return False
-    return rl_algorithm.on_policy is False and config.whole_replay_buffer_training and config.clear_replay_buffer
+    return rl_algorithm.on_policy is False and config.trains_on_whole_unrolls
 
 
 def _make_entropy_target(enforce: bool, cls: Callable[..., Any] | None, action_spec: NestedTensorSpec,

@@ -272,6 +272,11 @@ class TrainerConfig:
     def data_transformer(self, transformer: Any) -> None:
         self._data_transformer = transformer
 
+    @property
+    def trains_on_whole_unrolls(self) -> bool:
+        """Whether each unroll is stored for replay, trained on as a whole, and then dropped."""
+        return self.whole_replay_buffer_training and self.clear_replay_buffer
+
     def data_transformer_ctors(self) -> tuple[Callable, ...]:
         """``data_transformer_ctor`` as a tuple, empty if there is none."""
         if self.data_transformer_ctor is None:

@@ -38,7 +38,7 @@ def adjust_replay_buffer_length(config: TrainerConfig, num_earliest_frames_ignor
         num_earliest_frames_ignored: steps at the start of the buffer that are only there as context, such as
             the earlier frames of a frame stack.
     """
-    if config.whole_replay_buffer_training and config.clear_replay_buffer:
+    if config.trains_on_whole_unrolls:
         return int(-(-config.unroll_length // 1)) + 1 + num_earliest_frames_ignored
     return config.replay_buffer_length + num_earliest_frames_ignored
 
@@ -141,9 +141,7 @@ class RLAlgorithm(Algorithm):
 
     @property
     def _trains_on_whole_unrolls(self) -> bool:
-        """Whether each unroll is stored for replay, trained on as a whole, and then dropped."""
-        config = self._config
-        return config is not None and config.whole_replay_buffer_training and config.clear_replay_buffer
+        return self._config is not None and self._config.trains_on_whole_unrolls
 
     @property
     def unrolls_end_with_bootstrap(self) -> bool:

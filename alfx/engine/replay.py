@@ -90,8 +90,7 @@ def check_sequences(config: Any, needs_previous_step: bool = False) -> None:
             'TrainerConfig', 'mini_batch_length', f'= {length}: a part of the algorithm learns from a step and the one '
             'before it, and finds none in sequences of one step',
             'set TrainerConfig.mini_batch_length to 2 or more, or TrainerConfig.use_rollout_state = True')])
-    uses_up = config.whole_replay_buffer_training and config.clear_replay_buffer
-    if uses_up and length > 1 and config.unroll_length % length:
+    if config.trains_on_whole_unrolls and length > 1 and config.unroll_length % length:
         raise gin_utils.ConfError([problem_at(
             'TrainerConfig', 'mini_batch_length', f'= {length} does not divide TrainerConfig.unroll_length = '
             f'{config.unroll_length}: an unroll cannot be cut into sequences of that length',

@@ -433,8 +433,7 @@ class RLTrainer(Trainer):
         return min(sampled, collected) if config.mini_batch_size else collected
 
     def _trains_without_new_steps(self) -> bool:
-        uses_up = self._config.whole_replay_buffer_training and self._config.clear_replay_buffer
-        return not self._algorithm.on_policy and not uses_up
+        return not self._algorithm.on_policy and not self._config.trains_on_whole_unrolls
 
     def _is_finished(self) -> bool:
         config = self._config

@@ -48,7 +48,7 @@ def conf_params(conf):
     config = TrainerConfig(root_dir='unused')
     unroll_length = min(max(int(config.unroll_length), 4), 8)
     params = [*SMALL, f'TrainerConfig.unroll_length = {unroll_length}', 'create_environment.nonparallel = True']
-    if not (config.whole_replay_buffer_training and config.clear_replay_buffer):
+    if not config.trains_on_whole_unrolls:
         params.append('TrainerConfig.replay_buffer_length = 64')
     if config.mini_batch_size:
         params.append(f'TrainerConfig.mini_batch_size = {min(config.mini_batch_size, 8)}')

@@ -139,6 +139,12 @@ def test_sensible_options_are_accepted(kwargs):
     assert {name: getattr(config, name) for name in kwargs} == kwargs
 
 
+@pytest.mark.parametrize('whole, clear', [(True, True), (True, False), (False, True), (False, False)])
+def test_unrolls_are_trained_on_whole_if_the_buffer_is_used_whole_and_cleared(whole, clear):
+    config = make(whole_replay_buffer_training=whole, clear_replay_buffer=clear, mini_batch_length=2)
+    assert config.trains_on_whole_unrolls is (whole and clear)
+
+
 @pytest.mark.parametrize('kwargs', [
     dict(async_unroll=True), dict(offline_buffer_dir='somewhere'), dict(enable_amp=True),
     dict(rl_train_after_update_steps=1), dict(rl_train_every_update_steps=2), dict(ddp_paras_check_interval=1),
