@@ -45,7 +45,8 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
     Args:
         env_name: first argument of ``env_load_fn``; a list of names for ``MultitaskWrapper.load``.
         env_load_fn: see above.
-        eval_env_load_fn: used instead with ``for_evaluation``; ``None``: the same.
+        eval_env_load_fn: used instead with ``for_evaluation``; ``None``: the same. In a scope that begins with
+            ``evaluation/``, bindings that nothing uses are reported after the first evaluation, not before.
         for_evaluation: environments for evaluation: other random numbers from the same seed.
         num_parallel_environments: ``B``.
         batch_size_per_env: how many environments one process steps; ``None``: 1.

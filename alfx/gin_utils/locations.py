@@ -43,6 +43,11 @@ class Binding(NamedTuple):
     def key(self) -> tuple[str, str, str]:
         return self.scope, self.selector, self.name
 
+    @property
+    def is_for_evaluation(self) -> bool:
+        """Whether it is in the scope ``evaluation/``, which nothing uses before the first evaluation."""
+        return self.scope.split('/')[0] == 'evaluation'
+
     def __str__(self) -> str:
         return f'{self.text} = {self.value!r}'
 

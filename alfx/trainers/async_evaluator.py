@@ -19,7 +19,7 @@ import torch
 
 from alfx import context
 from alfx.trainers import building, random_state
-from alfx.trainers.evaluator import EvalJob, EvalLog, evaluate
+from alfx.trainers.evaluator import EvalJob, EvalLog, evaluate, unused_for_evaluation
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,10 @@ class Evaluator:
     Args:
         config: the configuration of the run.
         conf_file: the conf file that the process makes its algorithm from: one in which everything is resolved.
+
+    Attributes:
+        unused_bindings: keys of the bindings in scope ``evaluation/`` that the first evaluation did not use; None
+            before it took place.
     """
 
     def __init__(self, config: Any, conf_file: str):
@@ -48,6 +52,7 @@ class Evaluator:
         self._process: Any = None
         self._starts = 0
         self._messages: list[str] = []
+        self.unused_bindings: list[tuple[str, str, str]] | None = None
 
     def eval(self, algorithm: Any, step_metrics: dict[str, int]) -> None:
         """Ask for an evaluation of the present weights; waits only while several others are still to be done.
@@ -134,9 +139,13 @@ class Evaluator:
     def _collect(self) -> None:
         while True:
             try:
-                self._messages.append(self._reports.get_nowait())
+                report = self._reports.get_nowait()
             except queue.Empty:
                 return
+            if isinstance(report, str):
+                self._messages.append(report)
+            else:
+                self.unused_bindings = report
 
 
 def policy_state(algorithm: Any) -> dict[str, torch.Tensor]:
@@ -192,7 +201,7 @@ def _serve(jobs: Any, reports: Any, conf_file: str, settings: dict[str, Any]) ->
     random_state.set_random_seed(config.random_seed)
     env = building.create_eval_environment(config, config.num_eval_environments, nonparallel=True)
     algorithm = building.create_algorithm(config, env, trains=False)
-    log = EvalLog(config.root_dir, config)
+    log, has_told_unused = EvalLog(config.root_dir, config), False
     while (job := _next_job(jobs)).type != 'stop':
         context.set_global_counter(job.global_counter)
         context.update_all_progresses(job.progresses)
@@ -200,6 +209,9 @@ def _serve(jobs: Any, reports: Any, conf_file: str, settings: dict[str, Any]) ->
         result = evaluate(env, algorithm, config.num_eval_episodes)
         log.write(result, job.global_counter, job.step_metrics, job.walltime)
         reports.put(f'evaluation at {job.global_counter}: {result}')
+        if not has_told_unused:
+            reports.put(unused_for_evaluation())
+            has_told_unused = True
     log.close()
     env.close()
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from alfx import context, nest, summary
+from alfx import context, gin_utils, nest, summary
 from alfx.data_structures import StepType, TimeStep
 from alfx.engine.unroll import reset_state_at_first
 from alfx.metrics.metrics import (AverageEnvInfoMetric, AverageEpisodeLengthMetric, AverageEpisodicAggregationMetric,
@@ -90,6 +90,11 @@ class EvalResult(NamedTuple):
         means = ''.join(f', {name} {mean:.4g}' for name, mean in self.further_means().items())
         return (f"return {s['average_return']:.6g}{margin}{means}, length {s['average_length']:.4g}, "
                 f"{s['episodes']} episodes")
+
+
+def unused_for_evaluation() -> list[tuple[str, str, str]]:
+    """The keys of the bindings in scope ``evaluation/`` that nothing in this process has used."""
+    return [binding.key for binding in gin_utils.unused_bindings() if binding.is_for_evaluation]
 
 
 def evaluate(env: Any, algorithm: Any, num_episodes: int,
@@ -218,6 +223,10 @@ class SyncEvaluator:
     Args:
         env: the environments to evaluate in; None creates them as the conf says when they are first needed.
         config: the configuration of the run.
+
+    Attributes:
+        unused_bindings: keys of the bindings in scope ``evaluation/`` that the first evaluation did not use; None
+            before it took place.
     """
 
     def __init__(self, env: Any, config: Any):
@@ -225,6 +234,7 @@ class SyncEvaluator:
         self._config = config
         self._log = EvalLog(config.root_dir, config)
         self._messages: list[str] = []
+        self.unused_bindings: list[tuple[str, str, str]] | None = None
 
     def eval(self, algorithm: Any, step_metrics: dict[str, int]) -> None:
         """Evaluate and write the result.
@@ -240,6 +250,7 @@ class SyncEvaluator:
         result = evaluate(self._env, algorithm, self._config.num_eval_episodes)
         self._log.write(result, context.get_global_counter(), step_metrics, walltime)
         self._messages += [f'evaluation at {context.get_global_counter()}: {result}']
+        self.unused_bindings = unused_for_evaluation()
 
     def messages(self) -> list[str]:
         """What there is to tell about evaluations since the last call."""
@@ -258,12 +269,16 @@ class SupervisedEvaluator:
 
     Args:
         config: the configuration of the run.
+
+    Attributes:
+        unused_bindings: as of :class:`SyncEvaluator`.
     """
 
     def __init__(self, config: Any):
         self._writer = summary.create_summary_writer(run_files.eval_dir(config.root_dir), config.summaries_flush_secs,
                                                      config.summary_max_queue)
         self._messages: list[str] = []
+        self.unused_bindings: list[tuple[str, str, str]] | None = None
 
     def eval(self, algorithm: Any, step_metrics: dict[str, int]) -> None:
         """Call ``algorithm.evaluate()``; numbers that it returns in a dict are written as well."""
@@ -274,6 +289,7 @@ class SupervisedEvaluator:
         shown = ', '.join(f'{name} {value:.5g}' for name, value in self._writer.latest_scalars.items())
         self._writer.latest_scalars.clear()
         self._messages.append(f'evaluation at {context.get_global_counter()}: {shown or "done"}')
+        self.unused_bindings = unused_for_evaluation()
 
     def messages(self) -> list[str]:
         """What there is to tell about evaluations since the last call."""

@@ -99,7 +99,7 @@ class Trainer:
         self._evaluated_at = -1
         self._saved_counter, self._checkpoints_done = -1, 0
         self._last_save, self._save_seconds = time.monotonic(), 0.0
-        self._conf_recorded = self._warned_of_env = False
+        self._conf_recorded = self._evaluation_conf_checked = self._warned_of_env = False
 
     # The schedule ----------------------------------------------------------------------------------------------
 
@@ -199,6 +199,10 @@ class Trainer:
         if self._evaluator is not None:
             for message in self._evaluator.messages():
                 self._display.message(message)
+            unused = self._evaluator.unused_bindings
+            if unused is not None and not self._evaluation_conf_checked:
+                self._evaluation_conf_checked = True
+                _warn_of_unused([binding for binding in gin_utils.unused_bindings() if binding.key in unused])
 
     # What a kind of training decides ---------------------------------------------------------------------------
 
@@ -386,11 +390,15 @@ class Trainer:
         return sys.stdin.readline().strip().lower() in ('y', 'yes')
 
     def _record_conf(self) -> None:
-        """Write the operative configuration and tell which bindings nothing has used."""
+        """Write the operative configuration and tell which bindings nothing has used; evaluation has yet to come."""
         gin_utils.write_operative(self._config.root_dir)
-        for binding in gin_utils.unused_bindings():
-            if os.path.basename(binding.file) != 'operative.gin':  # which lists defaults that nobody asked for
-                logger.warning('%s: nothing has used this binding so far: %s', binding.location, binding)
+        _warn_of_unused([binding for binding in gin_utils.unused_bindings() if not binding.is_for_evaluation])
+
+
+def _warn_of_unused(bindings: list[Any]) -> None:
+    for binding in bindings:
+        if os.path.basename(binding.file) != 'operative.gin':  # which lists defaults that nobody asked for
+            logger.warning('%s: nothing has used this binding so far: %s', binding.location, binding)
 
 
 class RLTrainer(Trainer):

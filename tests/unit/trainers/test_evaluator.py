@@ -142,9 +142,9 @@ def test_another_process_evaluates_and_reports_and_its_death_is_noticed(tmp_path
         context.set_global_counter(counter)
         evaluator.eval(algorithm, {'EnvironmentSteps': 10 * counter, 'Iterations': counter})
     assert read_results(str(tmp_path)) == []  # nothing waits for the result
-    _wait_for(lambda: len(read_results(str(tmp_path))) == 2)
+    messages = []
+    _wait_for(lambda: messages.extend(evaluator.messages()) or len(messages) == 2)
     os.kill(evaluator._process.pid, signal.SIGKILL)
-    messages = evaluator.messages()
     _wait_for(lambda: messages.extend(evaluator.messages()) or any('died' in m for m in messages))
     assert sum('evaluation at' in m for m in messages) == 2
     context.set_global_counter(7)
@@ -153,6 +153,16 @@ def test_another_process_evaluates_and_reports_and_its_death_is_noticed(tmp_path
     results = read_results(str(tmp_path))
     assert [r['global_counter'] for r in results] == [5, 6, 7]
     assert all(np.isfinite(r['average_return']) and r['episodes'] == 3 for r in results)
+
+
+def test_another_process_tells_which_bindings_its_first_evaluation_did_not_use(tmp_path, algorithm, conf_file):
+    with open(conf_file, 'a', encoding='utf8') as file:
+        file.write('\nevaluation/SmallPolicy.debug_summaries = True\n')
+    evaluator = Evaluator(make_config(tmp_path, num_eval_episodes=1), conf_file)
+    assert evaluator.unused_bindings is None
+    evaluator.eval(algorithm, {})
+    evaluator.close()
+    assert evaluator.unused_bindings == [('evaluation', 'trainer_fakes.SmallPolicy', 'debug_summaries')]
 
 
 def test_an_error_in_the_other_process_is_reported_in_its_own_words(tmp_path, algorithm, conf_file):

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import textwrap
 
+import gin
 import pytest
 import torch
-from trainer_fakes import SmallPolicy, SmallRegression, WalkEnv, WalkTrainer, make_config
+from trainer_fakes import SmallPolicy, SmallRegression, WalkEnv, WalkTrainer, load_walk, make_config
 
-from alfx import LossInfo, context
+from alfx import LossInfo, context, gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.engine.update import NonFiniteLossError
 from alfx.trainers import building, run_files
@@ -130,6 +131,27 @@ def test_evaluations_take_place_at_their_interval_and_at_the_end(tmp_path):
     assert all(r['episodes'] == 4 for r in results)
     assert trainer.algorithm.seen_in_evaluation and not any(trainer.algorithm.seen_in_evaluation)
     assert trainer.algorithm.training
+
+
+@pytest.mark.parametrize('uses', [True, False])
+def test_bindings_for_evaluation_are_reported_after_the_first_evaluation_if_it_did_not_use_them(
+        tmp_path, monkeypatch, caplog, uses):
+    (tmp_path / 'walk.gin').write_text('evaluation/load_walk.batch_size = 2\nload_walk.environment_name = 1\n')
+    gin_utils.load(str(tmp_path / 'walk.gin'))
+
+    def create(config, number):
+        assert 'load_walk.environment_name' in caplog.text and 'evaluation/' not in caplog.text
+        with gin.config_scope('evaluation' if uses else ''):
+            return load_walk()
+
+    monkeypatch.setattr(building, 'create_eval_environment', create)
+    try:
+        with caplog.at_level(logging.WARNING):
+            run(tmp_path / 'run', num_iterations=4, evaluate=True, eval_interval=2)
+    finally:
+        gin_utils.clear()
+    assert caplog.text.count('nothing has used this binding so far: evaluation/') == (0 if uses else 1)
+    assert caplog.text.count('walk.gin:2') == 1
 
 
 def test_evaluation_does_not_change_training(tmp_path):
