@@ -228,6 +228,11 @@ class Agent(RLAlgorithm):
                    if part is not self._irm or not self._rewards_unrolls)
 
     @property
+    def learns_from_stale_unrolls(self) -> bool:
+        """Whether the policy algorithm does."""
+        return self._rl_algorithm.learns_from_stale_unrolls
+
+    @property
     def recomputes_rollout_info(self) -> bool:
         """Whether all that a step does is the policy's own step, and that one can be recomputed."""
         plain_parts = [self._rl_algorithm, self._entropy_target_algorithm, self._policy_loss_addons]

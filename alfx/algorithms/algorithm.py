@@ -96,6 +96,11 @@ class Algorithm(OptimizedAlgorithm):
         self._is_on_policy = is_on_policy
 
     @property
+    def learns_from_stale_unrolls(self) -> bool:
+        """Whether training allows for steps taken with earlier parameters; by default all off-policy training does."""
+        return not self.on_policy
+
+    @property
     def has_offline(self) -> bool:
         """Whether there is offline data to train on."""
         return False

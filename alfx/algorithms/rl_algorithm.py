@@ -16,6 +16,7 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import AlgStep, Experience, LossInfo, StepType, TimeStep, time_step_spec
 from alfx.engine import probe
 from alfx.engine.compiled_update import check_compilable
+from alfx.engine.remote_unroll import RemoteUnroll, Steps, UnrollSource
 from alfx.engine.replay import check_sequences, compute_train_info
 from alfx.engine.unroll import Cursor, start, unroll
 from alfx.gin_utils import configurable
@@ -90,6 +91,8 @@ class RLAlgorithm(Algorithm):
         self._env = env
         self._rollout_info_spec: NestedTensorSpec = None
         self._cursor: Cursor | None = None
+        self._remote_unroll: RemoteUnroll | None = None
+        self._num_trained = 0  # samples, in the latest iteration
         self._collects_for_recomputation = False
         self._unroll_debt = 0.0
         self._unrolled_inputs: TimeStep | None = None
@@ -153,6 +156,11 @@ class RLAlgorithm(Algorithm):
     def completes_unrolls(self) -> bool:
         """Whether :meth:`complete_unroll` has something to add."""
         return False
+
+    @property
+    def keeps_unroll_inputs(self) -> bool:
+        """Whether the transformed time steps of an unroll are needed besides its experience."""
+        return self.trains_after_iteration or self.completes_unrolls
 
     def complete_unroll(self, inputs: TimeStep, rollout_info: NestedTensor) -> NestedTensor:
         """Add to the infos of an unroll what is made of all of its steps at once, before they are stored for replay.
@@ -271,6 +279,7 @@ class RLAlgorithm(Algorithm):
         if context.should_record_summaries():
             summary.scalar('time/unroll', unrolled - started)
             summary.scalar('time/train', time.perf_counter() - unrolled)
+        self._num_trained = steps
         return steps
 
     def _on_policy_train_info(self, experience: Experience) -> NestedTensor:
@@ -285,10 +294,24 @@ class RLAlgorithm(Algorithm):
         assert config is not None and self._env is not None, 'a root algorithm has a config and an environment'
         if config.num_env_steps and int(self.get_step_metrics()[0].result()) >= config.num_env_steps:
             return None
-        self._unroll_debt += config.unroll_length
-        length = int(self._unroll_debt)
-        self._unroll_debt -= length
-        return self.unroll(length) if length else None
+        if self._remote_unroll is not None:
+            self._remote_unroll.start_iteration(self, context.should_record_summaries(), context.get_global_counter())
+            if not config.unroll_length:  # what there is; an iteration that could not train either waits for a step
+                return self._unroll_up_to(config.max_unroll_length, at_least=0 if self._num_trained else 1)
+        debt = self._unroll_debt + config.unroll_length
+        length = int(debt)
+        experience = self.unroll(length) if length else None
+        self._unroll_debt = debt - length
+        return experience
+
+    def set_unroll_source(self, source: UnrollSource, update_period: int) -> None:
+        """From now on other processes act: take their steps in place of stepping the environment.
+
+        Args:
+            source: brings them; whoever sets it closes it.
+            update_period: hand it the weights every so many iterations, the first one included.
+        """
+        self._remote_unroll = RemoteUnroll(source, update_period)
 
     def unroll(self, unroll_length: int) -> Experience:
         """Collect ``unroll_length`` steps of each environment, store them for replay, update the metrics.
@@ -300,16 +323,21 @@ class RLAlgorithm(Algorithm):
             Experience ``[T, B, ...]`` or, with that step, ``[T + 1, B, ...]``; on-policy with transformed time steps,
             otherwise as the environment gave them.
         """
-        config, env = self._config, self._env
-        assert config is not None, 'a root algorithm has a config'
-        if self._cursor is None:
-            self._cursor = start(self, env)
+        experience = self._unroll_up_to(unroll_length, at_least=unroll_length)
+        assert experience is not None, 'so many steps have been waited for'
+        return experience
+
+    def _unroll_up_to(self, length: int, at_least: int) -> Experience | None:
+        """:meth:`unroll` of ``at_least`` to ``length`` steps; ``None`` if there are none."""
         on_policy = bool(self.on_policy)
         bootstrap, stores_bootstrap = self.unrolls_end_with_bootstrap, self._trains_on_whole_unrolls
-        with_grad = config.unroll_with_grad or (on_policy and not self._collects_for_recomputation)
-        experience, env_steps, self._unrolled_inputs = unroll(
-            self, env, self._cursor, unroll_length, with_grad=with_grad, bootstrap=bootstrap, transformed=on_policy,
-            keep_inputs=self.trains_after_iteration or self.completes_unrolls)
+        if self._remote_unroll is not None:
+            steps = self._remote_unroll.unroll(self, length, at_least, bootstrap)
+        else:
+            steps = self._unroll_here(length, bootstrap)
+        if steps is None:
+            return None
+        experience, env_steps, self._unrolled_inputs = steps
         self._metrics.observe(env_steps)
         if self.completes_unrolls:
             assert self._unrolled_inputs is not None, 'it has been kept'
@@ -322,6 +350,17 @@ class RLAlgorithm(Algorithm):
         if context.should_record_summaries():
             self.summarize_rollout(experience)
         return experience
+
+    def _unroll_here(self, length: int, bootstrap: bool) -> Steps:
+        """Step the environment of this process."""
+        config, env = self._config, self._env
+        assert config is not None, 'a root algorithm has a config'
+        if self._cursor is None:
+            self._cursor = start(self, env)
+        on_policy = bool(self.on_policy)
+        with_grad = config.unroll_with_grad or (on_policy and not self._collects_for_recomputation)
+        return Steps(*unroll(self, env, self._cursor, length, with_grad=with_grad, bootstrap=bootstrap,
+                             transformed=on_policy, keep_inputs=self.keeps_unroll_inputs))
 
     # Metrics and summaries -------------------------------------------------------------------------------------
 

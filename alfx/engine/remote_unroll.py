@@ -1,0 +1,173 @@
+"""Where unrolls come from when other processes act: the learner's half of the seam.
+
+A worker (``trainers/rollout_worker.py``) produces an endless *stream* of steps. An :class:`UnrollSource` brings them
+here, from one process (``algorithms/async_unroller.py``) or from many; :class:`RemoteUnroll` cuts the stream into
+unrolls that look like those of :func:`alfx.engine.unroll.unroll`, so that ``RLAlgorithm.unroll`` treats both the same.
+"""
+import abc
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from alfx import nest
+from alfx.data_structures import Experience, TimeStep
+from alfx.gin_utils import ConfError
+from alfx.gin_utils.checks import problem_at
+
+if TYPE_CHECKING:
+    from alfx.algorithms.rl_algorithm import RLAlgorithm
+
+
+class Steps(NamedTuple):
+    """Consecutive steps of all environments.
+
+    Attributes:
+        experience: ``[T, B, ...]``: transformed time steps on-policy, otherwise as the environment gave them; ``state``
+            only where training starts from it (``use_rollout_state``).
+        env_steps: the environment's own step types, rewards, discounts and infos ``[T, B, ...]``, which metrics are
+            made of.
+        inputs: transformed time steps ``[T, B, ...]`` where ``RLAlgorithm.keeps_unroll_inputs``, otherwise ``None``.
+    """
+
+    experience: Experience
+    env_steps: TimeStep
+    inputs: TimeStep | None
+
+
+class UnrollSource(abc.ABC):
+    """Brings the steps that other processes take."""
+
+    @abc.abstractmethod
+    def gather(self, length: int, at_least: int | None = None) -> Steps | None:
+        """The next steps of the stream.
+
+        Args:
+            length: how many, at most; of each environment.
+            at_least: wait for so many; ``None``: for ``length`` of them.
+
+        Returns:
+            The steps; ``None`` if there are none, which only happens with ``at_least=0``.
+
+        Raises:
+            LostProcessError: a process that the stream cannot do without is gone.
+        """
+
+    @abc.abstractmethod
+    def update_parameter(self, algorithm: 'RLAlgorithm') -> None:
+        """Hand the present weights, the global counter and the progresses to those who act.
+
+        What acting itself changes (:meth:`take_statistics`) is not overwritten.
+
+        Raises:
+            LostProcessError: as of :meth:`gather`.
+        """
+
+    def take_statistics(self, algorithm: 'RLAlgorithm') -> None:  # noqa: B027 - where nothing comes, nothing is taken
+        """Write the latest statistics that acting changes into the learner's ``algorithm``; called after ``gather``.
+
+        They belong to worker 0. Where they come with the steps, ``gather`` keeps them until this is called.
+        """
+
+    def wants_summaries(self, global_counter: int) -> None:  # noqa: B027 - a source may have none
+        """Let summaries be recorded while acting, for this counter; called in iterations that write them."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End the processes. May be called more than once."""
+
+
+class RemoteUnroll:
+    """Cuts the stream of a source into unrolls.
+
+    Where an unroll ends with a step to bootstrap from, this is the first step of the next one, as in a local unroll;
+    only that it is really taken, once.
+
+    Args:
+        source: brings the steps; :meth:`close` closes it.
+        update_period: hand it the weights every so many iterations.
+    """
+
+    def __init__(self, source: UnrollSource, update_period: int):
+        self._source = source
+        self._update_period = update_period
+        self._iteration = 0
+        self._kept: Steps | None = None
+
+    def start_iteration(self, algorithm: 'RLAlgorithm', records: bool, global_counter: int) -> None:
+        """Hand on the weights if it is time to; called once an iteration, before :meth:`unroll`.
+
+        Args:
+            algorithm: the learner's.
+            records: whether the iteration records summaries.
+            global_counter: its counter.
+        """
+        if self._iteration % self._update_period == 0:
+            self._source.update_parameter(algorithm)
+        self._iteration += 1
+        if records:
+            self._source.wants_summaries(global_counter)
+
+    def unroll(self, algorithm: 'RLAlgorithm', length: int, at_least: int, bootstrap: bool) -> Steps | None:
+        """The next unroll.
+
+        Args:
+            algorithm: the learner's; gets the statistics that come with the steps.
+            length: environment steps, at most.
+            at_least: wait for so many.
+            bootstrap: append one more step, from which values can be bootstrapped.
+
+        Returns:
+            Steps ``[T, B, ...]`` on the device of ``algorithm``, ``T`` from ``at_least`` to ``length``; experience and
+            inputs are ``[T + 1, B, ...]`` with ``bootstrap``. ``None`` for ``T = 0``.
+        """
+        more = int(bootstrap and self._kept is None)
+        steps = self._source.gather(length + more, at_least + more if at_least else 0)
+        if steps is None:
+            return None
+        self._source.take_statistics(algorithm)
+        device = algorithm.device
+        if device.type != 'cpu':
+            steps = map_steps(lambda x: x.to(device), steps)
+        if not bootstrap:
+            return steps
+        if self._kept is not None:
+            steps = map_steps(lambda a, b: torch.cat((a, b)), self._kept, steps)
+        count = steps.env_steps.step_type.shape[0] - 1
+        self._kept = map_steps(lambda x: x[count:].clone(), steps)
+        if not count:
+            return None
+        return steps._replace(env_steps=nest.map_structure(lambda x: x[:count], steps.env_steps))
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()
+
+
+def map_steps(func: Callable[..., Any], *steps: Steps) -> Steps:
+    """Apply ``func`` to the corresponding tensors of ``steps``."""
+    mapped: Any = [None if parts[0] is None else nest.map_structure(func, *parts) for parts in zip(*steps)]
+    return Steps(*mapped)
+
+
+def check_source(algorithm: 'RLAlgorithm', config: Any, option: str) -> None:
+    """Refuse what cannot be trained on the steps of other processes.
+
+    Args:
+        algorithm: the root algorithm.
+        config: of the run.
+        option: the field of ``TrainerConfig`` that asks for it: 'async_unroll'.
+
+    Raises:
+        ConfError: the algorithm learns only from what its present parameters do, or needs gradients of the unroll.
+    """
+    value = getattr(config, option)
+    if not algorithm.learns_from_stale_unrolls:
+        raise ConfError([problem_at(
+            'TrainerConfig', option, f'= {value!r}: {algorithm.name} is on-policy: it learns only from what its '
+            'present parameters did, and steps of another process are older',
+            'leave it out, or use an algorithm that corrects for that (ImpalaAlgorithm) or is off-policy')])
+    if config.unroll_with_grad:
+        raise ConfError([problem_at(
+            'TrainerConfig', option, f'= {value!r}: TrainerConfig.unroll_with_grad = True needs the gradients of the '
+            'unroll, which do not reach this process', 'leave out one of the two')])

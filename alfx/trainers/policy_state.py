@@ -1,0 +1,51 @@
+"""How the weights of an algorithm travel to the processes that act or evaluate."""
+import io
+from typing import Any
+
+import torch
+
+_NOT_ACTING = ('_metrics.', '_root_replay_buffer.')
+
+
+def policy_tensors(algorithm: Any) -> dict[str, torch.Tensor]:
+    """The tensors that decide how an algorithm acts, themselves: parameters and buffers, without metrics."""
+    return {key: value for key, value in algorithm.state_dict(keep_vars=True).items()
+            if isinstance(value, torch.Tensor) and not key.startswith(_NOT_ACTING)}
+
+
+def policy_state(algorithm: Any) -> dict[str, torch.Tensor]:
+    """The tensors that decide how an algorithm acts: parameters and buffers, without optimizers and metrics."""
+    return {key: value.detach().cpu() for key, value in policy_tensors(algorithm).items()}
+
+
+def load_policy_state(algorithm: Any, state: dict[str, torch.Tensor], keep: frozenset[str] = frozenset()) -> None:
+    """Copy what :func:`policy_state` returned into an algorithm.
+
+    Args:
+        algorithm: equally constructed.
+        state: tensors by key.
+        keep: keys of what is left as it is.
+
+    Raises:
+        ValueError: a tensor is missing or has another shape.
+    """
+    with torch.no_grad():
+        for key, own in policy_tensors(algorithm).items():
+            if key in keep:
+                continue
+            if key not in state or state[key].shape != own.shape:
+                found = tuple(state[key].shape) if key in state else 'nothing'
+                raise ValueError(f'{key}: expected a tensor of shape {tuple(own.shape)}, found {found}')
+            own.copy_(state[key])
+
+
+def pack(state: dict[str, torch.Tensor]) -> bytes:
+    """Tensors by key as bytes."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def unpack(packed: bytes) -> dict[str, torch.Tensor]:
+    """The inverse of :func:`pack`; no code is unpickled."""
+    return torch.load(io.BytesIO(packed), weights_only=True)
