@@ -5,7 +5,13 @@
     python tools/results.py --table          # only write the table again from docs/results.json
 
 A run that was interrupted goes on when the same command is given again, and one whose result is stored is not
-repeated, unless its conf has changed since. Raw numbers are kept in docs/results.json; run folders and logs are in
+repeated, unless its conf has changed since. What is required is what the head of a conf states, in one line or several:
+
+    #   expected  evaluation return -170 +- 30
+    #   expected  success 0.97 +- 0.02
+    #   expected  repr/reconstruction at most 0.012
+
+Raw numbers are kept in docs/results.json; run folders and logs are in
 runs/results.
 """
 import argparse
@@ -31,24 +37,53 @@ from alfx.utils.confidence import confidence_interval
 
 ROOT = Path(__file__).resolve().parent.parent
 _RETURN = 'return'
-_EXPECTED = re.compile(r'^#\s*expected\s+(?:evaluation (?=return )|(?=\S+ -?[\d.]))(\S+)\s+(-?[\d,.]*\d)'
+_EXPECTED = re.compile(r'^#\s*expected\s+(?:evaluation (?=return )|(?=\S+ (?:at most )?-?[\d.]))(\S+)\s+'
+                       r'(at most )?(-?[\d,.]*\d)'
                        r'(?:\s*\+-\s*([\d,.]*\d))?', re.MULTILINE)
 _SHOWN_VERSIONS = ('alfx', 'torch', 'gymnasium')
 _HEAD = """# Results
 
 What the shipped confs reach. Each row is the greedy policy at the end of training, evaluated over 20 episodes or more
 for each seed. The *measure* is the return of an episode, or a number that the environment or the algorithm gives for
-it, such as whether it succeeded. The mean is over seeds, and so is its 95% interval (Student's t); *lowest* is the
-worst seed. *Required* is the lower end of what the head of the conf states. *Wall time* is the median training time of
-a run, and how many runs shared the cores of the machine meanwhile.
+it, such as whether it succeeded. The mean is over seeds, and so is its 95% interval (Student's t); *worst* is the
+worst seed. *Required* is the lower end of what the head of the conf states, or the upper end where less is better; a
+conf that states several results has several rows. *Wall time* is the median training time of a run, and how many runs
+shared the cores of the machine meanwhile.
 
 A row is made, or made again, by `python tools/results.py --conf NAME --seeds N`; the numbers behind it are in
 [results.json](results.json).
 
 """
-_COLUMNS = ('conf', 'environment', 'steps', 'seeds', 'wall time', 'measure', 'mean', '95% interval', 'lowest',
+_COLUMNS = ('conf', 'environment', 'steps', 'seeds', 'wall time', 'measure', 'mean', '95% interval', 'worst',
             'required', 'verdict', 'date', 'versions')
-_NUMBERS = ('steps', 'seeds', 'wall time', 'mean', '95% interval', 'lowest', 'required')
+_NUMBERS = ('steps', 'seeds', 'wall time', 'mean', '95% interval', 'worst', 'required')
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """A result that the head of a conf states.
+
+    Attributes:
+        measure: what the mean is of: 'return', the path of a number in the env_info, such as 'success', or the name of
+            one that the algorithm measures, such as 'irm/accuracy'.
+        required: the mean that just counts as reached; None if the head states none.
+        at_most: whether less is better.
+    """
+
+    measure: str = _RETURN
+    required: float | None = None
+    at_most: bool = False
+
+    def verdict(self, mean: float) -> str:
+        """'reached' or 'missed', or '' if nothing is required."""
+        if self.required is None:
+            return ''
+        return 'reached' if (mean <= self.required if self.at_most else mean >= self.required) else 'missed'
+
+    def __str__(self) -> str:
+        if self.required is None:
+            return ''
+        return f"{'at most ' if self.at_most else ''}{self.required:,.5g}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,31 +94,30 @@ class Task:
         name: of the conf, without folder and `.gin`.
         conf: as the command line gives it.
         env_name: its environment.
-        required: the least mean that counts as reached; None if the head of the conf states none.
+        bars: what its head states, one or more.
         fingerprint: changes with the bindings of the conf.
-        measure: what the mean is of: 'return', the path of a number in the env_info, such as 'success', or the name of
-            one that the algorithm measures, such as 'irm/accuracy'.
     """
 
     name: str
     conf: str
     env_name: str
-    required: float | None
+    bars: tuple[Bar, ...]
     fingerprint: str
-    measure: str = _RETURN
 
 
-def required_result(conf_text: str) -> tuple[str, float | None]:
-    """What the head of a conf states that an evaluation gives: the measure and the lower end of its mean.
+def stated_results(conf_text: str) -> tuple[Bar, ...]:
+    """What the head of a conf states that an evaluation gives, one bar for each line.
 
-    ``#   expected  evaluation return -170 +- 30`` is ``('return', -200.0)``, ``#   expected  success 0.97 +- 0.02`` is
-    ``('success', 0.95)``, and a head that states nothing is ``('return', None)``.
+    ``#   expected  evaluation return -170 +- 30`` is ``Bar('return', -200.0)``,
+    ``#   expected  success 0.97 +- 0.02`` is ``Bar('success', 0.95)``,
+    ``#   expected  repr/reconstruction at most 0.012`` is
+    ``Bar('repr/reconstruction', 0.012, at_most=True)``, and a head that states nothing is ``Bar('return', None)``.
     """
-    found = _EXPECTED.search(conf_text)
-    if found is None:
-        return _RETURN, None
-    expected, margin = (float((text or '0').replace(',', '')) for text in found.groups()[1:])
-    return found[1], expected - margin
+    bars = []
+    for measure, at_most, expected, margin in _EXPECTED.findall(conf_text):
+        value, width = (float((text or '0').replace(',', '')) for text in (expected, margin))
+        bars.append(Bar(measure, value + width if at_most else value - width, bool(at_most)))
+    return tuple(bars) or (Bar(), )
 
 
 def read_task(conf: str) -> Task:
@@ -96,8 +130,8 @@ def read_task(conf: str) -> Task:
     bindings = {str(binding).split(' = ', 1)[0]: str(binding) for binding in loaded.bindings}
     text = bindings.get('create_environment.env_name', ' = ?').split(' = ', 1)[1].strip("'\"")
     fingerprint = hashlib.sha256('\n'.join(sorted(bindings.values())).encode()).hexdigest()[:8]
-    measure, required = required_result(Path(loaded.conf_file).read_text())
-    return Task(Path(loaded.conf_file).stem, conf, text, required, fingerprint, measure)
+    bars = stated_results(Path(loaded.conf_file).read_text())
+    return Task(Path(loaded.conf_file).stem, conf, text, bars, fingerprint)
 
 
 def _run(arguments: list[str], log: Path, threads: int) -> str:
@@ -146,9 +180,10 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
     versions = json.loads((root_dir / 'conf' / 'versions.json').read_text())
     evaluation = json.loads(text)['greedy']
     further = {**evaluation['env_info'], **evaluation['measures']}
-    if task.measure != _RETURN and task.measure not in further:
-        raise RuntimeError(f"the head of {task.name} states '{task.measure}', but evaluation gives "
-                           f"{sorted(further) or 'no further numbers'}")
+    for bar in task.bars:
+        if bar.measure != _RETURN and bar.measure not in further:
+            raise RuntimeError(f"the head of {task.name} states '{bar.measure}', but evaluation gives "
+                               f"{sorted(further) or 'no further numbers'}")
     return {'returns': evaluation['returns'], 'env_info': further,
             'env_steps': int(float(last['env_steps'])),
             'seconds': float(last['seconds']), 'jobs': jobs, 'cores': os.cpu_count(),
@@ -166,25 +201,33 @@ def mean_over_episodes(run: dict[str, Any], measure: str) -> float:
     return float(values.reshape(len(values), -1).sum(1).mean())
 
 
-def row_of(name: str, entry: dict[str, Any]) -> list[str]:
-    """The cells of one conf in the table.
+def bars_of(entry: dict[str, Any]) -> list[Bar]:
+    """The bars of a stored conf."""
+    if 'bars' in entry:
+        return [Bar(**bar) for bar in entry['bars']]
+    return [Bar(entry.get('measure', _RETURN), entry['required'])]  # written when a head stated one result
 
-    Args:
-        name: of the conf.
-        entry: what is stored of it.
-    """
-    runs = list(entry['runs'].values())
-    measure = entry.get('measure', _RETURN)
-    means = np.array([mean_over_episodes(run, measure) for run in runs])
+
+def rows_of(name: str, entry: dict[str, Any]) -> list[list[str]]:
+    """The rows of one conf in the table: one for each bar that a run has the measure of."""
+    rows = []
+    for bar in bars_of(entry):
+        runs = [run for run in entry['runs'].values() if has_measure(run, bar.measure)]
+        if runs:
+            rows.append(_row(name, entry['env_name'], runs, bar))
+    return rows
+
+
+def _row(name: str, env_name: str, runs: list[dict[str, Any]], bar: Bar) -> list[str]:
+    means = np.array([mean_over_episodes(run, bar.measure) for run in runs])
     half_width = float(confidence_interval(means))
     latest = max(runs, key=lambda run: run['date'])
-    required = entry['required']
-    verdict = '' if required is None else 'reached' if means.mean() >= required else 'missed'
-    return [f'`{name}`', entry['env_name'], f"{int(np.median([run['env_steps'] for run in runs])):,}", str(len(runs)),
+    worst = means.max() if bar.at_most else means.min()
+    return [f'`{name}`', env_name, f"{int(np.median([run['env_steps'] for run in runs])):,}", str(len(runs)),
             f"{format_minutes(float(np.median([run['seconds'] for run in runs])))}, {latest['jobs']} on "
-            f"{latest['cores']} cores", measure, f'{means.mean():,.5g}',
+            f"{latest['cores']} cores", bar.measure, f'{means.mean():,.5g}',
             '' if np.isnan(half_width) else f'{means.mean() - half_width:,.5g} to {means.mean() + half_width:,.5g}',
-            f'{means.min():,.5g}', '' if required is None else f'{required:,.5g}', verdict, latest['date'],
+            f'{worst:,.5g}', str(bar), bar.verdict(means.mean()), latest['date'],
             ', '.join(f"{key} {latest['versions'][key]}" for key in _SHOWN_VERSIONS if latest['versions'].get(key))]
 
 
@@ -198,7 +241,7 @@ def format_minutes(seconds: float) -> str:
 def write_table(stored: dict[str, Any], path: Path) -> None:
     """Writes docs/results.md from what is stored."""
     rows: list[Sequence[str]] = [_COLUMNS, ['---:' if column in _NUMBERS else '---' for column in _COLUMNS]]
-    rows += [row_of(name, stored[name]) for name in sorted(stored) if stored[name]['runs']]
+    rows += [row for name in sorted(stored) for row in rows_of(name, stored[name])]
     path.write_text(_HEAD + ''.join(f"| {' | '.join(row)} |\n" for row in rows))
 
 
@@ -219,7 +262,14 @@ class Store:
         entry = self.confs.get(task.name, {})
         if entry.get('fingerprint') != task.fingerprint or str(seed) not in entry['runs']:
             return False
-        return has_measure(entry['runs'][str(seed)], task.measure)
+        return all(has_measure(entry['runs'][str(seed)], bar.measure) for bar in task.bars)
+
+    def restate(self, task: Task) -> None:
+        """Takes over what the head of a conf states now, for runs that are stored already."""
+        with self._lock:
+            entry = self.confs.get(task.name, {})
+            if entry.get('fingerprint') == task.fingerprint and bars_of(entry) != list(task.bars):
+                self._put(task, entry['runs'])
 
     def add(self, task: Task, seed: int, result: dict[str, Any]) -> None:
         """Stores a result; those of an earlier version of the conf are dropped."""
@@ -227,12 +277,15 @@ class Store:
             entry = self.confs.get(task.name, {})
             if entry.get('fingerprint') != task.fingerprint:
                 entry = {'fingerprint': task.fingerprint, 'runs': {}}
-            runs = {key: run for key, run in entry['runs'].items() if has_measure(run, task.measure)}
-            runs[str(seed)] = result
-            self.confs[task.name] = {**entry, 'env_name': task.env_name, 'required': task.required,
-                                     'measure': task.measure,
-                                     'runs': dict(sorted(runs.items(), key=lambda item: int(item[0])))}
-            self.write()
+            runs = {key: run for key, run in entry['runs'].items()
+                    if all(has_measure(run, bar.measure) for bar in task.bars)}
+            self._put(task, {**runs, str(seed): result})
+
+    def _put(self, task: Task, runs: dict[str, Any]) -> None:
+        self.confs[task.name] = {'fingerprint': task.fingerprint, 'env_name': task.env_name,
+                                 'bars': [dataclasses.asdict(bar) for bar in task.bars],
+                                 'runs': dict(sorted(runs.items(), key=lambda item: int(item[0])))}
+        self.write()
 
     def write(self) -> None:
         """Writes both files."""
@@ -257,8 +310,9 @@ def run_all(tasks: list[Task], seeds: int, store: Store, folder: Path, episodes:
                 continue
             result = future.result()
             store.add(task, seed, result)
-            print(f"[{i}/{len(todo)}] {task.name} seed {seed}: {task.measure} "
-                  f"{mean_over_episodes(result, task.measure):.5g}, {format_minutes(result['seconds'])}", flush=True)
+            means = ', '.join(f'{bar.measure} {mean_over_episodes(result, bar.measure):.5g}' for bar in task.bars)
+            print(f"[{i}/{len(todo)}] {task.name} seed {seed}: {means}, {format_minutes(result['seconds'])}",
+                  flush=True)
     return failed
 
 
@@ -284,6 +338,8 @@ def main() -> int:
     except gin_utils.ConfError as error:
         print(f'ConfError: {error}', file=sys.stderr)
         return 2
+    for task in tasks:
+        store.restate(task)
     return int(run_all(tasks, args.seeds, store, args.folder, args.episodes, args.jobs) > 0)
 
 

@@ -18,8 +18,13 @@ def a_run(returns, seconds=60.0):
             'versions': {'alfx': '0.1', 'torch': '2.13', 'gymnasium': None}}
 
 
-def a_task(results, fingerprint='f', required=10.0):
-    return results.Task('some_conf', 'some_conf', 'Some-v1', required, fingerprint)
+def a_task(results, fingerprint='f', required=10.0, measure='return', at_most=False):
+    return results.Task('some_conf', 'some_conf', 'Some-v1', (results.Bar(measure, required, at_most), ), fingerprint)
+
+
+def only_row(results, store):
+    row, = results.rows_of('some_conf', store.confs['some_conf'])
+    return row
 
 
 @pytest.mark.parametrize('head,measure,required', [
@@ -32,8 +37,54 @@ def a_task(results, fingerprint='f', required=10.0):
     ('#   expected  the success of 0.5 of all\n', 'return', None),
     ('#   nothing of the kind\n', 'return', None)])
 def test_what_is_required_is_the_lower_end_of_what_the_conf_states(results, head, measure, required):
-    found = results.required_result('# A conf\n' + head + "include 'ppo.gin'\n")
-    assert found[0] == measure and found[1] == (None if required is None else pytest.approx(required))
+    found, = results.stated_results('# A conf\n' + head + "include 'ppo.gin'\n")
+    assert found.measure == measure and not found.at_most
+    assert found.required == (None if required is None else pytest.approx(required))
+
+
+@pytest.mark.parametrize('text, required', [('at most 0.012', 0.012), ('at most -1,000 (a cost)', -1000.0),
+                                            ('at most 0.01 +- 0.002', 0.012)])
+def test_where_less_is_better_the_upper_end_is_required(results, text, required):
+    found, = results.stated_results(f'# A conf\n#   expected  repr/reconstruction {text}\n')
+    assert (found.measure, found.at_most) == ('repr/reconstruction', True)
+    assert found.required == pytest.approx(required)
+
+
+def test_a_mean_above_what_is_at_most_required_is_missed(results, tmp_path):
+    store = results.Store(tmp_path / 'results.json')
+    task = a_task(results, required=1.5, at_most=True)
+    store.add(task, 0, a_run([1.0]))
+    assert only_row(results, store)[8:11] == ['1', 'at most 1.5', 'reached']
+    store.add(task, 1, a_run([3.0]))
+    assert only_row(results, store)[6] == '2' and only_row(results, store)[8:11] == ['3', 'at most 1.5', 'missed']
+
+
+def test_a_conf_that_states_several_results_has_several_rows(results, tmp_path):
+    head = '#   expected  repr/elbo 8 +- 1.5: nats\n#   expected  repr/reconstruction at most 0.012\n'
+    bars = results.stated_results(head)
+    assert bars == (results.Bar('repr/elbo', 6.5), results.Bar('repr/reconstruction', 0.012, True))
+    store = results.Store(tmp_path / 'results.json')
+    store.add(results.Task('some_conf', 'some_conf', 'Some-v1', bars, 'f'), 0,
+              {**a_run([0.0]), 'env_info': {'repr/elbo': [7.0], 'repr/reconstruction': [0.02]}})
+    rows = results.rows_of('some_conf', results.Store(tmp_path / 'results.json').confs['some_conf'])
+    assert [[row[5], row[6], *row[9:11]] for row in rows] == [
+        ['repr/elbo', '7', '6.5', 'reached'], ['repr/reconstruction', '0.02', 'at most 0.012', 'missed']]
+
+
+def test_a_head_that_states_something_else_now_is_taken_over_without_new_runs(results, tmp_path):
+    store = results.Store(tmp_path / 'results.json')
+    store.add(a_task(results, required=10.0), 0, a_run([9.0]))
+    store.restate(a_task(results, fingerprint='another', required=8.0))
+    assert only_row(results, store)[9:11] == ['10', 'missed']
+    store.restate(a_task(results, required=8.0))
+    assert only_row(results, results.Store(tmp_path / 'results.json'))[9:11] == ['8', 'reached']
+
+
+def test_what_was_stored_with_a_single_requirement_is_still_read(results):
+    entry = {'env_name': 'Some-v1', 'required': 0.5, 'measure': 'success',
+             'runs': {'0': {**a_run([1.0]), 'env_info': {'success': [0.75]}}}}
+    row, = results.rows_of('some_conf', entry)
+    assert (row[5], row[6], row[9], row[10]) == ('success', '0.75', '0.5', 'reached')
 
 
 def test_a_row_is_over_the_means_of_seeds(results, tmp_path):
@@ -41,7 +92,7 @@ def test_a_row_is_over_the_means_of_seeds(results, tmp_path):
     # means of the seeds 10 and 20: mean 15, and the interval is 15 +- 12.706 * 5, as t(0.975, 1) = 12.706
     store.add(a_task(results), 1, a_run([5.0, 15.0]))
     store.add(a_task(results), 0, a_run([20.0, 20.0]))
-    row = results.row_of('some_conf', store.confs['some_conf'])
+    row = only_row(results, store)
     assert row[:10] == ['`some_conf`', 'Some-v1', '1,000', '2', '60 s, 2 on 2 cores', 'return', '15',
                         '-48.531 to 78.531', '10', '10']
     assert row[10:] == ['reached', '2026-01-02', 'alfx 0.1, torch 2.13']
@@ -50,7 +101,7 @@ def test_a_row_is_over_the_means_of_seeds(results, tmp_path):
 def test_a_mean_below_what_is_required_is_missed(results, tmp_path):
     store = results.Store(tmp_path / 'results.json')
     store.add(a_task(results, required=10.5), 0, a_run([10.0]))
-    assert results.row_of('some_conf', store.confs['some_conf'])[10] == 'missed'
+    assert only_row(results, store)[10] == 'missed'
 
 
 def test_what_is_stored_is_found_again_until_the_conf_changes(results, tmp_path):
@@ -77,18 +128,18 @@ def test_the_fingerprint_of_a_conf_follows_its_bindings_and_not_its_comments(res
 
 def test_vector_returns_count_by_their_sum(results):
     entry = {'env_name': 'Some-v1', 'required': None, 'runs': {'0': a_run([[1.0, 2.0], [3.0, 4.0]])}}
-    assert results.row_of('some_conf', entry)[6] == '5'
+    assert results.rows_of('some_conf', entry)[0][6] == '5'
 
 
 def test_a_conf_may_state_a_number_of_the_environment_in_place_of_the_return(results, tmp_path):
     store = results.Store(tmp_path / 'results.json')
-    task = results.Task('some_conf', 'some_conf', 'Some-v1', 0.9, 'f', 'success')
+    task = a_task(results, required=0.9, measure='success')
     store.add(a_task(results), 0, a_run([-10.0]))
     assert not store.is_done(task, 0), 'the run has no success rate'
     store.add(task, 1, {**a_run([-2.0, -4.0]), 'env_info': {'success': [1.0, 0.0]}})
     store.add(task, 2, {**a_run([-2.0, -4.0]), 'env_info': {'success': [1.0, 1.0]}})
     assert store.is_done(task, 1) and list(store.confs['some_conf']['runs']) == ['1', '2']
-    row = results.row_of('some_conf', store.confs['some_conf'])
+    row = only_row(results, store)
     assert (row[5], row[6], row[8], row[9], row[10]) == ('success', '0.75', '0.5', '0.9', 'missed')
     assert '| success | 0.75 |' in (tmp_path / 'results.md').read_text()
 
@@ -105,7 +156,7 @@ def test_a_number_that_the_environment_does_not_give_is_an_error_that_says_what_
         return json.dumps(evaluation)
 
     monkeypatch.setattr(results, '_run', run)
-    task = results.Task('some_conf', 'some_conf', 'Some-v1', 0.9, 'f', 'success')
+    task = a_task(results, required=0.9, measure='success')
     with pytest.raises(RuntimeError, match=r"some_conf states 'success', but evaluation gives \['distance'\]"):
         results.train_and_evaluate(task, 0, tmp_path, 1, 1)
     evaluation['greedy']['env_info']['success'] = [1.0]
