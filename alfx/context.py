@@ -19,7 +19,8 @@ _PROGRESS_TYPES = ('percent', 'iterations', 'env_steps', 'global_counter')
 class _State:
     """The state; one instance a process."""
 
-    __slots__ = ('exe_mode', 'global_counter', 'progress', 'writer', 'recording', 'scopes', 'device', 'specs')
+    __slots__ = ('exe_mode', 'global_counter', 'progress', 'writer', 'recording', 'scopes', 'device', 'specs',
+                 'first_environment')
 
     def __init__(self) -> None:
         self.exe_mode = 'normal'
@@ -30,6 +31,7 @@ class _State:
         self.scopes: list[str] = []
         self.device = torch.device('cpu')
         self.specs: dict[str, NestedTensorSpec] = {}
+        self.first_environment = 0
 
 
 _state = _State()
@@ -228,6 +230,28 @@ def summary_scope(name: str) -> Iterator[str]:
 def scope_name() -> str:
     """The scopes in force, each followed by a slash."""
     return ''.join(f'{name}/' for name in _state.scopes)
+
+
+# Environments --------------------------------------------------------------------------------------------------
+
+
+def first_environment() -> int:
+    """The number, among all of the run, of the first environment made in this process; others may have those before.
+
+    It decides the random streams of environments, so that several processes together have those of one.
+    """
+    return _state.first_environment
+
+
+@contextmanager
+def environments_from(first: int) -> Iterator[None]:
+    """Context manager within which environments that are made or seeded are numbered from ``first``."""
+    before = _state.first_environment
+    _state.first_environment = first
+    try:
+        yield
+    finally:
+        _state.first_environment = before
 
 
 # Specs of the run ----------------------------------------------------------------------------------------------

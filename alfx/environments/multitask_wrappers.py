@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from alfx import nest
+from alfx import context, nest
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.errors import EnvironmentLoadError
-from alfx.environments.seeding import derived_seed
+from alfx.environments.seeding import batch_seed, derived_seed
 from alfx.environments.wrapper_base import _MODULE, AlfEnvironmentBaseWrapper
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
@@ -81,6 +81,12 @@ class BatchEnvironmentWrapper(_Several):
         super().__init__(envs)
         self._sizes = [env.batch_size for env in envs]
         self._env_ids = torch.arange(sum(self._sizes))
+
+    def _seed(self, seed: int | None) -> None:
+        first = context.first_environment() // self._sizes[0]
+        with context.environments_from(0):  # each of them has a seed of its own already
+            for i, env in enumerate(self._envs):
+                env.seed(derived_seed(seed, first + i))
 
     @property
     def batch_size(self) -> int:
@@ -268,7 +274,7 @@ class CurriculumWrapper(AlfEnvironmentBaseWrapper):
 
     def _seed(self, seed: int | None) -> None:
         super()._seed(seed)
-        self._generator = np.random.default_rng(derived_seed(seed, 2))
+        self._generator = np.random.default_rng(batch_seed(seed, 2))
 
     def task_probabilities(self) -> np.ndarray:
         """``[num_tasks]``: of being chosen next."""

@@ -15,7 +15,7 @@ import torch
 from alfx import nest
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import AlfEnvironment, select
-from alfx.environments.seeding import derived_seed
+from alfx.environments.seeding import batch_seed
 from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec,
                                zeros_from_spec)
 
@@ -136,7 +136,7 @@ class UnittestEnv(AlfEnvironment):
 
     def _seed(self, seed: int | None) -> None:
         # not the seed itself: torch's own generator, from which policies draw, may have been given the same one
-        own = derived_seed(seed, 0)
+        own = batch_seed(seed, 0)
         self._generator.seed() if own is None else self._generator.manual_seed(own)
 
     def get_state(self) -> Any:

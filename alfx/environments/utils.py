@@ -8,9 +8,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from alfx import context as run_context
 from alfx import gin_utils
 from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.described_environment import DescribedEnvironment
 from alfx.environments.errors import EnvironmentLoadError
 from alfx.environments.multitask_wrappers import BatchEnvironmentWrapper
 from alfx.environments.process_vector_env import ProcessVectorEnv
@@ -30,8 +32,8 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
                        start_serially: bool = True, num_spare_envs: int = 0, torch_num_threads_per_env: int = 1,
                        parallel_environment_ctor: Callable[..., Any] = ProcessVectorEnv, seed: int | None = None,
                        batched_wrappers: Sequence[Callable[[AlfEnvironment], AlfEnvironment]] = (),
-                       max_restarts: int = 0, context: str | None = None,
-                       worker_timeout: float | None = None) -> AlfEnvironment:
+                       max_restarts: int = 0, context: str | None = None, worker_timeout: float | None = None,
+                       only_described: bool = False) -> AlfEnvironment:
     """``num_parallel_environments`` environments as one batch.
 
     What ``env_load_fn`` may be:
@@ -64,6 +66,8 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
         max_restarts: how often each environment may be made anew after it raised or its process died.
         context: how processes are started: 'fork', 'forkserver' or 'spawn'; ``None``: 'fork' where there is it.
         worker_timeout: seconds after which a process that gives no answer counts as dead; ``None``: never.
+        only_described: make one environment, and close it: what is returned has the specs and the size of the batch,
+            and cannot be stepped. For a process that lets others act.
 
     Raises:
         EnvironmentLoadError: an unknown name, a missing package, an argument that is not supported.
@@ -85,6 +89,11 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
         vector_env = partial(parallel_environment_ctor, envs_per_worker=batch_size_per_env or 1,
                              max_restarts=max_restarts, start_serially=start_serially,
                              torch_num_threads=torch_num_threads_per_env, context=context, timeout=worker_timeout)
+    if only_described:
+        with _load(env_name, env_load_fn, 1, SerialVectorEnv, True) as env:
+            for wrapper in batched_wrappers:
+                env = wrapper(env)
+            return DescribedEnvironment(env, num_parallel_environments)
     env = _load(env_name, env_load_fn, num_parallel_environments, vector_env, nonparallel)
     for wrapper in batched_wrappers:
         env = wrapper(env)
@@ -118,7 +127,9 @@ def _load(env_name: Any, env_load_fn: EnvLoadFn, count: int, vector_env: VectorE
             raise EnvironmentLoadError(f'{_function_name(env_load_fn)}: expected an AlfEnvironment of batch size '
                                        f'{count}, found {env}')
         return env
-    env_fns = [partial(env_load_fn, env_name, **({'env_id': i} if 'env_id' in accepts else {})) for i in range(count)]
+    first = run_context.first_environment()
+    env_fns = [partial(env_load_fn, env_name, **({'env_id': i} if 'env_id' in accepts else {}))
+               for i in range(first, first + count)]
     if nonparallel:
         envs = [env_fn() for env_fn in env_fns]
         if all(isinstance(env, AlfEnvironment) for env in envs):

@@ -1,0 +1,63 @@
+"""An environment that is only known by its specs, for a process that lets others step it."""
+from typing import Any
+
+from alfx.data_structures import TimeStep
+from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.errors import UnsupportedOperationError
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+
+
+class DescribedEnvironment(AlfEnvironment):
+    """Specs, name and size of a batch of environments that live in other processes.
+
+    Args:
+        env: one such environment, or a batch of them; it may be closed afterwards.
+        batch_size: ``B`` of the batch that is described.
+    """
+
+    def __init__(self, env: AlfEnvironment, batch_size: int):
+        self._batch_size, self._name, self._metadata = batch_size, env.name, env.metadata
+        self._observation_spec, self._action_spec = env.observation_spec(), env.action_spec()
+        self._reward_spec, self._env_info_spec = env.reward_spec(), env.env_info_spec()
+        self._task_names = env.task_names
+
+    @property
+    def batch_size(self) -> int:
+        return self._batch_size
+
+    def observation_spec(self) -> NestedTensorSpec:
+        return self._observation_spec
+
+    def action_spec(self) -> NestedTensorSpec:
+        return self._action_spec
+
+    def reward_spec(self) -> TensorSpec:
+        return self._reward_spec
+
+    def env_info_spec(self) -> NestedTensorSpec:
+        return self._env_info_spec
+
+    @property
+    def num_tasks(self) -> int:
+        return len(self._task_names)
+
+    @property
+    def task_names(self) -> list[str]:
+        return self._task_names
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self._metadata
+
+    def _reset(self) -> TimeStep:
+        raise UnsupportedOperationError(f'{self._name} is stepped by other processes and cannot be reset in this one')
+
+    def _step(self, action: NestedTensor) -> TimeStep:
+        raise UnsupportedOperationError(f'{self._name} is stepped by other processes and cannot be stepped in this one')
+
+    def _seed(self, seed: int | None) -> None:
+        """Nothing: who steps the environments has seeded them."""
