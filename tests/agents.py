@@ -8,8 +8,10 @@ from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.impala_algorithm import ImpalaAlgorithm
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.ppo_loss import PPOLoss
+from alfx.algorithms.vtrace_loss import VTraceLoss
 from alfx.environments.suite_unittest import (ActionType, MixedPolicyUnittestEnv, PolicyUnittestEnv,
                                               RNNPolicyUnittestEnv)
 from alfx.layers import Cast, OneHot, Scale, Sequential
@@ -29,6 +31,7 @@ ENVIRONMENTS = {
 ALGORITHMS = {
     'actor-critic': partial(ActorCriticAlgorithm, loss_class=partial(ActorCriticLoss, entropy_regularization=0.01)),
     'ppo': partial(PPOAlgorithm, loss_class=partial(PPOLoss, entropy_regularization=0.01)),
+    'impala': partial(ImpalaAlgorithm, loss_class=partial(VTraceLoss, entropy_regularization=0.01)),
 }
 
 
@@ -41,9 +44,11 @@ def make_agent(algorithm, environment, batch_size=4, unroll_length=6, seed=0, da
     env.seed(seed)
     env.reset()
     recurrent = environment == 'recurrent'
+    if mini_batch_length is None and algorithm != 'impala':  # which sees as far as its sequences
+        mini_batch_length = 2 if recurrent else 1
     config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=unroll_length,
                            mini_batch_size=mini_batch_size,
-                           mini_batch_length=mini_batch_length or (2 if recurrent else 1),
+                           mini_batch_length=mini_batch_length,
                            num_updates_per_train_iter=2,
                            use_rollout_state=recurrent if use_rollout_state is None else use_rollout_state)
     if data_transformer is not None:

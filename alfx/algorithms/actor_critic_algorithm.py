@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributions import TransformedDistribution
 
 from alfx import nest
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
@@ -113,19 +114,19 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
     @property
     def recomputes_rollout_info(self) -> bool:
         """True without recurrent state and layers that mix samples, and unless a subclass changes the steps."""
-        return (self._is_stateless and not self._has_batch_dependence and self._value_network is not None
-                and self._has_own_steps(ActorCriticAlgorithm))
+        return self._is_stateless and not self._has_batch_dependence and self._has_own_steps(ActorCriticAlgorithm)
 
     def _has_own_steps(self, cls: type) -> bool:
-        """Whether the steps that must agree with each other are all those of ``cls``."""
-        return all(getattr(type(self), name) is getattr(cls, name)
-                   for name in ('rollout_step', 'collect_step', 'train_step', '_value', '_info'))
+        """Whether it can be trained, and the steps that must agree with each other are all those of ``cls``."""
+        return self._value_network is not None and all(
+            getattr(type(self), name) is getattr(cls, name)
+            for name in ('rollout_step', 'collect_step', 'train_step', '_value', '_info', '_train_info'))
 
     def train_step(self, inputs: TimeStep, state: NestedTensor, rollout_info: Any) -> AlgStep:
         """The infos of ``rollout_step`` for the action that was taken, with the networks as they are now."""
         distribution, actor_state = self._actor_network(inputs.observation, state=state.actor if state else ())
         value, value_state = self._value(inputs.observation, state.value if state else ())
-        info = self._info(inputs, rollout_info.action, distribution, value)
+        info = self._train_info(inputs, rollout_info, distribution, value)
         return AlgStep(rollout_info.action, ActorCriticState(actor_state, value_state), info)
 
     def _value(self, observation: NestedTensor, state: NestedTensor) -> tuple[torch.Tensor, NestedTensor]:
@@ -138,6 +139,38 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
         return ActorCriticInfo(step_type=inputs.step_type, discount=inputs.discount, reward=inputs.reward,
                                action=action, action_distribution=distribution, value=value,
                                reward_weights=self._batched_reward_weights(inputs))
+
+    def _train_info(self, inputs: TimeStep, rollout_info: Any, distribution: NestedTensor, value: torch.Tensor) -> Any:
+        """The info of :meth:`train_step`."""
+        return self._info(inputs, rollout_info.action, distribution, value)
+
+    def _completed_info(self, inputs: TimeStep, rollout_info: Any, distribution: NestedTensor,
+                        value: torch.Tensor) -> Any:
+        """``rollout_info`` with the fields that it shares with ``ActorCriticInfo`` as they are now."""
+        return rollout_info._replace(step_type=inputs.step_type, discount=inputs.discount, reward=inputs.reward,
+                                     action_distribution=distribution, value=value,
+                                     reward_weights=self._batched_reward_weights(inputs))
+
+    @staticmethod
+    def _sampled_for_replay(distribution: NestedTensor) -> Any:
+        """``ActorCriticInfo`` of a sampled action: its distribution, and its log-probability where that is needed.
+
+        The log-probability of a squashed action is only exact where the sample before squashing is known; that of
+        others is quicker computed for many steps at once.
+        """
+        leaves, log_prob = nest.flatten(distribution, nest.is_distribution), ()
+        if any(isinstance(leaf, TransformedDistribution) for leaf in leaves):
+            action, log_prob = dist_utils.sample_action_distribution(distribution, return_log_prob=True)
+        else:
+            action = dist_utils.sample_action_distribution(distribution)
+        return ActorCriticInfo(action=action, log_prob=log_prob, action_distribution=distribution)
+
+    @staticmethod
+    def _rollout_log_prob(rollout_info: Any) -> torch.Tensor:
+        """The log-probabilities of actions when they were taken, of the batch shape of the distributions."""
+        if isinstance(rollout_info.log_prob, torch.Tensor):
+            return rollout_info.log_prob
+        return dist_utils.compute_log_probability(rollout_info.action_distribution, rollout_info.action)
 
     def _batched_reward_weights(self, inputs: TimeStep) -> NestedTensor:
         """``[B, K]`` for a multi-dimensional reward, else ``()``."""

@@ -110,9 +110,7 @@ class ActorCriticLoss(Loss):
     def calc_returns_and_advantages(self, info: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Targets of the value and advantages, both of the shape of ``info.value`` and without gradient."""
         with torch.no_grad():
-            value = info.value.detach()
-            discount = info.discount.unsqueeze(-1) if value.ndim == 3 else info.discount
-            discount = (discount * self._gamma).expand_as(value)
+            value, discount = info.value.detach(), self._discount(info)
             advantages = returns = None
             if self._use_gae:
                 advantages = value_ops.generalized_advantage_estimation(info.reward, value, info.step_type, discount,
@@ -124,6 +122,11 @@ class ActorCriticLoss(Loss):
             if advantages is None:
                 advantages = returns - value[:-1]
             return torch.cat([returns, value[-1:]]), torch.cat([advantages, torch.zeros_like(value[-1:])])
+
+    def _discount(self, info: Any) -> torch.Tensor:
+        """Environment discount times gamma, of the shape of ``info.value``."""
+        discount = info.discount.unsqueeze(-1) if info.value.ndim == 3 else info.discount
+        return (discount * self._gamma).expand_as(info.value)
 
     def _processed_advantages(self, info: Any, advantages: torch.Tensor) -> torch.Tensor:
         """Weighted over rewards, normalized, clipped: ``[T, B]``."""

@@ -233,6 +233,11 @@ class Agent(RLAlgorithm):
         return self._rl_algorithm.learns_from_stale_unrolls
 
     @property
+    def bootstraps_sequences(self) -> bool:
+        """Whether that is so for any part; no part is trained on the last step of a sequence then."""
+        return any(part.bootstraps_sequences for part in self._parts())
+
+    @property
     def recomputes_rollout_info(self) -> bool:
         """Whether all that a step does is the policy's own step, and that one can be recomputed."""
         plain_parts = [self._rl_algorithm, self._entropy_target_algorithm, self._policy_loss_addons]

@@ -174,6 +174,15 @@ class Algorithm(OptimizedAlgorithm):
         return False
 
     @property
+    def bootstraps_sequences(self) -> bool:
+        """Whether the last step of a training sequence is there only to bootstrap from: its loss does not count.
+
+        If so, whole unrolls are cut into sequences of ``mini_batch_length`` steps and one more, the first one of the
+        next sequence; of a sampled sequence of ``mini_batch_length`` steps all but the last are trained on.
+        """
+        return False
+
+    @property
     def recomputes_rollout_info(self) -> bool:
         """Whether ``train_step`` on stored steps yields the infos that ``rollout_step`` would have yielded.
 

@@ -6,16 +6,14 @@ and dropped. The loss is in :mod:`alfx.algorithms.ppo_loss`.
 from typing import Any
 
 import torch
-from torch.distributions import TransformedDistribution
 
 from alfx import nest
-from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm, ActorCriticInfo, ActorCriticState
+from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm, ActorCriticInfo
 from alfx.algorithms.fixed_update import is_fixed
 from alfx.algorithms.ppo_loss import PPOLoss
 from alfx.data_structures import AlgStep, BatchInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import NestedTensor
-from alfx.utils import dist_utils
 
 PPOInfo = namedtuple('PPOInfo', [
     'step_type', 'discount', 'reward', 'action', 'rollout_log_prob', 'rollout_action_distribution', 'returns',
@@ -46,36 +44,22 @@ class PPOAlgorithm(ActorCriticAlgorithm):
     @property
     def recomputes_rollout_info(self) -> bool:
         """As for actor-critic: values, and where that is exact log-probabilities, of all steps at once."""
-        return (self._is_stateless and not self._has_batch_dependence and self._value_network is not None
-                and self._has_own_steps(PPOAlgorithm))
+        return self._is_stateless and not self._has_batch_dependence and self._has_own_steps(PPOAlgorithm)
 
     def collect_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """Sample an action and keep its distribution; :meth:`preprocess_experience` computes the rest.
-
-        The log-probability of a squashed action is only exact where the sample before squashing is known.
-        """
+        """Sample an action and keep its distribution; :meth:`preprocess_experience` computes the rest."""
         distribution, _ = self._actor_network(inputs.observation)
-        if self._is_squashed(distribution):
-            action, log_prob = dist_utils.sample_action_distribution(distribution, return_log_prob=True)
-        else:
-            action, log_prob = dist_utils.sample_action_distribution(distribution), ()
-        return AlgStep(action, self._no_state,
-                       ActorCriticInfo(action=action, log_prob=log_prob, action_distribution=distribution))
-
-    @staticmethod
-    def _is_squashed(distribution: NestedTensor) -> bool:
-        return any(isinstance(d, TransformedDistribution) for d in nest.flatten(distribution, nest.is_distribution))
+        info = self._sampled_for_replay(distribution)
+        return AlgStep(info.action, self._no_state, info)
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
         """Compute returns and advantages ``[B, T]`` (``[B, T, K]`` for K rewards) of the whole unroll."""
         with torch.no_grad():
-            value, log_prob = rollout_info.value, rollout_info.log_prob
+            value = rollout_info.value
             if not isinstance(value, torch.Tensor):
                 value = self._values(root_inputs)
-            if not isinstance(log_prob, torch.Tensor):
-                log_prob = dist_utils.compute_log_probability(rollout_info.action_distribution, rollout_info.action)
-            info = PPOInfo(action=rollout_info.action, rollout_log_prob=log_prob,
+            info = PPOInfo(action=rollout_info.action, rollout_log_prob=self._rollout_log_prob(rollout_info),
                            rollout_action_distribution=rollout_info.action_distribution)
             if not self._loss.compute_advantages_internally:
                 time_major = ActorCriticInfo(step_type=root_inputs.step_type.transpose(0, 1),
@@ -97,11 +81,5 @@ class PPOAlgorithm(ActorCriticAlgorithm):
     def _value_inputs(self, root_inputs: TimeStep) -> NestedTensor:
         return root_inputs.observation
 
-    def train_step(self, inputs: TimeStep, state: NestedTensor, rollout_info: Any) -> AlgStep:
-        """The policy and the value as they are now, for the action that was taken then."""
-        distribution, actor_state = self._actor_network(inputs.observation, state=state.actor if state else ())
-        value, value_state = self._value(inputs.observation, state.value if state else ())
-        info = rollout_info._replace(step_type=inputs.step_type, discount=inputs.discount, reward=inputs.reward,
-                                     action_distribution=distribution, value=value,
-                                     reward_weights=self._batched_reward_weights(inputs))
-        return AlgStep(rollout_info.action, ActorCriticState(actor_state, value_state), info)
+    def _train_info(self, inputs: TimeStep, rollout_info: Any, distribution: NestedTensor, value: torch.Tensor) -> Any:
+        return self._completed_info(inputs, rollout_info, distribution, value)

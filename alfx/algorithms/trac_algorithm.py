@@ -156,6 +156,16 @@ class TracAlgorithm(RLAlgorithm):
         self._ac_algorithm.set_reward_weights(reward_weights)
 
     @property
+    def learns_from_stale_unrolls(self) -> bool:
+        """Whether the actor-critic does."""
+        return self._ac_algorithm.learns_from_stale_unrolls
+
+    @property
+    def bootstraps_sequences(self) -> bool:
+        """Whether the actor-critic does."""
+        return self._ac_algorithm.bootstraps_sequences
+
+    @property
     def recomputes_rollout_info(self) -> bool:
         """Whether the actor-critic does."""
         return self._ac_algorithm.recomputes_rollout_info

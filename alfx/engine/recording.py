@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from alfx import context, nest
 from alfx.data_structures import BatchInfo, Experience, LossInfo
-from alfx.engine.update import NonFiniteLossError, reduce_loss, valid_masks
+from alfx.engine.update import NonFiniteLossError, counted_loss, reduce_loss
 from alfx.tensor_specs import NestedTensor
 from alfx.utils.schedulers import disallow_scheduler
 
@@ -106,7 +106,8 @@ class UpdateRecorder:
             named = dict(zip(self._names, tensors))
             named.update((self._names[i], p) for i, p in zip(self.trained, tracked))
             loss_info: LossInfo = torch.func.functional_call(self._losses, named, (experience, ))
-            total = reduce_loss(loss_info, valid_masks(experience.time_step.step_type), 1.0, weights)
+            loss_info, masks = counted_loss(self._algorithm, loss_info, experience.time_step.step_type)
+            total = reduce_loss(loss_info, masks, 1.0, weights)
             grads = torch.autograd.grad(total, tracked, allow_unused=True)
         priority = loss_info.priority
         return Gradients(total.detach(), priority.detach() if isinstance(priority, Tensor) else (), grads)

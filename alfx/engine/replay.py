@@ -14,7 +14,7 @@ from alfx.engine.priorities import importance_weights, update_priorities
 from alfx.engine.recorded_update import RecordedUpdate
 from alfx.engine.recording import has_fixed_update
 from alfx.engine.unroll import reset_state_at_first
-from alfx.engine.update import valid_masks
+from alfx.engine.update import counted_loss
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils.checks import problem_at
 from alfx.tensor_specs import NestedTensor, extract_spec
@@ -46,10 +46,10 @@ def _train_on_whole_buffer(algorithm: 'Algorithm', count_updates: bool) -> int:
     """``num_updates_per_train_iter`` epochs over everything in the buffer."""
     config, buffer = algorithm._config, algorithm.replay_buffer
     assert config is not None and buffer is not None
-    stored, clear = _steps_in(buffer), config.clear_replay_buffer
+    stored, clear, overlap = _steps_in(buffer), config.clear_replay_buffer, algorithm.bootstraps_sequences
     context_steps = algorithm._context_steps if clear else stored - (buffer.max_length -
                                                                      buffer.num_earliest_frames_ignored)
-    if stored - max(context_steps, 0) < (config.mini_batch_length or 1) + clear:
+    if stored - max(context_steps, 0) < (config.mini_batch_length or 1) + (clear or overlap):
         return 0
     if not _has_collected_enough(algorithm):
         if clear:
@@ -57,10 +57,12 @@ def _train_on_whole_buffer(algorithm: 'Algorithm', count_updates: bool) -> int:
         return 0
     experience, batch_info = _without_context(*buffer.gather_all(), max(context_steps, 0))
     experience = _processed(algorithm, experience, batch_info)
-    if clear:  # the last step was stored to bootstrap from, see RLAlgorithm.unroll
-        experience = nest.map_structure(lambda x: x[:, :-1], experience)
+    if clear:
         algorithm._context_steps = buffer.rewind(keep=buffer.num_earliest_frames_ignored)
-    sequences = _as_sequences(experience, _sequence_length(algorithm, experience))
+        if not overlap:  # the last step was stored to bootstrap from, see RLAlgorithm.unroll
+            experience = nest.map_structure(lambda x: x[:, :-1], experience)
+    length = _sequence_length(algorithm, experience.time_step.step_type.shape[1] - overlap)
+    sequences = _as_sequences(experience, length, overlap)
     count = sequences.time_step.step_type.shape[1]
     batch_size = min(config.mini_batch_size or buffer.num_environments, count)
     records, epochs, steps = _records_each_update(algorithm), config.num_updates_per_train_iter, 0
@@ -112,11 +114,10 @@ def _has_collected_enough(algorithm: 'Algorithm') -> bool:
     return int(buffer.current_pos.sum()) >= config.initial_collect_steps
 
 
-def _sequence_length(algorithm: 'Algorithm', experience: Experience) -> int:
-    """``mini_batch_length``; by default that of an unroll."""
+def _sequence_length(algorithm: 'Algorithm', steps: int) -> int:
+    """``mini_batch_length``; by default that of an unroll. There are ``steps`` to train on."""
     config = algorithm._config
     assert config is not None
-    steps = experience.time_step.step_type.shape[1]
     if config.mini_batch_length:
         return config.mini_batch_length
     return steps if config.clear_replay_buffer else min(max(int(config.unroll_length), 1), steps)
@@ -135,21 +136,20 @@ def _steps_in(buffer: ReplayBuffer) -> int:
     return buffer.total_size // buffer.num_environments
 
 
-def _as_sequences(experience: Experience, length: int) -> Experience:
+def _as_sequences(experience: Experience, length: int, overlap: bool = False) -> Experience:
     """Cut ``[B, T, ...]`` into sequences of ``length`` steps, time-major: ``[length, B * (T // length), ...]``.
 
-    The oldest steps are left out if ``length`` does not divide T.
+    With ``overlap`` each has one step more, which is the first one of the next: ``[length + 1, B * ((T - 1) // length),
+    ...]``. The oldest steps are left out if ``length`` does not divide T (T - 1).
     """
-    steps = experience.time_step.step_type.shape[1]
-    first = steps % length
-    steps -= first
+    first = (experience.time_step.step_type.shape[1] - overlap) % length
 
     def cut(x: torch.Tensor) -> torch.Tensor:
         x = x[:, first:].transpose(0, 1)  # [T, B, ...]
-        if length == 1:
+        if length == 1 and not overlap:
             return x.reshape(1, -1, *x.shape[2:])
-        x = x.reshape(steps // length, length, *x.shape[1:]).transpose(0, 1)
-        return x.reshape(length, -1, *x.shape[3:])
+        x = x.unfold(0, length + overlap, length).movedim(-1, 0)  # [length, T // length, B, ...]
+        return x.reshape(x.shape[0], -1, *x.shape[3:])
 
     return nest.map_structure(cut, experience)
 
@@ -245,7 +245,7 @@ def _preprocessed(algorithm: 'Algorithm', experience: Experience, batch_info: Ba
 
 
 def _update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInfo | None, count_updates: bool) -> int:
-    """One gradient update from a minibatch ``[L, B, ...]``; returns ``L * B``."""
+    """One gradient update from a minibatch ``[L, B, ...]``; returns how many of its steps were trained on."""
     if count_updates:
         context.increment_global_counter()
     config = algorithm._config
@@ -258,15 +258,15 @@ def _update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInf
         train_info = compute_train_info(algorithm, experience)
         if algorithm._train_info_spec is None:
             algorithm._train_info_spec = extract_spec(train_info, from_dim=2)
-        loss_info = algorithm.calc_loss(train_info)
-        masks = valid_masks(experience.time_step.step_type)
+        loss_info, masks = counted_loss(algorithm, algorithm.calc_loss(train_info), experience.time_step.step_type)
         loss_info, params = algorithm.update_with_gradient(loss_info, masks, 1.0, batch_info)
     if batch_info is not None and algorithm._config is not None:
         update_priorities(algorithm._config, algorithm.replay_buffer, batch_info, loss_info)
     algorithm.after_update(experience.time_step, train_info)
     if context.should_record_summaries():
         algorithm.summarize_train(experience, train_info, loss_info, params)
-    return experience.time_step.step_type.numel()
+    length, batch = experience.time_step.step_type.shape
+    return (length - algorithm.bootstraps_sequences) * batch
 
 
 def _played_update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInfo | None) -> LossInfo | None:

@@ -134,8 +134,7 @@ def train_from_unroll(algorithm: 'Algorithm', experience: Experience, train_info
         ``T * B``, the number of steps trained on.
     """
     loss_info = algorithm.calc_loss(train_info)
-    masks = valid_masks(experience.time_step.step_type)[:-1]
-    loss_info = _without_bootstrap_step(loss_info, masks.shape)
+    loss_info, masks = without_bootstrap_step(loss_info, experience.time_step.step_type)
     loss_info, params = algorithm.update_with_gradient(loss_info, masks)
     algorithm.after_update(experience.time_step, train_info)
     if context.should_record_summaries():
@@ -143,14 +142,30 @@ def train_from_unroll(algorithm: 'Algorithm', experience: Experience, train_info
     return masks.numel()
 
 
-def _without_bootstrap_step(loss_info: LossInfo, shape: torch.Size) -> LossInfo:
-    """Cut what is ``[T + 1, B, ...]`` to the ``[T, B, ...]`` that count."""
-    with_bootstrap = (shape[0] + 1, *shape[1:])
+def counted_loss(algorithm: 'Algorithm', loss_info: LossInfo, step_type: torch.Tensor) -> tuple[LossInfo, torch.Tensor]:
+    """What counts of the losses of sequences from a replay buffer.
 
+    Args:
+        algorithm: calculated the loss; may have ``bootstraps_sequences``.
+        loss_info: ``loss`` is ``[T, B]``.
+        step_type: ``[T, B]``.
+
+    Returns:
+        tuple:
+        - ``loss_info``, without the last step where that is there only to bootstrap from
+        - masks of the shape of its ``loss``
+    """
+    if algorithm.bootstraps_sequences:
+        return without_bootstrap_step(loss_info, step_type)
+    return loss_info, valid_masks(step_type)
+
+
+def without_bootstrap_step(loss_info: LossInfo, step_type: torch.Tensor) -> tuple[LossInfo, torch.Tensor]:
+    """Cut what is ``[T + 1, B, ...]``, as ``step_type`` is, to the ``[T, B, ...]`` that count; make masks for them."""
     def cut(x: Any) -> Any:
-        return x[:-1] if isinstance(x, torch.Tensor) and x.shape[:2] == with_bootstrap else x
+        return x[:-1] if isinstance(x, torch.Tensor) and x.shape[:2] == step_type.shape else x
 
     loss_info = loss_info._replace(loss=cut(loss_info.loss))
-    if not context.should_record_summaries():  # nobody looks at the extra
-        return loss_info
-    return loss_info._replace(extra=nest.map_structure(cut, loss_info.extra))
+    if context.should_record_summaries():  # otherwise nobody looks at the extra
+        loss_info = loss_info._replace(extra=nest.map_structure(cut, loss_info.extra))
+    return loss_info, valid_masks(step_type[:-1])

@@ -5,7 +5,7 @@ the environment's (0 at a termination, 1 at a truncation) times gamma. A LAST st
 after it belongs to another episode and never flows into it; its own value may still bootstrap the step before.
 """
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -156,6 +156,64 @@ def generalized_advantage_estimation(rewards: Tensor, values: Tensor, step_types
     if delta.shape[0] == 1:
         return delta
     return _reverse_scan((discounts * mask)[:-1] * td_lambda, delta)
+
+
+class VTrace(NamedTuple):
+    """What :func:`vtrace` returns, ``[T-1, B]`` (``[T-1, B, K]``) each.
+
+    Attributes:
+        targets: what the values of every step but the final one are trained towards.
+        advantages: of the actions, weighted by their clipped ratios.
+    """
+
+    targets: Tensor
+    advantages: Tensor
+
+
+def vtrace(rewards: Tensor, values: Tensor, step_types: Tensor, discounts: Tensor, ratios: Tensor,
+           td_lambda: float = 1.0, clip_rho_thres: float | None = 1.0, clip_c_thres: float | None = 1.0,
+           clip_pg_rho_thres: float | None = 1.0) -> VTrace:
+    """V-trace targets and advantages of one policy from the steps of another (Espeholt et al. 2018, arXiv:1802.01561).
+
+    With w the ratio of the probabilities of an action now and when it was taken (section 4.1, eq. 1, remarks 1 and 2,
+    and section 4.2)::
+
+        delta[t] = r[t+1] + d[t+1] V[t+1] - V[t]
+        v[t]     = V[t] + min(rho, w[t]) delta[t] + td_lambda min(c, w[t]) d[t+1] (v[t+1] - V[t+1])
+        A[t]     = min(pg_rho, w[t]) (delta[t] + td_lambda d[t+1] (v[t+1] - V[t+1]))
+
+    rho decides whose values are learned: unbounded, those of the policy of now, less the more it is clipped; c and
+    td_lambda only how fast. The paper gives A for ``td_lambda = 1``; below that, the trace is shortened in A as well,
+    so that A on-policy is the :func:`generalized_advantage_estimation` and v is A + V. A LAST step has advantage 0 and
+    nothing flows back through it; its own value is what the step before bootstraps from.
+
+    Args:
+        rewards: ``[T, B]`` or ``[T, B, K]``.
+        values: V as it is now, same shape as ``rewards``.
+        step_types: ``[T, B]``.
+        discounts: d, ``[T, B]`` or the shape of ``rewards``.
+        ratios: w, ``[T, B]``; those of the final step and of LAST steps do not matter.
+        td_lambda: in [0, 1].
+        clip_rho_thres: rho; ``None``: not clipped.
+        clip_c_thres: c, at most rho for the paper's proof of convergence; ``None``: not clipped.
+        clip_pg_rho_thres: pg_rho; ``None``: not clipped.
+
+    Raises:
+        ValueError: the shapes disagree, or T < 2.
+    """
+    discounts = _check(rewards, values, step_types, discounts)[1:]
+    if ratios.shape != step_types.shape:
+        raise ValueError(f'ratios: expected shape {tuple(step_types.shape)}, found {tuple(ratios.shape)}')
+    ratios = torch.where(step_types[:-1] != StepType.LAST, ratios[:-1], 0.0)
+    if rewards.dim() > 2:
+        ratios = ratios.reshape(*ratios.shape, *[1] * (rewards.dim() - 2))
+    rho, c, pg_rho = (ratios if threshold is None else ratios.clamp(max=threshold)
+                      for threshold in (clip_rho_thres, clip_c_thres, clip_pg_rho_thres))
+    delta = torch.addcmul(rewards[1:], discounts, values[1:]) - values[:-1]
+    carried = discounts * td_lambda
+    corrections = _reverse_scan((carried * c)[:-1], rho * delta)
+    next_corrections = torch.cat((corrections[1:], torch.zeros_like(corrections[:1])))
+    return VTrace(values[:-1] + corrections, pg_rho * torch.addcmul(delta, carried, next_corrections))
 
 
 def action_importance_ratio(action_distribution: Any, rollout_action_distribution: Any, action: NestedTensor,

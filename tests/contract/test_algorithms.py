@@ -24,7 +24,7 @@ class TestAlgorithm:
         agent, env = make_agent(algorithm, environment)
         before = parameters(agent)
         steps = sum(agent.train_iter() for _ in range(3))
-        assert steps == 3 * 4 * 6 * (2 if algorithm == 'ppo' else 1)
+        assert steps == 3 * 4 * 6 * (1 if algorithm == 'actor-critic' else 2)
         changed = [not torch.equal(a, b) for a, b in zip(before, parameters(agent))]
         assert all(changed), [n for (n, _), c in zip(agent.named_parameters(), changed) if not c]
         assert agent.get_step_metrics()[0].result() > 0

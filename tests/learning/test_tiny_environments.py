@@ -8,7 +8,7 @@ from alfx.environments.suite_unittest import ValueUnittestEnv
 
 # undiscounted return of an episode of 5 steps, 4 of which are rewarded; with memory, 2 of which are
 OPTIMAL = {'discrete': 4.0, 'continuous': 4.0, 'mixed': 4.0, 'nested observation': 4.0, 'recurrent': 2.0}
-ITERATIONS = {('recurrent', 'actor-critic'): 300, ('recurrent', 'ppo'): 150}
+ITERATIONS = {('recurrent', 'actor-critic'): 300, ('recurrent', 'impala'): 300}
 
 
 def greedy_return(agent, env, episodes=2):

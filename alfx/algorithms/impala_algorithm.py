@@ -1,0 +1,159 @@
+"""IMPALA: an actor-critic that learns from steps of its own older policies (Espeholt et al. 2018, arXiv:1802.01561).
+
+An unroll is stored with the distributions that its actions were sampled from, trained on as a whole with V-trace, and
+dropped. Distributions and values are computed anew at every update, from the recurrent state at the start of the
+sequence as it was while acting; so it makes no difference how old the policy that acted was, nor whether it acted in
+another process. The loss is in :mod:`alfx.algorithms.vtrace_loss`.
+
+It goes through the replay buffer, unlike the synchronous actor-critic, since nothing but the actions and their
+probabilities is taken from the rollout: several updates, minibatches, and samples of older unrolls (section 5.2.2 of
+the paper) then come for nothing. Differs from the paper in the optimizer, which is the conf's choice.
+"""
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from alfx import nest
+from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm, ActorCriticState
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.fixed_update import is_fixed
+from alfx.algorithms.vtrace_loss import VTraceLoss
+from alfx.data_structures import AlgStep, BatchInfo, TimeStep, namedtuple
+from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils.checks import problem_at
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.value_networks import ValueNetwork
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+
+ImpalaInfo = namedtuple('ImpalaInfo', [
+    'step_type', 'discount', 'reward', 'action', 'rollout_log_prob', 'log_prob', 'action_distribution', 'value',
+    'reward_weights'
+], default_value=())
+"""What ``preprocess_experience`` and ``train_step`` yield, ``[B, ...]`` each; what is not needed is ``()``.
+
+``rollout_log_prob`` is the log-probability of ``action`` when it was taken; ``log_prob``, that of now, is up to the
+loss.
+"""
+
+
+@configurable
+class ImpalaAlgorithm(ActorCriticAlgorithm):
+    """A policy and a value function, trained together with V-trace.
+
+    With ``TrainerConfig.whole_replay_buffer_training`` and ``clear_replay_buffer`` each unroll is trained on for
+    ``num_updates_per_train_iter`` epochs (the paper: one), cut into sequences of ``mini_batch_length`` steps (``None``:
+    all steps of the unroll), ``mini_batch_size`` sequences an update (``None``: as many as there are environments).
+    Without them, sequences are sampled from the replay buffer; the last step of each is only bootstrapped from.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: nest of ``BoundedTensorSpec``.
+        reward_spec: of rank 0, or of rank 1 for K rewards; the value then has K dimensions.
+        reward_weights: K weights of the rewards in the policy's objective; ``None``: all are 1.
+        actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; makes the network of the policy.
+        value_network_ctor: called as ``(input_tensor_spec=, output_tensor_spec=)``; makes the value network.
+            ``None`` if the algorithm is only played or evaluated.
+        epsilon_greedy: in evaluation, the chance of sampling an action instead of taking the most likely one;
+            ``None``: ``config.epsilon_greedy``, or 0 without a config.
+        env: batched environment, for the root algorithm.
+        config: configuration, for the root algorithm.
+        loss: a ``VTraceLoss``; ``None``: ``loss_class(debug_summaries=debug_summaries)``.
+        loss_class: see ``loss``.
+        optimizer: owns all parameters.
+        checkpoint: as in ``Algorithm``.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+
+    Raises:
+        ValueError: the loss is not a ``VTraceLoss``.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()), reward_weights: list[float] | None = None,
+                 actor_network_ctor: Callable[..., Any] = ActorDistributionNetwork,
+                 value_network_ctor: Callable[..., Any] | None = ValueNetwork, epsilon_greedy: float | None = None,
+                 env: Any = None, config: TrainerConfig | None = None, loss: Any = None,
+                 loss_class: Callable[..., Any] = VTraceLoss, optimizer: Any = None, checkpoint: str | None = None,
+                 debug_summaries: bool = False, name: str = 'ImpalaAlgorithm'):
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                         reward_weights=reward_weights, actor_network_ctor=actor_network_ctor,
+                         value_network_ctor=value_network_ctor, epsilon_greedy=epsilon_greedy, env=env, config=config,
+                         loss=loss, loss_class=loss_class, optimizer=optimizer, checkpoint=checkpoint,
+                         debug_summaries=debug_summaries, name=name)
+        if not isinstance(self._loss, VTraceLoss):
+            raise ValueError(f'{name}: the loss has to be a VTraceLoss, which corrects for the age of the policy that '
+                             f'acted; found {type(self._loss).__name__}. Set {type(self).__name__}.loss_class = '
+                             '@VTraceLoss')
+        self._value_is_stateless = not nest.flatten(self.train_state_spec.value)
+
+    @property
+    def on_policy(self) -> bool | None:
+        """False: it trains from the replay buffer."""
+        return False
+
+    @property
+    def learns_from_stale_unrolls(self) -> bool:
+        """True: V-trace makes up for the age of the policy that acted."""
+        return True
+
+    @property
+    def bootstraps_sequences(self) -> bool:
+        """True: the targets are made from the values of now, including that of the step after the last one."""
+        return True
+
+    @property
+    def has_fixed_update(self) -> bool:
+        """True unless something in a network draws numbers or keeps statistics."""
+        return type(self._loss) is VTraceLoss and is_fixed(self)
+
+    @property
+    def recomputes_rollout_info(self) -> bool:
+        """True, unless a subclass changes the steps: only actions and distributions are kept of the rollout."""
+        return self._has_own_steps(ImpalaAlgorithm)
+
+    def check_config(self, config: TrainerConfig) -> None:
+        """Refuse configurations under which ratios or targets would be wrong.
+
+        Raises:
+            ConfError: a recurrent policy would be trained from another state than it acted from, sequences have no step
+                to bootstrap from, or sampling is by a priority that the loss does not have.
+        """
+        super().check_config(config)
+        problems = []
+
+        def refuse(field: str, reason: str, hint: str) -> None:
+            problems.append(problem_at('TrainerConfig', field, f'= {getattr(config, field)} does not go with '
+                                       f'{self._name}: {reason}', hint))
+
+        if not self._is_stateless and not config.use_rollout_state:
+            refuse('use_rollout_state', 'its networks are recurrent, and the probabilities of an action would be those '
+                   'from the state while acting and from zeros', 'set it to True')
+        if not config.whole_replay_buffer_training and (config.mini_batch_length or 1) < 2:
+            refuse('mini_batch_length', 'the last step of a sampled sequence is only bootstrapped from',
+                   'set it to 2 or more')
+        if config.priority_replay:
+            refuse('priority_replay', 'its loss has no priority', 'set it to False')
+        if problems:
+            raise ConfError(problems)
+
+    def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """Sample an action ``[B, ...]`` and keep its distribution; the value is of no use here, only its state."""
+        distribution, actor_state = self._actor_network(inputs.observation, state=state.actor if state else ())
+        value_state = () if self._value_is_stateless else self._value(inputs.observation, state.value)[1]
+        info = self._sampled_for_replay(distribution)
+        return AlgStep(info.action, ActorCriticState(actor_state, value_state), info)
+
+    def collect_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """The same as :meth:`rollout_step`."""
+        return self.rollout_step(inputs, state)
+
+    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
+                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
+        """The log-probabilities ``[B, T]`` of the actions when they were taken."""
+        with torch.no_grad():
+            return root_inputs, ImpalaInfo(action=rollout_info.action,
+                                           rollout_log_prob=self._rollout_log_prob(rollout_info))
+
+    def _train_info(self, inputs: TimeStep, rollout_info: Any, distribution: NestedTensor, value: torch.Tensor) -> Any:
+        return self._completed_info(inputs, rollout_info, distribution, value)
