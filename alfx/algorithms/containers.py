@@ -20,15 +20,10 @@ from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.algorithms.sequence_elements import Selector, parse_elements
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
 from alfx.engine.recording import has_fixed_update
-from alfx.gin_utils import configurable, register_function
+from alfx.gin_utils import configurable
 from alfx.layers.steps import add_child, register_steps
 from alfx.networks.network import Network
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.utils import dist_utils
-
-for _function in (dist_utils.sample_action_distribution, dist_utils.rsample_action_distribution,
-                  dist_utils.epsilon_greedy_sample):
-    register_function(_function)  # elements of sequences in conf files
 
 _STATE_SPECS = {'predict_step': 'predict_state_spec', 'rollout_step': 'rollout_state_spec'}
 """Which state a method has; those that train have that of ``train_state_spec``."""

@@ -36,9 +36,8 @@ from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.engine.recording import has_fixed_update
 from alfx.gin_utils import configurable
 from alfx.layers import FC, Conv2D
-from alfx.networks.encoding_networks import EncodingNetwork
+from alfx.networks.encoding_networks import EncodingNetwork, SpatialBroadcastDecodingNetwork
 from alfx.networks.network import Network
-from alfx.networks.spatial_broadcast_decoding_network import SpatialBroadcastDecodingNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec, torch_dtype_to_str
 from alfx.utils.adjusted_rand_index import adjusted_rand_index
 from alfx.utils.dist_utils import DiagMultivariateNormal

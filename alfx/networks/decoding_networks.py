@@ -1,7 +1,8 @@
-"""Decoders: from a vector to an image, by transposed convolutions or by upsampling and convolutions.
+"""Decoders: from a vector to an image, by transposed convolutions, by upsampling and convolutions, or by convolutions
+over copies of the vector at every place.
 
-All of them begin with fully connected layers that make a small image. Conf files know them as members of
-``encoding_networks``. Upsampling in place of strides avoids the checkerboards of transposed convolutions (Odena et al.
+Conf files know them as members of ``encoding_networks``. The first two kinds begin with fully connected layers that
+make a small image. Upsampling in place of strides avoids the checkerboards of transposed convolutions (Odena et al.
 2016, https://distill.pub/2016/deconv-checkerboard).
 """
 from collections.abc import Sequence
@@ -11,11 +12,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from alfx.gin_utils import check_value, configurable
-from alfx.layers import FC, ConvTranspose2D, ElementwiseLayerBase, Reshape
+from alfx.layers import FC, Conv2D, ConvTranspose2D, ElementwiseLayerBase, Reshape
 from alfx.layers.conv import Size2d, pair
 from alfx.layers.weights import Activation, Initializer
+from alfx.networks.containers import Sequential
 from alfx.networks.image_layers import LayersNetwork, conv_layers
+from alfx.networks.network import Network
 from alfx.tensor_specs import SpecError, TensorSpec
+from alfx.utils.math_ops import identity
 
 _MODULE = 'alfx.networks.encoding_networks'
 UPSAMPLING_MODES = ('area', 'bicubic', 'bilinear', 'nearest', 'nearest-exact')
@@ -231,3 +235,85 @@ class ImageDecodingNetworkV2(LayersNetwork):
                                                   output_activation if last else activation, kernel_initializer, where)
                 modules += convolutions
         self._set_layers(modules)
+
+
+class SpatialBroadcast(ElementwiseLayerBase):
+    """A vector at every place of an image, and the coordinates of the place behind it.
+
+    Args:
+        height: of the image.
+        width: of the image.
+    """
+
+    _coordinates: torch.Tensor
+
+    def __init__(self, height: int, width: int):
+        super().__init__()
+        rows, columns = _coordinates(height)[:, None], _coordinates(width)[None, :]
+        self.register_buffer('_coordinates', torch.stack(torch.broadcast_tensors(rows, columns)), persistent=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """``[..., D]`` to ``[..., D + 2, height, width]``; the coordinates, from -1 to 1, are row and column."""
+        coordinates = self._coordinates.expand(*inputs.shape[:-1], *self._coordinates.shape)
+        image = inputs[..., None, None].expand(*inputs.shape, *self._coordinates.shape[1:])
+        return torch.cat([image, coordinates], dim=-3)
+
+
+def _coordinates(size: int) -> torch.Tensor:
+    return torch.linspace(-1, 1, size) if size > 1 else torch.zeros(1)
+
+
+@configurable(module=_MODULE)
+def SpatialBroadcastDecodingNetwork(input_size: int | TensorSpec, output_height: int,
+                                    conv_layer_params: Sequence[tuple], output_width: int | None = None,
+                                    fc_layer_params: Sequence[int] | None = None,
+                                    activation: Activation = torch.relu_, output_activation: Activation = identity,
+                                    name: str = 'SpatialBroadcastDecodingNetwork') -> Network:
+    """A decoder without upsampling, from ``[B, input_size]`` to ``[B, channels, output_height, output_width]``.
+
+    Fully connected layers come first, then :class:`SpatialBroadcast`, then convolutions (Watters et al. 2019, "Spatial
+    Broadcast Decoder", https://arxiv.org/abs/1901.07017): what is where is easy to say. Differs from the paper: sizes
+    and padding of the layers are arguments; the canvas is enlarged by what convolutions without padding cut off, as by
+    Burgess et al. 2019 (arXiv:1901.11390, appendix B.1).
+
+    Args:
+        input_size: number of inputs, or the spec of a vector of them.
+        output_height: height of the image.
+        conv_layer_params: for each convolution ``(filters, kernel_size, strides[, padding])``, with strides of 1; the
+            filters of the last one are the channels of the image. The canvas is as much larger than the image as
+            the convolutions make it smaller.
+        output_width: width of the image; ``None``: as its height.
+        fc_layer_params: sizes of the fully connected layers.
+        activation: activation of all layers but the last.
+        output_activation: activation of the last layer.
+        name: name of the network.
+
+    Raises:
+        SpecError: ``input_size`` is the spec of something else than a vector.
+        ValueError: no or malformed convolutions, or some that enlarge the image beyond its size.
+    """
+    if not conv_layer_params:
+        raise ValueError(f'{name}: expected at least one layer in conv_layer_params')
+    spec = vector_spec(input_size, name)
+    layers: list[nn.Module] = []
+    size = spec.numel
+    for width in fc_layer_params or ():
+        layers.append(FC(size, width, activation))
+        size = width
+    canvas = [output_height, output_height if output_width is None else output_width]
+    convolutions: list[nn.Module] = []
+    channels = size + 2
+    for i, params in enumerate(conv_layer_params):
+        if not 3 <= len(params) <= 4 or pair(params[2]) != (1, 1):
+            raise ValueError(f'{name}: conv_layer_params[{i}]: expected (filters, kernel_size, strides[, padding]) '
+                             f'with strides of 1, found {params}')
+        filters, kernel, padding = params[0], pair(params[1]), pair(params[3] if len(params) > 3 else 0)
+        last = i == len(conv_layer_params) - 1
+        convolutions.append(Conv2D(channels, filters, kernel, output_activation if last else activation,
+                                   padding=padding))
+        channels = filters
+        canvas = [c + k - 1 - 2 * p for c, k, p in zip(canvas, kernel, padding)]
+    if min(canvas) < 1:
+        raise ValueError(f'{name}: the padding of conv_layer_params {tuple(conv_layer_params)} is larger than the '
+                         'image')
+    return Sequential(*layers, SpatialBroadcast(*canvas), *convolutions, input_tensor_spec=spec, name=name)

@@ -16,6 +16,7 @@ from alfx.layers.weights import Activation, Initializer
 from alfx.networks.decoding_networks import AutoShapeImageDeconvNetwork as AutoShapeImageDeconvNetwork
 from alfx.networks.decoding_networks import ImageDecodingNetwork as ImageDecodingNetwork
 from alfx.networks.decoding_networks import ImageDecodingNetworkV2 as ImageDecodingNetworkV2
+from alfx.networks.decoding_networks import SpatialBroadcastDecodingNetwork as SpatialBroadcastDecodingNetwork
 from alfx.networks.image_layers import LayersNetwork, conv_layers
 from alfx.networks.network import Network
 from alfx.networks.networks import LSTMCell

@@ -203,6 +203,7 @@ def _sample(distributions: NestedDistribution, draw: Callable[[Any], Tensor], re
     return (actions, compute_log_probability(distributions, actions)) if return_log_prob else actions
 
 
+@register_function
 def rsample_action_distribution(nested_distributions: NestedDistribution, return_log_prob: bool = False) -> Any:
     """Draw reparameterized samples, through which gradients flow to the parameters.
 
@@ -240,6 +241,7 @@ def _draw_reparameterized(dist: td.Distribution) -> Tensor:
     return dist.rsample()
 
 
+@register_function
 def sample_action_distribution(nested_distributions: NestedDistribution, return_log_prob: bool = False) -> Any:
     """Draw samples without gradient.
 
@@ -255,6 +257,7 @@ def sample_action_distribution(nested_distributions: NestedDistribution, return_
     return _sample(nested_distributions, lambda dist: dist.sample(), return_log_prob)
 
 
+@register_function
 def epsilon_greedy_sample(nested_distributions: NestedDistribution,
                           eps: float | Callable[[], float] = 0.1) -> NestedTensor:
     """The mode, or with probability ``eps`` a sample.

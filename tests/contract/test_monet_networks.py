@@ -3,7 +3,7 @@ import torch
 from network_contract import NetworkContract
 
 from alfx.algorithms.monet_algorithm import MoNetUNet
-from alfx.networks.spatial_broadcast_decoding_network import SpatialBroadcastDecodingNetwork
+from alfx.networks.encoding_networks import SpatialBroadcastDecodingNetwork
 from alfx.tensor_specs import TensorSpec
 
 

@@ -2,6 +2,8 @@
 import copy
 import math
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -613,3 +615,12 @@ def test_specs_without_finite_bounds_have_no_target_entropy():
         du.calc_default_target_entropy(BoundedTensorSpec(()), min_prob=1.5)
     with pytest.raises(SpecError, match='continuous'):
         du.calc_default_target_entropy_quantized(BoundedTensorSpec((), torch.int64, 0, 3), 4)
+
+
+@pytest.mark.parametrize('name', ['sample_action_distribution', 'rsample_action_distribution',
+                                  'epsilon_greedy_sample', 'estimated_entropy'])
+def test_conf_files_know_what_draws_samples_without_the_containers_of_algorithms(name):
+    code = ('import sys; import alfx.utils.dist_utils; from alfx.gin_utils.registry import registered_selectors; '
+            'assert "alfx.algorithms.containers" not in sys.modules; '
+            f'assert "alfx.utils.dist_utils.{name}" in registered_selectors()')
+    subprocess.run([sys.executable, '-c', code], check=True, timeout=120)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from alfx.algorithms.monet_algorithm import MoNetAlgorithm, MoNetUNet, mask_loss, mixture_loss
-from alfx.networks.encoding_networks import EncodingNetwork
-from alfx.networks.spatial_broadcast_decoding_network import SpatialBroadcast, SpatialBroadcastDecodingNetwork
+from alfx.networks.decoding_networks import SpatialBroadcast
+from alfx.networks.encoding_networks import EncodingNetwork, SpatialBroadcastDecodingNetwork
 from alfx.tensor_specs import TensorSpec
 from alfx.utils.adjusted_rand_index import adjusted_rand_index
 

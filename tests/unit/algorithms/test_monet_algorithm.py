@@ -15,9 +15,8 @@ from alfx.algorithms.monet_algorithm import (MoNetAlgorithm, MoNetInfo, MoNetMea
 from alfx.algorithms.vae import VAEOutput
 from alfx.environments import suite_sprites
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
-from alfx.networks.encoding_networks import EncodingNetwork
+from alfx.networks.encoding_networks import EncodingNetwork, SpatialBroadcastDecodingNetwork
 from alfx.networks.network import NetworkWrapper
-from alfx.networks.spatial_broadcast_decoding_network import SpatialBroadcastDecodingNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.optimizers import Adam
 from alfx.tensor_specs import SpecError, TensorSpec

@@ -119,7 +119,9 @@ NETWORKS = {
                                    start_decoding_channels=2),
     'AutoShapeImageDeconvNetwork': dict(transconv_layer_params=((1, 3, 2), ), output_shape=(1, 7, 7),
                                         start_decoding_channels=2),
+    'SpatialBroadcastDecodingNetwork': dict(output_height=4, conv_layer_params=((1, 3, 1), )),
 }
+SIZES = {name: 'start_decoding_channels' for name in NETWORKS} | {'SpatialBroadcastDecodingNetwork': 'output_height'}
 
 
 @pytest.mark.parametrize('name', list(NETWORKS))
@@ -135,6 +137,8 @@ class TestAll:
     def test_conf_files_know_it_by_its_documented_name(self, name):
         gin.clear_config()
         selector = f'alfx.networks.encoding_networks.{name}'
-        gin.bind_parameter(f'{selector}.start_decoding_channels', 3)
-        arguments = {key: value for key, value in NETWORKS[name].items() if key != 'start_decoding_channels'}
-        assert getattr(encoding_networks, name)(4, **arguments)._chain[1]._shape[0] == 3
+        gin.bind_parameter(f'{selector}.{SIZES[name]}', 3)
+        arguments = {key: value for key, value in NETWORKS[name].items() if key != SIZES[name]}
+        network = getattr(encoding_networks, name)(4, **arguments)
+        first_image = network.output_spec.shape[1] if 'output' in SIZES[name] else network._chain[1]._shape[0]
+        assert first_image == 3
