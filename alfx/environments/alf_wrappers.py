@@ -78,18 +78,20 @@ class TimeLimit(_EpisodeLimit):
 
     Args:
         env: the environment.
-        duration: number of steps from FIRST to LAST.
+        duration: number of steps from FIRST to LAST; a sequence: one for each environment.
     """
 
-    def __init__(self, env: AlfEnvironment, duration: int):
-        if duration < 1:
-            raise EnvironmentLoadError(f'TimeLimit.duration: expected at least 1, found {duration}')
+    def __init__(self, env: AlfEnvironment, duration: int | Sequence[int]):
         super().__init__(env)
-        self._limits[:] = duration
+        limits = np.asarray(duration)
+        if limits.shape not in ((), (self.batch_size, )) or limits.min() < 1:
+            raise EnvironmentLoadError(f'TimeLimit.duration: expected a number of at least 1, or {self.batch_size} of '
+                                       f'them, found {duration}')
+        self._limits[:] = limits
 
     @property
     def duration(self) -> int:
-        """Number of steps from FIRST to LAST."""
+        """Number of steps from FIRST to LAST of environment 0."""
         return int(self._limits[0])
 
 

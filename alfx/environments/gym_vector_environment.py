@@ -261,7 +261,7 @@ def _seed_argument(env: VectorEnv, seeds: list[int | None] | None) -> Any:
     if seeds is None or seeds[0] is None:
         return None
     inner = env if isinstance(env, SupervisedVectorEnv) else env.unwrapped
-    if isinstance(inner, (SupervisedVectorEnv, SyncVectorEnv, AsyncVectorEnv)):
+    if isinstance(inner, (SupervisedVectorEnv, SyncVectorEnv, AsyncVectorEnv)) or inner.metadata.get('seed_per_env'):
         return seeds
     if type(inner).__name__ == 'AtariVectorEnv':
         return np.array(seeds)
@@ -269,6 +269,4 @@ def _seed_argument(env: VectorEnv, seeds: list[int | None] | None) -> Any:
 
 
 def _name(env: VectorEnv) -> str:
-    if isinstance(env, SupervisedVectorEnv):
-        return env.name
-    return getattr(env.spec, 'id', None) or type(env.unwrapped).__name__  # EnvPool's specs have no id
+    return getattr(env, 'name', '') or getattr(env.spec, 'id', None) or type(env.unwrapped).__name__

@@ -6,6 +6,7 @@ from typing import Any
 from alfx import gin_utils
 from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.alf_wrappers import TimeLimit
 from alfx.environments.gym_wrappers import DMAtariPreprocessing, FrameStack
 from alfx.environments.making import EnvWrapper
 from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
@@ -26,8 +27,8 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
         environment_name: 'Pong', or an id such as 'ALE/Pong-v5'.
         env_id: ``TimeStep.env_id`` of the first environment.
         discount: the discount of every step that is neither FIRST nor a termination.
-        max_episode_steps: steps (of ``frame_skip`` frames) after which an episode is truncated; ``None``: as
-            registered, after 108,000 frames.
+        max_episode_steps: steps (of ``frame_skip`` frames) after which an episode is truncated; ``None``: no other
+            limit than that of 108,000 frames; a sequence: one for each environment.
         gym_env_wrappers: further wrappers, around the preprocessing and before the stacking.
         alf_env_wrappers: wrappers around the whole batch, innermost first, such as
             ``alf_wrappers.AtariTerminalOnLifeLossWrapper``.
@@ -52,7 +53,9 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
                 *gym_env_wrappers, partial(FrameStack, stack_size=stack_size)]
     arguments = {'frameskip': 1, 'obs_type': 'grayscale', 'repeat_action_probability': sticky_action_probability,
                  'full_action_space': full_action_space, **(env_args or {})}
-    return suite_gym.load(name, env_id=env_id, discount=discount, max_episode_steps=max_episode_steps,
-                          gym_env_wrappers=wrappers, alf_env_wrappers=alf_env_wrappers, image_channel_first=True,
-                          batch_size=batch_size, vector_env=vector_env, env_args=arguments,
-                          env_info_keys=env_info_keys, render_mode=render_mode)
+    if max_episode_steps is not None:  # the games' own limit would count frames
+        alf_env_wrappers = [partial(TimeLimit, duration=max_episode_steps), *alf_env_wrappers]
+    return suite_gym.load(name, env_id=env_id, discount=discount, gym_env_wrappers=wrappers,
+                          alf_env_wrappers=alf_env_wrappers, image_channel_first=True, batch_size=batch_size,
+                          vector_env=vector_env, env_args=arguments, env_info_keys=env_info_keys,
+                          render_mode=render_mode)

@@ -4,13 +4,14 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from alfx import nest
-from alfx.environments import suite_gym, suite_unittest
+from alfx.environments import suite_ale_vector, suite_envpool, suite_gym, suite_unittest
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.process_vector_env import ProcessVectorEnv
@@ -150,4 +151,24 @@ KINDS: dict[str, Callable[[], AlfEnvironment]] = {
     'unittest policy': lambda: suite_unittest.PolicyUnittestEnv(3, 4, 2, ActionType.Continuous, True),
     'unittest mixed': lambda: suite_unittest.MixedPolicyUnittestEnv(3, 4),
     'unittest memory': lambda: suite_unittest.RNNPolicyUnittestEnv(3, 6),
+}
+
+
+def _needs(package: str, make: Callable[..., AlfEnvironment], *args: Any,
+           **kwargs: Any) -> Callable[[], AlfEnvironment]:
+    def made() -> AlfEnvironment:
+        pytest.importorskip(package)
+        return make(*args, **kwargs)
+
+    return made
+
+
+# batches that are stepped in C++, whose state nobody can get at
+POOLED: dict[str, Callable[[], AlfEnvironment]] = {
+    'EnvPool, CartPole': _needs('envpool', suite_envpool.load, 'CartPole-v1', batch_size=3, max_episode_steps=9),
+    'EnvPool, Pendulum': _needs('envpool', suite_envpool.load, 'Pendulum-v1', batch_size=2, max_episode_steps=7),
+    'EnvPool, MiniGrid': _needs('envpool', suite_envpool.load, 'MiniGrid-Empty-5x5-v0', batch_size=3,
+                                max_episode_steps=6, env_info_keys=('elapsed_step', )),
+    'ALE, vector': _needs('ale_py', suite_ale_vector.load, 'Pong', batch_size=3, max_episode_steps=8, noop_max=3,
+                          screen_size=20),
 }

@@ -16,15 +16,15 @@ from alfx.environments.errors import UnsupportedOperationError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.suite_unittest_gym import CountEnv, DictEnv
 from alfx.tensor_specs import check_consistent
-from environment_kinds import (IN_PROCESS, IN_PROCESSES, KINDS, BatchedCountEnv, assert_same,
-                                              random_actions, record, tiny)
+from environment_kinds import (IN_PROCESS, IN_PROCESSES, KINDS, POOLED, BatchedCountEnv, assert_same, random_actions,
+                               record, tiny)
 
 STEPS = 25
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*KINDS, *POOLED])
 def env(request):
-    with KINDS[request.param]() as environment:
+    with (KINDS | POOLED)[request.param]() as environment:
         yield environment
 
 

@@ -1,0 +1,128 @@
+"""Games that ale-py steps together, through the adapter: what suite_atari shows, frame by frame."""
+import pytest
+import torch
+
+from alfx.environments import suite_ale_vector, suite_atari, suite_gym
+from alfx.environments.alf_wrappers import AtariTerminalOnLifeLossWrapper, TimeLimit
+from alfx.environments.errors import EnvironmentLoadError, UnsupportedOperationError
+
+pytest.importorskip('ale_py.vector_env')
+pytest.importorskip('cv2')
+
+WITHOUT_CHANCE = {'noop_max': 0, 'sticky_action_probability': 0.0}
+
+
+def both(game, **arguments):
+    return suite_ale_vector.load(game, **arguments), suite_atari.load(game, **arguments)
+
+
+@pytest.mark.parametrize('game', ['Pong', 'ALE/Breakout-v5'])
+def test_without_chance_images_and_rewards_are_those_of_suite_atari(game):
+    pooled, single = both(game, **WITHOUT_CHANCE)
+    assert pooled.observation_spec() == single.observation_spec() and pooled.action_spec() == single.action_spec()
+    pooled.reset()
+    single.reset()
+    generator, seen, rewards, lasts = torch.Generator().manual_seed(1), 0, 0, 0
+    for _ in range(200):
+        action = torch.randint(int(pooled.action_spec().maximum) + 1, (1, ), generator=generator)
+        mine, theirs = pooled.step(action), single.step(action)
+        for name in ('step_type', 'reward', 'discount', 'prev_action'):
+            assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
+        assert torch.equal(mine.env_info['lives'], theirs.env_info['lives'])
+        seen = 0 if mine.is_first() else seen + 1
+        if seen >= 3 and mine.is_mid():  # by then all images are from this episode
+            assert torch.equal(mine.observation, theirs.observation)
+        rewards += float(mine.reward.abs())
+        lasts += int(mine.is_last())
+    assert rewards >= 1 and (lasts >= 1 or game == 'Pong')
+
+
+@pytest.mark.parametrize('mode', ['NextStep', 'SameStep'])
+def test_the_sequence_is_the_same_whatever_the_autoreset_mode(mode):
+    from ale_py.vector_env import AtariVectorEnv
+    env = suite_gym.wrap_env(AtariVectorEnv('breakout', 2, autoreset_mode=mode, img_height=20, img_width=20,
+                                            stack_num=1, noop_max=0), env_info_keys=('lives', ))
+    env.seed(0)
+    steps = [env.reset()] + [env.step(torch.ones(2, dtype=torch.int64)) for _ in range(300)]
+    lasts = [t for t, step in enumerate(steps) if step.is_last().all()]
+    assert len(lasts) == 2 and lasts[1] - lasts[0] == lasts[0] + 1
+    for t in lasts:
+        assert (steps[t].discount == 0).all()
+        assert mode == 'SameStep' or (steps[t].env_info['lives'] == 0).all()  # ale-py gives those of the next episode
+        assert steps[t + 1].is_first().all() and (steps[t + 1].env_info['lives'] == 5).all()
+        assert torch.equal(steps[t + 1].observation, steps[0].observation)
+
+
+def test_the_limit_of_frames_truncates():
+    env = suite_ale_vector.load('Pong', batch_size=2, screen_size=20, noop_max=0,
+                                env_args={'max_num_frames_per_episode': 40})
+    steps = [env.reset()] + [env.step(torch.zeros(2, dtype=torch.int64)) for _ in range(12)]
+    last = next(step for step in steps if step.is_last().all())
+    assert torch.equal(last.discount, torch.ones(2))
+
+
+@pytest.mark.parametrize('load', [suite_ale_vector.load, suite_atari.load])
+def test_max_episode_steps_counts_steps_and_not_frames(load):
+    env = load('Pong', batch_size=2, max_episode_steps=5, screen_size=20)
+    env.seed(0)
+    steps = [env.reset()] + [env.step(torch.zeros(2, dtype=torch.int64)) for _ in range(12)]
+    assert [int(step.step_type[0]) for step in steps] == [0, 1, 1, 1, 1, 2, 0, 1, 1, 1, 1, 2, 0]
+    assert all(torch.equal(step.discount, torch.ones(2)) for step in steps)
+
+
+def test_each_environment_of_suite_atari_may_have_its_own_limit():
+    env = suite_atari.load('Pong', batch_size=2, max_episode_steps=[2, 3], screen_size=20)
+    env.reset()
+    kinds = [env.step(torch.zeros(2, dtype=torch.int64)).step_type.tolist() for _ in range(3)]
+    assert kinds == [[1, 1], [2, 1], [0, 2]]
+    with pytest.raises(EnvironmentLoadError, match='expected a number of at least 1, or 2 of them'):
+        TimeLimit(env, [1, 2, 3])
+
+
+def test_a_lost_life_ends_an_episode_if_asked_and_the_game_goes_on():
+    env = suite_ale_vector.load('Breakout', batch_size=2, screen_size=20, noop_max=0,
+                                alf_env_wrappers=[AtariTerminalOnLifeLossWrapper])
+    env.seed(0)
+    env.reset()
+    lives = []
+    for _ in range(200):
+        time_step = env.step(torch.ones(2, dtype=torch.int64))
+        if time_step.is_last()[0]:
+            assert time_step.discount[0] == 0
+            lives.append(int(time_step.env_info['lives'][0]))
+    assert lives[:3] == [4, 3, 2]
+
+
+def test_each_environment_has_its_own_stream_and_the_same_seed_the_same_sequence():
+    seen = {}
+    for count, threads in ((3, 1), (3, 2), (1, 1)):
+        env = suite_ale_vector.load('Pong', batch_size=count, screen_size=20, num_threads=threads)
+        env.seed(4)
+        steps = [env.reset()] + [env.step(torch.full((count, ), 2)) for _ in range(40)]
+        seen[count, threads] = torch.stack([step.observation for step in steps])
+    assert torch.equal(seen[3, 1], seen[3, 2]) and torch.equal(seen[3, 1][:, :1], seen[1, 1])
+    assert not torch.equal(seen[3, 1][:, 0], seen[3, 1][:, 1])
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (dict(environment_name='Pongg'), "'ALE/Pongg-v5'; did you mean .*ALE/Pong-v5"),
+    (dict(environment_name='CartPole-v1'), 'CartPole-v1 is no game'),
+    (dict(env_args={'episodic_life': True}), r'start the whole game anew.*AtariTerminalOnLifeLossWrapper'),
+    (dict(env_args={'life_loss_info': True}), 'AtariTerminalOnLifeLossWrapper'),
+    (dict(env_args={'autoreset_mode': 'SameStep'}), 'the infos of the next episode'),
+    (dict(env_args={'frameskip': 2}), 'it is given by frame_skip'),
+    (dict(env_args={'max_pool': False}), "no argument 'max_pool'; did you mean .*'maxpool'"),
+    (dict(env_info_keys=('score', )), "no info 'score'; expected some of"),
+    (dict(max_episode_steps=0), 'at least 1 or None'),
+    (dict(batch_size=0), 'batch_size: expected at least 1'),
+])
+def test_what_it_lacks_is_refused_by_name(arguments, message):
+    with pytest.raises(EnvironmentLoadError, match=message):
+        suite_ale_vector.load(**{'environment_name': 'Pong', **arguments})
+
+
+def test_there_are_no_states_and_no_pictures():
+    env = suite_ale_vector.load('Pong', screen_size=20)
+    assert env.get_state() is None
+    with pytest.raises(UnsupportedOperationError, match='AtariVectorEnv gives no pictures'):
+        env.render()
