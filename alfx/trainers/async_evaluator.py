@@ -4,22 +4,18 @@ The process is started for the first evaluation; it makes its own environments a
 the run folder, and gets the weights with each request. Requests wait in a short queue: where evaluations take longer
 than the training between them, training waits, so that no point of the curve is left out.
 """
-import io
 import logging
 import multiprocessing
-import os
 import queue
-import signal
 import sys
 import time
 import traceback
 from typing import Any
 
-import torch
-
 from alfx import context
-from alfx.trainers import building, random_state
+from alfx.trainers import building, worker_process
 from alfx.trainers.evaluator import EvalJob, EvalLog, evaluate, unused_for_evaluation
+from alfx.trainers.policy_state import load_policy_state, pack, policy_state, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +23,6 @@ _MAX_WAITING = 3
 _MAX_STARTS = 3
 _POLL_SECONDS = 0.5
 _ORPHAN_SECONDS = 5.0
-_NOT_EVALUATED = ('_metrics.', '_root_replay_buffer.')
 
 
 class Evaluator:
@@ -63,7 +58,7 @@ class Evaluator:
         """
         if not self._ensure_process():
             return
-        job = EvalJob('eval', context.get_global_counter(), step_metrics, _pack(policy_state(algorithm)),
+        job = EvalJob('eval', context.get_global_counter(), step_metrics, pack(policy_state(algorithm)),
                       context.get_all_progresses(), time.time())
         while self._is_alive():
             try:
@@ -113,8 +108,7 @@ class Evaluator:
         self._starts += 1
         self._jobs = self._context.Queue(_MAX_WAITING)
         self._reports = self._context.Queue()
-        settings = {'root_dir': self._config.root_dir, 'random_seed': self._config.random_seed,
-                    'float32_matmul_precision': torch.get_float32_matmul_precision()}
+        settings = worker_process.worker_settings(self._config)
         self._process = self._context.Process(target=_work, name='alfx-evaluator', daemon=True,
                                               args=(self._jobs, self._reports, self._conf_file, settings))
         self._process.start()
@@ -148,41 +142,9 @@ class Evaluator:
                 self.unused_bindings = report
 
 
-def policy_state(algorithm: Any) -> dict[str, torch.Tensor]:
-    """The tensors that decide how an algorithm acts: parameters and buffers, without optimizers and metrics."""
-    return {key: value.detach().cpu() for key, value in algorithm.state_dict().items()
-            if isinstance(value, torch.Tensor) and not key.startswith(_NOT_EVALUATED)}
-
-
-def load_policy_state(algorithm: Any, state: dict[str, torch.Tensor]) -> None:
-    """Copy what :func:`policy_state` returned into an algorithm.
-
-    Raises:
-        ValueError: a tensor is missing or has another shape.
-    """
-    with torch.no_grad():
-        for key, own in algorithm.state_dict(keep_vars=True).items():
-            if not isinstance(own, torch.Tensor) or key.startswith(_NOT_EVALUATED):
-                continue
-            if key not in state or state[key].shape != own.shape:
-                found = tuple(state[key].shape) if key in state else 'nothing'
-                raise ValueError(f'{key}: expected a tensor of shape {tuple(own.shape)}, found {found}')
-            own.copy_(state[key])
-
-
-def _pack(state: dict[str, torch.Tensor]) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
-
-
 def _work(jobs: Any, reports: Any, conf_file: str, settings: dict[str, Any]) -> None:
     """Body of the evaluation process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of the terminal; the trainer decides
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    torch.set_float32_matmul_precision(settings['float32_matmul_precision'])
-    os.environ.setdefault('OMP_NUM_THREADS', '1')
+    worker_process.prepare(settings)
     try:
         _serve(jobs, reports, conf_file, settings)
     finally:
@@ -193,19 +155,14 @@ def _work(jobs: Any, reports: Any, conf_file: str, settings: dict[str, Any]) -> 
 
 
 def _serve(jobs: Any, reports: Any, conf_file: str, settings: dict[str, Any]) -> None:
-    from alfx import gin_utils
-    from alfx.algorithms.config import TrainerConfig
-    gin_utils.load(conf_file)
-    config = TrainerConfig(root_dir=settings['root_dir'])
-    config.random_seed = settings['random_seed']
-    random_state.set_random_seed(config.random_seed)
+    config = worker_process.load_config(conf_file, settings)
     env = building.create_eval_environment(config, config.num_eval_environments, nonparallel=True)
     algorithm = building.create_algorithm(config, env, trains=False)
     log, has_told_unused = EvalLog(config.root_dir, config), False
     while (job := _next_job(jobs)).type != 'stop':
         context.set_global_counter(job.global_counter)
         context.update_all_progresses(job.progresses)
-        load_policy_state(algorithm, torch.load(io.BytesIO(job.state_dict), weights_only=True))
+        load_policy_state(algorithm, unpack(job.state_dict))
         result = evaluate(env, algorithm, config.num_eval_episodes)
         log.write(result, job.global_counter, job.step_metrics, job.walltime)
         reports.put(f'evaluation at {job.global_counter}: {result}')

@@ -1,5 +1,6 @@
 """How the weights of an algorithm travel to the processes that act or evaluate."""
 import io
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -13,12 +14,20 @@ def policy_tensors(algorithm: Any) -> dict[str, torch.Tensor]:
             if isinstance(value, torch.Tensor) and not key.startswith(_NOT_ACTING)}
 
 
+def policy_buffers(algorithm: Any) -> dict[str, tuple[torch.nn.Module, str]]:
+    """Those of :func:`policy_tensors` that are no parameters: the module and the name that each is a buffer by."""
+    keys = policy_tensors(algorithm)
+    found = {f'{prefix}.{name}' if prefix else name: (module, name)
+             for prefix, module in algorithm.named_modules() for name in module._buffers}
+    return {key: found[key] for key in keys if key in found}
+
+
 def policy_state(algorithm: Any) -> dict[str, torch.Tensor]:
     """The tensors that decide how an algorithm acts: parameters and buffers, without optimizers and metrics."""
     return {key: value.detach().cpu() for key, value in policy_tensors(algorithm).items()}
 
 
-def load_policy_state(algorithm: Any, state: dict[str, torch.Tensor], keep: frozenset[str] = frozenset()) -> None:
+def load_policy_state(algorithm: Any, state: dict[str, torch.Tensor], keep: Container[str] = ()) -> None:
     """Copy what :func:`policy_state` returned into an algorithm.
 
     Args:

@@ -1,0 +1,130 @@
+"""What every process that a run starts for acting or evaluating begins with.
+
+The learner sends :func:`worker_settings`; the process calls :func:`prepare`, then :func:`load_config`.
+"""
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from alfx import gin_utils
+from alfx.algorithms.config import TrainerConfig
+from alfx.trainers import random_state
+
+_POLL_SECONDS = 0.5
+_GRACE_SECONDS = 4.0
+
+
+def worker_settings(config: TrainerConfig) -> dict[str, Any]:
+    """What a process has to know besides the conf: plain values that can be sent anywhere.
+
+    Args:
+        config: of the run; its random seed has been drawn.
+    """
+    return {'root_dir': config.root_dir, 'random_seed': config.random_seed,
+            'float32_matmul_precision': torch.get_float32_matmul_precision()}
+
+
+def prepare(settings: dict[str, Any], ends_with_parent: bool = True) -> None:
+    """Set up this process: one thread, the arithmetic of the learner, no part in signals to the whole group.
+
+    Args:
+        settings: of :func:`worker_settings`.
+        ends_with_parent: end within seconds, if need be by force, when the process that started this one is gone.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGUSR1):  # they reach all processes of a terminal; the trainer decides
+            signal.signal(number, signal.SIG_IGN)
+    os.environ.setdefault('OMP_NUM_THREADS', '1')
+    set_arithmetic(settings)
+    if ends_with_parent:
+        threading.Thread(target=_end_with_parent, name='parent-watch', daemon=True).start()
+
+
+def set_arithmetic(settings: dict[str, Any]) -> None:
+    """Compute as the learner does, on one thread."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    torch.set_float32_matmul_precision(settings['float32_matmul_precision'])
+
+
+def load_config(conf_file: str, settings: dict[str, Any]) -> TrainerConfig:
+    """Load the conf of the run and seed this process as the learner was."""
+    gin_utils.load(conf_file)
+    config = TrainerConfig(root_dir=settings['root_dir'])
+    config.random_seed = random_state.set_random_seed(settings['random_seed'])
+    return config
+
+
+def parent_is_gone() -> bool:
+    """Whether the process that started this one through ``multiprocessing`` has ended."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and os.getppid() != parent.pid
+
+
+def _end_with_parent() -> None:
+    while not parent_is_gone():
+        time.sleep(_POLL_SECONDS)
+    time.sleep(_GRACE_SECONDS)  # time to notice it by itself and to close what is open
+    os._exit(1)
+
+
+class LogForwarding(logging.Handler):
+    """Hands on what alfx logs, and warnings of everything else, as ``(level, text)``.
+
+    Args:
+        send: gets them.
+    """
+
+    def __init__(self, send: Callable[[int, str], None]):
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand on one record."""
+        text = record.getMessage()
+        if record.exc_info:
+            text += '\n' + logging.Formatter().formatException(record.exc_info)
+        self._send(record.levelno, text if record.name.startswith('alfx') else f'{record.name}: {text}')
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Context manager within which records are handed on."""
+        root, own = logging.getLogger(), logging.getLogger('alfx')
+        level = own.level
+        own.setLevel(logging.INFO)
+        root.addHandler(self)
+        logging.captureWarnings(True)
+        try:
+            yield
+        finally:
+            logging.captureWarnings(False)
+            root.removeHandler(self)
+            own.setLevel(level)
+
+
+class SummaryForwarding:
+    """A summary writer that hands everything on: ``send(method, arguments)`` for each call of a writer's method.
+
+    Attributes:
+        latest_scalars: as of a writer.
+
+    Args:
+        send: gets them.
+    """
+
+    def __init__(self, send: Callable[[str, tuple], None]):
+        self._send = send
+        self.latest_scalars: dict[str, float] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if not name.startswith('add_'):
+            raise AttributeError(name)
+        return lambda *arguments: self._send(name, arguments)
