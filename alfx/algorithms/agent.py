@@ -41,6 +41,27 @@ class Connection(NamedTuple):
     gives: Any
 
 
+class _Parts:
+    """The parts that there are, in the order of a step."""
+
+    def __init__(self) -> None:
+        self.connections: list[Connection] = []
+
+    def add(self, field: str, part: Any, sees: Any, gives: Any) -> Any:
+        """Add a part, unless it is None, and return it; ``gives`` may be the name of its attribute with the spec."""
+        if part is not None:
+            gives = getattr(part, gives) if gives in ('output_spec', 'action_spec') else gives
+            self.connections.append(Connection(field, part, sees, gives))
+        return part
+
+    def helper(self, not_stepped: Algorithm | None) -> AgentHelper:
+        """A helper that knows them all."""
+        helper = AgentHelper(AgentState)
+        for connection in self.connections:
+            helper.register_algorithm(connection.part, connection.field, connection.part is not not_stepped)
+        return helper
+
+
 @configurable
 class Agent(RLAlgorithm):
     """A policy algorithm with the parts around it.
@@ -90,70 +111,50 @@ class Agent(RLAlgorithm):
                  enforce_entropy_target: bool = False, entropy_target_cls: Callable[..., Any] | None = None,
                  optimizer: Any = None, debug_summaries: bool = False, name: str = 'AgentAlgorithm',
                  policy_loss_addons: Sequence[Callable[..., Any]] = ()):
-        helper = AgentHelper(AgentState)
         common = dict(action_spec=action_spec, reward_spec=reward_spec, config=config,
                       debug_summaries=debug_summaries)
-        inner_spec = observation_spec
-        seen: dict[str, tuple[Any, Any]] = {'entropy_target': ('action distribution', 'loss'),
-                                            'policy_loss_addons': ('action distribution', 'loss'),
-                                            'rw': (reward_spec, 'reward weights')}
-        representation_learner = None
-        if representation_learner_cls is not None:
-            representation_learner = representation_learner_cls(observation_spec=inner_spec, **common)
-            helper.register_algorithm(representation_learner, 'repr')
-            seen['repr'] = inner_spec, representation_learner.output_spec
-            inner_spec = representation_learner.output_spec
-        goal_generator = _made(goal_generator, inner_spec, action_spec)
+        parts, spec = _Parts(), observation_spec
+        representation_learner = parts.add('repr', _made(representation_learner_cls, observation_spec=spec, **common),
+                                           spec, 'output_spec')
+        if representation_learner is not None:
+            spec = representation_learner.output_spec
+        goal_generator = parts.add('goal_generator', _made(goal_generator, observation_spec=spec,
+                                                           action_spec=action_spec), spec, 'action_spec')
         if goal_generator is not None:
-            helper.register_algorithm(goal_generator, 'goal_generator')
-            seen['goal_generator'] = inner_spec, goal_generator.action_spec
-            inner_spec = [inner_spec, goal_generator.action_spec]
-        intrinsic_reward_module = _made(intrinsic_reward_module, inner_spec, action_spec)
-        if intrinsic_reward_module is not None:
-            seen['irm'] = inner_spec, 'intrinsic reward'
-        rl_algorithm = rl_algorithm_cls(observation_spec=inner_spec, **common)
+            spec = [spec, goal_generator.action_spec]
+        irm = parts.add('irm', _made(intrinsic_reward_module, observation_spec=spec, action_spec=action_spec),
+                        spec, 'intrinsic reward')
+        rl_algorithm = parts.add('rl', rl_algorithm_cls(observation_spec=spec, **common), spec, action_spec)
+        entropy_target = parts.add('entropy_target', _make_entropy_target(
+            enforce_entropy_target, entropy_target_cls, action_spec, debug_summaries), 'action distribution', 'loss')
+        addons = parts.add('policy_loss_addons', _make_addons(
+            policy_loss_addons, observation_spec=spec, action_spec=action_spec, debug_summaries=debug_summaries),
+            'action distribution', 'loss')
+        reward_weight_algorithm = parts.add('rw', _made(
+            reward_weight_algorithm_cls, reward_spec=reward_spec, debug_summaries=debug_summaries),
+            reward_spec, 'reward weights')
         rewards_unrolls = (representation_learner is None and goal_generator is None
-                           and _rewards_unrolls_at_once(intrinsic_reward_module, rl_algorithm, config))
-        if intrinsic_reward_module is not None:
-            helper.register_algorithm(intrinsic_reward_module, 'irm', is_stepped=not rewards_unrolls)
-        helper.register_algorithm(rl_algorithm, 'rl')
-        seen['rl'] = inner_spec, action_spec
-        entropy_target = _make_entropy_target(enforce_entropy_target, entropy_target_cls, action_spec,
-                                              debug_summaries)
-        if entropy_target is not None:
-            helper.register_algorithm(entropy_target, 'entropy_target')
-        addons = None
-        if policy_loss_addons:
-            addons = PolicyLossAddOns([addon(observation_spec=inner_spec, action_spec=action_spec,
-                                             debug_summaries=debug_summaries) for addon in policy_loss_addons])
-            helper.register_algorithm(addons, 'policy_loss_addons')
-        reward_weight_algorithm = None
-        if reward_weight_algorithm_cls is not None:
-            reward_weight_algorithm = reward_weight_algorithm_cls(reward_spec=reward_spec,
-                                                                  debug_summaries=debug_summaries)
-            helper.register_algorithm(reward_weight_algorithm, 'rw')
+                           and _rewards_unrolls_at_once(irm, rl_algorithm, config))
+        helper = parts.helper(not_stepped=irm if rewards_unrolls else None)
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          optimizer=optimizer, is_on_policy=rl_algorithm.on_policy, env=env, config=config,
                          debug_summaries=debug_summaries, name=name, **helper.state_specs())
         self._helper = helper
         self._representation_learner = representation_learner
-        self._representation_use_rl_state = representation_use_rl_state
-        self._goal_generator = goal_generator
-        self._irm: Any = intrinsic_reward_module
-        self._rewards_unrolls = rewards_unrolls
+        self._goal_generator: Any = goal_generator
+        self._irm = irm
         self._rl_algorithm = rl_algorithm
         self._entropy_target_algorithm = entropy_target
         self._reward_weight_algorithm = reward_weight_algorithm
         self._policy_loss_addons = addons
+        self._connections = parts.connections
+        self._parts_in_order = [connection.part for connection in parts.connections]
+        self._in_the_loss = [part for part in self._parts_in_order if part is not reward_weight_algorithm]
+        self._representation_use_rl_state = representation_use_rl_state
+        self._rewards_unrolls = rewards_unrolls
         self._intrinsic_reward_coef = intrinsic_reward_coef
         self._extrinsic_reward_coef = extrinsic_reward_coef
-        self._changes_reward = (intrinsic_reward_module is not None or goal_generator is not None
-                                or extrinsic_reward_coef != 1.0)
-        parts = (representation_learner, goal_generator, intrinsic_reward_module, rl_algorithm, entropy_target,
-                 addons, reward_weight_algorithm)
-        self._parts_in_order = [part for part in parts if part is not None]
-        self._seen_and_given = seen
-        self._in_the_loss = [part for part in self._parts_in_order if part is not reward_weight_algorithm]
+        self._changes_reward = irm is not None or goal_generator is not None or extrinsic_reward_coef != 1.0
         if reward_weight_algorithm is not None:
             rl_algorithm.set_reward_weights(reward_weight_algorithm.reward_weights)
 
@@ -169,8 +170,7 @@ class Agent(RLAlgorithm):
 
     def connections(self) -> list[Connection]:
         """What each part sees and gives, in the order of a step."""
-        fields = [self._helper.field(part) for part in self._parts()]
-        return [Connection(field, part, *self._seen_and_given[field]) for field, part in zip(fields, self._parts())]
+        return list(self._connections)
 
     def fields_with_loss(self) -> list[str]:
         """The fields of the parts whose losses are added up."""
@@ -440,11 +440,9 @@ class Agent(RLAlgorithm):
                 experience._replace(rollout_info=self._helper.part(self._rl_algorithm, experience.rollout_info)))
 
 
-def _made(part: Any, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec) -> Algorithm | None:
-    """``part`` itself if it is an algorithm, otherwise what it constructs for these specs."""
-    if part is None or isinstance(part, Algorithm):
-        return part
-    return part(observation_spec=observation_spec, action_spec=action_spec)
+def _made(part: Any, **arguments: Any) -> Any:
+    """``part`` itself if it is None or an algorithm, otherwise what it constructs."""
+    return part if part is None or isinstance(part, Algorithm) else part(**arguments)
 
 
 def _rewards_unrolls_at_once(module: Any, rl_algorithm: RLAlgorithm, config: TrainerConfig | None) -> bool:
@@ -452,6 +450,11 @@ def _rewards_unrolls_at_once(module: Any, rl_algorithm: RLAlgorithm, config: Tra
     if not isinstance(module, IntrinsicRewardAlgorithm) or not module.rewards_unrolls_at_once or config is None:
         return False
     return rl_algorithm.on_policy is False and config.trains_on_whole_unrolls
+
+
+def _make_addons(addons: Sequence[Callable[..., Any]], **arguments: Any) -> Algorithm | None:
+    """The terms that are added to the loss of the policy, if there are any."""
+    return PolicyLossAddOns([addon(**arguments) for addon in addons]) if addons else None
 
 
 def _make_entropy_target(enforce: bool, cls: Callable[..., Any] | None, action_spec: NestedTensorSpec,
