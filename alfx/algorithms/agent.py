@@ -118,10 +118,10 @@ class Agent(RLAlgorithm):
                                            spec, 'output_spec')
         if representation_learner is not None:
             spec = representation_learner.output_spec
-        goal_generator = parts.add('goal_generator', _made(goal_generator, observation_spec=spec,
-                                                           action_spec=action_spec), spec, 'action_spec')
-        if goal_generator is not None:
-            spec = [spec, goal_generator.action_spec]
+        goals = parts.add('goal_generator', _made(goal_generator, observation_spec=spec, action_spec=action_spec),
+                          spec, 'action_spec')
+        if goals is not None:
+            spec = [spec, goals.action_spec]
         irm = parts.add('irm', _made(intrinsic_reward_module, observation_spec=spec, action_spec=action_spec),
                         spec, 'intrinsic reward')
         rl_algorithm = parts.add('rl', rl_algorithm_cls(observation_spec=spec, **common), spec, action_spec)
@@ -133,7 +133,7 @@ class Agent(RLAlgorithm):
         reward_weight_algorithm = parts.add('rw', _made(
             reward_weight_algorithm_cls, reward_spec=reward_spec, debug_summaries=debug_summaries),
             reward_spec, 'reward weights')
-        rewards_unrolls = (representation_learner is None and goal_generator is None
+        rewards_unrolls = (representation_learner is None and goals is None
                            and _rewards_unrolls_at_once(irm, rl_algorithm, config))
         helper = parts.helper(not_stepped=irm if rewards_unrolls else None)
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
@@ -141,7 +141,7 @@ class Agent(RLAlgorithm):
                          debug_summaries=debug_summaries, name=name, **helper.state_specs())
         self._helper = helper
         self._representation_learner = representation_learner
-        self._goal_generator: Any = goal_generator
+        self._goal_generator = goals
         self._irm = irm
         self._rl_algorithm = rl_algorithm
         self._entropy_target_algorithm = entropy_target
@@ -154,7 +154,7 @@ class Agent(RLAlgorithm):
         self._rewards_unrolls = rewards_unrolls
         self._intrinsic_reward_coef = intrinsic_reward_coef
         self._extrinsic_reward_coef = extrinsic_reward_coef
-        self._changes_reward = irm is not None or goal_generator is not None or extrinsic_reward_coef != 1.0
+        self._changes_reward = irm is not None or goals is not None or extrinsic_reward_coef != 1.0
         if reward_weight_algorithm is not None:
             rl_algorithm.set_reward_weights(reward_weight_algorithm.reward_weights)
 
