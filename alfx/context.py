@@ -1,4 +1,4 @@
-"""The only state of the process: run mode, counters, progress, summary writer, device, specs of the run.
+"""The only state of the process: run mode, counters, progress, summary writer, device, specs of the run, its ranks.
 
 Everything else is an argument. A test that changes what lives here restores it with :func:`reset`.
 """
@@ -20,7 +20,7 @@ class _State:
     """The state; one instance a process."""
 
     __slots__ = ('exe_mode', 'global_counter', 'progress', 'writer', 'recording', 'scopes', 'device', 'specs',
-                 'first_environment')
+                 'first_environment', 'ranks')
 
     def __init__(self) -> None:
         self.exe_mode = 'normal'
@@ -32,6 +32,7 @@ class _State:
         self.device = torch.device('cpu')
         self.specs: dict[str, NestedTensorSpec] = {}
         self.first_environment = 0
+        self.ranks: Any = None
 
 
 _state = _State()
@@ -188,6 +189,40 @@ def device(device_name: str | torch.device) -> Iterator[None]:
         _state.device = before
 
 
+# Processes that train as one ------------------------------------------------------------------------------------
+
+
+def get_ranks() -> Any:
+    """The :class:`~alfx.engine.data_parallel.Ranks` that this process trains together with; ``None`` if it is alone."""
+    return _state.ranks
+
+
+def set_ranks(ranks: Any) -> None:
+    """Set the processes that this one trains together with; ``None`` for none."""
+    _state.ranks = ranks
+
+
+def num_ranks() -> int:
+    """The number of processes that train together, 1 for this one alone."""
+    return 1 if _state.ranks is None else _state.ranks.size
+
+
+def mean_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` averaged over the processes that train together, without gradient; itself if there is only this one.
+
+    It has the same shape in all of them. All have to call it equally often, in the same order.
+    """
+    return tensor if _state.ranks is None else _state.ranks.mean(tensor)
+
+
+def cat_over_ranks(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """``tensor`` of all processes that train together, one after the other along ``dim``; itself if there is only one.
+
+    It has the same shape in all of them. All have to call it equally often, in the same order.
+    """
+    return tensor if _state.ranks is None else torch.cat(_state.ranks.gather(tensor).unbind(), dim)
+
+
 # Summaries -----------------------------------------------------------------------------------------------------
 
 
@@ -241,6 +276,11 @@ def first_environment() -> int:
     It decides the random streams of environments, so that several processes together have those of one.
     """
     return _state.first_environment
+
+
+def set_first_environment(number: int) -> None:
+    """Set :func:`first_environment` for good, before the environments are made."""
+    _state.first_environment = number
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.optimized import OptimizedAlgorithm
 from alfx.algorithms.ownership import assign_optimizers
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep
+from alfx.engine.data_parallel import GradientAverager
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.replay import train_from_replay_buffer
 from alfx.engine.update import apply_gradients, train_from_unroll
@@ -64,6 +65,7 @@ class Algorithm(OptimizedAlgorithm):
         self._device: torch.device | None = None
         self._gradient_noise_scale: GradientNoiseScale | None = None
         self._fast_update: Any = None
+        self._gradient_averager: GradientAverager | None = None
 
     # What it is ------------------------------------------------------------------------------------------------
 
@@ -247,6 +249,11 @@ class Algorithm(OptimizedAlgorithm):
         """Estimates the noise scale of the gradient, if ``TrainerConfig.summarize_gradient_noise_scale``."""
         return self._gradient_noise_scale
 
+    @property
+    def gradient_averager(self) -> GradientAverager | None:
+        """What averages gradients over the processes that train together; ``None`` in one process alone."""
+        return self._gradient_averager
+
     # Data ------------------------------------------------------------------------------------------------------
 
     @property
@@ -404,12 +411,24 @@ class Algorithm(OptimizedAlgorithm):
                     for name, p in self.named_parameters()}
 
     def activate_ddp(self, rank: int) -> None:
-        """Data-parallel training is not available in this version.
+        """Train together with other processes from now on; called on the root algorithm, after ``finalize``.
+
+        Parameters and buffers get the values that they have in rank 0. The gradients of every update are averaged over
+        all ranks. See :mod:`alfx.engine.data_parallel`.
+
+        Args:
+            rank: the number of this process among them.
 
         Raises:
-            NotImplementedError: always.
+            RuntimeError: this process has not joined any others, or has another number.
         """
-        raise NotImplementedError('training on several GPUs (DistributedDataParallel) is not available in this version')
+        ranks = context.get_ranks()
+        if ranks is None or ranks.rank != rank:
+            found = 'none' if ranks is None else f'rank {ranks.rank} of {ranks.size}'
+            raise RuntimeError(f'activate_ddp({rank}): expected a process that has joined others as rank {rank} '
+                               f'(alfx.engine.data_parallel.join), found {found}')
+        ranks.copy_from_first([*self.parameters(), *self.buffers()])
+        self._gradient_averager = GradientAverager(ranks, [p for _, p in self.what_is_updated()[1]])
 
     # Set-up ----------------------------------------------------------------------------------------------------
 

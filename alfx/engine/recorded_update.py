@@ -71,6 +71,9 @@ class RecordedUpdate:
             return None  # made step by step, it stops with the name of the loss that is not finite
         for param, grad in zip(recorder.params, grads):
             param.grad = grad
+        averager = self._algorithm.gradient_averager
+        if averager is not None:
+            averager.average()
         for optimizer in self._algorithm.what_is_updated()[0]:
             optimizer.step()
         return LossInfo(loss=loss, priority=() if priority is None else priority)

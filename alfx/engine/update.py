@@ -69,7 +69,10 @@ def apply_gradients(algorithm: 'Algorithm', loss_info: LossInfo, masks: torch.Te
     """
     importance_weights = batch_info.importance_weights if batch_info is not None else ()
     total = reduce_loss(loss_info, masks, weight, importance_weights)
+    averager = algorithm.gradient_averager
     if not torch.isfinite(total.detach()):
+        if averager is not None:
+            averager.report_bad_loss()
         raise NonFiniteLossError(_describe_non_finite(algorithm, loss_info))
     optimizers, params = algorithm.what_is_updated()
     if context.should_record_summaries() and algorithm.gradient_noise_scale is not None:
@@ -78,6 +81,8 @@ def apply_gradients(algorithm: 'Algorithm', loss_info: LossInfo, masks: torch.Te
         optimizer.zero_grad()
     if total.requires_grad:
         total.backward()
+    if averager is not None:
+        averager.average()
     for optimizer in optimizers:
         optimizer.step()
     loss_info = loss_info._replace(loss=total.detach())

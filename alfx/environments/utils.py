@@ -50,7 +50,7 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
         eval_env_load_fn: used instead with ``for_evaluation``; ``None``: the same. In a scope that begins with
             ``evaluation/``, bindings that nothing uses are reported after the first evaluation, not before.
         for_evaluation: environments for evaluation: other random numbers from the same seed.
-        num_parallel_environments: ``B``.
+        num_parallel_environments: ``B``; of all processes together, where several train as one.
         batch_size_per_env: how many environments one process steps; ``None``: 1.
         eval_batch_size_per_env: used instead with ``for_evaluation``; ``None``: the same.
         nonparallel: step all environments one after the other in this process; faster where a step is short, as in
@@ -78,6 +78,8 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
     if for_evaluation:
         env_load_fn = eval_env_load_fn or env_load_fn
         batch_size_per_env = eval_batch_size_per_env or batch_size_per_env
+    else:
+        num_parallel_environments = _own_share(num_parallel_environments)
     if nonparallel:
         if batch_size_per_env not in (None, 1, num_parallel_environments):
             raise EnvironmentLoadError(f'batch_size_per_env={batch_size_per_env}: with nonparallel=True there are no '
@@ -99,6 +101,16 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
         env = wrapper(env)
     env.seed(derived_seed(seed, 1) if for_evaluation else seed)
     return env
+
+
+def _own_share(num_parallel_environments: int) -> int:
+    """How many environments this process has, where several train together; from now on it numbers its own."""
+    ranks = run_context.get_ranks()
+    if ranks is None:
+        return num_parallel_environments
+    share = ranks.share('create_environment', 'num_parallel_environments', num_parallel_environments)
+    run_context.set_first_environment(ranks.rank * share)
+    return share
 
 
 def _refuse(flatten: bool, num_spare_envs: int, num_parallel_environments: int) -> None:

@@ -1,0 +1,430 @@
+"""Several processes that train as one: each has its share of the environments and of every batch.
+
+The processes, *ranks* 0 to N - 1, hold the same parameters. Each goes backward through its share of a batch; the
+gradients are averaged, and all make the same step of the optimizer. So N ranks do what one process does with the whole.
+The processes are started by ``torchrun`` or by ``bin/train.py --num_processes``; they talk to each other through
+``torch.distributed``: gloo on the CPU, NCCL between GPUs. Whatever asks the other ranks has to be reached by all of
+them equally often and in the same order.
+
+A rank that dies is noticed by the others in the next exchange, since its connections are closed, or, where that does
+not show, by its process id. There is no limit to how long a rank may be slow.
+"""
+import datetime
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from alfx import context, gin_utils
+from alfx.engine.errors import LostProcessError
+from alfx.engine.update import NonFiniteLossError
+from alfx.gin_utils.checks import problem_at
+
+_JOIN = datetime.timedelta(minutes=10)
+_FOREVER = datetime.timedelta(days=7)
+_LOOK_AROUND = datetime.timedelta(seconds=2)
+_SETTLE_SECONDS = 5.0
+_ASK_SECONDS = 1.5
+_KEY = 'alfx'
+_FAILED, _FOLLOWED = 'failed', 'followed'  # ended by an error of its own, or because another rank was lost
+
+
+class _Peer(NamedTuple):
+    """Where a rank runs."""
+
+    pid: int
+    host: str
+
+
+class _Report(NamedTuple):
+    """What a rank said before it ended: ``_FAILED`` or ``_FOLLOWED``, and its error."""
+
+    kind: str
+    words: str
+
+
+class Ranks:
+    """The processes that train together, seen from one of them.
+
+    Args:
+        rank: number of this process.
+        size: N, how many there are.
+        store: the store of ``torch.distributed`` that all can reach.
+        device: where the networks are.
+    """
+
+    def __init__(self, rank: int, size: int, store: Any, device: torch.device):
+        self.rank, self.size, self.device = rank, size, device
+        self._store = store
+        self._parent = os.getppid()
+        self._averagers: dict[tuple[int, ...], GradientAverager] = {}
+        self._peers: list[_Peer] = []
+        self._mean = _mean_op()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which alone writes files and evaluates."""
+        return self.rank == 0
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether the program that started this process is gone."""
+        return os.getppid() != self._parent
+
+    def meet(self) -> None:
+        """Tell the others where this rank runs, and get to know where they do."""
+        self._store.set(f'{_KEY}/peer/{self.rank}', json.dumps([os.getpid(), socket.gethostname()]))
+        self._peers = [_Peer(*json.loads(self._store.get(f'{_KEY}/peer/{r}'))) for r in range(self.size)]
+
+    # Shares ----------------------------------------------------------------------------------------------------
+
+    def share(self, owner: str, field: str, count: int) -> int:
+        """What one rank gets of ``count``, a setting of the conf.
+
+        Raises:
+            ConfError: it cannot be divided evenly.
+        """
+        if count % self.size:
+            raise gin_utils.ConfError([problem_at(
+                owner, field, f'= {count} cannot be divided among {self.size} processes',
+                f'make it a multiple of {self.size}, or train in another number of processes')])
+        return count // self.size
+
+    # Exchanges -------------------------------------------------------------------------------------------------
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """The average over all ranks of a tensor that has the same shape in all of them; without gradient."""
+        return self._mean(tensor.detach())
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace ``tensor`` by its sum over all ranks.
+
+        Raises:
+            LostProcessError: a rank is gone.
+        """
+        import torch.distributed as dist
+        self._exchange(lambda: dist.all_reduce(tensor, async_op=True))
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """``[N, ...]``: a tensor of the same shape of all ranks."""
+        everything = tensor.new_zeros((self.size, *tensor.shape))
+        everything[self.rank] = tensor.detach()
+        self.add_up(everything)
+        return everything
+
+    def gather_objects(self, thing: Any) -> list[Any] | None:
+        """What all ranks have, in their order, for rank 0; ``None`` for the others. It is pickled on the way."""
+        import torch.distributed as dist
+        everything: list[Any] | None = [None] * self.size if self.is_first else None
+        self._attempt(lambda: dist.gather_object(thing, everything, dst=0))
+        return everything
+
+    def from_first(self, thing: Any) -> Any:
+        """What rank 0 has. It is pickled on the way."""
+        import torch.distributed as dist
+        box = [thing if self.is_first else None]
+        self._attempt(lambda: dist.broadcast_object_list(box, src=0))
+        return box[0]
+
+    @torch.no_grad()
+    def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
+        """Give ``tensors``, equally made in all ranks, the values that they have in rank 0."""
+        values = self.from_first([tensor.detach().cpu() for tensor in tensors] if self.is_first else None)
+        if not self.is_first:
+            for tensor, value in zip(tensors, values, strict=True):
+                tensor.copy_(value)
+
+    def average_gradients(self, params: Sequence[nn.Parameter]) -> None:
+        """Average the gradients of ``params``, which are the same in all ranks; see :class:`GradientAverager`."""
+        key = tuple(map(id, params))
+        if key not in self._averagers:
+            self._averagers[key] = GradientAverager(self, params)
+        self._averagers[key].average()
+
+    def _exchange(self, start: Callable[[], Any]) -> None:
+        """Start an exchange, and wait until it is done; signals are served meanwhile."""
+        work = self._attempt(start)
+        if self.device.type != 'cpu':
+            return self._wait_for_device(work)
+        while True:
+            try:
+                work.wait(_LOOK_AROUND)
+                return None
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise self._explained(error) from error
+            self._look_around()
+
+    def _wait_for_device(self, work: Any) -> None:
+        """NCCL notices no death: look after the others while it works."""
+        look_at = time.monotonic() + _LOOK_AROUND.total_seconds()
+        while not work.is_completed():
+            if time.monotonic() > look_at:
+                self._look_around()
+                look_at = time.monotonic() + _LOOK_AROUND.total_seconds()
+            time.sleep(0)
+        self._attempt(work.wait)
+
+    def _attempt(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except RuntimeError as error:
+            raise self._explained(error) from error
+
+    # Deaths ----------------------------------------------------------------------------------------------------
+
+    def report(self, error: BaseException) -> None:
+        """Tell the others why this rank is about to end."""
+        kind = _FOLLOWED if isinstance(error, LostProcessError) else _FAILED
+        words = f'{type(error).__name__}: {gin_utils.plain_text(error)}'
+        self._ask(lambda: self._store.set(f'{_KEY}/report/{self.rank}', json.dumps([kind, words])))
+
+    def survivors(self) -> list[int]:
+        """The ranks that are neither gone nor about to end for an error of their own; this one is always one."""
+        lost = self._lost()
+        return [r for r in range(self.size) if r == self.rank or r not in lost]
+
+    def _lost(self) -> dict[int, _Report | None]:
+        """The ranks that are gone or failed, with what they said."""
+        lost = {}
+        for r, peer in enumerate(self._peers):
+            if r == self.rank:
+                continue
+            report = self._report_of(r)
+            if not _is_running(peer) or (report is not None and report.kind == _FAILED):
+                lost[r] = report
+        return lost
+
+    def _report_of(self, rank: int) -> _Report | None:
+        key = f'{_KEY}/report/{rank}'
+        found = self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
+        return None if found is None else _Report(*json.loads(found))
+
+    @staticmethod
+    def _ask(question: Callable[[], Any]) -> Any:
+        """An answer of the store; ``None`` if it is gone as well."""
+        try:
+            return question()
+        except RuntimeError:
+            return None
+
+    def _look_around(self) -> None:
+        """
+        Raises:
+            LostProcessError: a rank is gone.
+        """
+        if self._lost():
+            raise self._explained(None)
+
+    def _explained(self, error: RuntimeError | None) -> LostProcessError:
+        """Who is gone, after an exchange has failed."""
+        until = time.monotonic() + _SETTLE_SECONDS
+        while not (lost := self._lost()) and time.monotonic() < until:
+            time.sleep(0.05)
+        if self.device.type != 'cpu':
+            _give_up_device()
+        causes = [r for r, report in lost.items() if report is None or report.kind == _FAILED]
+        if not causes:
+            return LostProcessError('another rank', 'does not answer any more', str(error or ''))
+        rank = causes[0]
+        report, name = lost[rank], f'rank {rank} (pid {self._peers[rank].pid} on {self._peers[rank].host})'
+        if report is not None:
+            return LostProcessError(name, 'ended with an error', report.words)
+        ending = self._ending_of(rank)
+        return LostProcessError(name, ending or 'ended without a word, most likely killed (often for want of memory)')
+
+    def _ending_of(self, rank: int) -> str | None:
+        """How a rank ended, if the program that started it tells."""
+        until = time.monotonic() + _ASK_SECONDS
+        while time.monotonic() < until:
+            key = ending_key(rank)
+            found = self._ask(lambda key=key: self._store.get(key) if self._store.check([key]) else None)
+            if found is not None:
+                return found.decode()
+            time.sleep(0.05)
+        return None
+
+
+def ending_key(rank: int) -> str:
+    """Where a program that started the ranks puts into the store how one has ended."""
+    return f'{_KEY}/ending/{rank}'
+
+
+class GradientAverager:
+    """Averages the gradients of some parameters over all ranks, in one exchange for each kind of number.
+
+    A parameter that a rank did not use counts with gradient zero there. One that no rank used stays without gradient,
+    as in one process.
+
+    Args:
+        ranks: the processes.
+        params: the parameters, in the same order in all ranks.
+    """
+
+    def __init__(self, ranks: Ranks, params: Sequence[nn.Parameter]):
+        self._ranks, self._params = ranks, list(dict.fromkeys(params))  # two optimizers may share one
+        kinds: dict[tuple[torch.device, torch.dtype], list[nn.Parameter]] = {(ranks.device, torch.float32): []}
+        for param in self._params:
+            kinds.setdefault((param.device, param.dtype), []).append(param)
+        notes = len(self._params) + ranks.size
+        self._flat = [torch.zeros(sum(p.numel() for p in group) + (0 if i else notes), dtype=dtype, device=device)
+                      for i, ((device, dtype), group) in enumerate(kinds.items())]
+        self._notes = self._flat[0][self._flat[0].numel() - notes:]
+        self._is_used, self._is_bad = self._notes[:len(self._params)], self._notes[len(self._params):]
+        views: dict[int, Tensor] = {}
+        for flat, group in zip(self._flat, kinds.values()):
+            start = 0
+            for param in group:
+                views[id(param)] = flat[start:start + param.numel()].view(param.shape)
+                start += param.numel()
+        self._views = [views[id(p)] for p in self._params]
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Replace the gradients by their average over the ranks.
+
+        Raises:
+            NonFiniteLossError: another rank had no finite loss; no parameter has been changed.
+            LostProcessError: a rank is gone; no parameter has been changed.
+        """
+        grads: list[Any] = [param.grad for param in self._params]
+        used = [grad is not None for grad in grads]
+        self._is_bad.zero_()
+        if all(used):
+            torch._foreach_copy_(self._views, grads)
+            self._is_used.fill_(1.0)
+        else:
+            for view, grad in zip(self._views, grads):
+                view.zero_() if grad is None else view.copy_(grad)
+            self._is_used.copy_(torch.tensor(used, dtype=torch.float32))
+        self._exchange()
+        somewhere = used if all(used) else (self._is_used > 0).tolist()
+        for param, view, is_used in zip(self._params, self._views, somewhere):
+            param.grad = view if is_used else None
+
+    def report_bad_loss(self) -> None:
+        """What :meth:`average` is to the other ranks, in one whose loss is not finite, so that all of them stop.
+
+        Raises:
+            LostProcessError: a rank is gone.
+        """
+        for flat in self._flat:
+            flat.zero_()
+        self._is_bad[self._ranks.rank] = 1.0
+        self._exchange(is_good=False)
+
+    def _exchange(self, is_good: bool = True) -> None:
+        for flat in self._flat:
+            self._ranks.add_up(flat)
+        bad = self._is_bad.nonzero().flatten().tolist()
+        if bad and is_good:
+            raise NonFiniteLossError(f'the loss is NaN or infinite in rank {", ".join(map(str, bad))}, at update '
+                                     f'{context.get_global_counter()}; that rank says in which part. The parameters '
+                                     'are those before this update')
+        for flat in self._flat:
+            flat.div_(self._ranks.size)
+
+
+# Joining and leaving -------------------------------------------------------------------------------------------
+
+
+def is_started() -> bool:
+    """Whether ``torchrun`` or the like has started this process as one of several, by what is in its environment."""
+    return int(os.environ.get('WORLD_SIZE', '1')) > 1 and 'RANK' in os.environ
+
+
+def local_rank() -> int:
+    """The number of this process among those on its machine, which is that of its GPU."""
+    return int(os.environ.get('LOCAL_RANK', os.environ.get('RANK', '0')))
+
+
+def join(device: torch.device) -> Ranks:
+    """Join the other processes, as ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` say; all wait for all.
+
+    From then on ``context.get_ranks()`` returns what this returns.
+
+    Args:
+        device: where the networks will be.
+
+    Raises:
+        RuntimeError: the environment variables are missing, or not all ranks come within ten minutes.
+    """
+    import torch.distributed as dist
+    missing = [name for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT') if name not in os.environ]
+    if missing:
+        raise RuntimeError(f'the environment has no {", ".join(missing)}: training in several processes is started by '
+                           'torchrun --nproc_per_node=N -m alfx.bin.train, or with --num_processes N')
+    rank, size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
+    store, _, _ = next(dist.rendezvous('env://', rank, size, timeout=_JOIN))
+    store.set_timeout(_JOIN)
+    store = dist.PrefixStore(f'{_KEY}/{os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")}', store)
+    ranks = Ranks(rank, size, store, device)
+    ranks.meet()
+    if device.type != 'cpu':
+        torch.cuda.set_device(device)
+    dist.init_process_group('gloo' if device.type == 'cpu' else 'cpu:gloo,cuda:nccl', store=store, rank=rank,
+                            world_size=size, timeout=_FOREVER)
+    ranks.add_up(torch.zeros(1, device=device))  # all connections are made now
+    context.set_ranks(ranks)
+    return ranks
+
+
+def leave() -> None:
+    """Leave the other processes; nothing happens if there are none."""
+    import torch.distributed as dist
+    context.set_ranks(None)
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _give_up_device() -> None:
+    """Let go of exchanges between GPUs that will never end."""
+    import torch.distributed as dist
+    abort = getattr(dist.distributed_c10d, '_abort_process_group', None)
+    if abort is not None and dist.is_initialized():
+        abort()
+
+
+def _mean_op() -> Callable[[Tensor], Tensor]:
+    """The average over ranks as an operation of torch, which a recorded update holds like any other."""
+    global _op
+    if _op is None:
+        @torch.library.custom_op('alfx::mean_over_ranks', mutates_args=())
+        def mean_over_ranks(tensor: Tensor) -> Tensor:
+            ranks, total = context.get_ranks(), tensor.clone()
+            ranks.add_up(total)
+            return total.div_(ranks.size)
+
+        mean_over_ranks.register_fake(lambda tensor: torch.empty_like(tensor))
+        _op = mean_over_ranks
+    return _op
+
+
+_op: Any = None
+
+
+def _is_running(peer: _Peer) -> bool:
+    """Whether a process runs, as far as can be told; one on another machine is taken to."""
+    if peer.host != socket.gethostname():
+        return True
+    try:
+        with open(f'/proc/{peer.pid}/stat', encoding='utf8') as file:
+            return file.read().rpartition(')')[2].split()[0] not in 'ZX'
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return True
+    if os.path.isdir('/proc/self'):
+        return False
+    try:
+        os.kill(peer.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
