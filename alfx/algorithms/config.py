@@ -71,9 +71,8 @@ _ALLOWED: dict[str, Any] = {
 
 # What this version cannot do, and what has a meaning only together with it: nothing but the default is accepted.
 _NOT_AVAILABLE = (
-    'async_unroll', 'max_unroll_length', 'unroll_queue_size', 'unroll_step_interval', 'unroll_parameter_update_period',
     'offline_buffer_dir', 'offline_buffer_length', 'rl_train_after_update_steps', 'rl_train_every_update_steps',
-    'enable_amp', 'ddp_paras_check_interval', 'eval_uncertainty')
+    'ddp_paras_check_interval', 'eval_uncertainty')
 
 
 @gin_utils.configurable
@@ -101,11 +100,15 @@ class TrainerConfig:
         unroll_length: steps of each environment in an iteration. A fraction alternates between the two
             neighbouring integers so that the mean is right.
         unroll_with_grad: keep gradients of the unroll for an on-policy part inside an off-policy algorithm.
-        async_unroll: act in parallel with training.
-        max_unroll_length: with async_unroll and unroll_length 0, at most so many steps an iteration.
-        unroll_queue_size: with async_unroll, how many steps may wait for training.
-        unroll_step_interval: with async_unroll, seconds between two steps (0: as fast as possible).
-        unroll_parameter_update_period: with async_unroll, refresh its weights every so many iterations.
+        async_unroll: act in another process, in parallel with training, which then is on older steps. Not for
+            on-policy algorithms that make no allowance for that.
+        max_unroll_length: with async_unroll and unroll_length 0, at most so many steps of each environment in an
+            iteration: those that are there, possibly none.
+        unroll_queue_size: with async_unroll, how many steps of each environment may wait for training; the process
+            that acts waits when there are so many.
+        unroll_step_interval: with async_unroll, seconds from one step to the next, where they do not take longer (0: as
+            fast as possible).
+        unroll_parameter_update_period: with async_unroll, hand new weights to it every so many iterations.
         use_rollout_state: start training sequences from the recurrent state stored while acting, instead of
             from zeros.
         temporally_independent_train_step: call train_step once on ``[T * B]`` instead of T times; None lets
@@ -138,7 +141,9 @@ class TrainerConfig:
         metric_min_buffer_size: episodes that average metrics are taken over, at least.
         debug_summaries: also summarise what helps to find faults.
         profiling: profile the run with cProfile and log the result.
-        enable_amp: automatic mixed precision.
+        enable_amp: automatic mixed precision: networks compute in bfloat16, or in float16 with scaled losses on GPUs
+            without it; parameters, distributions, losses and statistics stay in float32. Worth it on GPUs with tensor
+            cores and for large networks; on CPUs without bfloat16 instructions it is slower.
         code_snapshots: source files to record, relative to the alfx package.
         summarize_grads_and_vars: histograms of weights and gradients.
         summarize_gradient_noise_scale: the noise scale of the gradient.
@@ -315,12 +320,31 @@ class TrainerConfig:
         elif self.num_iterations == 0 and self.num_env_steps == 0:
             conflict('num_iterations', 'and TrainerConfig.num_env_steps are both 0: the run would never end',
                      'set one of them')
-        if self.async_unroll and self.unroll_length == 0 and self.max_unroll_length == 0:
-            conflict('max_unroll_length', 'and TrainerConfig.unroll_length are both 0: nothing would be collected',
-                     'set one of them')
         if self.ml_type == 'rl':
             self._add_rl_conflicts(conflict)
+        elif self.async_unroll:
+            conflict('async_unroll', "= True, but TrainerConfig.ml_type is 'sl': there is nothing to act in",
+                     'leave it out')
+        self._add_async_conflicts(conflict)
         return problems
+
+    def _add_async_conflicts(self, conflict: Callable[[str, str, str], None]) -> None:
+        if not self.async_unroll:
+            defaults = {field.name: field.default for field in dataclasses.fields(self)}
+            for name in ('max_unroll_length', 'unroll_queue_size', 'unroll_step_interval',
+                         'unroll_parameter_update_period'):
+                if getattr(self, name) != defaults[name]:
+                    conflict(name, f'= {getattr(self, name)!r} has a meaning only with TrainerConfig.async_unroll = '
+                             'True', 'set that, or leave this out')
+        elif self.unroll_length == 0 and self.max_unroll_length == 0:
+            conflict('max_unroll_length', 'and TrainerConfig.unroll_length are both 0: nothing would be collected',
+                     'set one of them')
+        elif self.unroll_length and self.max_unroll_length:
+            conflict('max_unroll_length', f'= {self.max_unroll_length} has a meaning only with '
+                     f'TrainerConfig.unroll_length = 0; it is {self.unroll_length}', 'leave out one of the two')
+        if self.async_unroll and self.unroll_with_grad:
+            conflict('async_unroll', '= True and TrainerConfig.unroll_with_grad = True: gradients of the unroll do not '
+                     'reach the process that trains', 'leave out one of the two')
 
     def _add_rl_conflicts(self, conflict: Callable[[str, str, str], None]) -> None:
         if self.unroll_length == 0 and not self.async_unroll and self.offline_buffer_dir is None:

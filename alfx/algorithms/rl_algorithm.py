@@ -40,7 +40,7 @@ def adjust_replay_buffer_length(config: TrainerConfig, num_earliest_frames_ignor
             the earlier frames of a frame stack.
     """
     if config.trains_on_whole_unrolls:
-        return int(-(-config.unroll_length // 1)) + 1 + num_earliest_frames_ignored
+        return int(-(-(config.unroll_length or config.max_unroll_length) // 1)) + 1 + num_earliest_frames_ignored
     return config.replay_buffer_length + num_earliest_frames_ignored
 
 
@@ -126,6 +126,11 @@ class RLAlgorithm(Algorithm):
     def action_spec(self) -> NestedTensorSpec:
         """Spec of the action."""
         return self._action_spec
+
+    @property
+    def environment(self) -> Any:
+        """The environments that it trains in; only the root algorithm has them."""
+        return self._env
 
     @property
     def rollout_info_spec(self) -> NestedTensorSpec:

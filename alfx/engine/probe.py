@@ -10,6 +10,8 @@ import torch
 
 from alfx import context, nest
 from alfx.data_structures import AlgStep, Experience, TimeStep
+from alfx.engine.remote_unroll import Steps, map_steps
+from alfx.engine.unroll import measured
 from alfx.tensor_specs import NestedTensorSpec, SpecError, TensorSpec, extract_spec, zeros_from_spec
 
 if TYPE_CHECKING:
@@ -56,6 +58,24 @@ def rollout_info_spec(algorithm: 'RLAlgorithm', step_spec: TimeStep) -> NestedTe
     _check(alg_step.output, algorithm.action_spec, f'the action of {algorithm.name}.rollout_step')
     _check(alg_step.state, algorithm.rollout_state_spec, f'the state of {algorithm.name}.rollout_step')
     return extract_spec(alg_step.info)
+
+
+def steps_spec(algorithm: 'RLAlgorithm', raw_step_spec: TimeStep) -> Steps:
+    """The specs of one step of one environment as :func:`alfx.engine.unroll.unroll` collects it.
+
+    Args:
+        algorithm: root algorithm that has been finalized.
+        raw_step_spec: spec of the time step as the environment gives it.
+    """
+    device = algorithm.device
+    raw = nest.map_structure(lambda x: x.to(device), zeros_from_spec(raw_step_spec, _BATCH))
+    with unchanged(algorithm), context.rollout_context(), context.record_if(False):
+        inputs, _ = algorithm.transform_timestep(raw, algorithm.get_initial_transform_state(_BATCH))
+        state = algorithm.get_initial_rollout_state(_BATCH)
+        step = algorithm.acting_step(inputs, state)
+    experience = Experience(inputs if algorithm.on_policy else raw, step.output, step.info,
+                            state if algorithm.use_rollout_state else ())
+    return map_steps(extract_spec, Steps(experience, measured(raw), inputs if algorithm.keeps_unroll_inputs else None))
 
 
 def _check(found: NestedTensorSpec, spec: NestedTensorSpec, where: str) -> None:

@@ -5,6 +5,7 @@ here, from one process (``algorithms/async_unroller.py``) or from many; :class:`
 unrolls that look like those of :func:`alfx.engine.unroll.unroll`, so that ``RLAlgorithm.unroll`` treats both the same.
 """
 import abc
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,11 +13,15 @@ import torch
 
 from alfx import nest
 from alfx.data_structures import Experience, TimeStep
+from alfx.engine.policy_state import policy_tensors
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.checks import problem_at
 
 if TYPE_CHECKING:
     from alfx.algorithms.rl_algorithm import RLAlgorithm
+
+
+logger = logging.getLogger(__name__)
 
 
 class Steps(NamedTuple):
@@ -144,6 +149,31 @@ class RemoteUnroll:
         self._source.close()
 
 
+class ActingStatistics:
+    """Writes what acting changes in another process into the learner's algorithm.
+
+    Args:
+        algorithm: the learner's.
+    """
+
+    def __init__(self, algorithm: 'RLAlgorithm'):
+        self._tensors = policy_tensors(algorithm)
+        self._versions: dict[str, int] = {}
+        self._warned = False
+
+    def write(self, values: dict[str, torch.Tensor]) -> None:
+        """Take over tensors by key, as of ``RolloutWorker.statistics``."""
+        changed_here = [key for key, version in self._versions.items() if self._tensors[key]._version != version]
+        if changed_here and not self._warned:
+            self._warned = True
+            logger.warning('both acting and training change %s: acting takes place in another process, and what it '
+                           'makes of them replaces what training does', ', '.join(changed_here))
+        with torch.no_grad():
+            for key, value in values.items():
+                self._tensors[key].copy_(value)
+                self._versions[key] = self._tensors[key]._version
+
+
 def map_steps(func: Callable[..., Any], *steps: Steps) -> Steps:
     """Apply ``func`` to the corresponding tensors of ``steps``."""
     mapped: Any = [None if parts[0] is None else nest.map_structure(func, *parts) for parts in zip(*steps)]
@@ -159,7 +189,7 @@ def check_source(algorithm: 'RLAlgorithm', config: Any, option: str) -> None:
         option: the field of ``TrainerConfig`` that asks for it: 'async_unroll'.
 
     Raises:
-        ConfError: the algorithm learns only from what its present parameters do, or needs gradients of the unroll.
+        ConfError: the algorithm learns only from what its present parameters do.
     """
     value = getattr(config, option)
     if not algorithm.learns_from_stale_unrolls:
@@ -167,7 +197,3 @@ def check_source(algorithm: 'RLAlgorithm', config: Any, option: str) -> None:
             'TrainerConfig', option, f'= {value!r}: {algorithm.name} is on-policy: it learns only from what its '
             'present parameters did, and steps of another process are older',
             'leave it out, or use an algorithm that corrects for that (ImpalaAlgorithm) or is off-policy')])
-    if config.unroll_with_grad:
-        raise ConfError([problem_at(
-            'TrainerConfig', option, f'= {value!r}: TrainerConfig.unroll_with_grad = True needs the gradients of the '
-            'unroll, which do not reach this process', 'leave out one of the two')])

@@ -2,6 +2,7 @@
 
 ``train_from_replay_buffer`` -> ``preprocess_experience`` -> ``train_step`` -> ``calc_loss`` -> one update.
 """
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from alfx.tensor_specs import NestedTensor, extract_spec
 
 if TYPE_CHECKING:
     from alfx.algorithms.algorithm import Algorithm
+
+logger = logging.getLogger(__name__)
 
 
 def train_from_replay_buffer(algorithm: 'Algorithm', update_global_counter: bool = False) -> int:
@@ -92,6 +95,10 @@ def check_sequences(config: Any, needs_previous_step: bool = False) -> None:
             'TrainerConfig', 'mini_batch_length', f'= {length}: a part of the algorithm learns from a step and the one '
             'before it, and finds none in sequences of one step',
             'set TrainerConfig.mini_batch_length to 2 or more, or TrainerConfig.use_rollout_state = True')])
+    if config.trains_on_whole_unrolls and length > 1 and not config.unroll_length:
+        raise gin_utils.ConfError([problem_at(
+            'TrainerConfig', 'mini_batch_length', f'= {length} with TrainerConfig.unroll_length = 0: unrolls of any '
+            'length cannot be cut into sequences of that one', 'set mini_batch_length to 1, or unroll_length')])
     if config.trains_on_whole_unrolls and length > 1 and config.unroll_length % length:
         raise gin_utils.ConfError([problem_at(
             'TrainerConfig', 'mini_batch_length', f'= {length} does not divide TrainerConfig.unroll_length = '
@@ -280,6 +287,10 @@ def _played_update(algorithm: 'Algorithm', experience: Experience, batch_info: B
 
 def _fast_update(algorithm: 'Algorithm') -> Any:
     """What makes updates of ``algorithm`` faster; ``False`` if there is nothing."""
+    if algorithm.loss_scaler is not None:
+        logger.info('updates of %s are made step by step: whether one is skipped depends on its gradients (float16)',
+                    algorithm.name)
+        return False
     if algorithm._config is not None and algorithm._config.compile:
         return CompiledUpdate(algorithm, compute_train_info)
     is_fixed = has_fixed_update(algorithm) and bool(algorithm.what_is_updated()[1])  # there is something to update

@@ -94,14 +94,14 @@ def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, w
     if stateful:
         cursor.state = nest.map_structure(torch.Tensor.detach, cursor.state)
     experience = nest.stack(experiences)
-    own = (_measured(experience.time_step, length) if experiences[0].time_step is env_steps[0] else
-           nest.stack([_measured(time_step) for time_step in env_steps]))
+    own = (measured(experience.time_step, length) if experiences[0].time_step is env_steps[0] else
+           nest.stack([measured(time_step) for time_step in env_steps]))
     if not keep_inputs:
         return experience, own, None
     return experience, own, experience.time_step if experiences[0].time_step is inputs[0] else nest.stack(inputs)
 
 
-def _measured(time_step: TimeStep, length: int | None = None) -> TimeStep:
+def measured(time_step: TimeStep, length: int | None = None) -> TimeStep:
     """What metrics look at: the first ``length`` steps of a sequence, or all there is."""
     measured = TimeStep(step_type=time_step.step_type, reward=time_step.reward, discount=time_step.discount,
                         env_info=time_step.env_info)

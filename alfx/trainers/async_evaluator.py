@@ -13,9 +13,9 @@ import traceback
 from typing import Any
 
 from alfx import context
+from alfx.engine.policy_state import load_policy_state, pack, policy_state, unpack
 from alfx.trainers import building, worker_process
 from alfx.trainers.evaluator import EvalJob, EvalLog, evaluate, unused_for_evaluation
-from alfx.trainers.policy_state import load_policy_state, pack, policy_state, unpack
 
 logger = logging.getLogger(__name__)
 

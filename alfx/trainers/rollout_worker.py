@@ -10,6 +10,7 @@ import torch
 
 from alfx import context
 from alfx.data_structures import TimeStep
+from alfx.engine.policy_state import load_policy_state, policy_buffers
 from alfx.engine.remote_unroll import Steps
 from alfx.engine.unroll import start, unroll
 from alfx.environments.alf_environment import AlfEnvironment
@@ -18,7 +19,6 @@ from alfx.environments.utils import create_environment
 from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
 from alfx.tensor_specs import NestedTensor
 from alfx.trainers import building, random_state
-from alfx.trainers.policy_state import load_policy_state, policy_buffers
 from alfx.trainers.worker_process import load_config, set_arithmetic
 
 _RESEEDING = 7919  # as where a run of one process goes on with new episodes
@@ -67,6 +67,7 @@ class RolloutWorker:
             random_state.set_random_seed(derived_seed(config.random_seed, 5, begin, first))
         self._owns_statistics = worker_index == 0
         self._statistics: set[str] = set()
+        self._just_changed: set[str] = set()
         self._buffers = policy_buffers(self._algorithm)
         self._versions: dict[str, Any] = {}
         self._cursor: Any = None
@@ -103,7 +104,9 @@ class RolloutWorker:
         steps = Steps(*unroll(algorithm, self._env, self._cursor, length, with_grad=False, bootstrap=False,
                               transformed=bool(algorithm.on_policy), keep_inputs=algorithm.keeps_unroll_inputs))
         if self._owns_statistics:
-            self._statistics.update(self.take_changed())
+            changed = self._changed()
+            self._statistics |= changed
+            self._just_changed |= changed
         return steps
 
     def load(self, state: dict[str, torch.Tensor], global_counter: int, progresses: dict[str, float]) -> None:
@@ -122,14 +125,9 @@ class RolloutWorker:
         load_policy_state(self._algorithm, state, keep=self._statistics)
         self._remember()
 
-    def take_changed(self) -> list[str]:
-        """The keys of the tensors that acting has changed since the last call."""
-        changed = []
-        for key, (module, name) in self._buffers.items():
-            version = _version(module, name)
-            if version != self._versions[key]:
-                self._versions[key] = version
-                changed.append(key)
+    def take_statistics(self) -> set[str]:
+        """The keys of those of :meth:`statistics` that have changed since the last call."""
+        changed, self._just_changed = self._just_changed, set()
         return changed
 
     def statistics(self) -> dict[str, torch.Tensor]:
@@ -145,6 +143,16 @@ class RolloutWorker:
     def close(self) -> None:
         """Close the environments."""
         self._env.close()
+
+    def _changed(self) -> set[str]:
+        """The keys of the buffers that have been written to since this was last asked, or weights were loaded."""
+        changed = set()
+        for key, (module, name) in self._buffers.items():
+            version = _version(module, name)
+            if version != self._versions[key]:
+                self._versions[key] = version
+                changed.add(key)
+        return changed
 
     def _remember(self) -> None:
         self._versions = {key: _version(module, name) for key, (module, name) in self._buffers.items()}

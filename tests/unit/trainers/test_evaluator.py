@@ -10,10 +10,10 @@ import torch
 from trainer_fakes import SmallPolicy, WalkEnv, make_config
 
 from alfx import AlgStep, context
+from alfx.engine.policy_state import load_policy_state, policy_state
 from alfx.trainers import building, random_state
 from alfx.trainers.async_evaluator import Evaluator
 from alfx.trainers.evaluator import SyncEvaluator, evaluate, read_results
-from alfx.trainers.policy_state import load_policy_state, policy_state
 from alfx.trainers.step_measures import EpisodeMeans
 
 

@@ -1,0 +1,271 @@
+"""Acting in another process while this one trains (``TrainerConfig.async_unroll``).
+
+:class:`AsyncUnroller` starts the process (``trainers/unroll_process.py``), which makes the environments and the
+algorithm of the run anew from the conf in the run folder, and acts as fast as its steps are taken. Steps lie in a ring
+of ``unroll_queue_size`` in shared memory: where it is full the process waits, where it is empty the learner does.
+Weights are handed over every ``unroll_parameter_update_period`` iterations. Steps are therefore older than the weights
+that train on them, by the steps that wait in the ring and by that period.
+
+What acting changes (statistics of normalizers, counts of visits) belongs to that process: it comes back with the steps,
+so that checkpoints hold it, and is not overwritten by weights. It may be ahead of the steps that have been taken by
+those that wait in the ring. Summaries and log records of the process arrive in the event files and the log of the run.
+
+If the process dies the run ends with a checkpoint and a
+:class:`~alfx.engine.errors.LostProcessError` with its last words; if the learner dies the process ends by itself.
+"""
+import atexit
+import collections
+import contextlib
+import logging
+import multiprocessing
+import os
+import pickle
+import tempfile
+import time
+from typing import Any, NamedTuple
+
+from alfx import context, nest, summary
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.rl_algorithm import RLAlgorithm
+from alfx.data_structures import AlgStep
+from alfx.engine.errors import LostProcessError, describe_exit
+from alfx.engine.policy_state import policy_tensors
+from alfx.engine.remote_unroll import ActingStatistics, Steps, UnrollSource, check_source
+from alfx.engine.shared_tensors import POLL_SECONDS
+from alfx.engine.unroll_channel import Timing, UnrollChannel
+from alfx.gin_utils import ConfError
+from alfx.gin_utils.checks import problem_at
+from alfx.tensor_specs import NestedTensor
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 5.0
+_LAST_LINES = 12
+
+
+class UnrollJob(NamedTuple):
+    """What the learner tells the process that acts.
+
+    Attributes:
+        type: 'update_parameter' or 'stop'.
+        step_metrics: what schedules depend on, by name: the progresses of the run.
+        global_counter: the learner's counter.
+        state_dict: the weights, tensors by key.
+    """
+
+    type: str
+    step_metrics: Any = None
+    global_counter: int | None = None
+    state_dict: Any = None
+
+
+class UnrollResult(NamedTuple):
+    """One step of all environments.
+
+    Attributes:
+        time_step: ``[B, ...]``: what the step began with; transformed on-policy, otherwise as the environment gave it.
+        policy_step: ``output``, the action ``[B, ...]``, and ``info`` of ``rollout_step``.
+        policy_state: nest ``[B, ...]``: the state given to ``rollout_step``; ``()`` unless training starts from it.
+        env_step_time: seconds that stepping the environments took.
+        step_time: seconds that all of the step took.
+    """
+
+    time_step: Any
+    policy_step: AlgStep
+    policy_state: NestedTensor
+    env_step_time: float
+    step_time: float
+
+
+class AsyncUnroller(UnrollSource):
+    """Has another process act, and gathers its steps.
+
+    Args:
+        algorithm: the root algorithm, finalized; its environment tells the specs and the number of environments, and
+            is not stepped.
+        config: of the run: ``unroll_queue_size``, ``unroll_step_interval``, ``root_dir``, which holds the conf that
+            the other process is made from, ``random_seed``.
+
+    Raises:
+        ConfError: the algorithm cannot learn from old steps, the run folder holds no conf, or there is too little
+            shared memory for the queue.
+    """
+
+    def __init__(self, algorithm: RLAlgorithm, config: TrainerConfig):
+        check_source(algorithm, config, 'async_unroll')
+        conf_file = os.path.join(config.root_dir, 'conf', 'config.gin')
+        if not os.path.isfile(conf_file):
+            raise ConfError([problem_at('TrainerConfig', 'async_unroll', '= True: another process makes environments '
+                                        f'and algorithm anew from the conf of the run, but there is no {conf_file}',
+                                        'start the run by alfx.bin.train, or call gin_utils.write_conf before')])
+        self._algorithm = algorithm
+        self._context = multiprocessing.get_context('spawn')
+        self._channel = UnrollChannel(algorithm, algorithm.environment, config.unroll_queue_size, self._context)
+        self._tensors, self._statistics = policy_tensors(algorithm), ActingStatistics(algorithm)
+        self._said: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        self._error = ''
+        self._process: Any = None
+        self._records = False
+        self._start(config, conf_file)
+
+    # Gathering -------------------------------------------------------------------------------------------------
+
+    def gather(self, length: int, at_least: int | None = None) -> Steps | None:
+        """The next ``at_least`` to ``length`` steps ``[T, B, ...]``; see ``UnrollSource``."""
+        gathered = self._gather(length, length if at_least is None else at_least)
+        if gathered is None:
+            return None
+        steps, timing = gathered
+        if self._records:
+            self._records = False
+            summary.scalar('async_unroll/seconds_of_env_step', timing.env_step.mean())
+            summary.scalar('async_unroll/seconds_of_step', timing.step.mean())
+        return steps
+
+    def gather_unroll_results(self, unroll_length: int, max_unroll_length: int) -> list[UnrollResult]:
+        """Gather steps one by one.
+
+        Args:
+            unroll_length: how many; 0: as many as there are, possibly none.
+            max_unroll_length: at most so many with ``unroll_length`` 0.
+
+        Raises:
+            LostProcessError: the process that acts is gone.
+        """
+        gathered = self._gather(unroll_length or max_unroll_length, unroll_length)
+        if gathered is None:
+            return []
+        steps, timing = gathered
+        results = []
+        for t, (env_seconds, seconds) in enumerate(zip(*(times.tolist() for times in timing))):
+            step = nest.map_structure(lambda x, t=t: x[t], steps.experience)
+            results.append(UnrollResult(step.time_step, AlgStep(step.action, (), step.rollout_info), step.state,
+                                        env_seconds, seconds))
+        return results
+
+    def _gather(self, length: int, at_least: int) -> tuple[Steps, Timing] | None:
+        self._listen()
+        out, count = self._channel.ring.empty_steps(length), 0
+        while True:
+            count += self._channel.get(out, count, length - count, POLL_SECONDS if count < at_least else 0.0)
+            if count >= at_least:
+                break
+            self._listen()
+        if not count:
+            return None
+        return self._channel.steps_of([x[:count] for x in out], self._algorithm.keeps_unroll_inputs)
+
+    def take_statistics(self, algorithm: RLAlgorithm) -> None:
+        """Write the latest statistics that acting changes into ``algorithm``."""
+        self._channel.take_statistics(self._statistics.write, self._listen)
+
+    # Telling ---------------------------------------------------------------------------------------------------
+
+    def update_parameter(self, algorithm: RLAlgorithm) -> None:
+        """Hand over the present weights, global counter and progresses.
+
+        Raises:
+            LostProcessError: the process that acts is gone.
+        """
+        if algorithm is not self._algorithm:
+            raise ValueError('update_parameter: expected the algorithm that the AsyncUnroller was made for, found '
+                             f'another one ({algorithm.name})')
+        self._send(UnrollJob('update_parameter', context.get_all_progresses(), context.get_global_counter(),
+                             self._tensors))
+
+    def wants_summaries(self, global_counter: int) -> None:
+        """Let the next step that is taken record summaries, for this counter."""
+        self._records = True
+        self._channel.ask_for_summaries(global_counter)
+
+    def _send(self, job: UnrollJob) -> None:
+        if job.type == 'stop':
+            self._channel.stop()
+        else:
+            self._channel.publish_weights(job.state_dict, job.global_counter or 0, job.step_metrics, self._listen)
+
+    # The process -----------------------------------------------------------------------------------------------
+
+    def _start(self, config: TrainerConfig, conf_file: str) -> None:
+        from alfx.trainers.worker_process import worker_settings
+        iteration = int(context.get_progress('iterations'))
+        file, self._last_words = tempfile.mkstemp(prefix='alfx-unroll-')
+        os.close(file)
+        settings = {**worker_settings(config), 'num_environments': self._algorithm.environment.batch_size,
+                    'first_environment': context.first_environment(), 'start': iteration + 1 if iteration else 0,
+                    'unroll_step_interval': config.unroll_step_interval, 'last_words': self._last_words}
+        self._pipe, theirs = self._context.Pipe(duplex=False)
+        # no daemon: it may have processes of its own, which step its environments
+        self._process = self._context.Process(target=_work, name='alfx-unroll', daemon=False,
+                                              args=(theirs, self._channel, conf_file, settings))
+        self._process.start()
+        theirs.close()
+        atexit.register(self.close)  # before multiprocessing waits for its processes
+        self._name = f'the unroll process (pid {self._process.pid})'
+
+    def _listen(self) -> None:
+        """Take in what the process has to say.
+
+        Raises:
+            LostProcessError: it is gone.
+        """
+        alive = self._process is not None and self._process.is_alive()
+        self._take_in()
+        if alive:
+            return
+        if self._process is None:
+            raise LostProcessError('the unroll process', 'has been closed')
+        self._process.join()
+        raise LostProcessError(self._name, describe_exit(self._process.exitcode), self._words())
+
+    def _take_in(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while self._pipe.poll():
+                kind, content = pickle.loads(self._pipe.recv_bytes())
+                if kind == 'log':
+                    level, text = content
+                    self._said.append(text)
+                    logger.log(level, 'unroll process: %s', text)
+                elif kind == 'summary':
+                    self._write_summaries(content)
+                elif kind == 'error':
+                    self._error = content
+
+    @staticmethod
+    def _write_summaries(written: list[tuple[str, tuple]]) -> None:
+        writer = context.get_summary_writer()
+        if writer is not None:
+            for method, arguments in written:
+                getattr(writer, method)(*arguments)
+
+    def _words(self) -> str:
+        """The end of a traceback, what was written on a fault of the interpreter, or of its log."""
+        if self._error:
+            return self._error
+        with open(self._last_words, encoding='utf8', errors='replace') as file:
+            return file.read() or '\n'.join(self._said)
+
+    def close(self) -> None:
+        """End the process: ask it, and after some seconds end it by force. May be called more than once."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        atexit.unregister(self.close)
+        self._send(UnrollJob('stop'))
+        end = time.monotonic() + _CLOSE_SECONDS
+        while process.is_alive() and time.monotonic() < end:
+            self._take_in()  # it may wait for somebody to listen
+            process.join(POLL_SECONDS / 4)
+        if process.is_alive():
+            process.kill()
+        process.join()
+        self._take_in()
+        self._pipe.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._last_words)
+
+
+def _work(*arguments: Any) -> None:
+    """Body of the process."""
+    from alfx.trainers.unroll_process import work
+    work(*arguments)

@@ -1,0 +1,191 @@
+"""Tensors in memory that several processes of this machine share, and what travels through them.
+
+Nothing here can be left locked by a process that is killed: counting semaphores have no owner, and whoever waits for
+one looks every now and then whether the others are still there.
+"""
+import math
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from alfx.gin_utils import ConfError
+from alfx.tensor_specs import TensorSpec
+
+_ALIGNMENT = 64
+_SHARED_FOLDER = '/dev/shm'
+POLL_SECONDS = 0.2  # how often who waits looks around
+
+
+class SharedTensors:
+    """Tensors of given specs, all in one block of shared memory; a process that is started with them sees the same.
+
+    Args:
+        specs: of the tensors.
+        purpose: what they are for and what would make them smaller, for the error.
+
+    Raises:
+        ConfError: there is not so much shared memory.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], purpose: str):
+        self._specs = [(tuple(spec.shape), spec.dtype) for spec in specs]
+        size = self._offsets()[-1]
+        if os.path.isdir(_SHARED_FOLDER):
+            free = shutil.disk_usage(_SHARED_FOLDER).free
+            if size > free:  # to write to it would end the process without a word
+                raise ConfError(f'{purpose} needs {size / 2**20:.0f} MiB of shared memory, {_SHARED_FOLDER} has '
+                                f'{free / 2**20:.0f} MiB left', 'make it smaller, or give the machine more of it')
+        self._block = torch.empty(max(size, 1), dtype=torch.uint8).share_memory_()
+        self.tensors = self._views()
+        for tensor in self.tensors:
+            tensor.zero_()
+
+    def _offsets(self) -> list[int]:
+        """Where each tensor begins, and where the last one ends, in bytes."""
+        offsets = [0]
+        for shape, dtype in self._specs:
+            size = math.prod(shape) * dtype.itemsize
+            offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        return offsets
+
+    def _views(self) -> list[torch.Tensor]:
+        return [self._block[offset:offset + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+                for (shape, dtype), offset in zip(self._specs, self._offsets())]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the block."""
+        return self._block.numel()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {'_specs': self._specs, '_block': self._block}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.tensors = self._views()
+
+
+class StepRing:
+    """A bounded queue of steps between one process that writes and one that reads.
+
+    Args:
+        step_specs: of the tensors of one step.
+        size: how many steps it holds.
+        context: the multiprocessing context that starts the other process.
+    """
+
+    def __init__(self, step_specs: Sequence[TensorSpec], size: int, context: Any):
+        self.size = size
+        self._shared = SharedTensors([TensorSpec((size, *spec.shape), spec.dtype) for spec in step_specs],
+                                     f'a queue of {size} steps (TrainerConfig.unroll_queue_size)')
+        self._free, self._filled = context.Semaphore(size), context.Semaphore(0)
+        self._position = 0  # of the next step, in each process its own
+        self._count = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the shared memory."""
+        return self._shared.nbytes
+
+    @property
+    def is_untouched(self) -> bool:
+        """Writer: whether no step has been put in so far."""
+        return not self._count
+
+    def wait_for_room(self, timeout: float = POLL_SECONDS) -> bool:
+        """Writer: wait until there is room for one step, and take it; False if there is none yet."""
+        return self._free.acquire(timeout=timeout)
+
+    def put(self, step: Sequence[torch.Tensor]) -> None:
+        """Writer: put in a step for which there is room."""
+        for row, tensor in zip(self._shared.tensors, step):
+            row[self._position].copy_(tensor)
+        self._position = (self._position + 1) % self.size
+        self._count += 1
+        self._filled.release()
+
+    def get(self, out: Sequence[torch.Tensor], first: int, at_most: int, timeout: float = POLL_SECONDS) -> int:
+        """Reader: take the oldest steps that are there.
+
+        Args:
+            out: tensors ``[T, ...]`` that the steps are copied into.
+            first: where in them.
+            at_most: how many.
+            timeout: wait so long for the first one.
+
+        Returns:
+            How many there were.
+        """
+        if not at_most or not (self._filled.acquire(timeout=timeout) if timeout else self._filled.acquire(False)):
+            return 0
+        count = 1
+        while count < at_most and self._filled.acquire(False):
+            count += 1
+        done = 0
+        while done < count:
+            part = min(count - done, self.size - self._position)
+            for tensor, rows in zip(out, self._shared.tensors):
+                tensor[first + done:first + done + part].copy_(rows[self._position:self._position + part])
+            self._position = (self._position + part) % self.size
+            done += part
+        for _ in range(count):
+            self._free.release()
+        return count
+
+    def empty_steps(self, count: int) -> list[torch.Tensor]:
+        """Reader: tensors ``[count, ...]`` for :meth:`get`."""
+        return [torch.empty((count, *rows.shape[1:]), dtype=rows.dtype) for rows in self._shared.tensors]
+
+
+class Published:
+    """The latest version of some tensors, from one process to another; never seen half-written.
+
+    Args:
+        specs: of the tensors.
+        purpose: see :class:`SharedTensors`.
+        context: the multiprocessing context that starts the other process.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], purpose: str, context: Any):
+        self._shared = SharedTensors(specs, purpose)
+        self._version = SharedTensors([TensorSpec((), torch.int64)], purpose)
+        self._lock = context.Semaphore(1)
+        self._seen = 0
+
+    def publish(self, write: Callable[[list[torch.Tensor]], None], look_around: Callable[[], None]) -> None:
+        """Write a new version.
+
+        Args:
+            write: gets the shared tensors.
+            look_around: called now and then while the other process reads; may raise.
+        """
+        self._acquire(look_around)
+        try:
+            write(self._shared.tensors)
+            self._version.tensors[0].add_(1)
+        finally:
+            self._lock.release()
+
+    def take(self, read: Callable[[list[torch.Tensor]], None], look_around: Callable[[], None]) -> bool:
+        """Read the latest version if it has not been read yet; returns whether that is so.
+
+        Args:
+            read: gets the shared tensors, and copies what it needs.
+            look_around: called now and then while the other process writes; may raise.
+        """
+        if int(self._version.tensors[0]) == self._seen:
+            return False
+        self._acquire(look_around)
+        try:
+            read(self._shared.tensors)
+            self._seen = int(self._version.tensors[0])
+        finally:
+            self._lock.release()
+        return True
+
+    def _acquire(self, look_around: Callable[[], None]) -> None:
+        while not self._lock.acquire(timeout=POLL_SECONDS):
+            look_around()

@@ -1,0 +1,120 @@
+"""The process that acts while another one trains: see :mod:`alfx.algorithms.async_unroller`.
+
+What it has to say, apart from the steps, goes through a pipe as pickled pairs: ``('log', (level, text))``,
+``('summary', [(method, arguments), ...])``, ``('error', text)``, and ``('ready', number of environments)``.
+"""
+import faulthandler
+import logging
+import pickle
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from alfx import context, summary
+from alfx.engine.shared_tensors import POLL_SECONDS
+from alfx.engine.unroll_channel import Timing, UnrollChannel
+from alfx.trainers.rollout_worker import RolloutWorker
+from alfx.trainers.worker_process import LogForwarding, SummaryForwarding, parent_is_gone, prepare
+
+logger = logging.getLogger(__name__)
+
+_NOBODY_LISTENS = (BrokenPipeError, ConnectionResetError, EOFError)
+
+
+class _Stopped(Exception):
+    """The learner wants this process to end, or is gone."""
+
+
+def work(pipe: Connection, channel: UnrollChannel, conf_file: str, settings: dict[str, Any]) -> None:
+    """Act until the learner says stop, or is gone.
+
+    Args:
+        pipe: what there is to tell goes in here.
+        channel: for steps, weights and statistics.
+        conf_file: see ``RolloutWorker``, as for ``settings``; these have 'unroll_step_interval' and 'last_words', a
+            file for what is left to say after a fault of the interpreter, besides.
+    """
+    prepare(settings)
+
+    def tell(kind: str, content: Any) -> None:
+        pipe.send_bytes(pickle.dumps((kind, content)))
+
+    log = LogForwarding(lambda level, text: tell('log', (level, text)))
+    with open(settings['last_words'], 'w', encoding='utf8') as fault_file:
+        faulthandler.enable(fault_file)
+        failed = True
+        try:
+            with log.active():
+                _act(channel, conf_file, settings, tell)
+            failed = False
+        except (_Stopped, *_NOBODY_LISTENS):
+            failed = False
+        finally:
+            faulthandler.disable()
+            if failed:  # the learner tells; nothing needs to be printed here as well
+                _tell_error(tell)
+                raise SystemExit(1)
+
+
+def _tell_error(tell: Any) -> None:
+    try:
+        tell('error', traceback.format_exc())
+    except _NOBODY_LISTENS:
+        return
+
+
+def _act(channel: UnrollChannel, conf_file: str, settings: dict[str, Any], tell: Any) -> None:
+    worker = RolloutWorker(conf_file, settings)
+    try:
+        tell('ready', worker.batch_size)
+        while not channel.take_weights(worker.load, _look_around(channel)):
+            _look_around(channel)()
+            time.sleep(POLL_SECONDS / 10)
+        _run(worker, channel, settings['unroll_step_interval'], tell)
+    finally:
+        worker.close()
+
+
+def _run(worker: RolloutWorker, channel: UnrollChannel, interval: float, tell: Any) -> None:
+    look_around = _look_around(channel)
+    next_step = time.perf_counter()
+    while True:
+        while not channel.ring.wait_for_room():
+            look_around()
+        look_around()
+        channel.take_weights(worker.load, look_around)
+        if interval:
+            next_step = max(next_step, time.perf_counter() - interval) + interval
+            time.sleep(max(0.0, next_step - interval - time.perf_counter()))
+        counter = channel.take_summary_order()
+        started = time.perf_counter()
+        steps = worker.collect(1) if counter is None else _recorded_step(worker, counter, tell)
+        seconds = torch.tensor([time.perf_counter() - started], dtype=torch.float64)
+        channel.publish_statistics(worker.take_statistics(), worker.tensor, look_around)
+        channel.put(steps, Timing(torch.tensor([worker.env_seconds], dtype=torch.float64), seconds))
+
+
+def _recorded_step(worker: RolloutWorker, counter: int, tell: Any) -> Any:
+    """One step, whose summaries are sent to the learner, for the counter that it asked for them at."""
+    written: list[tuple[str, tuple]] = []
+    writer = SummaryForwarding(lambda method, arguments: written.append((method, arguments)))
+    before = context.get_global_counter()
+    context.set_global_counter(counter)
+    try:
+        with summary.push_summary_writer(writer), context.record_if(True):  # type: ignore[arg-type]
+            steps = worker.collect(1)
+    finally:
+        context.set_global_counter(before)
+    if written:
+        tell('summary', written)
+    return steps
+
+
+def _look_around(channel: UnrollChannel) -> Any:
+    def look_around() -> None:
+        if channel.is_stopped or parent_is_gone():
+            raise _Stopped
+    return look_around
