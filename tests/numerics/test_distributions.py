@@ -283,38 +283,6 @@ def test_cauchy_samples_have_the_quartiles_and_are_finite():
     torch.testing.assert_close(dist.log_prob(value), td.Cauchy(1.0, 2.0).log_prob(value).squeeze(-1))
 
 
-@pytest.mark.parametrize('cls,plain', [(du.TruncatedNormal, td.Normal), (du.TruncatedCauchy, td.Cauchy),
-                                       (du.TruncatedT2, lambda loc, scale: td.StudentT(2.0, loc, scale))])
-@pytest.mark.parametrize('loc', [-3.0, 0.2, 4.0])
-def test_truncated_densities_are_the_plain_ones_renormalized(cls, plain, loc):
-    loc, scale = torch.tensor(loc, dtype=torch.float64), torch.tensor(0.7, dtype=torch.float64)
-    points = grid(-1.0, 2.0)
-    dist = cls(loc.view(1), scale.view(1), -1.0, 2.0)
-    density = dist.log_prob(points.unsqueeze(-1)).exp()
-    assert torch.trapezoid(density, points).item() == pytest.approx(1.0, abs=1e-6)
-    reference = plain(loc, scale).log_prob(points).exp()
-    torch.testing.assert_close(density, reference / torch.trapezoid(reference, points), rtol=1e-6, atol=1e-9)
-    sample = dist.sample((40_000, )).squeeze(-1)
-    assert sample.min() >= -1.0 and sample.max() <= 2.0
-    mean = torch.trapezoid(points * density, points)
-    torch.testing.assert_close(sample.mean(), mean, atol=0.03, rtol=0)
-
-
-def test_a_truncated_normal_far_outside_its_box_sits_at_the_nearest_end():
-    dist = du.TruncatedNormal(torch.tensor([[-500.0, 500.0]]), torch.tensor([[0.1, 0.1]]), -1.0, 1.0)
-    sample = dist.sample((100, ))
-    assert torch.isfinite(sample).all()
-    torch.testing.assert_close(sample[:, 0], torch.tensor([[-1.0, 1.0]]).expand(100, 2))
-    torch.testing.assert_close(dist.mode, torch.tensor([[-1.0, 1.0]]))
-
-
-def test_truncated_samples_move_with_their_parameters():
-    loc, scale = torch.zeros(1, 2, requires_grad=True), torch.ones(1, 2, requires_grad=True)
-    dist = du.TruncatedNormal(loc, scale, torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 0.5]))
-    grads = torch.autograd.grad(dist.rsample((100, )).sum(), (loc, scale))
-    assert all(torch.isfinite(g).all() and g.abs().sum() > 0 for g in grads)
-
-
 # Transforms and squashing -------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,99 @@
+"""Truncated distributions against the plain ones, numerical integration in float64, and finite differences."""
+import pytest
+import torch
+import torch.distributions as td
+
+from alfx.utils import dist_utils as du
+
+
+@pytest.mark.parametrize('cls,plain', [(du.TruncatedNormal, td.Normal), (du.TruncatedCauchy, td.Cauchy),
+                                       (du.TruncatedT2, lambda loc, scale: td.StudentT(2.0, loc, scale))])
+@pytest.mark.parametrize('loc', [-3.0, 0.2, 4.0])
+def test_truncated_densities_are_the_plain_ones_renormalized(cls, plain, loc):
+    loc, scale = torch.tensor(loc, dtype=torch.float64), torch.tensor(0.7, dtype=torch.float64)
+    points = torch.linspace(-1.0, 2.0, 200_001, dtype=torch.float64)
+    dist = cls(loc.view(1), scale.view(1), -1.0, 2.0)
+    density = dist.log_prob(points.unsqueeze(-1)).exp()
+    assert torch.trapezoid(density, points).item() == pytest.approx(1.0, abs=1e-6)
+    reference = plain(loc, scale).log_prob(points).exp()
+    torch.testing.assert_close(density, reference / torch.trapezoid(reference, points), rtol=1e-6, atol=1e-9)
+    sample = dist.sample((40_000, )).squeeze(-1)
+    assert sample.min() >= -1.0 and sample.max() <= 2.0
+    mean = torch.trapezoid(points * density, points)
+    torch.testing.assert_close(sample.mean(), mean, atol=0.03, rtol=0)
+
+
+def test_a_truncated_normal_far_outside_its_box_sits_at_the_nearest_end():
+    dist = du.TruncatedNormal(torch.tensor([[-500.0, 500.0]]), torch.tensor([[0.1, 0.1]]), -1.0, 1.0)
+    sample = dist.sample((100, ))
+    assert torch.isfinite(sample).all()
+    torch.testing.assert_close(sample[:, 0], torch.tensor([[-1.0, 1.0]]).expand(100, 2))
+    torch.testing.assert_close(dist.mode, torch.tensor([[-1.0, 1.0]]))
+
+
+def slow_truncated_log_prob(shape, x, loc, scale, low, high):
+    """``shape(t) / integral of shape`` over the box, in float64, relative to its greatest value.
+
+    The integral is over a grid that gets finer towards the end nearest to ``loc``.
+    """
+    x, loc, scale, low, high = (torch.tensor(v, dtype=torch.float64) for v in (x, loc, scale, low, high))
+    near = torch.minimum(torch.maximum(loc, low), high)
+    steps = torch.cat([torch.zeros(1, dtype=torch.float64), torch.logspace(-9, 0, 400_001, dtype=torch.float64)])
+    total = torch.zeros((), dtype=torch.float64)
+    for end in (low, high):
+        # log of the density relative to that at ``near``, from the distance to ``near``, which is exact
+        values = shape((end - near) * steps / scale, (near - loc) / scale).exp()
+        total += torch.trapezoid(values, (end - near).abs() * steps)
+    return (shape((x - near) / scale, (near - loc) / scale) - total.log()).item()
+
+
+SHAPES = {
+    du.TruncatedNormal: lambda d, z: -d * (z + 0.5 * d),
+    du.TruncatedCauchy: lambda d, z: -torch.log1p(d * (2 * z + d) / (1 + z * z)),
+    du.TruncatedT2: lambda d, z: -1.5 * torch.log1p(d * (2 * z + d) / (2 + z * z)),
+}
+
+
+@pytest.mark.parametrize('cls', list(SHAPES))
+@pytest.mark.parametrize('loc,scale', [(3.0, 1.0), (-6.0, 1.0), (20.0, 1.0), (-45.0, 1.0), (500.0, 0.1), (-5000.0, 1.0),
+                                       (1000.0, 1000.0), (0.3, 1000.0), (0.9, 0.05), (-1.02, 0.2), (2.0, 300.0)])
+@pytest.mark.parametrize('x', [-1.0, -0.6, 0.999, 1.0])
+def test_truncated_densities_are_right_in_far_tails_and_in_narrow_boxes(cls, loc, scale, x):
+    expected = slow_truncated_log_prob(SHAPES[cls], x, loc, scale, -1.0, 1.0)
+    for dtype, tolerance in ((torch.float64, 2e-6), (torch.float32, 2e-4)):
+        dist = cls(torch.tensor([loc], dtype=dtype), torch.tensor([scale], dtype=dtype), -1.0, 1.0)
+        found = dist.log_prob(torch.tensor([x], dtype=dtype)).item()
+        assert found == pytest.approx(expected, rel=tolerance, abs=tolerance), dtype
+
+
+@pytest.mark.parametrize('cls', list(SHAPES))
+@pytest.mark.parametrize('loc,scale', [(3.0, 1.0), (-45.0, 1.0), (500.0, 0.1), (1000.0, 1000.0), (0.3, 1e6)])
+def test_gradients_of_truncated_densities_are_differences_of_them(cls, loc, scale):
+    def log_prob(loc, scale):
+        return cls(loc, scale, -1.0, 1.0).log_prob(torch.full((1, ), 0.7, dtype=loc.dtype))
+
+    double = [torch.tensor([v], dtype=torch.float64, requires_grad=True) for v in (loc, scale)]
+    assert torch.autograd.gradcheck(log_prob, double, eps=1e-4 * scale, atol=1e-7, rtol=1e-4)
+    single = [x.detach().float().requires_grad_() for x in double]
+    torch.testing.assert_close(torch.autograd.grad(log_prob(*single), single),
+                               tuple(g.float() for g in torch.autograd.grad(log_prob(*double), double)),
+                               rtol=2e-3, atol=5e-6)
+
+
+@pytest.mark.parametrize('cls', list(SHAPES))
+def test_truncated_distributions_without_bounds_are_the_plain_ones(cls):
+    loc = torch.tensor([0.3], requires_grad=True)
+    dist = cls(loc, torch.tensor([0.5]), -1e30, 1e30)
+    plain = {du.TruncatedNormal: td.Normal, du.TruncatedCauchy: td.Cauchy,
+             du.TruncatedT2: lambda loc, scale: td.StudentT(2.0, loc, scale)}[cls](loc, 0.5)
+    value = torch.tensor([2.0])
+    torch.testing.assert_close(dist.log_prob(value), plain.log_prob(value).sum(-1))
+    torch.testing.assert_close(torch.autograd.grad(dist.log_prob(value), loc),
+                               torch.autograd.grad(plain.log_prob(value).sum(), loc))
+
+
+def test_truncated_samples_move_with_their_parameters():
+    loc, scale = torch.zeros(1, 2, requires_grad=True), torch.ones(1, 2, requires_grad=True)
+    dist = du.TruncatedNormal(loc, scale, torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 0.5]))
+    grads = torch.autograd.grad(dist.rsample((100, )).sum(), (loc, scale))
+    assert all(torch.isfinite(g).all() and g.abs().sum() > 0 for g in grads)
