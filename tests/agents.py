@@ -36,8 +36,9 @@ ALGORITHMS = {
 
 
 def make_agent(algorithm, environment, batch_size=4, unroll_length=6, seed=0, data_transformer=None,
-               learning_rate=1e-2, mini_batch_size=8, mini_batch_length=None, use_rollout_state=None, **agent_args):
-    """An agent in an environment, ready to train."""
+               learning_rate=1e-2, mini_batch_size=8, mini_batch_length=None, use_rollout_state=None, config_args=None,
+               **agent_args):
+    """An agent in an environment, ready to train; ``config_args``: further settings of its ``TrainerConfig``."""
     torch.manual_seed(seed)
     context.reset()
     env = ENVIRONMENTS[environment](batch_size=batch_size)
@@ -46,11 +47,10 @@ def make_agent(algorithm, environment, batch_size=4, unroll_length=6, seed=0, da
     recurrent = environment == 'recurrent'
     if mini_batch_length is None and algorithm != 'impala':  # which sees as far as its sequences
         mini_batch_length = 2 if recurrent else 1
-    config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=unroll_length,
-                           mini_batch_size=mini_batch_size,
-                           mini_batch_length=mini_batch_length,
-                           num_updates_per_train_iter=2,
-                           use_rollout_state=recurrent if use_rollout_state is None else use_rollout_state)
+    settings = dict(unroll_length=unroll_length, mini_batch_size=mini_batch_size, mini_batch_length=mini_batch_length,
+                    num_updates_per_train_iter=2,
+                    use_rollout_state=recurrent if use_rollout_state is None else use_rollout_state)
+    config = TrainerConfig(root_dir='', algorithm_ctor=Agent, **settings | (config_args or {}))
     if data_transformer is not None:
         config.data_transformer = data_transformer(env)
     encoder = dict(fc_layer_params=(16, ))
