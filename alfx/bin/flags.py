@@ -111,6 +111,7 @@ def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
 def _exit_code(error: BaseException) -> Optional[int]:
     """The exit code of an error whose message says all a user needs; None for others."""
     from alfx.algorithms.ownership import OwnershipError
+    from alfx.engine.errors import LostProcessError
     from alfx.engine.update import NonFiniteLossError
     from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError
     from alfx.tensor_specs import SpecError
@@ -120,7 +121,8 @@ def _exit_code(error: BaseException) -> Optional[int]:
     if isinstance(error, mistakes):
         return 2
     disk = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-    return 1 if disk or isinstance(error, (EnvironmentStepError, NonFiniteLossError, CheckpointError)) else None
+    broken = (EnvironmentStepError, NonFiniteLossError, CheckpointError, LostProcessError)
+    return 1 if disk or isinstance(error, broken) else None
 
 
 def _define(name: str, define: Callable, default: Any, text: str) -> None:

@@ -12,7 +12,7 @@ from .checks import check_value
 from .errors import ConfError, Problem, plain_text
 from .loading import Conf, clear, import_configurables, load, loaded
 from .locations import is_explained
-from .operative import config_str, operative_config_str, unused_bindings
+from .operative import config_str, operative_config_str, unused_bindings, warn_of_unused
 from .registry import configurable, raw_functions, register_function
 from .run_folder import check_same_conf, stored_conf, stored_info, write_conf, write_operative
 from .static_check import declare_scope
@@ -21,8 +21,8 @@ from .torch_functions import register_torch_functions
 __all__ = [
     'Conf', 'ConfError', 'Problem', 'check_same_conf', 'check_value', 'clear', 'config_str', 'configurable',
     'declare_scope', 'import_configurables', 'is_explained', 'load', 'loaded', 'operative_config_str', 'plain_text',
-    'raw_functions', 'register_function', 'stored_conf', 'stored_info', 'unused_bindings', 'write_conf',
-    'write_operative'
+    'raw_functions', 'register_function', 'stored_conf', 'stored_info', 'unused_bindings', 'warn_of_unused',
+    'write_conf', 'write_operative'
 ]
 
 register_torch_functions()

@@ -1,14 +1,17 @@
 """What of the conf was used: the operative configuration, and the bindings that nothing used."""
 
-from collections.abc import Iterator
-
+import logging
+import os
+from collections.abc import Iterable, Iterator
 
 import gin
 
 from . import locations, static_check
 from .parsing import Reader, Statement
 
-__all__ = ['config_str', 'operative_config_str', 'unused_bindings']
+__all__ = ['config_str', 'operative_config_str', 'unused_bindings', 'warn_of_unused']
+
+logger = logging.getLogger(__name__)
 
 
 def config_str() -> str:
@@ -40,6 +43,13 @@ def unused_bindings() -> list[locations.Binding]:
     """
     return [binding for binding in _unused()
             if binding.selector != 'gin.macro' or not locations.is_mentioned(binding.scope)]
+
+
+def warn_of_unused(bindings: Iterable[locations.Binding]) -> None:
+    """Log each of these bindings as one that nothing has used; not those of ``operative.gin``, which lists defaults."""
+    for binding in bindings:
+        if os.path.basename(binding.file) != 'operative.gin':
+            logger.warning('%s: nothing has used this binding so far: %s', binding.location, binding)
 
 
 def _unused() -> list[locations.Binding]:

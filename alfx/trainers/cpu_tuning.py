@@ -70,6 +70,14 @@ def choose(algorithm: nn.Module, config: Any, batch_size: int) -> Tuning:
     return tuning
 
 
+def choose_again(tuning: Tuning, config: Any) -> Tuning:
+    """Apply what a run has chosen before, but for what its ``TrainerConfig`` says."""
+    tuning = Tuning(config.num_threads or tuning.num_threads,
+                    config.float32_matmul_precision or tuning.float32_matmul_precision)
+    tuning.apply()
+    return tuning
+
+
 def _product_shapes(algorithm: nn.Module) -> list[tuple[int, int]]:
     """``(out, in)`` of the layers that multiply by a matrix, the largest first."""
     weights = [p for name, p in algorithm.named_parameters() if name.endswith('weight') and p.ndim in (2, 3)]

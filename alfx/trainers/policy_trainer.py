@@ -16,8 +16,9 @@ import torch
 
 from alfx import context, gin_utils, summary
 from alfx.algorithms.config import TrainerConfig
+from alfx.engine.errors import LostProcessError
 from alfx.engine.update import NonFiniteLossError
-from alfx.trainers import building, cpu_tuning, random_state, run_files
+from alfx.trainers import acting, building, cpu_tuning, random_state, run_files
 from alfx.trainers.async_evaluator import Evaluator
 from alfx.trainers.evaluator import SupervisedEvaluator, SyncEvaluator, read_results
 from alfx.trainers.playing import play
@@ -48,7 +49,8 @@ def compute_summary_or_eval_interval(config: TrainerConfig, batch_size: int, cal
     """
     iterations = config.num_iterations
     if config.num_env_steps:
-        until_steps = math.ceil(config.num_env_steps / max(config.unroll_length * batch_size, 1e-9))
+        unroll_length = config.unroll_length or config.max_unroll_length
+        until_steps = math.ceil(config.num_env_steps / max(unroll_length * batch_size, 1e-9))
         iterations = min(iterations, until_steps) if iterations else until_steps
     return max(1, math.ceil(iterations / calls))
 
@@ -91,6 +93,7 @@ class Trainer:
         self._display = ProgressDisplay(unit='iterations' if self._env is None else 'steps')
         self._signals = StopSignals()
         self._evaluator: Any = None
+        self._unroll_source: Any = None
         self._summary_interval, self._eval_interval = (
             interval if count is None else compute_summary_or_eval_interval(config, batch_size, count)
             for interval, count in ((config.summary_interval, config.num_summaries),
@@ -108,10 +111,12 @@ class Trainer:
 
         Raises:
             NonFiniteLossError: a loss is NaN or infinite; a checkpoint of the state before that has been written.
+            LostProcessError: a process that the run needs is gone; likewise.
             CheckpointError: a checkpoint cannot be written, or the one to go on from cannot be used.
         """
         with self._running():
             self._resume()
+            self._unroll_source = self._start_acting()
             while not self._is_finished() and self._signals.stop_signal is None:
                 with context.record_if(self._summary_is_due()):
                     self._train_iter()        # unroll, then update the parameters
@@ -202,13 +207,17 @@ class Trainer:
             unused = self._evaluator.unused_bindings
             if unused is not None and not self._evaluation_conf_checked:
                 self._evaluation_conf_checked = True
-                _warn_of_unused([binding for binding in gin_utils.unused_bindings() if binding.key in unused])
+                gin_utils.warn_of_unused([b for b in gin_utils.unused_bindings() if b.key in unused])
 
     # What a kind of training decides ---------------------------------------------------------------------------
 
     def _create_environment(self) -> Any:
         """The environments to train in, or None."""
         raise NotImplementedError
+
+    def _start_acting(self) -> Any:
+        """Start other processes that act: what their steps come from; None if there are none."""
+        return None
 
     def _create_evaluator(self) -> Any:
         """What evaluates: has ``eval(algorithm, step_counts)``, ``messages()`` and ``close()``."""
@@ -273,14 +282,7 @@ class Trainer:
         config = self._config
         if chosen_before is None:
             return cpu_tuning.choose(self._algorithm, config, self._rows_per_update())
-        return self._forced(cpu_tuning.Tuning(*chosen_before))
-
-    def _forced(self, tuning: cpu_tuning.Tuning) -> cpu_tuning.Tuning:
-        config = self._config
-        tuning = cpu_tuning.Tuning(config.num_threads or tuning.num_threads,
-                                   config.float32_matmul_precision or tuning.float32_matmul_precision)
-        tuning.apply()
-        return tuning
+        return cpu_tuning.choose_again(cpu_tuning.Tuning(*chosen_before), config)
 
     def _resume(self) -> None:
         """Go on from the latest checkpoint, or start."""
@@ -288,7 +290,7 @@ class Trainer:
         if self._checkpointer.has_checkpoint():
             step = self._checkpointer.load('latest', load_options={'alg': {'skip_preloded': False}})
             saved_at, counter = self._state.saved_at, context.get_global_counter()
-            self._state.tuning = self._forced(self._state.tuning)
+            self._state.tuning = cpu_tuning.choose_again(self._state.tuning, self._config)
             self._state.resume_rollout(self._checkpointer.load_environment_state(step))
             self._saved_counter = counter
             self._display.message(f'going on from {self._checkpointer.path(step)}, {self.progress():.1%} done')
@@ -301,11 +303,8 @@ class Trainer:
 
     def _cut_files(self, saved_at: float, counter: int) -> None:
         """Remove what was written after the checkpoint: it will be written again."""
-        root_dir = self._config.root_dir
         self._summary.cut(counter - 1)
-        run_files.ProgressLog(run_files.eval_table(root_dir), ()).cut('global_counter', counter)
-        for folder in (run_files.train_dir(root_dir), run_files.eval_dir(root_dir)):
-            run_files.cut_event_files(folder, saved_at)
+        run_files.cut_results(self._config.root_dir, saved_at, counter)
 
     def _has_evaluation(self) -> bool:
         """Whether there is a result of an evaluation of the present parameters."""
@@ -339,6 +338,8 @@ class Trainer:
             self._display.message(f'stopped at {self.progress():.1%}; the same command goes on from the checkpoint')
 
     def _close(self, wait: bool) -> None:
+        if self._unroll_source is not None:
+            self._unroll_source.close()
         if self._evaluator is not None:
             self._evaluator.close(timeout=None if wait else _CLOSE_SECONDS)
             self._show_messages()
@@ -367,11 +368,11 @@ class Trainer:
     def _save_after_error(self, error: BaseException | None) -> None:
         """Save what is still good when training ends with an error.
 
-        Before a loss that is not finite the state is sound: it becomes a checkpoint like the others. After any other
-        error it may be from the middle of something: it goes to a folder of its own, from which no run goes on by
-        itself.
+        Before a loss that is not finite, or where another process is gone, the state is sound: it becomes a checkpoint
+        like the others. After any other error it may be from the middle of something: it goes to a folder of its own,
+        from which no run goes on by itself.
         """
-        if isinstance(error, NonFiniteLossError):
+        if isinstance(error, (NonFiniteLossError, LostProcessError)):
             if self._saved_counter != context.get_global_counter():
                 self._save_checkpoint()
             self._display.message(f'the state before it is in {self._checkpointer.path(self._saved_counter)}')
@@ -392,13 +393,7 @@ class Trainer:
     def _record_conf(self) -> None:
         """Write the operative configuration and tell which bindings nothing has used; evaluation has yet to come."""
         gin_utils.write_operative(self._config.root_dir)
-        _warn_of_unused([binding for binding in gin_utils.unused_bindings() if not binding.is_for_evaluation])
-
-
-def _warn_of_unused(bindings: list[Any]) -> None:
-    for binding in bindings:
-        if os.path.basename(binding.file) != 'operative.gin':  # which lists defaults that nobody asked for
-            logger.warning('%s: nothing has used this binding so far: %s', binding.location, binding)
+        gin_utils.warn_of_unused([b for b in gin_utils.unused_bindings() if not b.is_for_evaluation])
 
 
 class RLTrainer(Trainer):
@@ -416,10 +411,13 @@ class RLTrainer(Trainer):
     def __init__(self, config: TrainerConfig, ddp_rank: int = -1):
         super().__init__(config, ddp_rank)
         self._check_length()
+        acting.check(self._algorithm, config)
 
     def _create_environment(self) -> Any:
-        from alfx.environments.utils import create_environment
-        return create_environment(seed=self._config.random_seed)
+        return acting.create_environment(self._config)
+
+    def _start_acting(self) -> Any:
+        return acting.start(self._algorithm, self._config)
 
     def _create_evaluator(self) -> Any:
         conf_file = os.path.join(self._config.root_dir, 'conf', 'config.gin')
@@ -432,7 +430,7 @@ class RLTrainer(Trainer):
 
     def _rows_per_update(self) -> int:
         config, on_policy = self._config, self._algorithm.on_policy
-        collected = max(1, int(config.unroll_length * self._env.batch_size))
+        collected = max(1, int((config.unroll_length or config.max_unroll_length) * self._env.batch_size))
         sampled = (config.mini_batch_size or self._env.batch_size) * (config.mini_batch_length or 1)
         if on_policy:
             return collected
@@ -462,7 +460,7 @@ class RLTrainer(Trainer):
 
     def _check_length(self) -> None:
         config = self._config
-        steps = config.num_iterations * config.unroll_length * self._env.batch_size
+        steps = config.num_iterations * (config.unroll_length or config.max_unroll_length) * self._env.batch_size
         if config.num_iterations and steps < config.num_env_steps:
             logger.warning('TrainerConfig.num_iterations = %d iterations take %d environment steps, fewer than '
                            'TrainerConfig.num_env_steps = %d: the run ends early; set num_iterations to 0 for no limit',

@@ -120,6 +120,19 @@ def _replace(path: str, data: bytes) -> None:
     os.replace(temporary, path)
 
 
+def cut_results(root_dir: str, last: float, global_counter: int) -> None:
+    """Remove the results of evaluations, and what is in event files, that are later than a checkpoint.
+
+    Args:
+        root_dir: the run folder.
+        last: when the checkpoint was written, in seconds since the epoch.
+        global_counter: its counter.
+    """
+    ProgressLog(eval_table(root_dir), ()).cut('global_counter', global_counter)
+    for folder in (train_dir(root_dir), eval_dir(root_dir)):
+        cut_event_files(folder, last)
+
+
 def cut_event_files(folder: str, last: float) -> None:
     """Remove from the event files of a folder what is later than a point in time.
 
