@@ -34,6 +34,8 @@ _ALLOWED: dict[str, Any] = {
     'unroll_queue_size': _POSITIVE,
     'unroll_step_interval': dict(kind=float, minimum=0),
     'unroll_parameter_update_period': _POSITIVE,
+    'num_ray_workers': _COUNT,
+    'ray_address': dict(kind=str),
     'temporally_independent_train_step': dict(kind=bool, optional=True),
     'num_checkpoints': _COUNT,
     'num_evals': dict(kind=int, minimum=1, optional=True),
@@ -104,11 +106,18 @@ class TrainerConfig:
             on-policy algorithms that make no allowance for that.
         max_unroll_length: with async_unroll and unroll_length 0, at most so many steps of each environment in an
             iteration: those that are there, possibly none.
-        unroll_queue_size: with async_unroll, how many steps of each environment may wait for training; the process
-            that acts waits when there are so many.
+        unroll_queue_size: with async_unroll or num_ray_workers, how many steps of each environment may wait for
+            training; the process that acts waits when there are so many.
         unroll_step_interval: with async_unroll, seconds from one step to the next, where they do not take longer (0: as
             fast as possible).
-        unroll_parameter_update_period: with async_unroll, hand new weights to it every so many iterations.
+        unroll_parameter_update_period: with async_unroll or num_ray_workers, hand new weights to those who act every so
+            many iterations.
+        num_ray_workers: act in so many processes on a Ray cluster, each with ``num_parallel_environments`` environments
+            of its own, in parallel with training; 0 to act here. For the same algorithms as async_unroll. Needs the
+            extra ``ray``.
+        ray_address: with num_ray_workers, 'host:port' of a running cluster, 'auto' for the one that this machine
+            belongs to, or 'local' to start one here that ends with the run; '' for what the environment variable
+            ``RAY_ADDRESS`` says, 'local' if it is not set.
         use_rollout_state: start training sequences from the recurrent state stored while acting, instead of
             from zeros.
         temporally_independent_train_step: call train_step once on ``[T * B]`` instead of T times; None lets
@@ -244,6 +253,8 @@ class TrainerConfig:
     empty_cache: bool = False
     normalize_importance_weights_by_max: bool = False
     clear_replay_buffer: bool = True
+    num_ray_workers: int = 0
+    ray_address: str = ''
     num_threads: Optional[int] = None
     float32_matmul_precision: Optional[str] = None
     compile: bool = False
@@ -281,6 +292,11 @@ class TrainerConfig:
     def trains_on_whole_unrolls(self) -> bool:
         """Whether each unroll is stored for replay, trained on as a whole, and then dropped."""
         return self.whole_replay_buffer_training and self.clear_replay_buffer
+
+    @property
+    def who_acts(self) -> str:
+        """The field that lets other processes act: 'async_unroll' or 'num_ray_workers'; '' if this one does."""
+        return 'async_unroll' if self.async_unroll else 'num_ray_workers' if self.num_ray_workers else ''
 
     def data_transformer_ctors(self) -> tuple[Callable, ...]:
         """``data_transformer_ctor`` as a tuple, empty if there is none."""
@@ -322,29 +338,37 @@ class TrainerConfig:
                      'set one of them')
         if self.ml_type == 'rl':
             self._add_rl_conflicts(conflict)
-        elif self.async_unroll:
-            conflict('async_unroll', "= True, but TrainerConfig.ml_type is 'sl': there is nothing to act in",
-                     'leave it out')
-        self._add_async_conflicts(conflict)
+        elif self.who_acts:
+            conflict(self.who_acts, f"= {getattr(self, self.who_acts)!r}, but TrainerConfig.ml_type is 'sl': there is "
+                     'nothing to act in', 'leave it out')
+        self._add_acting_conflicts(conflict)
         return problems
 
-    def _add_async_conflicts(self, conflict: Callable[[str, str, str], None]) -> None:
-        if not self.async_unroll:
-            defaults = {field.name: field.default for field in dataclasses.fields(self)}
-            for name in ('max_unroll_length', 'unroll_queue_size', 'unroll_step_interval',
-                         'unroll_parameter_update_period'):
-                if getattr(self, name) != defaults[name]:
-                    conflict(name, f'= {getattr(self, name)!r} has a meaning only with TrainerConfig.async_unroll = '
-                             'True', 'set that, or leave this out')
-        elif self.unroll_length == 0 and self.max_unroll_length == 0:
+    def _add_acting_conflicts(self, conflict: Callable[[str, str, str], None]) -> None:
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+
+        def needs(condition: bool, words: str, *names: str) -> None:
+            for name in names:
+                if not condition and getattr(self, name) != defaults[name]:
+                    conflict(name, f'= {getattr(self, name)!r} has a meaning only with {words}',
+                             'set that, or leave this out')
+
+        needs(self.async_unroll, 'TrainerConfig.async_unroll = True', 'max_unroll_length', 'unroll_step_interval')
+        needs(bool(self.who_acts), 'TrainerConfig.async_unroll = True or TrainerConfig.num_ray_workers',
+              'unroll_queue_size', 'unroll_parameter_update_period')
+        needs(bool(self.num_ray_workers), 'TrainerConfig.num_ray_workers', 'ray_address')
+        if self.async_unroll and self.num_ray_workers:
+            conflict('num_ray_workers', f'= {self.num_ray_workers} and TrainerConfig.async_unroll = True: either Ray '
+                     'workers act, or one process here does', 'leave out one of the two')
+        elif self.async_unroll and self.unroll_length == 0 and self.max_unroll_length == 0:
             conflict('max_unroll_length', 'and TrainerConfig.unroll_length are both 0: nothing would be collected',
                      'set one of them')
-        elif self.unroll_length and self.max_unroll_length:
+        elif self.async_unroll and self.unroll_length and self.max_unroll_length:
             conflict('max_unroll_length', f'= {self.max_unroll_length} has a meaning only with '
                      f'TrainerConfig.unroll_length = 0; it is {self.unroll_length}', 'leave out one of the two')
-        if self.async_unroll and self.unroll_with_grad:
-            conflict('async_unroll', '= True and TrainerConfig.unroll_with_grad = True: gradients of the unroll do not '
-                     'reach the process that trains', 'leave out one of the two')
+        if self.who_acts and self.unroll_with_grad:
+            conflict(self.who_acts, f'= {getattr(self, self.who_acts)!r} and TrainerConfig.unroll_with_grad = True: '
+                     'gradients of the unroll do not reach the process that trains', 'leave out one of the two')
 
     def _add_rl_conflicts(self, conflict: Callable[[str, str, str], None]) -> None:
         if self.unroll_length == 0 and not self.async_unroll and self.offline_buffer_dir is None:

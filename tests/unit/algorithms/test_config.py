@@ -38,8 +38,8 @@ DOCUMENTED = dict(
     whole_replay_buffer_training=True, replay_buffer_length=1024, priority_replay=False, priority_replay_alpha=0.7,
     priority_replay_beta=0.4, priority_replay_eps=1e-6, offline_buffer_dir=None, offline_buffer_length=None,
     rl_train_after_update_steps=0, rl_train_every_update_steps=1, empty_cache=False,
-    normalize_importance_weights_by_max=False, clear_replay_buffer=True, num_threads=None,
-    float32_matmul_precision=None, compile=False)
+    normalize_importance_weights_by_max=False, clear_replay_buffer=True, num_ray_workers=0, ray_address='',
+    num_threads=None, float32_matmul_precision=None, compile=False)
 
 
 def test_every_field_has_its_documented_default():
@@ -117,6 +117,12 @@ def test_the_nearest_choice_is_suggested():
     (dict(async_unroll=True, max_unroll_length=5), 'max_unroll_length', 'unroll_length = 0'),
     (dict(async_unroll=True, ml_type='sl'), 'async_unroll', 'nothing to act in'),
     (dict(async_unroll=True, unroll_with_grad=True), 'async_unroll', 'unroll_with_grad'),
+    (dict(num_ray_workers=2, async_unroll=True), 'num_ray_workers', 'either Ray workers act'),
+    (dict(num_ray_workers=2, ml_type='sl'), 'num_ray_workers', 'nothing to act in'),
+    (dict(num_ray_workers=2, unroll_with_grad=True), 'num_ray_workers', 'unroll_with_grad'),
+    (dict(num_ray_workers=2, unroll_step_interval=0.1), 'unroll_step_interval', 'async_unroll'),
+    (dict(num_ray_workers=2, unroll_length=0), 'unroll_length', 'no environment would ever be stepped'),
+    (dict(ray_address='auto'), 'ray_address', 'num_ray_workers'),
     (dict(max_unroll_length=5), 'max_unroll_length', 'async_unroll'),
     (dict(unroll_queue_size=10), 'unroll_queue_size', 'async_unroll'),
     (dict(unroll_step_interval=0.1), 'unroll_step_interval', 'async_unroll'),
@@ -134,6 +140,7 @@ def test_conflicts_of_what_is_not_available_are_reported_too():
 @pytest.mark.parametrize('kwargs', [
     dict(num_iterations=0, num_env_steps=1000), dict(num_iterations=5, ml_type='sl', unroll_length=0),
     dict(unroll_length=0.25), dict(async_unroll=True, unroll_length=0, max_unroll_length=4),
+    dict(num_ray_workers=2, unroll_queue_size=3, unroll_parameter_update_period=1, ray_address='local'),
     dict(async_unroll=True, unroll_queue_size=3, unroll_step_interval=0.1, unroll_parameter_update_period=1),
     dict(whole_replay_buffer_training=False, mini_batch_length=2, replay_buffer_length=2),
     dict(code_snapshots=['algorithms/config.py']), dict(random_seed=0),
