@@ -17,6 +17,7 @@ from alfx.algorithms.ownership import assign_optimizers
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep
 from alfx.engine.data_parallel import GradientAverager
 from alfx.engine.gradient_noise import GradientNoiseScale
+from alfx.engine.mixed_precision import LossScaler, MixedPrecision
 from alfx.engine.replay import train_from_replay_buffer
 from alfx.engine.update import apply_gradients, train_from_unroll
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
@@ -65,6 +66,8 @@ class Algorithm(OptimizedAlgorithm):
         self._device: torch.device | None = None
         self._gradient_noise_scale: GradientNoiseScale | None = None
         self._fast_update: Any = None
+        self._mixed_precision: MixedPrecision | None = None
+        self._loss_scaler: LossScaler | None = None
         self._gradient_averager: GradientAverager | None = None
 
     # What it is ------------------------------------------------------------------------------------------------
@@ -253,6 +256,16 @@ class Algorithm(OptimizedAlgorithm):
     def gradient_averager(self) -> GradientAverager | None:
         """What averages gradients over the processes that train together; ``None`` in one process alone."""
         return self._gradient_averager
+
+    @property
+    def mixed_precision(self) -> MixedPrecision | None:
+        """How the networks compute in 16 bits with ``TrainerConfig.enable_amp``; the root algorithm knows."""
+        return self._mixed_precision
+
+    @property
+    def loss_scaler(self) -> LossScaler | None:
+        """Scales the loss of an update, where the networks compute in float16."""
+        return self._loss_scaler
 
     # Data ------------------------------------------------------------------------------------------------------
 
@@ -459,6 +472,14 @@ class Algorithm(OptimizedAlgorithm):
             self._gradient_noise_scale = GradientNoiseScale().to(self.device)
         assign_optimizers(self)
         self.preload_checkpoints()
+        if self._config is not None and self._config.enable_amp:
+            self._enable_mixed_precision()
+
+    def _enable_mixed_precision(self) -> None:
+        self._mixed_precision = MixedPrecision(self, self.device)
+        for part in self.modules():
+            if isinstance(part, Algorithm):  # some make updates of their own
+                part._loss_scaler = self._mixed_precision.scaler
 
     @property
     def device(self) -> torch.device:

@@ -79,12 +79,16 @@ def apply_gradients(algorithm: 'Algorithm', loss_info: LossInfo, masks: torch.Te
         loss_info = loss_info._replace(gns=_gradient_noise(algorithm, loss_info.loss, masks, params))
     for optimizer in optimizers:
         optimizer.zero_grad()
+    scaler = algorithm.loss_scaler
     if total.requires_grad:
-        total.backward()
+        (total if scaler is None else scaler.scaled(total)).backward()
     if averager is not None:
         averager.average()
-    for optimizer in optimizers:
-        optimizer.step()
+    if scaler is not None:
+        scaler.step(optimizers)
+    else:
+        for optimizer in optimizers:
+            optimizer.step()
     loss_info = loss_info._replace(loss=total.detach())
     if context.should_record_summaries():
         loss_info = loss_info._replace(extra=_masked_means(loss_info.extra, masks))

@@ -53,6 +53,8 @@ class RunState:
             'random_seed': self._random_seed,
             'tuning': list(self.tuning),
             'rollout': self._algorithm.get_rollout_state(),
+            'mixed_precision': {} if self._algorithm.mixed_precision is None else
+                               self._algorithm.mixed_precision.state_dict(),
             'random': random_state.capture()
         }
 
@@ -65,6 +67,8 @@ class RunState:
         self._loaded_seconds, self._start = state['seconds'], time.monotonic()
         context.set_global_counter(state['global_counter'])
         context.update_all_progresses(state['progresses'])
+        if self._algorithm.mixed_precision is not None:
+            self._algorithm.mixed_precision.load_state_dict(state.get('mixed_precision', {}))
 
     def resume_rollout(self, environment_state: Any) -> None:
         """Put environments, rollout and, last, the random number generators where they were.

@@ -1,0 +1,132 @@
+"""Automatic mixed precision: networks compute in 16 bits, everything around them in 32.
+
+A network is entered with ``torch.autocast`` and what it returns is float32 again. So distributions, losses, targets,
+normalizers and what is stored for replay stay in float32, as do the parameters and the state of the optimizers. The
+16 bits are bfloat16, whose range is that of float32, wherever the device has it; elsewhere they are float16, and the
+loss is scaled so that small gradients do not vanish (Micikevicius et al. 2018, arXiv:1710.03740).
+"""
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alfx import context, nest
+from alfx.engine.update import NonFiniteLossError
+from alfx.networks.network import Network
+
+logger = logging.getLogger(__name__)
+
+_HALF = (torch.bfloat16, torch.float16)
+_LEAST_SCALE = 2.0**-14  # gradients that are infinite with this are not so because of the scale
+
+
+class MixedPrecision:
+    """Makes the networks of an algorithm compute in 16 bits, from now on.
+
+    Args:
+        module: holds the networks: each :class:`~alfx.networks.network.Network` in it, those that are parts of others
+            too, so that every network sees and returns what its specs say.
+        device: that the networks are on.
+        dtype: ``torch.bfloat16`` or ``torch.float16``; ``None``: what the device is made for.
+
+    Attributes:
+        dtype: of the computation.
+        scaler: scales losses; ``None`` with bfloat16, which needs none.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device, dtype: torch.dtype | None = None):
+        self.dtype = _best_dtype(device) if dtype is None else dtype
+        self.scaler = LossScaler(device.type) if self.dtype is torch.float16 else None
+        networks = [part for part in module.modules() if isinstance(part, Network)]
+        for network in networks:
+            autocast = _Autocast(device.type, self.dtype)
+            network.register_forward_pre_hook(autocast.enter)
+            network.register_forward_hook(autocast.leave, always_call=True)
+        logger.info('mixed precision: %d network(s) compute in %s on %s%s', len(networks), self.dtype, device,
+                    '; losses are scaled' if self.scaler is not None else '')
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds: the scale, if losses are scaled."""
+        return {} if self.scaler is None else self.scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`; a state of another kind of precision, or of none, changes nothing."""
+        if self.scaler is not None and state:
+            self.scaler.load_state_dict(state)
+
+
+class LossScaler:
+    """Scales losses, and skips updates whose gradients are infinite because of that.
+
+    Args:
+        device_type: 'cpu' or 'cuda'.
+    """
+
+    def __init__(self, device_type: str):
+        self._scaler = torch.amp.GradScaler(device_type)
+
+    @property
+    def scale(self) -> float:
+        """The factor."""
+        return self._scaler.get_scale()
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """``loss`` times the scale."""
+        return self._scaler.scale(loss)
+
+    def step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Unscale the gradients, then let the optimizers clip and step; not those that have infinite gradients.
+
+        Raises:
+            NonFiniteLossError: the scale has become so small that it is not the reason; no parameter has been changed.
+        """
+        for optimizer in optimizers:
+            if any(p.grad is not None for group in optimizer.param_groups for p in group['params']):
+                self._scaler.unscale_(optimizer)
+                self._scaler.step(optimizer)
+        self._scaler.update()
+        if self.scale < _LEAST_SCALE:
+            raise NonFiniteLossError(f'the gradients are NaN or infinite at update {context.get_global_counter()}, '
+                                     f'though the loss is not, and scaling it by {self.scale:.3g} does not help; the '
+                                     'parameters are those before this update')
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale and since when it is good."""
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self._scaler.load_state_dict(state)
+
+
+class _Autocast:
+    """Hooks around the call of a network."""
+
+    def __init__(self, device_type: str, dtype: torch.dtype):
+        self._device_type, self._dtype = device_type, dtype
+        self._entered: list[Any] = []
+
+    def enter(self, network: nn.Module, args: Any) -> None:
+        """Before the call. The weights are cast anew in each: those cast without gradients are of no use to others."""
+        autocast = torch.autocast(self._device_type, self._dtype)
+        autocast.__enter__()
+        self._entered.append(autocast)
+
+    def leave(self, network: nn.Module, args: Any, output: Any) -> Any:
+        """After the call, also one that failed: what it returned, in float32."""
+        self._entered.pop().__exit__(None, None, None)
+        if output is None or not any(x.dtype in _HALF for x in nest.flatten(output) if isinstance(x, Tensor)):
+            return output
+        return nest.map_structure(_single, output)
+
+
+def _single(x: Any) -> Any:
+    return x.float() if isinstance(x, Tensor) and x.dtype in _HALF else x
+
+
+def _best_dtype(device: torch.device) -> torch.dtype:
+    if device.type != 'cuda' or torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.bfloat16
+    return torch.float16

@@ -1,0 +1,229 @@
+"""Networks that compute in 16 bits, and everything around them that does not."""
+import logging
+
+import agents
+import pytest
+import sac_agents
+import torch
+from test_compiled_update import make_agent as make_dqn_agent
+
+from alfx import nest
+from alfx.algorithms.config import TrainerConfig
+from alfx.data_structures import LossInfo
+from alfx.engine import recorded_update
+from alfx.engine.mixed_precision import LossScaler, MixedPrecision
+from alfx.engine.update import NonFiniteLossError, apply_gradients
+from alfx.layers import FC
+from alfx.networks.value_networks import ValueNetwork
+from alfx.tensor_specs import TensorSpec
+
+CPU = torch.device('cpu')
+MAKERS = {'PPO': lambda: agents.make_agent('ppo', 'continuous')[0],
+          'PPO, recurrent': lambda: agents.make_agent('ppo', 'recurrent')[0],
+          'SAC': lambda: sac_agents.make_agent()[0],
+          'DQN': lambda: make_dqn_agent(False)}
+
+
+@pytest.fixture
+def amp(monkeypatch):
+    """Configurations have ``enable_amp`` from now on, where ``amp(True)`` was called."""
+    original = TrainerConfig.__post_init__
+
+    def switch(on):
+        def changed(config):
+            config.enable_amp = on
+            original(config)
+
+        monkeypatch.setattr(TrainerConfig, '__post_init__', changed)
+
+    return switch
+
+
+def watched_products(module):
+    """The types in which the layers of ``module`` compute."""
+    found = set()
+    for layer in module.modules():
+        if isinstance(layer, FC) or type(layer).__name__ == 'ParallelFC':
+            layer.register_forward_hook(lambda m, args, out: found.add(out.dtype))
+    return found
+
+
+def first_update(make, monkeypatch):
+    """The gradients of the first update, and what it was stored from."""
+    agent = make()
+    gradients = []
+    for optimizer in agent.what_is_updated()[0]:
+        optimizer.register_step_pre_hook(lambda o, args, kwargs: gradients.extend(
+            p.grad.detach().clone() for group in o.param_groups for p in group['params'] if p.grad is not None))
+    while not gradients:
+        agent.train_iter()
+    return agent, gradients
+
+
+@pytest.mark.parametrize('name', MAKERS)
+def test_gradients_are_those_of_float32_as_far_as_bfloat16_goes(name, amp, monkeypatch):
+    found = []
+    for on in (False, True):
+        amp(on)
+        agent, gradients = first_update(MAKERS[name], monkeypatch)
+        assert all(g.dtype == torch.float32 for g in gradients)
+        found.append(torch.cat([g.flatten() for g in gradients]))
+    exact, rounded = found
+    assert exact.shape == rounded.shape and not torch.equal(exact, rounded)
+    cosine = torch.cosine_similarity(exact, rounded, dim=0)
+    assert cosine > 0.99, cosine
+
+
+@pytest.mark.parametrize('name', MAKERS)
+def test_only_networks_compute_in_16_bits_and_nothing_of_it_is_kept(name, amp, monkeypatch):
+    amp(True)
+    monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 10**6)
+    agent = MAKERS[name]()
+    types = watched_products(agent)
+    assert agent.mixed_precision.dtype == torch.bfloat16 and agent.mixed_precision.scaler is None
+    for _ in range(3):
+        agent.train_iter()
+    assert types == {torch.bfloat16}
+    kept = [agent.rollout_info_spec, agent.train_info_spec, agent.experience_spec,
+            [x for x in (*agent.parameters(), *agent.buffers())]]
+    assert not any(x.dtype in (torch.bfloat16, torch.float16) for x in nest.flatten(kept))
+    assert not torch.is_autocast_enabled('cpu')
+
+
+@pytest.mark.parametrize('name', ['PPO', 'SAC', 'DQN'])
+def test_it_learns_in_bfloat16(name, amp):
+    amp(True)
+    agent = MAKERS[name]()
+    rewards = []
+    observe = agent._metrics.observe
+    agent._metrics.observe = lambda steps: (rewards.append(float(steps.reward.mean())), observe(steps))
+    for _ in range(120 if name == 'PPO' else 250):
+        agent.train_iter()
+    early, late = sum(rewards[:2]) / 2, sum(rewards[-20:]) / 20
+    assert late > early + 0.05, (early, late)
+
+
+def test_a_recorded_update_is_the_plain_one_in_bfloat16_too(amp, monkeypatch):
+    amp(True)
+    results = []
+    for played in (True, False):
+        monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 2 if played else 10**6)
+        agent = make_dqn_agent(False)
+        torch.manual_seed(1)
+        for _ in range(4):
+            agent.train_iter()
+        assert bool(agent._fast_update._records) == played
+        results.append([p.detach().clone() for p in agent.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def network():
+    return ValueNetwork(TensorSpec((3, )), fc_layer_params=(8, ))
+
+
+class TestNetworks:
+
+    def test_a_call_returns_float32_whatever_it_computed_in(self):
+        net = network()
+        types = watched_products(net)
+        MixedPrecision(net, CPU)
+        output, _ = net(torch.ones(2, 3))
+        assert types == {torch.bfloat16} and output.dtype == torch.float32
+        output.sum().backward()
+        assert all(p.grad.dtype == torch.float32 for p in net.parameters())
+
+    def test_weights_seen_without_gradients_first_still_get_gradients(self):
+        net = network()
+        MixedPrecision(net, CPU)
+        with torch.no_grad():
+            net(torch.ones(2, 3))
+        net(torch.ones(2, 3))[0].sum().backward()
+        assert all(p.grad is not None and p.grad.any() for p in net.parameters() if p.ndim == 2)
+
+    def test_a_call_that_fails_leaves_the_process_as_it_was(self):
+        net = network()
+        MixedPrecision(net, CPU)
+        with pytest.raises(ValueError, match='input'):
+            net(torch.ones(2, 4))
+        net(torch.ones(2, 3))
+        with pytest.raises(ValueError, match='input'):  # found out within
+            net(torch.ones(2, 3, dtype=torch.float64))
+        assert not torch.is_autocast_enabled('cpu')
+
+
+class _Owner:
+    """As much of an algorithm as an update needs."""
+
+    name = 'Owner'
+    gradient_averager = None
+    gradient_noise_scale = None
+
+    def __init__(self, scaler):
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.loss_scaler = scaler
+        self.optimizer = torch.optim.SGD([self.weight], lr=1.0)
+
+    def what_is_updated(self):
+        return [self.optimizer], [('weight', self.weight)]
+
+    def update(self, loss):
+        return apply_gradients(self, LossInfo(scalar_loss=loss))
+
+
+class TestLossScaling:
+
+    def test_the_step_is_that_of_the_unscaled_loss(self):
+        plain, scaled = _Owner(None), _Owner(LossScaler('cpu'))
+        for owner in (plain, scaled):
+            owner.update((owner.weight * torch.tensor([2.0, 3.0])).sum())
+        assert scaled.loss_scaler.scale > 1
+        torch.testing.assert_close(plain.weight, scaled.weight)
+        torch.testing.assert_close(plain.weight.grad, scaled.weight.grad)
+
+    def test_an_update_with_infinite_gradients_is_skipped_and_the_scale_halved(self):
+        owner = _Owner(LossScaler('cpu'))
+        scale = owner.loss_scaler.scale
+        owner.update((owner.weight * 1e38).sum() * 1e-30)  # finite, but not with a gradient of 1e8 times the scale
+        before = owner.weight.detach().clone()
+        owner.update(_with_gradient(owner.weight, float('inf')))
+        assert torch.equal(before, owner.weight) and owner.loss_scaler.scale == scale / 2
+
+    def test_gradients_that_stay_infinite_stop_the_run(self):
+        owner = _Owner(LossScaler('cpu'))
+        with pytest.raises(NonFiniteLossError, match='though the loss is not'):
+            for _ in range(100):
+                owner.update(_with_gradient(owner.weight, float('inf')))
+        assert torch.equal(owner.weight, torch.ones(2))
+
+    def test_a_loss_that_is_not_finite_stops_the_run_with_its_name_at_once(self):
+        owner = _Owner(LossScaler('cpu'))
+        with pytest.raises(NonFiniteLossError, match='the loss of Owner is NaN or infinite'):
+            owner.update(owner.weight.sum() * float('nan'))
+
+    def test_its_state_is_saved_and_that_of_another_precision_is_ignored(self):
+        first, second = (MixedPrecision(network(), CPU, torch.float16) for _ in range(2))
+        owner = _Owner(first.scaler)
+        owner.update(_with_gradient(owner.weight, float('inf')))
+        second.load_state_dict(first.state_dict())
+        assert second.scaler.scale == first.scaler.scale
+        second.load_state_dict({})
+        bfloat16 = MixedPrecision(network(), CPU)
+        bfloat16.load_state_dict(first.state_dict())
+        assert bfloat16.state_dict() == {} and second.scaler.scale == first.scaler.scale
+
+    def test_updates_in_float16_are_made_step_by_step_and_the_log_says_so(self, amp, monkeypatch, caplog):
+        monkeypatch.setattr('alfx.engine.mixed_precision._best_dtype', lambda device: torch.float16)
+        amp(True)
+        agent = make_dqn_agent(False)
+        with caplog.at_level(logging.INFO, 'alfx'):
+            for _ in range(4):
+                agent.train_iter()
+        assert agent._fast_update is False and 'made step by step' in caplog.text
+        assert agent.loss_scaler is agent._rl_algorithm.loss_scaler is not None
+
+
+def _with_gradient(weight, value):
+    """A loss of 0 with that gradient."""
+    weighted = weight * 0
+    weighted.register_hook(lambda grad: torch.full_like(grad, value))
+    return weighted.sum()
