@@ -15,23 +15,23 @@ def create_environment(config: TrainerConfig) -> Any:
         ConfError, EnvironmentLoadError: there can be none.
     """
     from alfx.environments import utils
-    options = {'only_described': True} if option(config) else {}
-    return utils.create_environment(seed=config.random_seed, **options)
-
-
-def option(config: TrainerConfig) -> str:
-    """The field of the configuration that lets other processes act, '' if this one does."""
-    return 'async_unroll' if config.async_unroll else ''
+    from alfx.environments.described_environment import DescribedEnvironment
+    options = {'only_described': True} if config.who_acts else {}
+    env = utils.create_environment(seed=config.random_seed, **options)
+    return DescribedEnvironment(env, config.num_ray_workers * env.batch_size) if config.num_ray_workers else env
 
 
 def check(algorithm: Any, config: TrainerConfig) -> None:
     """Refuse an algorithm that cannot learn from what other processes did, if they act.
 
     Raises:
-        ConfError: that is so.
+        ConfError: that is so, or what they need is not installed.
     """
-    if option(config):
-        check_source(algorithm, config, option(config))
+    if config.who_acts:
+        check_source(algorithm, config, config.who_acts)
+    if config.num_ray_workers:
+        from alfx.trainers.ray_cluster import import_ray
+        import_ray(f'TrainerConfig.num_ray_workers = {config.num_ray_workers}')
 
 
 def start(algorithm: Any, config: TrainerConfig) -> UnrollSource | None:
@@ -44,9 +44,14 @@ def start(algorithm: Any, config: TrainerConfig) -> UnrollSource | None:
     Raises:
         ConfError: they cannot be started.
     """
-    if not config.async_unroll:
+    source: UnrollSource
+    if config.num_ray_workers:
+        from alfx.trainers.ray_rollout import RayRollout
+        source = RayRollout(algorithm, config)
+    elif config.async_unroll:
+        from alfx.algorithms.async_unroller import AsyncUnroller
+        source = AsyncUnroller(algorithm, config)
+    else:
         return None
-    from alfx.algorithms.async_unroller import AsyncUnroller
-    source = AsyncUnroller(algorithm, config)
     algorithm.set_unroll_source(source, config.unroll_parameter_update_period)
     return source

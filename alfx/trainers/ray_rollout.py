@@ -1,0 +1,401 @@
+"""Rollout workers on Ray: many processes, on one machine or on many, act for one learner.
+
+Each worker has environments of its own; the learner puts their unrolls side by side, so that environment ``b`` of the
+run is the same one for ever, and so is its ring in the replay buffer. The other half is ``ray_worker.py``.
+"""
+import collections
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+import alfx
+from alfx import context, nest
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.rl_algorithm import RLAlgorithm
+from alfx.data_structures import StepType
+from alfx.engine.errors import LostProcessError
+from alfx.engine.policy_state import pack, policy_state, unpack
+from alfx.engine.remote_unroll import ActingStatistics, Steps, UnrollSource, check_source
+from alfx.gin_utils import ConfError
+from alfx.gin_utils.checks import problem_at
+from alfx.trainers import ray_cluster, worker_process
+from alfx.trainers.ray_worker import CONTROL, Delivery, RayWorker, Started, Weights
+
+logger = logging.getLogger(__name__)
+
+MAX_DEATHS = 3  # of a worker, one after the other, without having delivered a step
+_PATIENCE_SECONDS = 30.0  # after which the log says what is waited for
+_CLOSE_SECONDS = 5.0
+_LAST_LINES = 20
+_REPLACEMENT_SEEDS = 1_000_003  # far from the numbers that the starts of a run have
+
+
+class RayRollout(UnrollSource):
+    """Steps of environments that Ray actors act in.
+
+    The actors are started at once, and act from the first weights on. Each runs ahead by at most ``unroll_queue_size``
+    steps. The newest step of every worker is held back until the next one is there: if the worker dies, it becomes
+    the last one of an episode that was cut off there, and the steps of the worker that takes its place follow it.
+
+    Args:
+        algorithm: the root algorithm, finalized; its environment tells the specs and the number of environments, and
+            is not stepped.
+        config: of the run: ``num_ray_workers``, ``ray_address``, ``unroll_queue_size``, ``random_seed``, ``root_dir``,
+            which holds the conf that the actors make everything from.
+
+    Raises:
+        ConfError: the algorithm cannot learn from old steps, the run folder holds no conf, Ray is not installed, or
+            there is no cluster where the conf says.
+    """
+
+    def __init__(self, algorithm: RLAlgorithm, config: TrainerConfig):
+        check_source(algorithm, config, 'num_ray_workers')
+        conf = _conf_of(config)
+        iteration = int(context.get_progress('iterations'))
+        num_environments = algorithm.environment.batch_size // config.num_ray_workers
+        settings = worker_process.worker_settings(config) | {
+            'num_environments': num_environments, 'first_environment': context.first_environment(),
+            'start': iteration + 1 if iteration else 0}
+        self._queue_size = config.unroll_queue_size
+        self._connection = ray_cluster.connect(f'TrainerConfig.num_ray_workers = {config.num_ray_workers}',
+                                               config.ray_address, config.num_ray_workers)
+        self._ray = self._connection.ray
+        actor_class = self._ray.remote(num_cpus=1, max_concurrency=1, concurrency_groups={CONTROL: 1}, max_restarts=0,
+                                       scheduling_strategy='SPREAD')(RayWorker)
+        self._num_environments = num_environments
+        self._algorithm = algorithm
+        self._statistics: bytes | None = None
+        self._own_statistics = ActingStatistics(algorithm)
+        self._is_closed = False
+        self._workers = [_Worker(index, config.num_ray_workers, actor_class, conf, settings,
+                                 self._connection.is_own_cluster) for index in range(config.num_ray_workers)]
+
+    @property
+    def worker_pids(self) -> list[int | None]:
+        """The process of each worker; ``None`` before it is known."""
+        return [worker.started and worker.started.pid for worker in self._workers]
+
+    def gather(self, length: int, at_least: int | None = None) -> Steps | None:
+        """The next ``length`` steps ``[length, B, ...]``, ``B = num_ray_workers * E``; see the base class.
+
+        Raises:
+            LostProcessError: a worker raised an error, or died again and again without delivering a step.
+        """
+        if not length:
+            return None
+        needed = length + 1  # the newest one is held back
+        for worker in self._workers:
+            worker.request(needed - worker.ahead)
+        for worker in self._workers:
+            while worker.stream.steps < needed:
+                self._receive(worker)
+        structure = self._workers[0].stream.structure
+        leaves = _side_by_side([list(worker.stream.take(length)) for worker in self._workers], self._num_environments)
+        portion = min(length, self._queue_size)
+        for worker in self._workers:
+            while worker.ahead - 1 + portion <= self._queue_size:
+                worker.request(portion)
+        return nest.unflatten(structure, leaves)
+
+    def update_parameter(self, algorithm: RLAlgorithm) -> None:
+        """Put the weights into the object store, once for all workers."""
+        weights = self._put_weights()
+        for worker in self._workers:
+            if worker.has_weights:
+                worker.tell('load', weights)
+            else:
+                worker.begin(weights)
+
+    def take_statistics(self, algorithm: RLAlgorithm) -> None:
+        """Write what acting has changed in worker 0 into ``algorithm``."""
+        packed, self._statistics = self._statistics, None
+        if packed is not None:
+            self._own_statistics.write(unpack(packed))
+
+    def wants_summaries(self, global_counter: int) -> None:
+        """Let worker 0 record summaries while acting: it speaks for all."""
+        self._workers[0].tell('record', global_counter)
+
+    def close(self) -> None:
+        """End the actors, and the cluster if it was started here."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        ray, waiting = self._ray, []
+        try:
+            for worker in self._workers:
+                worker.tell('stop')
+                waiting.append(worker.actor.close.remote())
+            ray.wait(waiting, num_returns=len(waiting), timeout=_CLOSE_SECONDS)
+            for worker in self._workers:
+                ray.kill(worker.actor)
+        except ray.exceptions.RayError as error:
+            logger.warning('the rollout workers did not end in order: %s', error)
+        self._connection.close()
+
+    # -----------------------------------------------------------------------------------------------------------
+
+    def _put_weights(self) -> Any:
+        return self._ray.put(Weights(pack(policy_state(self._algorithm)), context.get_global_counter(),
+                                     context.get_all_progresses()))
+
+    def _receive(self, worker: '_Worker') -> None:
+        """Wait for the next answer of a worker; if it has died, let another one take its place."""
+        exceptions = self._ray.exceptions
+        try:
+            answer = self._wait(worker)
+        except exceptions.RayTaskError as error:
+            raise LostProcessError(worker.title, 'raised an error', str(error.traceback_str),
+                                   'create_environment.max_restarts lets an environment be restarted that raises'
+                                   if 'EnvironmentStepError' in error.traceback_str else '') from None
+        except exceptions.RayError as error:
+            self._replace(worker, error)
+            return
+        for level, text in answer.log:
+            logger.log(level, '%s: %s', worker.name, text)
+        if isinstance(answer, Started):
+            worker.started = answer
+            _check_version(worker)
+            return
+        self._take_delivery(worker, answer)
+
+    def _wait(self, worker: '_Worker') -> Any:
+        """The oldest answer of a worker that has not been read; says in the log what takes long."""
+        while True:
+            try:
+                answer = self._ray.get(worker.answers[0], timeout=_PATIENCE_SECONDS)
+                worker.answers.popleft()
+                return answer
+            except self._ray.exceptions.GetTimeoutError:
+                available = self._ray.available_resources().get('CPU', 0)
+                logger.warning('still waiting for %s%s', worker.title, '' if worker.started is not None else
+                               f': it needs a CPU of the cluster, which has {available:g} free')
+
+    def _take_delivery(self, worker: '_Worker', delivery: Delivery) -> None:
+        worker.deaths = 0
+        worker.stream.add(delivery)
+        if delivery.statistics is not None:
+            self._statistics = delivery.statistics
+        writer = context.get_summary_writer()
+        for method, arguments in delivery.summaries if writer is not None else ():
+            getattr(writer, method)(*arguments)
+
+    def _replace(self, worker: '_Worker', error: Exception) -> None:
+        worker.deaths += 1
+        ending, last_words = worker.last_words(error)
+        if worker.deaths >= MAX_DEATHS:
+            raise LostProcessError(worker.title, f'{ending}, for the {_ordinal(worker.deaths)} time without having '
+                                   'delivered a step', last_words) from None
+        logger.warning('%s %s; another one takes its place, and its environments begin new episodes', worker.title,
+                       ending)
+        self._ray.kill(worker.actor)
+        missing = worker.ahead - worker.stream.steps
+        worker.stream.end_episode()
+        worker.replace_actor()
+        worker.begin(self._put_weights())
+        worker.request(missing)
+
+
+class _Worker:
+    """One worker as the learner sees it; the actor behind it may be replaced.
+
+    Attributes:
+        name: 'rollout worker 2'.
+        actor: the Ray actor.
+        answers: references to what it has been asked for and has not been read, the oldest first.
+        ahead: steps that were asked for and have not been taken.
+        started: of the actor at work; ``None`` before it has started.
+        has_weights: whether the actor has been given any, so that it acts when it is asked to.
+        deaths: how many actors have died one after the other without having delivered a step.
+        stream: what has arrived.
+    """
+
+    def __init__(self, index: int, count: int, actor_class: Any, conf: str, settings: dict[str, Any],
+                 is_own_cluster: bool):
+        self.name = f'rollout worker {index}'
+        self._actor_class, self._conf, self._settings = actor_class, conf, settings
+        self._index, self._count, self._is_own_cluster = index, count, is_own_cluster
+        self._replacements = 0
+        self.stream = _Stream()
+        self.deaths = 0
+        self._create()
+
+    def _create(self) -> None:
+        start = self._settings['start'] + _REPLACEMENT_SEEDS * self._replacements
+        self.actor = self._actor_class.remote(self._conf, self._settings | {'start': start}, self._index, self._count,
+                                              self._is_own_cluster)
+        self.answers: collections.deque = collections.deque()
+        self._asked_for = 0  # steps in answers
+        self.started: Started | None = None
+        self.has_weights = False
+
+    @property
+    def title(self) -> str:
+        """What to call it in messages."""
+        if self.started is None:
+            return f'{self.name} (which has not started yet)'
+        return f'{self.name} (pid {self.started.pid} on {self.started.host})'
+
+    @property
+    def ahead(self) -> int:
+        return self.stream.requested
+
+    def replace_actor(self) -> None:
+        """Start another actor; what the old one has not delivered is lost."""
+        self._replacements += 1
+        self.stream.requested = self.stream.steps
+        self._create()
+
+    def begin(self, weights: Any) -> None:
+        """Let the actor make its environments and load its first weights."""
+        self.has_weights = True
+        self.answers.append(self.actor.start.remote(weights))
+
+    def request(self, length: int) -> None:
+        """Ask for ``length`` more steps."""
+        if length > 0:
+            self.stream.requested += length
+            self.answers.append(self.actor.collect.remote(length))
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Leave something for the actor to be found; no answer is waited for."""
+        getattr(self.actor, method).options(concurrency_group=CONTROL).remote(*arguments)
+
+    def last_words(self, error: Exception) -> tuple[str, str]:
+        """How it ended, and the end of what it wrote to stderr, or what Ray knows."""
+        lines: list[str] = []
+        if self.started is not None and self.started.host == socket.gethostname():
+            lines = _last_lines(self.started.log_file)
+        return 'died', '\n'.join(lines or str(error).splitlines())
+
+
+class _Stream:
+    """Steps of one worker that have arrived and not been taken.
+
+    Attributes:
+        structure: of ``Steps``.
+        steps: how many.
+        requested: how many there are and will be.
+    """
+
+    def __init__(self) -> None:
+        self.structure: Any = None
+        self.steps = 0
+        self.requested = 0
+        self._portions: collections.deque = collections.deque()  # lists of arrays [T, E, ...]
+        self._step_types: list[int] = []
+
+    def add(self, delivery: Delivery) -> None:
+        """Append what has arrived."""
+        if self.structure is None:
+            self.structure = delivery.structure
+            self._step_types = _step_types(delivery.structure)
+        self._portions.append(delivery.leaves)
+        self.steps += _length(delivery.leaves)
+
+    def take(self, length: int) -> Iterator[list[Any]]:
+        """The oldest ``length`` steps, in portions."""
+        self.steps -= length
+        self.requested -= length
+        while length:
+            leaves = self._portions.popleft()
+            count = _length(leaves)
+            if count > length:
+                self._portions.appendleft(_cut(leaves, length, count))
+                leaves = _cut(leaves, 0, length)
+                count = length
+            length -= count
+            yield leaves
+
+    def end_episode(self) -> None:
+        """Make the newest step the last one of its episode, whose discount stays what it is."""
+        if not self.steps:
+            return
+        leaves = self._portions[-1] = list(self._portions[-1])
+        for i in self._step_types:
+            leaves[i] = np.array(leaves[i])
+            leaves[i][-1] = StepType.LAST
+
+
+def _conf_of(config: TrainerConfig) -> str:
+    """The resolved conf of a run, from its folder."""
+    conf_file = os.path.join(config.root_dir, 'conf', 'config.gin')
+    if not os.path.isfile(conf_file):
+        raise ConfError([problem_at('TrainerConfig', 'num_ray_workers', f'= {config.num_ray_workers}: other processes '
+                                    'make environments and algorithm anew from the conf of the run, but there is no '
+                                    f'{conf_file}', 'start the run by alfx.bin.train, or call gin_utils.write_conf '
+                                    'before')])
+    with open(conf_file, encoding='utf8') as file:
+        return file.read()
+
+
+def _step_types(structure: Any) -> list[int]:
+    """Which leaves of ``Steps`` say where steps stand in their episodes to those who learn; metrics look at others."""
+    leaves = range(structure.num_leaves)
+    paths = nest.flatten_with_path(nest.unflatten(structure, leaves))
+    return [i for path, i in paths if path.split('.')[-1] == 'step_type' and not path.startswith('env_steps.')]
+
+
+def _length(leaves: list[Any]) -> int:
+    return next(len(leaf) for leaf in leaves if leaf is not None)
+
+
+def _cut(leaves: list[Any], begin: int, end: int) -> list[Any]:
+    return [None if leaf is None else leaf[begin:end] for leaf in leaves]
+
+
+def _side_by_side(workers: list[list[list[Any]]], num_environments: int) -> list[torch.Tensor | None]:
+    """Put steps of all workers into new tensors.
+
+    Args:
+        workers: for each worker portions ``[t, E, ...]`` of its steps, each a list of leaves; equally many steps.
+        num_environments: E.
+
+    Returns:
+        The leaves ``[T, workers * E, ...]``.
+    """
+    length = sum(_length(leaves) for leaves in workers[0])
+    batch_size = len(workers) * num_environments
+    out: list[torch.Tensor | None] = []
+    for i, example in enumerate(workers[0][0]):
+        if example is None:
+            out.append(None)
+            continue
+        whole = torch.empty((length, batch_size, *example.shape[2:]), dtype=_torch_dtype(example))
+        target: Any = whole.numpy() if isinstance(example, np.ndarray) else whole
+        for w, portions in enumerate(workers):
+            begin = 0
+            for leaves in portions:
+                end = begin + len(leaves[i])
+                target[begin:end, w * num_environments:(w + 1) * num_environments] = leaves[i]
+                begin = end
+        out.append(whole)
+    return out
+
+
+def _torch_dtype(example: Any) -> torch.dtype:
+    return example.dtype if isinstance(example, torch.Tensor) else torch.from_numpy(np.empty(0, example.dtype)).dtype
+
+
+def _check_version(worker: _Worker) -> None:
+    assert worker.started is not None, 'it has just told'
+    if worker.started.version != alfx.__version__:
+        raise LostProcessError(worker.title, f'has alfx {worker.started.version}; the learner has {alfx.__version__}',
+                               hint='install the same version on every machine of the cluster')
+
+
+def _last_lines(path: str) -> list[str]:
+    """The end of a text file; nothing if there is none."""
+    if not os.path.isfile(path):
+        return []
+    with open(path, encoding='utf8', errors='replace') as file:
+        return list(collections.deque((line.rstrip() for line in file if line.strip()), _LAST_LINES))
+
+
+def _ordinal(number: int) -> str:
+    return {1: 'first', 2: 'second', 3: 'third'}.get(number, f'{number}th')
