@@ -5,6 +5,7 @@ number of environments (or the minibatch size), ``T`` is time; records have shap
 ``[T, B, ...]`` for a sequence.
 """
 import collections
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,12 +20,13 @@ def namedtuple(typename: str, field_names: Sequence[str] | str, default_value: A
     """A named tuple class all of whose fields have defaults.
 
     Args:
-        typename: name of the class.
+        typename: name of the class, and of what it is assigned to in the module of the caller.
         field_names: its fields.
         default_value: default of each field.
         default_values: defaults of the last fields, overriding ``default_value``.
     """
-    cls = collections.namedtuple(typename, field_names)  # type: ignore[misc]
+    module = sys._getframe(1).f_globals.get('__name__', __name__)  # where it is defined, so that it can be pickled
+    cls = collections.namedtuple(typename, field_names, module=module)  # type: ignore[misc]
     leading = len(cls._fields) - len(default_values)
     cls.__new__.__defaults__ = (default_value, ) * leading + tuple(default_values)
     return cls
