@@ -14,6 +14,7 @@ LAYERS = [
     {'networks', 'engine', 'environments'},
     {'algorithms'},
     {'trainers'},
+    {'search'},
     {'bin'},
 ]
 

@@ -1,0 +1,83 @@
+"""Search hyperparameters: train a conf again and again with other values for some of its bindings.
+
+Examples:
+
+  python -m alfx.bin.search --conf search_ppo_cart_pole --root_dir /tmp/search
+  python -m alfx.bin.search --root_dir /tmp/search --conf_param Search.num_trials=40
+
+The second command goes on with a search, as the first one would. Ctrl-C or SIGTERM: the runs write checkpoints and
+stop, and the search goes on from them. The results are best.gin, results.md, results.csv and plot.png in the folder.
+"""
+import glob
+import os
+import shlex
+import time
+
+from absl import flags as absl_flags
+
+from alfx import gin_utils
+from alfx.bin import flags
+
+flags.define_conf_flags()
+FLAGS = absl_flags.FLAGS
+SEARCHES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'searches')
+
+
+def main(argv: list[str]) -> int:
+    """Search as the flags say.
+
+    Returns:
+        The exit code.
+    """
+    del argv
+    from alfx.search import search_conf, study
+    from alfx.search.folder import SearchFolder, read_text, write_text
+    from alfx.search.searching import Searching
+    study.import_optuna()
+    folder = SearchFolder(_root_dir())
+    with folder.locked():
+        stored = read_text(folder.conf_file)
+        conf = search_conf.read(_load(folder.conf_file if stored else None))
+        if stored is not None:
+            search_conf.check_same_search(stored, conf, folder.root_dir)
+        gin_utils.clear()
+        write_text(folder.base_file, conf.base_text)
+        search_conf.check(conf, folder.base_file)
+        write_text(folder.conf_file, conf.text)
+        print(f'search folder: {folder.root_dir}', flush=True)
+        searching = Searching(conf, folder.root_dir, lambda line: print(line, flush=True))
+        is_done = searching.run()
+    print('\n'.join(searching.summary()))
+    if not is_done:
+        print(f'to go on: python -m alfx.bin.search --root_dir {shlex.quote(folder.root_dir)}')
+    best = folder.results('best.gin')
+    if os.path.isfile(best):
+        print(f"results: {', '.join(folder.results(name) for name in ('results.md', 'plot.png'))}\n"
+              f'train the best: python -m alfx.bin.train --conf {shlex.quote(best)}')
+    return 0 if searching.stop_signal is None else 128 + searching.stop_signal
+
+
+def _root_dir() -> str:
+    if FLAGS.root_dir:
+        return flags.root_dir_from_flags()
+    name = os.path.splitext(os.path.basename(FLAGS.conf or 'search'))[0]
+    return os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}')
+
+
+def _load(stored: str | None) -> gin_utils.Conf:
+    """The conf of ``--conf``, a path or the name of a search that comes with alfx, or else the stored one."""
+    if FLAGS.conf is None and not FLAGS.gin_file:
+        if stored is None:
+            raise gin_utils.ConfError('no conf file is given', f'add --conf FILE; with alfx come {_shipped()}')
+        FLAGS['conf'].value = stored
+    elif FLAGS.conf and not os.path.isfile(FLAGS.conf) and FLAGS.conf.removesuffix('.gin') in _shipped():
+        FLAGS['conf'].value = os.path.join(SEARCHES, FLAGS.conf.removesuffix('.gin') + '.gin')
+    return flags.conf_from_flags()
+
+
+def _shipped() -> list[str]:
+    return sorted(os.path.basename(path).removesuffix('.gin') for path in glob.glob(os.path.join(SEARCHES, '*.gin')))
+
+
+if __name__ == '__main__':
+    flags.run(main)

@@ -1,0 +1,88 @@
+"""The folder of a search::
+
+    ROOT/search/search.gin   the conf of the search, includes and --conf_param resolved
+    ROOT/search/base.gin     what its trials have in common
+    ROOT/search/study.log    what has been tried, in the journal format of optuna
+    ROOT/search/lock         held by the process that searches
+    ROOT/trials/0007/params.gin     what is particular to a trial
+    ROOT/trials/0007/seed_0/        the run folder of its first seed
+    ROOT/trials/0007/seed_0.log     what that run printed
+    ROOT/best.gin results.md results.csv plot.png
+"""
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+from alfx.gin_utils import ConfError
+
+
+class SearchFolder:
+    """Where the files of a search are.
+
+    Args:
+        root_dir: the folder; it need not exist.
+    """
+
+    def __init__(self, root_dir: str):
+        self.root_dir = os.path.abspath(root_dir)
+        self.conf_file = self._path('search', 'search.gin')
+        self.base_file = self._path('search', 'base.gin')
+        self.study_file = self._path('search', 'study.log')
+        self._lock_file = self._path('search', 'lock')
+
+    def _path(self, *names: str) -> str:
+        return os.path.join(self.root_dir, *names)
+
+    def results(self, name: str) -> str:
+        """The path of a file of results."""
+        return self._path(name)
+
+    def trial_dir(self, trial: int) -> str:
+        """The folder of a trial."""
+        return self._path('trials', f'{trial:04}')
+
+    def run_dir(self, trial: int, repeat: int) -> str:
+        """The run folder of one seed of a trial."""
+        return os.path.join(self.trial_dir(trial), f'seed_{repeat}')
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process; a process that dies lets go of it.
+
+        Raises:
+            ConfError: another process holds it.
+        """
+        os.makedirs(os.path.dirname(self._lock_file), exist_ok=True)
+        with open(self._lock_file, 'a+', encoding='utf8') as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise ConfError(f'another search is at work in {self.root_dir}: {file.read().strip()}',
+                                'wait for it, stop it, or use another --root_dir') from None
+            file.truncate(0)
+            file.write(f'process {os.getpid()} on {socket.gethostname()} since {time.strftime("%Y-%m-%d %H:%M:%S")}\n')
+            file.flush()
+            yield
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file so that it is never seen half written."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    temporary = f'{path}.tmp'
+    with open(temporary, 'w', encoding='utf8', newline='') as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_text(path: str) -> str | None:
+    """The text of a file, None if there is none."""
+    if not os.path.isfile(path):
+        return None
+    with open(path, encoding='utf8') as file:
+        return file.read()

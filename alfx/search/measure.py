@@ -1,0 +1,126 @@
+"""The value of a run, read from its folder while it runs and afterwards."""
+import glob
+import json
+import math
+import os
+from collections.abc import Sequence
+
+from alfx.gin_utils.errors import hint_nearest
+from alfx.search.settings import Search
+from alfx.trainers import run_files
+
+VALUE = 'value'
+"""The column in which a run of a function writes what it reports."""
+_RESULT = 'result.json'
+
+
+class MeasureError(ValueError):
+    """A run has no value, or one that cannot be compared."""
+
+
+class Measure:
+    """Reads the value of a run.
+
+    Args:
+        settings: ``function``, ``measure``, ``measured_in``, ``score``, ``score_window``, ``direction``.
+    """
+
+    def __init__(self, settings: Search):
+        self._settings = settings
+        self._is_function = settings.function is not None
+        self._pick = max if settings.direction == 'maximize' else min
+        self._seen: dict[str, tuple[tuple, list[float]]] = {}
+
+    def curve(self, root_dir: str) -> list[float]:
+        """The score after each row that the run has written so far; empty while there is none."""
+        values = self._values(root_dir)
+        return values if self._is_function else [self._score(values[:i + 1]) for i in range(len(values))]
+
+    def final(self, root_dir: str) -> float:
+        """The score of a run that has ended.
+
+        Raises:
+            MeasureError: there is none, or it is not finite.
+        """
+        if self._is_function:
+            value = read_result(root_dir)
+            if value is None:
+                raise MeasureError('the function returned nothing')
+        else:
+            values = self._values(root_dir)
+            if not values:
+                raise MeasureError(self._missing(root_dir))
+            value = self._score(values)
+        if not math.isfinite(value):
+            raise MeasureError(f'the value is {value}')
+        return value
+
+    def _score(self, values: Sequence[float]) -> float:
+        if self._settings.score == 'best':
+            return self._pick([value for value in values if not math.isnan(value)] or [math.nan])
+        window = values[-(self._settings.score_window or 5):] if self._settings.score == 'mean' else values[-1:]
+        return math.fsum(window) / len(window)
+
+    def _values(self, root_dir: str) -> list[float]:
+        """The column of the table; read again only when the files have changed."""
+        files = [self._table(root_dir), *self._event_files(root_dir)]
+        state = tuple((path, status.st_size, status.st_mtime_ns) for path in files
+                      if os.path.isfile(path) and (status := os.stat(path)))
+        known = self._seen.get(root_dir)
+        if known is None or known[0] != state:
+            known = self._seen[root_dir] = (state, self._read(root_dir))
+        return known[1]
+
+    def _read(self, root_dir: str) -> list[float]:
+        path = self._table(root_dir)
+        if os.path.isfile(path):
+            column = VALUE if self._is_function else self._settings.measure
+            return [float(row[column]) for row in run_files.read_table(path) if row.get(column)]
+        return _read_events(run_files.eval_dir(root_dir), self._settings.measure) if self._event_files(root_dir) else []
+
+    def _table(self, root_dir: str) -> str:
+        if self._is_function or self._settings.measured_in == 'training':
+            return os.path.join(root_dir, 'progress.csv')
+        return run_files.eval_table(root_dir)
+
+    def _event_files(self, root_dir: str) -> list[str]:
+        """Evaluations of supervised learning are in event files alone."""
+        if self._is_function or self._settings.measured_in == 'training' or os.path.isfile(self._table(root_dir)):
+            return []
+        return sorted(glob.glob(os.path.join(glob.escape(run_files.eval_dir(root_dir)), '*tfevents*')))
+
+    def _missing(self, root_dir: str) -> str:
+        settings, path = self._settings, self._table(root_dir)
+        if not os.path.isfile(path):
+            what = 'was never evaluated' if settings.measured_in == 'evaluation' else 'wrote no summary'
+            return f'the run {what}' + (f' with a measure {settings.measure!r}' if self._event_files(root_dir) else '')
+        rows = run_files.read_table(path)
+        if rows and settings.measure not in rows[0]:
+            hint = hint_nearest(settings.measure, list(rows[0])) or f'its columns are {", ".join(rows[0])}'
+            return f'{os.path.relpath(path, root_dir)} has no column {settings.measure!r}; {hint}'
+        return f'{os.path.relpath(path, root_dir)} has no value of {settings.measure!r} yet'
+
+
+def _read_events(folder: str, measure: str) -> list[float]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    events = EventAccumulator(folder, size_guidance={'scalars': 0}).Reload()
+    tags = events.Tags()['scalars']
+    tag = next((tag for tag in (f'eval/{measure}', measure) if tag in tags), None)
+    return [event.value for event in events.Scalars(tag)] if tag else []
+
+
+def write_result(root_dir: str, value: float) -> None:
+    """Record what a function returned."""
+    path = os.path.join(root_dir, _RESULT)
+    with open(path + '.tmp', 'w', encoding='utf8') as file:
+        json.dump({VALUE: value}, file)
+    os.replace(path + '.tmp', path)
+
+
+def read_result(root_dir: str) -> float | None:
+    """What a function returned, None if it has not."""
+    try:
+        with open(os.path.join(root_dir, _RESULT), encoding='utf8') as file:
+            return float(json.load(file)[VALUE])
+    except (FileNotFoundError, ValueError):
+        return None

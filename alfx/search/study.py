@@ -1,0 +1,238 @@
+"""What a search has tried, and what it tries next: optuna, its samplers and pruners, stored in the search folder.
+
+One process writes the study, that which holds the lock of the folder; what it has written is complete on disk before
+anything follows from it. A trial that was running when the process was killed is still 'running' in the study, and
+:meth:`Study.running` hands it out again.
+"""
+import contextlib
+import itertools
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from alfx.gin_utils import ConfError
+from alfx.search import seeds
+from alfx.search.settings import Search
+from alfx.search.space import Values
+
+_NAME = 'search'
+_NUM_TRIALS = 20
+_SAMPLERS = {'tpe': 'TPESampler', 'random': 'RandomSampler', 'grid': 'RandomSampler', 'qmc': 'QMCSampler',
+             'cmaes': 'CmaEsSampler', 'gp': 'GPSampler'}
+_PRUNERS = {'none': 'NopPruner', 'median': 'MedianPruner', 'percentile': 'PercentilePruner',
+            'successive_halving': 'SuccessiveHalvingPruner', 'hyperband': 'HyperbandPruner'}
+_PACKAGES = {'cmaes': ('cmaes', ), 'qmc': ('scipy', ), 'gp': ('scipy', 'torch')}
+
+
+def import_optuna() -> Any:
+    """The package.
+
+    Raises:
+        ConfError: it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise ConfError(f'a search needs optuna, which cannot be imported: {error}',
+                        "pip install 'alfx[search]'") from None
+    return optuna
+
+
+class Study:
+    """The trials of a search.
+
+    Args:
+        path: of the file they are stored in; it need not exist.
+        settings: of the search.
+        space: for each binding its values.
+
+    Raises:
+        ConfError: optuna or what the sampler needs is not installed, or takes other arguments.
+    """
+
+    def __init__(self, path: str, settings: Search, space: dict[str, Values]):
+        self._optuna = import_optuna()
+        self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
+        self._settings, self._space = settings, space
+        self._grid = list(itertools.product(*(_grid(name, values) for name, values in space.items()))) \
+            if settings.sampler == 'grid' else []
+        sampler, pruner = self._sampler(0), self._pruner()
+        _drop_unfinished_line(path)
+        storage = self._optuna.storages.JournalStorage(_backend(path))
+        self._study = self._optuna.create_study(storage=storage, study_name=_NAME, load_if_exists=True,
+                                                direction=settings.direction, sampler=sampler, pruner=pruner)
+
+    @property
+    def num_trials(self) -> int:
+        """How many trials there shall be."""
+        if not self._space:
+            return 1
+        if self._settings.sampler == 'grid':
+            return min(len(self._grid), self._settings.num_trials or len(self._grid))
+        return self._settings.num_trials or _NUM_TRIALS
+
+    def trials(self) -> list[Any]:
+        """All that were begun, by number: optuna's ``FrozenTrial``."""
+        return self._study.get_trials(deepcopy=False, states=self._states('RUNNING', 'COMPLETE', 'PRUNED', 'FAIL'))
+
+    def running(self) -> list[Any]:
+        """The trials that have not ended: optuna's ``Trial``, with all parameters drawn."""
+        return [self._drawn(self._optuna.trial.Trial(self._study, trial._trial_id))
+                for trial in self._study.get_trials(deepcopy=False, states=self._states('RUNNING'))]
+
+    def best(self) -> Any | None:
+        """The best trial that is complete, None if there is none."""
+        complete = self._study.get_trials(deepcopy=False, states=self._states('COMPLETE'))
+        sign = 1 if self._settings.direction == 'maximize' else -1
+        return max(complete, key=lambda trial: (sign * trial.value, -trial.number)) if complete else None
+
+    def ask(self) -> Any:
+        """A new trial: optuna's ``Trial``."""
+        number = len(self._study.get_trials(deepcopy=False))
+        if self._grid and not self._study.get_trials(deepcopy=False, states=self._states('WAITING')):
+            self._study.enqueue_trial(dict(zip(self._space, self._grid[number])))
+        self._study.sampler = self._sampler(number)
+        with _quiet():
+            return self._drawn(self._study.ask())
+
+    def _drawn(self, trial: Any) -> Any:
+        with _quiet():
+            for name, values in self._space.items():
+                values.suggest(trial, name)
+        return trial
+
+    def short_texts(self, params: dict[str, Any]) -> dict[str, str]:
+        """The parameters of a trial for people: numbers with five digits."""
+        return {name: f'{params[name]:.5g}' if isinstance(params[name], float) else text
+                for name, text in self.texts(params).items()}
+
+    def texts(self, params: dict[str, Any]) -> dict[str, str]:
+        """The parameters of a trial as a conf writes them."""
+        return {name: values.text(params[name]) for name, values in self._space.items() if name in params}
+
+    def is_logarithmic(self, name: str) -> bool:
+        """Whether the values of a parameter are spread over orders of magnitude."""
+        return getattr(self._space[name], 'log', False)
+
+    def choices(self, name: str) -> list[str]:
+        """The values of a parameter that is a choice; empty for a range."""
+        return getattr(self._space[name], 'texts', [])
+
+    def report(self, trial: Any, curve: list[float]) -> bool:
+        """Tell the pruner what it has not seen of a curve; whether it would end the trial."""
+        if self._settings.pruner == 'none':
+            return False
+        known = self._study.get_trials(deepcopy=False)[trial.number].last_step or 0
+        for step in range(known, len(curve)):
+            trial.report(curve[step], step + 1)
+            if trial.should_prune():
+                return True
+        return False
+
+    def note(self, trial: Any, name: str, value: Any) -> None:
+        """Store something with a trial: what the tables show."""
+        trial.set_user_attr(name, value)
+
+    def complete(self, trial: Any, value: float) -> None:
+        """End a trial with a value."""
+        self._tell(trial, value, 'COMPLETE')
+
+    def prune(self, trial: Any) -> None:
+        """End a trial that the pruner does not want; its value is what was reported last."""
+        self._tell(trial, None, 'PRUNED')
+
+    def fail(self, trial: Any, last_words: str) -> None:
+        """End a trial that has no value."""
+        self.note(trial, 'last_words', last_words)
+        self._tell(trial, None, 'FAIL')
+
+    def _tell(self, trial: Any, value: float | None, state: str) -> None:
+        with _quiet():
+            self._study.tell(trial, value, state=self._states(state)[0])
+
+    def _states(self, *names: str) -> tuple[Any, ...]:
+        return tuple(getattr(self._optuna.trial.TrialState, name) for name in names)
+
+    def _sampler(self, number: int) -> Any:
+        """A sampler for one trial: with a seed of its own, so that it does not matter when the process was started."""
+        settings, arguments = self._settings, dict(self._settings.sampler_arguments)
+        if 'seed' in arguments:
+            raise ConfError("Search.sampler_arguments: 'seed' is decided by the search", 'set Search.seed')
+        seed = seeds.sampler_seed(settings.seed, number)
+        if settings.sampler == 'qmc':  # the points of a sequence belong together; which is next is in the study
+            seed = seeds.sampler_seed(settings.seed, 0)
+            arguments.setdefault('scramble', True)
+            arguments.setdefault('independent_sampler', self._optuna.samplers.RandomSampler(
+                seed=seeds.sampler_seed(settings.seed, number)))
+        if settings.sampler == 'tpe':  # what runs at the same time shall differ
+            arguments.setdefault('constant_liar', True)
+            arguments.setdefault('n_startup_trials', min(10, max(5, self.num_trials // 4)))
+        if settings.sampler in ('qmc', 'cmaes', 'gp'):
+            arguments.setdefault('warn_independent_sampling', False)
+        for package in _PACKAGES.get(settings.sampler, ()):
+            _require(package, f'the sampler {settings.sampler!r}')
+        return self._made('samplers', _SAMPLERS[settings.sampler], 'sampler_arguments', {**arguments, 'seed': seed})
+
+    def _pruner(self) -> Any:
+        arguments = dict(self._settings.pruner_arguments)
+        if self._settings.pruner == 'percentile':
+            arguments.setdefault('percentile', 25.0)
+        return self._made('pruners', _PRUNERS[self._settings.pruner], 'pruner_arguments', arguments)
+
+    def _made(self, module: str, name: str, setting: str, arguments: dict[str, Any]) -> Any:
+        try:
+            with _quiet():
+                return getattr(getattr(self._optuna, module), name)(**arguments)
+        except (TypeError, ValueError) as error:
+            raise ConfError(f'Search.{setting}: optuna.{module}.{name} does not take it: {error}') from None
+
+
+def _grid(name: str, values: Values) -> list[Any]:
+    try:
+        return values.grid()
+    except ConfError as error:
+        raise ConfError(f'Search.space: {name}: {error.problems[0].message}', error.problems[0].hint) from None
+
+
+def _require(package: str, what: str) -> None:
+    try:
+        __import__(package)
+    except ImportError as error:
+        raise ConfError(f'{what} needs the package {package}, which cannot be imported: {error}',
+                        f'pip install {package}') from None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without optuna's warnings of what may change in a later version."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        yield
+
+
+class _NoLock:
+    """The lock of the search folder is enough, and is not left behind by a process that is killed."""
+
+    def acquire(self) -> bool:
+        """Nothing to wait for."""
+        return True
+
+    def release(self) -> None:
+        """Nothing to give back."""
+
+
+def _backend(path: str) -> Any:
+    from optuna.storages.journal import JournalFileBackend
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    lock: Any = _NoLock()
+    return JournalFileBackend(path, lock_obj=lock)
+
+
+def _drop_unfinished_line(path: str) -> None:
+    """A process that was killed while it wrote leaves part of a line, which nothing has followed from yet."""
+    if not os.path.isfile(path):
+        return
+    with open(path, 'rb+') as file:
+        data = file.read()
+        file.truncate(data.rfind(b'\n') + 1)
