@@ -113,6 +113,9 @@ POLICIES = {
                    'DdpgAlgorithm.critic_network_ctor = @CriticRNNNetwork\n', _DETERMINISTIC_RNNS),
     'td3': Policy('td3.gin', _PENDULUM, _DETERMINISTIC, 'Td3Algorithm.actor_network_ctor = @ActorRNNNetwork\n'
                   'Td3Algorithm.critic_network_ctor = @CriticRNNNetwork\n', _DETERMINISTIC_RNNS),
+    'impala': Policy('impala.gin', _CART_POLE + _PPO, _ACTOR_CRITIC_NETWORKS,
+                     'ImpalaAlgorithm.actor_network_ctor = @ActorDistributionRNNNetwork\n'
+                     'ImpalaAlgorithm.value_network_ctor = @ValueRNNNetwork\n' + _STATE, _ACTOR_CRITIC_RNNS, False),
 }
 _OPTIMIZER = 'Agent.optimizer = @parts/Adam()\nparts/Adam.lr = 1e-3\n'  # where the policy has its own for its networks
 INTRINSIC = {'none': '', 'icm': "include 'icm.gin'\n", 'rnd': "include 'rnd.gin'\n", 'diayn': "include 'diayn.gin'\n"}
@@ -211,7 +214,7 @@ def expected_refusal(cell: Cell) -> str | None:
 
 
 def covering_sample() -> list[Cell]:
-    """32 cells with every pair of policy, intrinsic reward and representation, and both forms of each."""
+    """Four cells a policy, with every pair of policy, intrinsic reward and representation, and both forms of each."""
     intrinsic, representation = list(INTRINSIC), list(REPRESENTATION)
     return [Cell(policy, reward, representation[(p + i) % 4], FORMS[(p // 4 + i + (p + i) % 4 // 2) % 2])
             for p, policy in enumerate(POLICIES) for i, reward in enumerate(intrinsic)]
