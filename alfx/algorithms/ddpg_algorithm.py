@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms import sac_losses
+from alfx.algorithms import critic_maths
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import ActionBounds, OrnsteinUhlenbeckNoise, choose
 from alfx.algorithms.fixed_update import is_fixed
@@ -277,7 +277,7 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
         action, actor_state = self._target_actor_network(observation, state.target_actor)
         q_values, critics_state = self._target_critic_networks((observation, self._target_action(action)),
                                                                state.target_critics)
-        return sac_losses.lowest_critic(q_values, self._reward_weights), actor_state, critics_state
+        return critic_maths.lowest_critic(q_values, self._reward_weights), actor_state, critics_state
 
     def _target_action(self, action: NestedTensor) -> NestedTensor:
         """The action to bootstrap from, given that of the target actor."""
@@ -294,18 +294,18 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
         ``action_l2 * |a|^2``. The critics get no gradient.
         """
         action, actor_state = self._actor_network(observation, state.actor)
-        leaves = sac_losses.leaves_of_graph(action)
+        leaves = critic_maths.leaves_of_graph(action)
         q_values, critics_state = self._critic_networks((observation, leaves), state.critics)
-        value = sac_losses.weighted_sum(self._objective(q_values), self._reward_weights)
-        gradient = sac_losses.action_gradient(value, leaves, self._dqda_clipping)
-        loss = sac_losses.deterministic_policy_loss(gradient, action)
+        value = critic_maths.weighted_sum(self._objective(q_values), self._reward_weights)
+        gradient = critic_maths.action_gradient(value, leaves, self._dqda_clipping)
+        loss = critic_maths.deterministic_policy_loss(gradient, action)
         if self._action_l2 > 0:
             loss = loss + self._action_l2 * sum(a.square().reshape(len(a), -1).sum(1) for a in nest.flatten(action))
-        return action, loss, DdpgActorState(actor_state, sac_losses.detached(critics_state))
+        return action, loss, DdpgActorState(actor_state, critic_maths.detached(critics_state))
 
     def _objective(self, q_values: Tensor) -> Tensor:
         """The values that the policy maximises, ``[B]`` or ``[B, K]``, given those of all critics."""
-        return sac_losses.lowest_critic(q_values, self._reward_weights)
+        return critic_maths.lowest_critic(q_values, self._reward_weights)
 
     # Losses ----------------------------------------------------------------------------------------------------
 
@@ -317,13 +317,15 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
             critic_loss = self._critic_loss(info, q_values[:, :, 0], target).loss
         else:
             seen = DdpgInfo(info.reward, info.step_type, info.discount, discounted_return=info.discounted_return)
-            critic_loss = sac_losses.loss_of_all_critics(self._critic_loss, seen, q_values, target)
+            critic_loss = critic_maths.loss_of_all_critics(self._critic_loss, seen, q_values, target)
         total, actor_loss = critic_loss, info.actor_loss
         if isinstance(actor_loss, Tensor):
             if not self._train_actor_on_last_step:
                 actor_loss = torch.cat([actor_loss[:-1], torch.zeros_like(actor_loss[-1:])])
             total = total + actor_loss
-        priority = sac_losses.sequence_priority(critic_loss / count, info.step_type) if self._calculate_priority else ()
+        priority: Any = ()
+        if self._calculate_priority:
+            priority = critic_maths.sequence_priority(critic_loss / count, info.step_type)
         return LossInfo(loss=total, priority=priority, extra=DdpgLossInfo(actor=actor_loss, critic=critic_loss))
 
     def after_update(self, root_inputs: TimeStep, info: Any) -> None:

@@ -300,7 +300,7 @@ class DqnAlgorithm(OffPolicyAlgorithm):
     @property
     def _bootstraps_once(self) -> bool:
         """Whether the target of a step reads a single value: that of the step where its return ends."""
-        return all(isinstance(loss, TDLoss) and loss._lambda == 1.0 for loss in self._critic_losses)
+        return all(isinstance(loss, TDLoss) and loss.td_lambda == 1.0 for loss in self._critic_losses)
 
     def _info(self, inputs: TimeStep, action: NestedTensor, critic: Tensor, target: Tensor) -> Any:
         return DqnInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=action,

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms import sac_losses
+from alfx.algorithms import critic_maths, sac_losses
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import ActionBounds, choose, gaussian_like
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
@@ -211,10 +211,10 @@ class MdqAlgorithm(OffPolicyAlgorithm):
     def calc_loss(self, info: Any) -> LossInfo:
         """The loss of both forms and alpha ``[T, B]``, from infos ``[T, B, ...]``."""
         alpha = self._log_alpha.detach().exp()
-        reward = sac_losses.weighted_sum(info.reward, self._reward_weights)
+        reward = critic_maths.weighted_sum(info.reward, self._reward_weights)
         target = info.critic.target_critic_free_form - alpha * info.critic.kl_wrt_prior
         seen = MdqInfo(reward=reward, step_type=info.step_type, discount=info.discount)
-        critic_loss = sac_losses.loss_of_all_critics(self._critic_loss, seen, info.critic.critic_free_form, target)
+        critic_loss = critic_maths.loss_of_all_critics(self._critic_loss, seen, info.critic.critic_free_form, target)
         distill_loss = (info.critic.critic_adv_form - info.critic.distill_target).square().mean(-1)
         distill_loss, alpha_loss = (with_zeros_after(loss[:-1], 1) for loss in (distill_loss, info.alpha.alpha_loss))
         if summary.should_record_summaries():

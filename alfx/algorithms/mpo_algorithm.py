@@ -23,7 +23,7 @@ from alfx.algorithms.mpo_loss import Multiplier, Temperature
 from alfx.algorithms.mpo_policies import CategoricalPolicy, GaussianPolicy
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
-from alfx.algorithms.sac_losses import lowest_critic, sequence_priority, weighted_sum
+from alfx.algorithms.critic_maths import lowest_critic, sequence_priority, weighted_sum
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms import sac_losses
+from alfx.algorithms import critic_maths
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.sac_actions import ActionParts, ActionType, TargetEntropy
 from alfx.algorithms.sac_algorithm import SacAlgorithm
@@ -97,8 +97,8 @@ class OacAlgorithm(SacAlgorithm):
                 [policy.forward(mean) if isinstance(policy, dist_utils.TransformedDistribution) else mean
                  for policy, mean in zip(policies, means)])
             critics, _ = self._critic_networks((observation, action))
-            bound = upper_bound(sac_losses.weighted_sum(critics, self._reward_weights), self._beta_ub)
-            gradients = sac_losses.action_gradient(bound, means)
+            bound = upper_bound(critic_maths.weighted_sum(critics, self._reward_weights), self._beta_ub)
+            gradients = critic_maths.action_gradient(bound, means)
         shifts = exploration_shift(gradients, [normal.scale.detach() for normal in normals], self._explore_delta)
         shifted = [_with_mean(policy, mean.detach() + shift) for policy, mean, shift in zip(policies, means, shifts)]
         return nest.structure(distribution, nest.is_distribution).unflatten(shifted)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from alfx.algorithms import sac_losses
+from alfx.algorithms import critic_maths
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.one_step_loss import OneStepTDQRLoss
 from alfx.algorithms.sac_actions import ActionParts, ActionType, TargetEntropy
@@ -83,8 +83,8 @@ class QrsacAlgorithm(SacAlgorithm):
         if self._min_critic_by_critic_mean:
             return quantiles_of_lowest_mean(critics, self._reward_weights)
         if self._reward_weights is None:
-            return sac_losses.lowest_critic(critics, None)
-        return sac_losses.lowest_critic(critics.transpose(-1, -2), self._reward_weights).transpose(-1, -2)
+            return critic_maths.lowest_critic(critics, None)
+        return critic_maths.lowest_critic(critics.transpose(-1, -2), self._reward_weights).transpose(-1, -2)
 
     def _actor_value(self, critics: Tensor) -> Tensor:
         """Quantiles ``[B, n, N]`` (``[B, n, K, N]``) to the ``[B]`` that the policy maximises."""
@@ -109,7 +109,7 @@ def quantiles_of_lowest_mean(critics: Tensor, reward_weights: Tensor | None) -> 
 
 
 def _num_quantiles_of(loss: Any, name: str) -> int:
-    count = getattr(loss, '_num_quantiles', None)
+    count = getattr(loss, 'num_quantiles', None)
     if count is None:
         raise ValueError(f'{name}.critic_loss_ctor: expected a quantile loss such as OneStepTDQRLoss, found '
                          f'{type(loss).__name__}')

@@ -13,8 +13,8 @@ Differs from the paper in that
 * steps that are LAST, whose action the environment ignores, are not trained on;
 * the loss of alpha has log alpha as factor in the place of alpha, as is common: the step does not shrink with alpha.
 
-The maths is in :mod:`alfx.algorithms.sac_losses`; kinds of actions, target entropies and exploration in
-:mod:`alfx.algorithms.sac_actions`; how critics are called for each kind in :mod:`alfx.algorithms.sac_critics`.
+The maths is in :mod:`.critic_maths` and :mod:`.sac_losses`; kinds of actions, target entropies and exploration in
+:mod:`.sac_actions`; how critics are called for each kind in :mod:`.sac_critics`.
 """
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms import sac_actions, sac_losses
+from alfx.algorithms import critic_maths, sac_actions, sac_losses
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.fixed_update import is_fixed
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
@@ -279,7 +279,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
                 continuous = draw(distribution)
         if self._parts.type == ActionType.Continuous:
             return Choice(distribution, continuous, continuous, log_prob, SacActionState(actor_network=actor_state))
-        at = sac_losses.leaves_of_graph(continuous)
+        at = critic_maths.leaves_of_graph(continuous)
         q_values, critic_state = self._action_values.of_all(self._critic_networks, observation, at, state.critic)
         policy = self._discrete_policy(q_values.detach())
         discrete = draw_discrete(policy)
@@ -306,11 +306,11 @@ class SacAlgorithm(OffPolicyAlgorithm):
 
     def _pessimistic_value(self, critics: Tensor) -> Tensor:
         """``[N, n, ...]`` to the ``[N, ...]`` that the critics are trained towards."""
-        return sac_losses.lowest_critic(critics, self._reward_weights)
+        return critic_maths.lowest_critic(critics, self._reward_weights)
 
     def _actor_value(self, critics: Tensor) -> Tensor:
         """``[N, n]`` (or ``[N, n, A]``, each also with K) to the ``[N]`` (``[N, A]``) that the policy maximises."""
-        return sac_losses.weighted_sum(sac_losses.lowest_critic(critics, self._reward_weights), self._reward_weights)
+        return critic_maths.lowest_weighted_value(critics, self._reward_weights)
 
     @torch.no_grad()
     def _target_value(self, observation: NestedTensor, continuous: NestedTensor, probs: Any,
@@ -354,7 +354,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
         actor_loss, actor_state = self._actor_loss(observation, choice, log_pi, state.actor)
         critics, critics_state = self._trained_values(observation, choice.q_values, rollout_info.action,
                                                       state.critic.critics)
-        target, target_state = self._target_value(observation, sac_losses.detached(choice.continuous), choice.probs,
+        target, target_state = self._target_value(observation, critic_maths.detached(choice.continuous), choice.probs,
                                                   state.critic.target_critics)
         alpha_loss = sac_losses.temperature_loss(self._log_alpha, log_pi, self._target_entropy)
         new_state = SacState(choice.state, actor_state, SacCriticState(critics_state, target_state))
@@ -382,17 +382,17 @@ class SacAlgorithm(OffPolicyAlgorithm):
             return (), state
         with torch.enable_grad():
             if self._parts.type == ActionType.Continuous:
-                at = sac_losses.leaves_of_graph(choice.continuous)
+                at = critic_maths.leaves_of_graph(choice.continuous)
                 critics, state = self._critic_networks((observation, at), state)
                 value = self._actor_value(critics)
             else:
                 at, value = choice.at, (choice.probs * self._actor_value(choice.q_values)).sum(-1)
-            gradient = sac_losses.action_gradient(value, at, self._dqda_clipping)
+            gradient = critic_maths.action_gradient(value, at, self._dqda_clipping)
         log_alpha = self._log_alpha.detach()
         if log_alpha.ndim:
             log_alpha, log_pi = log_alpha[1], log_pi[..., 1]
-        loss = sac_losses.deterministic_policy_loss(gradient, choice.continuous)
-        return torch.addcmul(loss, log_alpha.exp(), log_pi), sac_losses.detached(state) if self._is_recurrent else ()
+        loss = critic_maths.deterministic_policy_loss(gradient, choice.continuous)
+        return torch.addcmul(loss, log_alpha.exp(), log_pi), critic_maths.detached(state) if self._is_recurrent else ()
 
     def _trained_values(self, observation: NestedTensor, q_values: Any, action: NestedTensor,
                         state: NestedTensor) -> tuple[Tensor, NestedTensor]:
@@ -454,7 +454,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
             policy_loss = with_zeros_before(policy_loss[1:], 1)
         elif self._is_recurrent and not self._train_actor_on_last_step:  # otherwise train_sequence has left it out
             policy_loss = with_zeros_after(policy_loss[:-1], 1)
-        priority = sac_losses.sequence_priority(critic_loss, info.step_type) if self._calculate_priority else ()
+        priority = critic_maths.sequence_priority(critic_loss, info.step_type) if self._calculate_priority else ()
         if summary.should_record_summaries():
             for i, alpha in enumerate(self._log_alpha.detach().exp().reshape(-1)):  # of a mixed action: discrete first
                 summary.scalar(f'{self._name}/alpha/{i}', alpha)
@@ -467,7 +467,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
             info = info._replace(reward=self._soft_reward(info))
         seen = SacInfo(reward=info.reward, step_type=info.step_type, discount=info.discount,
                        discounted_return=info.discounted_return)
-        return sac_losses.loss_of_all_critics(self._critic_loss, seen, info.critic.critics, info.critic.target_critic)
+        return critic_maths.loss_of_all_critics(self._critic_loss, seen, info.critic.critics, info.critic.target_critic)
 
     @torch.no_grad()
     def _soft_reward(self, info: Any) -> Tensor:

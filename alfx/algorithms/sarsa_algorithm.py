@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms import sac_losses
+from alfx.algorithms import critic_maths, sac_losses
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import OrnsteinUhlenbeckNoise, choose
 from alfx.algorithms.one_step_loss import OneStepTDLoss
@@ -287,17 +287,16 @@ class SarsaAlgorithm(RLAlgorithm):
                       state: NestedTensor) -> tuple[Tensor, NestedTensor]:
         """The value ``[N]`` or ``[N, K]`` to bootstrap from, and the state of the target critics."""
         values, state = self._target_critic_networks((observation, action), state)
-        return sac_losses.lowest_critic(values, self._reward_weights), state
+        return critic_maths.lowest_critic(values, self._reward_weights), state
 
     def _actor_loss(self, observation: NestedTensor, action: NestedTensor, log_pi: Any, state: NestedTensor) -> Tensor:
         """``[N]``: its gradient with respect to ``action`` is -dQ/da, plus that of the weighted entropy."""
         with torch.enable_grad():
             at = nest.map_structure(lambda a: a.detach().requires_grad_(), action)
             values, _ = self._critic_networks((observation, at), state)
-            value = sac_losses.weighted_sum(sac_losses.lowest_critic(values, self._reward_weights),
-                                            self._reward_weights)
-            gradient = sac_losses.action_gradient(value, at, self._dqda_clipping)
-        loss = sac_losses.deterministic_policy_loss(gradient, action)
+            value = critic_maths.lowest_weighted_value(values, self._reward_weights)
+            gradient = critic_maths.action_gradient(value, at, self._dqda_clipping)
+        loss = critic_maths.deterministic_policy_loss(gradient, action)
         if self._log_alpha is None:
             return loss
         return torch.addcmul(loss, self._log_alpha.detach().exp(), log_pi)
@@ -320,10 +319,10 @@ class SarsaAlgorithm(RLAlgorithm):
         if not self._train_actor_on_last_step:
             policy_loss = with_zeros_after(policy_loss[:-1], 1)
         seen = SarsaInfo(reward=reward, step_type=info.step_type, discount=info.discount)
-        critic_loss = sac_losses.loss_of_all_critics(self._critic_loss, seen, info.critics, info.target_critics)
+        critic_loss = critic_maths.loss_of_all_critics(self._critic_loss, seen, info.critics, info.target_critics)
         priority: Any = ()
         if self._calculate_priority:
-            priority = sac_losses.sequence_priority(critic_loss / info.critics.shape[2], info.step_type)
+            priority = critic_maths.sequence_priority(critic_loss / info.critics.shape[2], info.step_type)
         return LossInfo(loss=critic_loss + policy_loss, priority=priority,
                         extra=SarsaLossInfo(actor=info.actor_loss, critic=critic_loss, alpha=alpha_loss,
                                             neg_entropy=info.neg_entropy))

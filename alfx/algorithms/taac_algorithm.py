@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms import sac_actions, sac_losses
+from alfx.algorithms import critic_maths, sac_actions, sac_losses
 from alfx.algorithms.compare_through import compare_through_return
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
@@ -305,7 +305,7 @@ class TaacAlgorithmBase(OffPolicyAlgorithm):
     def _value(self, observation: NestedTensor, tau: Tensor) -> Tensor:
         """``[N]``: the lowest critic, weighted over rewards."""
         critics, _ = self._critic_networks((observation, tau))
-        return sac_losses.weighted_sum(sac_losses.lowest_critic(critics, self._reward_weights), self._reward_weights)
+        return critic_maths.lowest_weighted_value(critics, self._reward_weights)
 
     def _switch_distribution(self, q_values2: Tensor) -> Any:
         """``p(b) ~ exp(Q_b / alpha)`` (paper, eq. 7) from values ``[N, 2]``."""
@@ -374,10 +374,10 @@ class TaacAlgorithmBase(OffPolicyAlgorithm):
     def _actor_step(self, observation: NestedTensor, prev_tau: Tensor) -> tuple[Any, Any, Tensor]:
         """The prediction, a :class:`TaacActorInfo`, and the loss of the temperatures ``[N]``."""
         act = self._predict_action(observation, prev_tau, Mode.train)
-        gradient = sac_losses.action_gradient(act.q_values2[:, 1], act.actor_a)
+        gradient = critic_maths.action_gradient(act.q_values2[:, 1], act.actor_a)
         q_values2 = act.q_values2.detach()
         log_prob = dist_utils.compute_log_probability(act.dists.b1_a_dist, act.actor_a)
-        policy_loss = sac_losses.deterministic_policy_loss(gradient, act.actor_a)
+        policy_loss = critic_maths.deterministic_policy_loss(gradient, act.actor_a)
         loss = (act.dists.beta_dist.probs[:, 1] * policy_loss
                 - sac_losses.entropy_bonus(self._log_alpha[1], log_prob))
         entropies = torch.stack((act.dists.beta_dist.entropy(), -log_prob.detach()), -1)
@@ -390,7 +390,7 @@ class TaacAlgorithmBase(OffPolicyAlgorithm):
     def _target_value(self, observation: NestedTensor, tau: Tensor) -> Tensor:
         """``[N(, K)]``: the lowest target critic."""
         critics, _ = self._target_critic_networks((observation, tau))
-        return sac_losses.lowest_critic(critics, self._reward_weights)
+        return critic_maths.lowest_critic(critics, self._reward_weights)
 
     def calc_loss(self, info: Any) -> LossInfo:
         """The sum of the losses of actor, critics and temperatures, ``[T, B]``."""

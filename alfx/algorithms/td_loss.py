@@ -69,6 +69,11 @@ class TDLoss(nn.Module):
         """The discount: 0-d, or ``[K]`` for K-dimensional rewards with a discount each."""
         return self._gamma
 
+    @property
+    def td_lambda(self) -> float:
+        """Lambda: 0 for one-step targets, 1 for the return up to the end of the sequence or episode."""
+        return self._lambda
+
     def _discount(self, info: Any) -> Tensor:
         """Environment discount times gamma: ``[T, B]`` or ``[T, B, K]``."""
         if self._scalar_gamma is not None:
@@ -177,6 +182,11 @@ class TDQRLoss(TDLoss):
         self._sum_over_quantiles = sum_over_quantiles
         fractions = (torch.arange(num_quantiles, dtype=torch.float32) + 0.5) / num_quantiles
         self.register_buffer('_fractions', fractions, persistent=False)
+
+    @property
+    def num_quantiles(self) -> int:
+        """N, the number of quantiles."""
+        return self._num_quantiles
 
     def compute_td_target(self, info: Any, target_value: Tensor) -> Tensor:
         """The quantiles of the targets of all steps but the final one.
