@@ -389,8 +389,8 @@ class RewardNormalizer(RewardTransformer):
                  update_max_calls: int = 0, clip_value: float = -1., update_mode: str = 'replay') -> None:
         super().__init__(observation_spec)
         self._normalizer = make_reward_normalizer() if normalizer is None else normalizer
-        self._clip_value = clip_value
-        self._update_max_calls = update_max_calls
+        self._clip_value, self._update_max_calls = clip_value, update_max_calls
+        self.update_mode = update_mode
         self._is_update_mode = update_condition('RewardNormalizer', update_mode, ['replay', 'rollout'])
         self.register_buffer('_num_updates', torch.zeros((), dtype=torch.int64))
 

@@ -68,7 +68,7 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
             likewise with the ``action_spec`` of the environment; has ``output_spec``. It is trained by the loss of
             the inner algorithm alone.
         reward_normalizer_ctor: makes a ``RewardNormalizer`` that normalizes each of the rewards that are summed up;
-            its statistics are updated from the one reward in each repetition that was sampled.
+            its statistics are updated in replay, from the one reward in each repetition that was sampled.
         gamma: discount of the rewards within a repetition; the same as that of the loss of the inner algorithm.
         optimizer: owns what the inner algorithm's own optimizers do not.
         debug_summaries: write more summaries.
@@ -105,6 +105,10 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
         if rl.on_policy:
             raise ValueError(f'{owner}.rl_algorithm_cls: expected an off-policy algorithm, found {type(rl).__name__}')
         normalizer = None if reward_normalizer_ctor is None else reward_normalizer_ctor()
+        if normalizer is not None and getattr(normalizer, 'update_mode', None) != 'replay':
+            raise ConfError([problem_at(
+                owner, 'reward_normalizer_ctor', 'has to make a RewardNormalizer that is updated in replay, found '
+                f'{_described(normalizer)}', "set RewardNormalizer.update_mode = 'replay', the default")])
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          env=env, config=config, optimizer=optimizer, debug_summaries=debug_summaries, name=name,
                          **_state_specs(helper, action_spec, reward_spec, normalizer is not None))
@@ -315,6 +319,11 @@ def _state_specs(helper: AgentHelper, action_spec: NestedTensorSpec, reward_spec
                    sample_rewards=TensorSpec.from_spec(reward_spec) if samples_rewards else ())
     return dict(specs, predict_state_spec=specs['predict_state_spec']._replace(**acting),
                 rollout_state_spec=specs['rollout_state_spec']._replace(**acting, **summing))
+
+
+def _described(normalizer: Any) -> str:
+    mode = getattr(normalizer, 'update_mode', None)
+    return type(normalizer).__name__ + ('' if mode is None else f" with update_mode = '{mode}'")
 
 
 def _like(x: Tensor, other: Tensor) -> Tensor:

@@ -324,6 +324,17 @@ def test_arguments_that_do_not_fit_are_refused():
         make_agent(config=dict(whole_replay_buffer_training=True))
 
 
+def test_a_reward_normalizer_that_would_never_be_updated_is_refused():
+    def make(**arguments):
+        return DynamicActionRepeatAgent(TensorSpec((2, )), ACTION, rl_algorithm_cls=Scripted, **arguments)
+
+    assert make(reward_normalizer_ctor=RewardNormalizer)
+    with pytest.raises(ValueError, match="RewardNormalizer with update_mode = 'rollout'"):
+        make(reward_normalizer_ctor=partial(RewardNormalizer, update_mode='rollout'))
+    with pytest.raises(ValueError, match='DynamicActionRepeatAgent.reward_normalizer_ctor.*found ReLU'):
+        make(reward_normalizer_ctor=torch.nn.ReLU)
+
+
 def test_frame_stacks_and_on_policy_algorithms_are_refused():
     agent, env = make_agent()
     agent._config.data_transformer = FrameStacker(env.observation_spec())
