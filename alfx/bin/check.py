@@ -15,6 +15,7 @@ from alfx import gin_utils
 from alfx.bin import flags
 
 flags.define_conf_flags(root_dir=False)
+flags.define_device_flag()
 
 
 def main(argv: list[str]) -> int:
@@ -25,6 +26,7 @@ def main(argv: list[str]) -> int:
     """
     del argv
     from alfx.trainers import conf_check
+    flags.device_from_flags()
     conf = flags.conf_from_flags()
     try:
         with tempfile.TemporaryDirectory(prefix='alfx_check_') as root_dir:

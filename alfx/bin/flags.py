@@ -19,7 +19,8 @@ from alfx import gin_utils
 # absl attributes a flag to the module that defines it; these belong to the program that asks for them.
 flags.disclaim_key_flags()
 
-__all__ = ['define_conf_flags', 'conf_from_flags', 'root_dir_from_flags', 'run']
+__all__ = ['define_conf_flags', 'define_device_flag', 'conf_from_flags', 'device_from_flags', 'root_dir_from_flags',
+           'run']
 
 FLAGS = flags.FLAGS
 
@@ -37,6 +38,24 @@ def define_conf_flags(root_dir: bool = True) -> None:
     _define('debug', flags.DEFINE_bool, False, 'show the traceback of every error')
     if root_dir:
         _define('root_dir', flags.DEFINE_string, None, 'the run folder')
+
+
+def define_device_flag() -> None:
+    """Define ``--device``, for programs that build networks; call it when a program is imported."""
+    _define('device', flags.DEFINE_string, 'cpu', 'where networks are: cpu; cuda: the first GPU; cuda:N; auto: the first '
+            'GPU if there is one, otherwise cpu')
+
+
+def device_from_flags() -> Any:
+    """The ``torch.device`` of ``--device``, which this process computes on from now on.
+
+    Raises:
+        ConfError: there is no such device.
+    """
+    from alfx.trainers import devices
+    device = devices.find_device(FLAGS.device)
+    devices.use_device(device)
+    return device
 
 
 def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True) -> gin_utils.Conf:

@@ -16,7 +16,8 @@ FLAGS = absl_flags.FLAGS
 
 
 def define_policy_flags() -> None:
-    """Define ``--checkpoint_step``, ``--random_seed`` and ``--epsilon_greedy``."""
+    """Define ``--device``, ``--checkpoint_step``, ``--random_seed`` and ``--epsilon_greedy``."""
+    flags.define_device_flag()
     absl_flags.DEFINE_string('checkpoint_step', 'latest', "which checkpoint: the N of ckpt-N, or 'latest'")
     absl_flags.DEFINE_integer('random_seed', None, 'of the environments and of sampled actions; default: the seed of '
                               'the run', lower_bound=0, upper_bound=2**32 - 1)
@@ -47,12 +48,13 @@ def policy_from_flags(root_dir: str, num_environments: int) -> tuple[Any, Any]:
         Environment and algorithm.
 
     Raises:
-        ConfError: the folder holds no run in environments.
+        ConfError: the folder holds no run in environments, or there is no such device.
     """
     from alfx.algorithms.config import TrainerConfig
     from alfx.trainers import building, random_state, run_files
     if not os.path.isdir(root_dir):
         raise gin_utils.ConfError(f'there is no run folder {root_dir}', 'give the --root_dir of a run')
+    flags.device_from_flags()
     flags.conf_from_flags(root_dir, same_run=False)
     config = TrainerConfig(root_dir=root_dir)
     if config.ml_type != 'rl':

@@ -21,7 +21,7 @@ from alfx import gin_utils
 from alfx.bin import flags, policy_flags
 
 flags.define_conf_flags()
-absl_flags.DEFINE_enum('device', 'cpu', ['cpu', 'cuda', 'auto'], 'where networks are; auto: on a GPU if there is one')
+flags.define_device_flag()
 FLAGS = absl_flags.FLAGS
 
 
@@ -32,6 +32,7 @@ def main(argv: list[str]) -> int:
         The exit code.
     """
     del argv
+    flags.device_from_flags()
     conf, root_dir = _conf_and_root_dir()
     os.makedirs(root_dir, exist_ok=True)
     policy_flags.set_up_logging(os.path.join(root_dir, 'train.log'))
@@ -59,15 +60,8 @@ def _conf_and_root_dir() -> tuple[Any, str]:
 
 
 def _make_trainer(root_dir: str, conf_file: str) -> Any:
-    import torch
-
-    from alfx import context
     from alfx.algorithms.config import TrainerConfig
     from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
-    if FLAGS.device == 'cuda' and not torch.cuda.is_available():
-        raise gin_utils.ConfError('--device=cuda: torch finds no GPU', 'use --device=cpu')
-    use_gpu = FLAGS.device == 'cuda' or (FLAGS.device == 'auto' and torch.cuda.is_available())
-    context.set_default_device('cuda' if use_gpu else 'cpu')
     config = TrainerConfig(root_dir=root_dir, conf_file=conf_file)
     return RLTrainer(config) if config.ml_type == 'rl' else SLTrainer(config)
 
