@@ -39,6 +39,16 @@ class _Changing(DqnAlgorithm):
     """A subclass which does not say that its update is fixed."""
 
 
+class _Peeking(DqnAlgorithm):
+    """It says that its update is fixed, but the sign of a loss decides how it goes on."""
+
+    has_fixed_update = DqnAlgorithm.has_fixed_update
+
+    def calc_loss(self, info):
+        loss_info = super().calc_loss(info)
+        return loss_info if loss_info.loss.sum() > 0 else loss_info._replace(loss=2 * loss_info.loss)
+
+
 def make_agent(compile, optimizer=None, algorithm_cls=DqnAlgorithm, rl=None, action_type=ActionType.Discrete,
                priority_replay=True):
     torch.manual_seed(0)
@@ -91,6 +101,18 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_changes_no_parameter():
 def test_an_algorithm_whose_update_changes_is_refused():
     with pytest.raises(ConfError, match='not the same operations'):
         make_agent(True, algorithm_cls=_Changing)
+
+
+def test_an_update_that_looks_at_values_is_made_step_by_step_with_a_warning(caplog):
+    agents = [make_agent(compile, algorithm_cls=_Peeking) for compile in (False, True)]
+    for agent in agents:
+        torch.manual_seed(1)
+        context.reset()
+        for _ in range(3):
+            agent.train_iter()
+    assert all(torch.equal(a, b) for a, b in zip(agents[0].parameters(), agents[1].parameters()))
+    warnings = [record.getMessage() for record in caplog.records if 'TrainerConfig.compile' in record.getMessage()]
+    assert len(warnings) == 1 and 'looks at the values of a tensor' in warnings[0]
 
 
 def test_an_optimizer_other_than_adam_is_refused():
