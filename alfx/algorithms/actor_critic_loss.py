@@ -19,16 +19,20 @@ from alfx.utils.tensor_utils import explained_variance
 ActorCriticLossInfo = namedtuple('ActorCriticLossInfo', ['pg_loss', 'td_loss', 'neg_entropy'], default_value=())
 """The terms of the loss before weighting, ``[T, B]`` each (``td_loss`` is ``[T, B, K]`` for K rewards)."""
 
+_TINY = 1e-6  # less than the smallest share of a step that counts
+
 
 def normalize_advantages(advantages: torch.Tensor, is_valid: torch.Tensor) -> torch.Tensor:
     """Advantages ``[T, B]`` with zero mean and unit variance over the steps where ``is_valid``.
 
-    The others are left out of the statistics: at a LAST step nothing was decided.
+    The others are left out of the statistics: at a LAST step nothing was decided. Of several processes that train
+    together, the batches are taken as one.
     """
-    count = is_valid.sum().clamp(min=1.0)
-    mean = (advantages * is_valid).sum() / count
+    over_ranks = context.mean_over_ranks
+    count = over_ranks(is_valid.sum()).clamp(min=_TINY)
+    mean = over_ranks((advantages * is_valid).sum()) / count
     centred = (advantages - mean) * is_valid
-    return centred / ((centred * centred).sum() / count + 1e-16).sqrt().add(1e-8)
+    return centred / (over_ranks((centred * centred).sum()) / count + 1e-16).sqrt().add(1e-8)
 
 
 @configurable

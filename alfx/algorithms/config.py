@@ -74,7 +74,7 @@ _ALLOWED: dict[str, Any] = {
 # What this version cannot do, and what has a meaning only together with it: nothing but the default is accepted.
 _NOT_AVAILABLE = (
     'offline_buffer_dir', 'offline_buffer_length', 'rl_train_after_update_steps', 'rl_train_every_update_steps',
-    'ddp_paras_check_interval', 'eval_uncertainty')
+    'eval_uncertainty')
 
 
 @gin_utils.configurable
@@ -138,7 +138,8 @@ class TrainerConfig:
         num_eval_episodes: episodes an evaluation.
         num_eval_environments: environments they run in.
         async_eval: evaluate in a process of its own while training goes on.
-        ddp_paras_check_interval: iterations between checks that all processes hold the same weights.
+        ddp_paras_check_interval: iterations between checks that all processes which train together hold the same
+            weights; 0 for none. One process alone has nothing to compare.
 
     Summaries:
         num_summaries: how many in the whole run; replaces summary_interval.

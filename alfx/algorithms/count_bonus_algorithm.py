@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from alfx import nest
+from alfx import context, nest
 from alfx.algorithms.intrinsic_reward import IntrinsicRewardAlgorithm, is_first, rows
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
@@ -138,7 +138,8 @@ class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
 
     def _visit(self, cells: Tensor) -> Tensor:
         """Count one visit to each of ``cells``, int64 ``[B]``; their bonus afterwards ``[B]``."""
-        self._counts.index_add_(0, cells, torch.ones_like(cells))
+        everywhere = context.cat_over_ranks(cells)  # what all processes that train together visit
+        self._counts.index_add_(0, everywhere, torch.ones_like(everywhere))
         return self._bonus(self._counts[cells])
 
     def _bonus(self, counts: Tensor) -> Tensor:

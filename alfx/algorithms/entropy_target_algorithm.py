@@ -64,7 +64,8 @@ class _EntropyAlgorithm(Algorithm):
 
 
 def _mean_entropy(info: Any, valid_mask: Optional[Tensor] = None) -> Optional[Tensor]:
-    """The mean entropy of the steps at which the policy acted; None if there are none.
+    """The mean entropy of the steps at which the policy acted, in all processes that train together; None if there are
+    none.
 
     Args:
         info: ``EntropyTargetInfo`` of ``[T, B]``.
@@ -73,10 +74,10 @@ def _mean_entropy(info: Any, valid_mask: Optional[Tensor] = None) -> Optional[Te
     mask = (info.step_type != StepType.LAST).to(torch.float32)
     if valid_mask is not None:
         mask = mask * valid_mask
-    count = mask.sum()
+    count = context.mean_over_ranks(mask.sum())
     if float(count) == 0:
         return None
-    return -(info.loss.extra.neg_entropy.detach() * mask).sum() / count
+    return -context.mean_over_ranks((info.loss.extra.neg_entropy.detach() * mask).sum()) / count
 
 
 def _default_target_entropy(action_spec: NestedTensorSpec) -> float:

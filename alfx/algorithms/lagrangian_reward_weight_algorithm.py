@@ -148,8 +148,9 @@ class LagrangianRewardWeightAlgorithm(Algorithm):
         if root_inputs is None or rollout_info is None:
             return
         rewards = rollout_info.rollout_reward[root_inputs.step_type != StepType.FIRST]
-        if len(rewards):
-            self._adjust(rewards.mean(0))
+        count = context.mean_over_ranks(rewards.new_tensor(len(rewards)))
+        if count:
+            self._adjust(context.mean_over_ranks(rewards.sum(0)) / count)
 
     def _adjust(self, mean_reward: Tensor) -> None:
         """One step of the optimizer for the mean reward ``[K]`` of a step."""

@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from alfx import context
+
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _TINY = 1e-12
 _MIN_ETA = 1e-8
@@ -25,10 +27,16 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
         mask: float32 ``[...]``: 0 for states that do not count, else 1.
 
     Returns:
-        0-d, or ``[D]``; 0 if no state counts.
+        0-d, or ``[D]``; 0 if no state counts. Of several processes that train together each has its part: the average
+        over them is the mean over all states.
     """
     x, mask = x.flatten(0, mask.ndim - 1), mask.flatten()
-    return torch.tensordot(mask, x, 1) / mask.sum().clamp(min=1.0)
+    return torch.tensordot(mask, x, 1) / _mean_count(mask)
+
+
+def _mean_count(mask: Tensor) -> Tensor:
+    """How many states count, 0-d; on average over the processes that train together."""
+    return context.mean_over_ranks(mask.sum()).clamp(min=_TINY)
 
 
 # E-step ------------------------------------------------------------------------------------------------------------
@@ -96,7 +104,8 @@ def solve_temperature(values: Tensor, epsilon: float, mask: Tensor, log_prior: T
     """
     values = (values - values.amax(-1, keepdim=True)).flatten(0, -2)
     log_p = _log_prior(values, None if log_prior is None else log_prior.flatten(0, -2))
-    share = mask.flatten() / mask.sum().clamp(min=1.0)  # of each state in a mean
+    share = mask.flatten() / _mean_count(mask)  # of each state in a mean
+    over_ranks = context.mean_over_ranks
 
     def mean_and_variance(weights: Tensor) -> tuple[Tensor, Tensor]:
         weighted = weights * values
@@ -104,13 +113,15 @@ def solve_temperature(values: Tensor, epsilon: float, mask: Tensor, log_prior: T
         return mean, ((weighted * values).sum(-1) - mean.square()).clamp(min=0.0) @ share
 
     _, variance = mean_and_variance((torch.zeros_like(values) + log_p).exp())
+    variance = over_ranks(variance)
     log_eta = 0.5 * torch.log(variance.clamp(min=_TINY) / (2.0 * epsilon))
     for _ in range(iterations):
         eta = log_eta.exp().clamp(min=_MIN_ETA)
         logits = values / eta + log_p
         log_normalizer = logits.logsumexp(-1)
         mean, variance = mean_and_variance((logits - log_normalizer.unsqueeze(-1)).exp())
-        divergence = ((mean / eta - log_normalizer) @ share).clamp(min=_TINY)
+        divergence, variance = over_ranks(torch.stack(((mean / eta - log_normalizer) @ share, variance))).unbind()
+        divergence = divergence.clamp(min=_TINY)
         slope = (variance / eta.square()).clamp(min=_TINY)  # -d KL / d log eta = Var_q(Q) / eta^2
         step = torch.log(divergence / epsilon) * divergence / slope
         log_eta = log_eta + step.clamp(-_MAX_STEP, _MAX_STEP)
@@ -260,5 +271,6 @@ class Multiplier(nn.Module):
     @torch.no_grad()
     def update(self, divergence: Tensor, mask: Tensor) -> None:
         """Move the multiplier by the mean of ``divergence`` ``[..., D]`` over the states of ``mask`` ``[...]``."""
-        violation = masked_mean(self._combined(divergence), mask) - self._constraint
+        mean = context.mean_over_ranks(masked_mean(self._combined(divergence), mask))
+        violation = mean - self._constraint
         self.value.add_(violation, alpha=self._scale).clamp_(0.0, self._maximum)

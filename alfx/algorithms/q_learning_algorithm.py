@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from alfx import context
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
@@ -136,13 +137,18 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
         return LossInfo(loss=loss, extra=loss)
 
     def after_update(self, root_inputs: NestedTensor, info: Any) -> None:
-        """Learn from an unroll ``[T + 1, B]``, the first step of the next one included."""
+        """Learn from an unroll ``[T + 1, B]``, the first step of the next one included.
+
+        Of several processes that train together each learns from the unrolls of all.
+        """
         lr, has_successor = self._lr(), info.step_type != StepType.LAST
         discount = info.discount * self._discount_factor
         cell = torch.where(has_successor, info.cell, len(self._q_table) - 1)
+        steps = cell, info.action, info.reward, discount, info.cell
+        cell, action, reward, discount, next_cell = (context.cat_over_ranks(x, 1) for x in steps)
         for t in range(len(cell) - 1):
-            learn(self._q_table, cell[t], info.action[t], info.reward[t + 1], discount[t + 1], info.cell[t + 1], lr)
-        self._num_episodes += (~has_successor[:-1]).sum()
+            learn(self._q_table, cell[t], action[t], reward[t + 1], discount[t + 1], next_cell[t + 1], lr)
+        self._num_episodes += (cell[:-1] == len(self._q_table) - 1).sum()
 
 
 # Pure functions of tensors -----------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class RLAlgorithm(Algorithm):
     def _make_metrics(self) -> list[Any]:
         """What is measured of every episode; the first two are the step metrics."""
         env, config = self._env, self._config
-        size = max(env.batch_size, config.metric_min_buffer_size if config is not None else 10)
+        size = max(env.batch_size * context.num_ranks(), config.metric_min_buffer_size if config is not None else 10)
         example = zeros_from_spec(env.time_step_spec(), env.batch_size)
         metrics: list[Any] = [EnvironmentSteps(), NumberOfEpisodes()]
         metrics += [ctor(example_time_step=example, buffer_size=size) for ctor in (
@@ -297,7 +297,7 @@ class RLAlgorithm(Algorithm):
         """The unroll of this iteration, or ``None`` if ``unroll_length`` leaves it out or the steps are used up."""
         config = self._config
         assert config is not None and self._env is not None, 'a root algorithm has a config and an environment'
-        if config.num_env_steps and int(self.get_step_metrics()[0].result()) >= config.num_env_steps:
+        if config.num_env_steps and self._env_steps() >= config.num_env_steps:
             return None
         if self._remote_unroll is not None:
             self._remote_unroll.start_iteration(self, context.should_record_summaries(), context.get_global_counter())
@@ -308,6 +308,12 @@ class RLAlgorithm(Algorithm):
         experience = self.unroll(length) if length else None
         self._unroll_debt = debt - length
         return experience
+
+    def _env_steps(self) -> int:
+        """How many steps the environments of the run have taken; of all processes, as of the last iteration."""
+        if context.get_ranks() is None:
+            return int(self.get_step_metrics()[0].result())
+        return int(context.get_progress('env_steps'))
 
     def set_unroll_source(self, source: UnrollSource, update_period: int) -> None:
         """From now on other processes act: take their steps in place of stepping the environment.

@@ -239,8 +239,9 @@ class TracAlgorithm(RLAlgorithm):
         mask = (experience.step_type != StepType.LAST).reshape(-1).float()
         before = self._flat_leaves(experience.action_param)
         now = self._flat_leaves(self._policies_now(experience))
-        count = mask.sum().clamp(min=1.0)
-        distances = [(policy_distance(a, b) * mask).sum() / count for a, b in zip(before, now)]
+        over_ranks = context.mean_over_ranks
+        count = over_ranks(mask.sum()).clamp(min=1e-6)
+        distances = [over_ranks((policy_distance(a, b) * mask).sum()) / count for a, b in zip(before, now)]
         return nest.pack_sequence_as(self._action_spec, distances)
 
     @staticmethod

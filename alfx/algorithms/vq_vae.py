@@ -195,6 +195,7 @@ class Vqvae(Algorithm):
     @torch.no_grad()
     def observe_usage(self, indices: Tensor) -> None:
         """Count the codes ``[B, n]`` of a rollout for :meth:`codebook_statistics`."""
+        indices = context.cat_over_ranks(indices)
         count = torch.zeros_like(self._usage).index_add_(0, indices.flatten(), self._usage.new_ones(indices.numel()))
         self._usage.mul_(_USAGE_DECAY**len(indices)).add_(count)
 

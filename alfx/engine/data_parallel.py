@@ -330,6 +330,16 @@ class GradientAverager:
             flat.div_(self._ranks.size)
 
 
+def average_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Average the gradients of what ``optimizer`` owns over the processes that train together, if there are several.
+
+    For a step that an algorithm makes itself; in every other update the engine does it.
+    """
+    ranks = context.get_ranks()
+    if ranks is not None:
+        ranks.average_gradients([param for group in optimizer.param_groups for param in group['params']])
+
+
 # Joining and leaving -------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from alfx import context
 from alfx.data_structures import BatchInfo, LossInfo
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ def importance_weights(config: 'TrainerConfig', batch_info: BatchInfo) -> BatchI
 
         w[i] = (1 / (N * P(i))) ** beta
 
-    and with ``normalize_importance_weights_by_max`` this divided by the largest of the batch.
+    and with ``normalize_importance_weights_by_max`` this divided by the largest of the batch. Of several processes that
+    train together each samples from what it has stored itself: N and P are those of its own buffer, the largest weight
+    is that of the whole batch.
 
     Args:
         config: ``priority_replay_beta`` is a number or a schedule.
@@ -30,7 +33,7 @@ def importance_weights(config: 'TrainerConfig', batch_info: BatchInfo) -> BatchI
         return batch_info
     weights = relative**-_value(config.priority_replay_beta)
     if config.normalize_importance_weights_by_max:
-        weights = weights / weights.max()
+        weights = weights / context.cat_over_ranks(weights).max()
     return batch_info._replace(importance_weights=weights)
 
 

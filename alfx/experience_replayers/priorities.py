@@ -7,6 +7,7 @@ when a batch is drawn, at the two ends of each ring, so that storing costs next 
 Differences from the paper: new steps get the largest priority that was ever *given*, and ``initial_priority`` only
 until one was given, so that they stand out by as much whatever the scale of the priorities is.
 """
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -149,3 +150,28 @@ class Priorities(SharedArrays):
         priorities = state_dict['priorities'].numpy()
         self._priorities[:len(priorities)] = priorities
         self._newest[:] = state_dict['newest'].numpy()
+
+
+def join_priorities(states: Sequence[tuple[dict[str, Any], int]], num_rows: int) -> dict[str, Any]:
+    """The state of the priorities of several buffers as one of all of their environments.
+
+    Args:
+        states: what ``state_dict`` returned, and the number of environments, of each.
+        num_rows: rows of the joined state.
+    """
+    columns = []
+    for state, num_envs in states:
+        column = torch.zeros(num_rows, num_envs)
+        found = state['priorities'].view(-1, num_envs)
+        column[:len(found)] = found
+        columns.append(column)
+    newest = torch.stack([state['newest'] for state, _ in states])
+    given = newest[newest[:, 1] > 0]
+    best = newest[0] if not len(given) else given[given[:, 0].argmax()]
+    return {'priorities': torch.cat(columns, 1).flatten(), 'newest': best.clone()}
+
+
+def share_of_priorities(state: dict[str, Any], num_envs: int, rank: int, size: int) -> dict[str, Any]:
+    """The state of the priorities of one of ``size`` buffers that divide ``num_envs`` environments among them."""
+    columns = state['priorities'].view(-1, num_envs).chunk(size, 1)
+    return {'priorities': columns[rank].flatten(), 'newest': state['newest'].clone()}

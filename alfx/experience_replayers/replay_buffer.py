@@ -16,7 +16,7 @@ from alfx.data_structures import BatchInfo
 from alfx.experience_replayers.episode_records import EpisodeRecords, Leaves
 from alfx.experience_replayers.episodes import Episodes
 from alfx.experience_replayers.episodic_returns import EpisodicReturns
-from alfx.experience_replayers.priorities import Priorities
+from alfx.experience_replayers.priorities import Priorities, join_priorities, share_of_priorities
 from alfx.experience_replayers.ring_buffer import RingBuffer, atomic, require_at_least
 from alfx.experience_replayers.sampling import SequenceSampler
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
@@ -448,6 +448,41 @@ class ReplayBuffer(RingBuffer):
         if self._records is not None:
             self._records.retrace(self._rings.all_envs)
 
+    def join_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """What :meth:`state_dict` of one buffer with the environments of several such buffers would return.
+
+        Args:
+            states: what it returned for each of them; they have the same spec and ``max_length``.
+        """
+        used = max(block.shape[0] for state in states for block in state['blocks'])
+        joined = {**states[0], **{key: torch.cat([state[key] for state in states])
+                                  for key in ('current_pos', 'current_size')}}
+        joined['blocks'] = [torch.cat([_lengthened(block, used) for block in blocks], 1)
+                            for blocks in zip(*(state['blocks'] for state in states))]
+        if 'priorities' in states[0]:
+            joined['priorities'] = join_priorities([(s['priorities'], len(s['current_pos'])) for s in states], used)
+        return joined
+
+    def share_of_state(self, state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
+        """What :meth:`state_dict` of one of ``size`` buffers would return that divide the environments among them.
+
+        Args:
+            state: what it returned for one buffer with all environments.
+            rank: which share, from 0.
+            size: how many there are.
+        """
+        share = {**state, **{key: state[key].chunk(size)[rank] for key in ('current_pos', 'current_size')}}
+        share['blocks'] = [block.chunk(size, 1)[rank] for block in state['blocks']]
+        if 'priorities' in state:
+            share['priorities'] = share_of_priorities(state['priorities'], len(state['current_pos']), rank, size)
+        return share
+
     def _leaf_descriptions(self) -> list[str]:
         return [f'{path}: {spec.dtype_str} {tuple(spec.shape)}'
                 for path, spec in nest.flatten_with_path(self._data_spec)]
+
+
+def _lengthened(block: Tensor, rows: int) -> Tensor:
+    """``block`` with zeros after it, ``rows`` rows in all."""
+    return block if block.shape[0] == rows else torch.cat([block, block.new_zeros(rows - block.shape[0],
+                                                                                   *block.shape[1:])])

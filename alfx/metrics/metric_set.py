@@ -23,7 +23,9 @@ class MetricSet(nn.ModuleList):
         num_counters: how many at the front are cheap counters.
     """
 
-    def __init__(self, metrics: Iterable[StepMetric] = (), num_counters: int = 2):
+    NUM_COUNTERS = 2
+
+    def __init__(self, metrics: Iterable[StepMetric] = (), num_counters: int = NUM_COUNTERS):
         super().__init__(metrics)
         everything: list[Any] = list(self)
         self._counters, self._others = everything[:num_counters], everything[num_counters:]

@@ -19,6 +19,7 @@ from torch import nn
 from alfx import gin_utils, nest, summary
 from alfx.data_structures import TimeStep
 from alfx.metrics.host_module import HostModule
+from alfx.metrics.joining import JoinsCounts, JoinsEpisodes, JoinsRings
 from alfx.metrics.segments import INITIAL, UFUNC, StepSequence, aggregate, reduction_of, to_host
 
 def update_metrics(metrics: Iterable[Any], time_steps: TimeStep, stacked: bool = True) -> None:
@@ -34,7 +35,7 @@ def update_metrics(metrics: Iterable[Any], time_steps: TimeStep, stacked: bool =
         metric.update(steps)
 
 
-class MetricBuffer(HostModule):
+class MetricBuffer(JoinsRings, HostModule):
     """A ring of the last ``max_len`` values.
 
     Args:
@@ -169,7 +170,7 @@ def _named_scalars(name: str, result: Any) -> list[tuple[str, float]]:
     return named
 
 
-class _Counter(StepMetric):
+class _Counter(JoinsCounts, StepMetric):
     """Counts something of every sequence."""
 
     def __init__(self, name: str, prefix: str, dtype: torch.dtype):
@@ -215,7 +216,7 @@ class NumberOfEpisodes(_Counter):
         return torch.zeros(())
 
 
-class AverageEpisodicAggregationMetric(StepMetric):
+class AverageEpisodicAggregationMetric(JoinsEpisodes, StepMetric):
     """The average over the last episodes of what each episode added up to.
 
     A subclass says in ``_extract_values`` what is added up; this class sums it (or takes its mean, maximum or

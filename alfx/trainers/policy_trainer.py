@@ -18,15 +18,13 @@ from alfx import context, gin_utils, summary
 from alfx.algorithms.config import TrainerConfig
 from alfx.engine.errors import LostProcessError
 from alfx.engine.update import NonFiniteLossError
-from alfx.trainers import acting, building, cpu_tuning, random_state, run_files
+from alfx.trainers import acting, building, cpu_tuning, run_files
 from alfx.trainers.async_evaluator import Evaluator
 from alfx.trainers.evaluator import SupervisedEvaluator, SyncEvaluator, read_results
 from alfx.trainers.playing import play
 from alfx.trainers.profiling import profiled
-from alfx.trainers.progress_display import ProgressDisplay
 from alfx.trainers.run_state import RunState
-from alfx.trainers.run_summary import RunSummary
-from alfx.trainers.signals import StopSignals
+from alfx.trainers.team import make_team
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
 
 __all__ = ['RLTrainer', 'SLTrainer', 'Trainer', 'compute_summary_or_eval_interval', 'play']
@@ -65,44 +63,46 @@ class Trainer:
 
     Args:
         config: the configuration of the run.
-        ddp_rank: rank of this process in training on several GPUs, which is not available in this version.
+        ddp_rank: the rank of this process among those that train together, of which ``torchrun`` or the program that
+            started it has told it (:mod:`alfx.engine.data_parallel`); -1 for one process alone.
 
     Raises:
-        NotImplementedError: ``ddp_rank`` is not -1.
+        RuntimeError: this process has not been started as that rank.
+        ConfError: the configuration does not fit the environment, the algorithm or the number of processes.
     """
 
     def __init__(self, config: TrainerConfig, ddp_rank: int = -1):
-        if ddp_rank != -1:
-            raise NotImplementedError('training on several GPUs is not available in this version')
         self._config = config
+        self._team = make_team(config, ddp_rank)
         self._start_record = run_files.StartRecord(config.root_dir)
-        started = self._start_record.read()
+        started = self._team.decide(self._start_record.read)
         if config.random_seed is None:
             config.random_seed = started.get('random_seed')
-        config.random_seed = random_state.set_random_seed(config.random_seed)
+        config.random_seed = self._team.set_random_seed(config.random_seed)
         logger.info('random seed %d', config.random_seed)
         summary.should_summarize_output(config.summarize_output)
         self._env = self._create_environment()
-        batch_size = 1 if self._env is None else self._env.batch_size
         self._algorithm = building.create_algorithm(config, self._env, trains=True)
+        self._team.start(self._algorithm, config.random_seed)
         self._state = RunState(self._algorithm, self._env, self._tuning(started.get('tuning')), config.random_seed)
-        self._start_record.write(random_seed=config.random_seed, tuning=list(self._state.tuning))
-        self._checkpointer = Checkpointer(run_files.checkpoint_dir(config.root_dir), alg=self._algorithm,
-                                          trainer=self._state)
-        self._summary = RunSummary(config, self._algorithm, self._metrics())
-        self._display = ProgressDisplay(unit='iterations' if self._env is None else 'steps')
-        self._signals = StopSignals()
+        if self._team.writes:
+            self._start_record.write(random_seed=config.random_seed, tuning=list(self._state.tuning))
+        self._checkpointer = self._team.checkpointer(run_files.checkpoint_dir(config.root_dir), alg=self._algorithm,
+                                                     trainer=self._state)
+        self._summary = self._team.summary(config, self._algorithm, self._metrics())
+        self._display = self._team.display(unit='iterations' if self._env is None else 'steps')
+        self._signals = self._team.signals()
         self._evaluator: Any = None
         self._unroll_source: Any = None
         self._summary_interval, self._eval_interval = (
-            interval if count is None else compute_summary_or_eval_interval(config, batch_size, count)
+            interval if count is None else compute_summary_or_eval_interval(config, self._num_environments(), count)
             for interval, count in ((config.summary_interval, config.num_summaries),
                                     (config.eval_interval, config.num_evals)))
         self._last_summary_counter = -1
         self._evaluated_at = -1
         self._saved_counter, self._checkpoints_done = -1, 0
         self._last_save, self._save_seconds = time.monotonic(), 0.0
-        self._conf_recorded = self._evaluation_conf_checked = self._warned_of_env = False
+        self._conf_recorded = self._evaluation_conf_checked = self._warned_of_env = self._wait_is_over = False
 
     # The schedule ----------------------------------------------------------------------------------------------
 
@@ -113,6 +113,7 @@ class Trainer:
             NonFiniteLossError: a loss is NaN or infinite; a checkpoint of the state before that has been written.
             LostProcessError: a process that the run needs is gone; likewise.
             CheckpointError: a checkpoint cannot be written, or the one to go on from cannot be used.
+            ParameterMismatchError: several processes train together, and do not hold the same parameters any more.
         """
         with self._running():
             self._resume()
@@ -135,6 +136,7 @@ class Trainer:
         if self._config.empty_cache:
             torch.cuda.empty_cache()
         self._algorithm.train_iter()
+        self._team.check_parameters(self._algorithm, self._state.iteration + 1)
         if not self._conf_recorded:
             self._conf_recorded = True
             self._record_conf()
@@ -143,13 +145,15 @@ class Trainer:
         if context.should_record_summaries():
             self._last_summary_counter = context.get_global_counter()
             if self._env is not None:
-                self._algorithm.summarize_metrics()
+                self._team.summarize_metrics(self._algorithm)
             self._summary.write(self._state.iteration, self._state.seconds)
 
     def _advance(self) -> None:
         self._state.iteration += 1
         if not self._config.update_counter_every_mini_batch:
             context.increment_global_counter()
+        wait = max(_TEMPORARY_CHECKPOINT_SECONDS, self._save_seconds / _TEMPORARY_CHECKPOINT_SHARE)
+        self._wait_is_over = self._team.agree(self._state.iteration, time.monotonic() - self._last_save > wait)
         self._update_progress()
 
     def _update_progress(self) -> None:
@@ -169,10 +173,15 @@ class Trainer:
 
     def _evaluate(self) -> None:
         self._evaluated_at = self._state.iteration
+        self._team.evaluate(self._algorithm, self._evaluate_here)
+        self._show_messages()
+
+    def _evaluate_here(self) -> bool:
+        """Evaluate, or have another process do so; returns whether it was done here."""
         if self._evaluator is None:
             self._evaluator = self._create_evaluator()
         self._evaluator.eval(self._algorithm, self._step_counts())
-        self._show_messages()
+        return not isinstance(self._evaluator, Evaluator)
 
     def _checkpoints_to_be_done(self) -> int:
         return int(self.progress() * self._config.num_checkpoints + 1e-9)
@@ -182,8 +191,7 @@ class Trainer:
         return self._signals.take_checkpoint_request() or due  # the last one is written at the end
 
     def _temporary_checkpoint_is_due(self) -> bool:
-        wait = max(_TEMPORARY_CHECKPOINT_SECONDS, self._save_seconds / _TEMPORARY_CHECKPOINT_SHARE)
-        return time.monotonic() - self._last_save > wait and not self._is_finished()
+        return self._wait_is_over and not self._is_finished()
 
     def _show_progress(self) -> None:
         if self._display.is_due():
@@ -226,6 +234,10 @@ class Trainer:
     def _metrics(self) -> list[Any]:
         """The metrics to report."""
         raise NotImplementedError
+
+    def _num_environments(self) -> int:
+        """How many environments the run has, in all processes that train together."""
+        return (1 if self._env is None else self._env.batch_size) * context.num_ranks()
 
     def _rows_per_update(self) -> int:
         """How many rows a layer sees in one update."""
@@ -281,24 +293,26 @@ class Trainer:
         """How torch computes; decided once in a run, unless the conf does."""
         config = self._config
         if chosen_before is None:
-            return cpu_tuning.choose(self._algorithm, config, self._rows_per_update())
+            chosen_before = self._team.decide(
+                lambda: list(cpu_tuning.choose(self._algorithm, config, self._rows_per_update())))
         return cpu_tuning.choose_again(cpu_tuning.Tuning(*chosen_before), config)
 
     def _resume(self) -> None:
         """Go on from the latest checkpoint, or start."""
         saved_at, counter = 0.0, -1
-        if self._checkpointer.has_checkpoint():
+        if self._team.decide(self._checkpointer.has_checkpoint):
             step = self._checkpointer.load('latest', load_options={'alg': {'skip_preloded': False}})
             saved_at, counter = self._state.saved_at, context.get_global_counter()
             self._state.tuning = cpu_tuning.choose_again(self._state.tuning, self._config)
             self._state.resume_rollout(self._checkpointer.load_environment_state(step))
             self._saved_counter = counter
             self._display.message(f'going on from {self._checkpointer.path(step)}, {self.progress():.1%} done')
-        self._cut_files(saved_at, counter)
+        if self._team.writes:
+            self._cut_files(saved_at, counter)
         self._checkpoints_done = self._checkpoints_to_be_done()
         self._last_summary_counter = counter - 1
         self._update_progress()
-        if counter >= 0 and self._eval_is_due() and not self._has_evaluation():
+        if counter >= 0 and self._eval_is_due() and not self._team.decide(self._has_evaluation):
             self._evaluate()
 
     def _cut_files(self, saved_at: float, counter: int) -> None:
@@ -322,6 +336,7 @@ class Trainer:
                 try:
                     yield
                 finally:
+                    self._team.report(sys.exception())
                     self._save_after_error(sys.exception())
         finally:
             self._close(wait=sys.exception() is None and self._signals.stop_signal is None)
@@ -329,7 +344,7 @@ class Trainer:
     def _finish(self) -> None:
         """The last evaluation and the last checkpoint."""
         stop_signal = self._signals.stop_signal
-        if stop_signal is None and self._config.evaluate and not self._has_evaluation():
+        if stop_signal is None and self._config.evaluate and not self._team.decide(self._has_evaluation):
             self._evaluate()
         if self._saved_counter != context.get_global_counter():
             self._save_checkpoint()
@@ -373,6 +388,8 @@ class Trainer:
         from which no run goes on by itself.
         """
         if isinstance(error, (NonFiniteLossError, LostProcessError)):
+            if isinstance(error, LostProcessError):
+                self._team.refuse_joint_state()
             if self._saved_counter != context.get_global_counter():
                 self._save_checkpoint()
             self._display.message(f'the state before it is in {self._checkpointer.path(self._saved_counter)}')
@@ -383,7 +400,7 @@ class Trainer:
 
     def _may_save_crash(self, error: Exception) -> bool:
         is_finite = all(bool(torch.isfinite(p).all()) for p in self._algorithm.parameters())
-        if self._state.iteration == 0 or not is_finite:
+        if self._state.iteration == 0 or not is_finite or not self._team.writes:
             return False
         if not (self._config.confirm_checkpoint_upon_crash and sys.stdin is not None and sys.stdin.isatty()):
             return True
@@ -392,6 +409,8 @@ class Trainer:
 
     def _record_conf(self) -> None:
         """Write the operative configuration and tell which bindings nothing has used; evaluation has yet to come."""
+        if not self._team.writes:
+            return
         gin_utils.write_operative(self._config.root_dir)
         gin_utils.warn_of_unused([b for b in gin_utils.unused_bindings() if not b.is_for_evaluation])
 
@@ -460,7 +479,7 @@ class RLTrainer(Trainer):
 
     def _check_length(self) -> None:
         config = self._config
-        steps = config.num_iterations * (config.unroll_length or config.max_unroll_length) * self._env.batch_size
+        steps = config.num_iterations * (config.unroll_length or config.max_unroll_length) * self._num_environments()
         if config.num_iterations and steps < config.num_env_steps:
             logger.warning('TrainerConfig.num_iterations = %d iterations take %d environment steps, fewer than '
                            'TrainerConfig.num_env_steps = %d: the run ends early; set num_iterations to 0 for no limit',
@@ -480,8 +499,8 @@ class SLTrainer(Trainer):
         ConfError: ``TrainerConfig.evaluate`` is set and the algorithm has no ``evaluate()``.
     """
 
-    def __init__(self, config: TrainerConfig):
-        super().__init__(config)
+    def __init__(self, config: TrainerConfig, ddp_rank: int = -1):
+        super().__init__(config, ddp_rank)
         if config.evaluate and not callable(getattr(self._algorithm, 'evaluate', None)):
             raise gin_utils.ConfError(f'TrainerConfig.evaluate = True, but {type(self._algorithm).__name__} has no '
                                       'evaluate()', 'set it to False')

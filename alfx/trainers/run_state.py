@@ -4,10 +4,12 @@ import time
 from typing import Any
 
 from alfx import context
+from alfx.environments.seeding import derived_seed
 from alfx.trainers import random_state
 from alfx.trainers.cpu_tuning import Tuning
 
 logger = logging.getLogger(__name__)
+_REJOINED = 7  # purpose of the seeds of processes that go on from what others have written
 
 
 class RunState:
@@ -77,15 +79,37 @@ class RunState:
             environment_state: what ``env.get_state()`` returned when the checkpoint was written; None if there is
                 none: then new episodes begin, other than those that the run began with.
         """
-        state = self._loaded
+        rollout, random, environment_state = self._own_part(environment_state)
         if environment_state is not None:
             self._env.set_state(environment_state)
-            self._algorithm.set_rollout_state(state['rollout'])
+            self._algorithm.set_rollout_state(rollout)
         elif self._env is not None:
             logger.info('the state of the environments is not in the checkpoint: new episodes begin')
-            self._algorithm.start_new_episodes(state['rollout'])
+            self._algorithm.start_new_episodes(rollout)
             self._env.seed((self._random_seed + 7919 * (self.iteration + 1)) % 2**31)
         else:
-            self._algorithm.set_rollout_state(state['rollout'])
-        random_state.restore(state['random'])
+            self._algorithm.set_rollout_state(rollout)
+        if random is None:
+            random_state.set_random_seed(derived_seed(self._random_seed, _REJOINED, self.iteration,
+                                                      context.get_ranks().rank))
+        else:
+            random_state.restore(random)
         self._loaded = {}
+
+    def _own_part(self, environment_state: Any) -> tuple[Any, Any, Any]:
+        """What this process goes on from: of its rollout, its generators and its environments; ``None`` for nothing.
+
+        Where several processes train together each has its own. In as many as have written the checkpoint they go on
+        from there. In another number environments start anew, and the generators of all but the first one.
+        """
+        state, ranks = self._loaded, context.get_ranks()
+        parts, size = state['rollout'].get('ranks'), context.num_ranks()
+        if parts is None and ranks is None:
+            return state['rollout'], state['random'], environment_state
+        if parts and len(parts) == size and ranks is not None:
+            own = parts[ranks.rank]
+            return own['rollout'], own['random'], environment_state and environment_state[ranks.rank]
+        logger.info('the checkpoint was written by %s process(es), this run has %d: its environments start anew',
+                    1 if parts is None else len(parts) or 'lost', size)
+        is_first = ranks is None or ranks.is_first
+        return {'unroll_debt': state['rollout']['unroll_debt']}, state['random'] if is_first else None, None

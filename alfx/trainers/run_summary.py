@@ -10,6 +10,7 @@ from torch import nn
 
 import alfx
 from alfx import context, gin_utils, summary
+from alfx.summary.writer import SummaryWriter
 from alfx.trainers import run_files
 
 logger = logging.getLogger(__name__)
@@ -26,14 +27,17 @@ class RunSummary:
         config: the configuration of the run.
         algorithm: the root algorithm.
         metrics: its metrics, empty in supervised learning; the number of environment steps comes first.
+        writer: takes the summaries in place of an event file; there is no ``progress.csv`` then.
     """
 
-    def __init__(self, config: Any, algorithm: nn.Module, metrics: list[Any]):
+    def __init__(self, config: Any, algorithm: nn.Module, metrics: list[Any],
+                 writer: SummaryWriter | None = None):
         self._config = config
         self._algorithm = algorithm
         self._metrics = {metric.name: metric for metric in metrics}
-        self.writer = summary.create_summary_writer(run_files.train_dir(config.root_dir), config.summaries_flush_secs,
-                                                    config.summary_max_queue)
+        self._has_table = writer is None
+        self.writer = writer or summary.create_summary_writer(
+            run_files.train_dir(config.root_dir), config.summaries_flush_secs, config.summary_max_queue)
         self._table = run_files.ProgressLog(os.path.join(config.root_dir, 'progress.csv'), _COLUMNS)
         self._last: tuple[float, int, int] | None = None
         self._is_first = True
@@ -57,13 +61,17 @@ class RunSummary:
                'steps_per_second': rate.get('environment_steps_per_second', '')}
         losses = {tag: value for tag, value in self.writer.latest_scalars.items() if _LOSS.search(tag)}
         self.writer.latest_scalars.clear()
+        if not self._has_table:
+            return
         try:
             self._table.append({**row, **losses})
         except OSError as error:  # as with event files: the run goes on, and its next checkpoint tells if it cannot
             logger.error('progress.csv cannot be written: %s', error)
 
     def cut(self, global_counter: int) -> None:
-        """Remove the rows of ``progress.csv`` that are later than ``global_counter``."""
+        """Remove the rows of ``progress.csv`` that are later than ``global_counter``, if that is written here."""
+        if not self._has_table:
+            return
         self._table.cut('global_counter', global_counter)
 
     def count(self, name: str) -> int:

@@ -99,8 +99,17 @@ class Checkpointer:
         Raises:
             CheckpointError: it cannot be written (disk full, no permission).
         """
+        self._write(global_step, self._states(), environment_state, temporary)
+        return self.path(global_step)
+
+    def _states(self) -> dict[str, dict[str, Any]]:
+        """What a checkpoint written now holds."""
+        return {name: _state_of(module) for name, module in self._modules.items()}
+
+    def _write(self, global_step: int, states: dict[str, dict[str, Any]], environment_state: Any,
+               temporary: bool) -> None:
+        """Write ``states``; see :meth:`save`."""
         path = self.path(global_step)
-        states = {name: _state_of(module) for name, module in self._modules.items()}
         try:
             os.makedirs(self._dir, exist_ok=True)
             with _temporary_file(path) as (file, commit):
@@ -116,7 +125,6 @@ class Checkpointer:
         except OSError as error:
             raise CheckpointError(f'the checkpoint {path} cannot be written: {error.strerror or error}; free some '
                                   'space or correct the permissions, older checkpoints are untouched') from error
-        return path
 
     def load(self, global_step: int | str = 'latest', ignored_parameter_prefixes: Sequence[str] = (),
              ignore_unexpected: bool = False, load_options: dict[str, dict[str, Any]] | None = None) -> int:

@@ -5,10 +5,12 @@ et al. 1979, the pairwise formula with weights in the place of counts): forming 
 when the mean is large.
 """
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from alfx import context
 from alfx.tensor_specs import TensorSpec
 from alfx.utils.schedulers import as_scheduler
 
@@ -44,6 +46,27 @@ def batch_moments(tensor: Tensor, spec: TensorSpec) -> tuple[Tensor, Tensor]:
         return mean, (tensor - mean).square_().mean(dims)
     variance, mean = torch.var_mean(tensor, dims, correction=0)
     return mean, variance
+
+
+def _pooled_moments(tensor: Tensor, spec: TensorSpec, ranks: Any) -> tuple[Tensor, Tensor] | None:
+    """:func:`batch_moments` of what all processes that train together have, as one batch; None if that is nothing.
+
+    They need not have the same number of elements (Chan et al. 1979, for several batches).
+    """
+    dtype, size = torch.float64, spec.numel
+    own = torch.zeros(1 + 2 * size, dtype=dtype, device=tensor.device)
+    if tensor.numel():
+        mean, variance = batch_moments(tensor, spec)
+        own[0] = tensor.numel() / max(size, 1)
+        own[1:1 + size], own[1 + size:] = mean.reshape(-1), variance.reshape(-1)
+    found = ranks.gather(own)
+    count, means, variances = found[:, :1], found[:, 1:1 + size], found[:, 1 + size:]
+    total = count.sum()
+    if not total:
+        return None
+    mean = (count * means).sum(0) / total
+    variance = (count * (variances + (means - mean).square())).sum(0) / total
+    return mean.view(spec.shape), variance.view(spec.shape)
 
 
 class RunningStats(nn.Module):
@@ -85,9 +108,10 @@ class RunningStats(nn.Module):
 
     def update(self, tensor: Tensor) -> None:
         """Take in ``tensor [..., *spec.shape]``, with any number of leading dimensions (empty ones are ignored)."""
-        if tensor.numel() == 0:
+        moments = self._moments_of(tensor)
+        if moments is None:
             return
-        new_mean, new_variance = batch_moments(tensor, self._spec)
+        new_mean, new_variance = moments
         weight = self._next_weight()
         mean = self.mean
         delta = new_mean.to(mean.dtype) - mean
@@ -98,9 +122,23 @@ class RunningStats(nn.Module):
 
     def update_mean(self, tensor: Tensor) -> None:
         """:meth:`update` of the mean only, for those who do not read the variance."""
-        if tensor.numel() == 0:
-            return
-        self.mean.lerp_(batch_mean(tensor, self._spec).to(self.mean.dtype), self._next_weight())
+        mean = self._mean_of(tensor)
+        if mean is not None:
+            self.mean.lerp_(mean.to(self.mean.dtype), self._next_weight())
+
+    def _moments_of(self, tensor: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Mean and variance of a batch, of all processes that train together; None of an empty one."""
+        ranks = context.get_ranks()
+        if ranks is not None:
+            return _pooled_moments(tensor, self._spec, ranks)
+        return batch_moments(tensor, self._spec) if tensor.numel() else None
+
+    def _mean_of(self, tensor: Tensor) -> Tensor | None:
+        """The mean of a batch, likewise."""
+        if context.get_ranks() is None:
+            return batch_mean(tensor, self._spec) if tensor.numel() else None
+        moments = self._moments_of(tensor)
+        return None if moments is None else moments[0]
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """``(mean, variance)``, ``[*spec.shape]`` each."""
@@ -180,16 +218,18 @@ class WindowStats(RunningStats):
 
     def update(self, tensor: Tensor) -> None:
         """Take in ``tensor [..., *spec.shape]``, with any number of leading dimensions (empty ones are ignored)."""
-        if tensor.numel() == 0:
+        moments = self._moments_of(tensor)
+        if moments is None:
             return
-        used = self._push(*batch_moments(tensor, self._spec))
+        used = self._push(*moments)
         between, mean = torch.var_mean(self.means[:used], 0, correction=0)
         self.mean.copy_(mean)
         self.variance.copy_(between.add_(self.variances[:used].mean(0)))
 
     def update_mean(self, tensor: Tensor) -> None:
         """:meth:`update` of the mean only, for those who do not read the variance."""
-        if tensor.numel() == 0:
+        mean = self._mean_of(tensor)
+        if mean is None:
             return
-        used = self._push(batch_mean(tensor, self._spec), None)
+        used = self._push(mean, None)
         self.mean.copy_(self.means[:used].mean(0))

@@ -162,7 +162,7 @@ def test_unrolls_are_trained_on_whole_if_the_buffer_is_used_whole_and_cleared(wh
 
 @pytest.mark.parametrize('kwargs', [
     dict(offline_buffer_dir='somewhere'), dict(enable_amp=True),
-    dict(rl_train_after_update_steps=1), dict(rl_train_every_update_steps=2), dict(ddp_paras_check_interval=1),
+    dict(rl_train_after_update_steps=1), dict(rl_train_every_update_steps=2),
     dict(eval_uncertainty=True), dict(offline_buffer_length=10),
 ])
 def test_what_is_not_available_is_refused_by_name(kwargs):

@@ -443,8 +443,9 @@ def test_supervised_evaluation_needs_an_algorithm_that_evaluates(tmp_path):
         supervised(tmp_path, algorithm_ctor=NoEvaluation)
 
 
-def test_training_on_several_gpus_is_refused(tmp_path):
-    with pytest.raises(NotImplementedError):
+def test_a_rank_that_nobody_has_started_is_refused_with_the_command_that_does(tmp_path, monkeypatch):
+    monkeypatch.delenv('RANK', raising=False)
+    with pytest.raises(RuntimeError, match='torchrun'):
         RLTrainer(make_config(tmp_path), ddp_rank=0)
 
 
