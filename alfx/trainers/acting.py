@@ -34,6 +34,12 @@ def check(algorithm: Any, config: TrainerConfig) -> None:
         import_ray(f'TrainerConfig.num_ray_workers = {config.num_ray_workers}')
 
 
+def act_here(config: TrainerConfig) -> None:
+    """Change a configuration so that this process acts, for a run that is only a trial."""
+    config.unroll_length = config.unroll_length or config.max_unroll_length
+    config.async_unroll, config.num_ray_workers = False, 0
+
+
 def start(algorithm: Any, config: TrainerConfig) -> UnrollSource | None:
     """Start the processes that act; ``None`` if this one does.
 

@@ -3,6 +3,7 @@
 ``python -m alfx.bin.check`` prints what :func:`check` yields; the other functions make its parts.
 """
 
+import copy
 import math
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from alfx.algorithms.agent import Agent
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
+from alfx.trainers import acting
 from alfx.trainers.agent_drawing import agent_lines, describe
 
 __all__ = ['check', 'shorten', 'spec_lines', 'parameter_lines', 'memory_lines', 'nested_spec_lines', 'replay_bytes']
@@ -36,9 +38,12 @@ def check(root_dir: str, conf_file: str = '') -> Iterator[str]:
     """
     from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
     config = TrainerConfig(root_dir=root_dir, conf_file=conf_file)
+    as_given = copy.copy(config)
+    acting.act_here(config)
     is_rl = config.ml_type == 'rl'
     trainer = RLTrainer(config) if is_rl else SLTrainer(config)
     algorithm = trainer.algorithm
+    acting.check(algorithm, as_given)
     shorten(config, trainer._env.batch_size if is_rl else 1)
     if is_rl:
         yield from spec_lines(trainer._env, algorithm)

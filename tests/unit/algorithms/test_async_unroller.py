@@ -1,0 +1,193 @@
+"""Acting in another process: the same steps, nothing lost, nothing left behind."""
+import logging
+import os
+import signal
+import time
+
+import pytest
+import torch
+from unroll_fakes import SAMPLED, is_running, make_algorithm, run_folder, wait_for
+
+from alfx import context, nest, summary
+from alfx.algorithms.async_unroller import AsyncUnroller, UnrollJob, UnrollResult
+from alfx.engine.errors import LostProcessError
+from alfx.environments.utils import create_environment
+from alfx.gin_utils import ConfError
+from alfx.trainers import acting
+
+
+@pytest.fixture
+def start():
+    """Starts an unroller; closes it, and checks that its process is gone."""
+    unrollers = []
+
+    def start_one(config, algorithm):
+        unrollers.append(AsyncUnroller(algorithm, config))
+        return unrollers[-1]
+
+    yield start_one
+    for unroller in unrollers:
+        process = unroller._process
+        unroller.close()
+        unroller.close()
+        assert process is None or not is_running(process.pid)
+
+
+def learner(config):
+    return make_algorithm(config, create_environment(only_described=True))
+
+
+def assert_same(a, b):
+    assert nest.structure(a) == nest.structure(b)
+    for (path, x), y in zip(nest.flatten_with_path(a), nest.flatten(b)):
+        assert x.dtype == y.dtype and torch.equal(x, y), path
+
+
+def test_unrolls_and_metrics_are_those_of_a_local_run_bit_for_bit(tmp_path, monkeypatch, start):
+    """Recurrent, with states stored, a data transformer that keeps statistics, and a step to bootstrap from."""
+    config = run_folder(tmp_path, monkeypatch, 'Steering.recurrent=True', 'Steering.counts=False',
+                        'TrainerConfig.use_rollout_state=True', 'TrainerConfig.unroll_queue_size=7',
+                        'TrainerConfig.data_transformer_ctor=@ObservationNormalizer',
+                        "ObservationNormalizer.update_mode='rollout'", 'TrainerConfig.unroll_parameter_update_period=1')
+    local = make_algorithm(config)
+    expected = [local.unroll(length) for length in (5, 1, 9, 5)]  # one is longer than the queue
+    algorithm = learner(config)
+    algorithm.set_unroll_source(start(config, algorithm), 1)
+    for unrolled in expected:
+        algorithm._remote_unroll.start_iteration(algorithm, False, 0)
+        assert_same(unrolled, algorithm.unroll(unrolled.time_step.step_type.shape[0] - 1))
+    for a, b in zip(local.get_metrics(), algorithm.get_metrics()):
+        assert_same(a.result(), b.result())
+
+
+def test_results_of_single_steps_statistics_summaries_and_logs(tmp_path, monkeypatch, start, caplog):
+    config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_queue_size=4', 'Steering.talks=True')
+    local, algorithm = make_algorithm(config), learner(config)
+    unroller = start(config, algorithm)
+    assert unroller.gather_unroll_results(0, 5) == []  # no weights, no steps
+    unroller.wants_summaries(17)
+    context.update_progress('percent', 0.25)
+    unroller.update_parameter(algorithm)
+    writer = Writer()
+    with caplog.at_level(logging.INFO), summary.push_summary_writer(writer):
+        results = unroller.gather_unroll_results(6, 0)
+        experience = local.unroll(6)
+        assert_same(nest.stack([r.time_step for r in results]), experience.time_step)
+        assert_same(nest.stack([r.policy_step.output for r in results]), experience.action)
+        assert all(type(r) is UnrollResult and r.step_time >= r.env_step_time > 0 for r in results)
+        assert [r.policy_step.info['percent'].tolist() for r in results] == [[0.25] * 3] * 6
+        wait_for(lambda: unroller._channel.ring._filled.get_value() == 4)  # it is full: the process waits
+        assert [len(unroller.gather_unroll_results(0, 3)) for _ in range(2)] == [3, 1]
+        unroller.take_statistics(algorithm)
+    assert int(algorithm.seen) >= 3 * 10
+    assert all(bool(value.abs().sum() > 0) for value in algorithm._normalizer.state_dict().values())
+    assert ('steering/action', 17) in writer.written
+    assert any('unroll process: steering at' in record.getMessage() for record in caplog.records)
+
+
+class Writer:
+    """Remembers names and steps."""
+
+    def __init__(self):
+        self.written = []
+        self.latest_scalars = {}
+
+    def add_scalar(self, tag, value, step, walltime=None):
+        self.written.append((tag, step))
+
+
+def test_new_weights_reach_the_steps_which_keep_their_interval(tmp_path, monkeypatch, start):
+    config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_queue_size=2', 'Steering.counts=False',
+                        'TrainerConfig.unroll_step_interval=0.03')
+    algorithm = learner(config)
+    unroller = start(config, algorithm)
+    unroller.update_parameter(algorithm)
+    unroller.gather(3)
+    with torch.no_grad():
+        for parameter in algorithm.parameters():
+            parameter.fill_(0.0)
+    unroller.update_parameter(algorithm)
+    started = time.monotonic()
+    actions = unroller.gather(12).experience.action[..., 0]
+    assert time.monotonic() - started > 0.03 * 8  # two may have waited, one may have been under way
+    old = int((actions != 0).any(1).sum())
+    assert old <= 3 and bool((actions[old:] == 0).all())  # those in the queue, and the one at hand
+    with pytest.raises(ValueError, match='another one'):
+        unroller.update_parameter(learner(config))
+
+
+def test_the_queue_bounds_memory_and_a_killed_process_is_named_with_its_last_words(tmp_path, monkeypatch, start):
+    config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_queue_size=5', 'Steering.talks=True')
+    algorithm = learner(config)
+    unroller = start(config, algorithm)
+    unroller.update_parameter(algorithm)
+    ring = unroller._channel.ring
+    size = ring.nbytes
+    unroller.gather(50)
+    wait_for(lambda: ring._filled.get_value() == 5)
+    time.sleep(0.5)  # a slow learner
+    assert ring._filled.get_value() == 5 and ring.nbytes == size < 5 * 3 * 200 + 64 * 30
+    assert unroller.gather(7).env_steps.step_type.shape == (7, 3)
+    pid = unroller._process.pid
+    os.kill(pid, signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(LostProcessError, match='killed by SIGKILL') as caught:
+        while True:
+            unroller.gather(1)
+    assert time.monotonic() - started < 30
+    assert f'pid {pid}' in str(caught.value) and 'steering at' in caught.value.last_words
+    with pytest.raises(LostProcessError):
+        unroller.update_parameter(algorithm)
+
+
+def test_an_error_of_its_environment_is_told_with_its_traceback(tmp_path, monkeypatch, start, capfd):
+    config = run_folder(tmp_path, monkeypatch, *SAMPLED, "load_drift.fault='raise'", 'load_drift.fault_at=4')
+    algorithm = learner(config)
+    unroller = start(config, algorithm)
+    unroller.update_parameter(algorithm)
+    with pytest.raises(LostProcessError, match='exit code 1') as caught:
+        unroller.gather(100)
+    words = caught.value.last_words
+    assert 'ArithmeticError: the drift has no end' in words and 'unroll_fakes.py' in words
+    assert 'Traceback' not in capfd.readouterr().err  # it is told once
+
+
+def test_a_process_that_is_deep_in_its_environment_is_ended_by_force(tmp_path, monkeypatch, start):
+    config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'load_drift.seconds=60')
+    monkeypatch.setattr('alfx.algorithms.async_unroller._CLOSE_SECONDS', 0.5)
+    algorithm = learner(config)
+    unroller = start(config, algorithm)
+    unroller.update_parameter(algorithm)
+    process, started = unroller._process, time.monotonic()
+    time.sleep(0.5)
+    unroller.close()
+    assert not is_running(process.pid) and time.monotonic() - started < 20
+    with pytest.raises(LostProcessError, match='closed'):
+        unroller.gather(1)
+
+
+def test_what_cannot_learn_from_old_steps_is_refused_before_anything_is_started(tmp_path, monkeypatch):
+    config = run_folder(tmp_path, monkeypatch, 'Steering.on_policy=True')
+    algorithm = learner(config)
+    with pytest.raises(ConfError, match='async_unroll = True: Steering is on-policy(.|\n)*ImpalaAlgorithm'):
+        AsyncUnroller(algorithm, config)
+    with pytest.raises(ConfError, match='async_unroll'):
+        acting.check(algorithm, config)
+
+
+def test_a_run_without_a_conf_in_its_folder_is_refused(tmp_path, monkeypatch):
+    config = run_folder(tmp_path, monkeypatch, *SAMPLED)
+    os.unlink(tmp_path / 'conf' / 'config.gin')
+    with pytest.raises(ConfError, match='config.gin(.|\n)*write_conf'):
+        AsyncUnroller(learner(config), config)
+
+
+def test_a_queue_that_does_not_fit_into_shared_memory_is_refused(tmp_path, monkeypatch):
+    config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_queue_size=100000000000')
+    with pytest.raises(ConfError, match='unroll_queue_size'):
+        AsyncUnroller(learner(config), config)
+
+
+def test_jobs_are_plain_records():
+    assert UnrollJob('stop') == ('stop', None, None, None)
+    assert UnrollJob('update_parameter', {}, 3, {})._fields == ('type', 'step_metrics', 'global_counter', 'state_dict')
