@@ -6,6 +6,11 @@ Example:
 
 The same command goes on with a run that was interrupted. Ctrl-C or SIGTERM: checkpoint, then stop (exit code 128 + the
 number of the signal); SIGUSR1: checkpoint, and go on; SIGUSR2: show where every thread stands.
+
+Several processes that train together on one machine, and on several:
+
+  python -m alfx.bin.train --conf ppo_cart_pole --root_dir /tmp/cart_pole --num_processes 2
+  torchrun --nproc_per_node=2 -m alfx.bin.train --conf ppo_cart_pole --root_dir /tmp/cart_pole
 """
 import logging
 import os
@@ -18,10 +23,11 @@ from typing import Any
 from absl import flags as absl_flags
 
 from alfx import gin_utils
-from alfx.bin import flags, policy_flags
+from alfx.bin import flags, policy_flags, ranks
 
 flags.define_conf_flags()
 flags.define_device_flag()
+ranks.define_flags()
 FLAGS = absl_flags.FLAGS
 
 
@@ -32,13 +38,26 @@ def main(argv: list[str]) -> int:
         The exit code.
     """
     del argv
+    count = ranks.num_to_start()
+    if count > 1:
+        return ranks.start(count, _conf_and_root_dir()[1])
+    if ranks.is_rank():
+        return ranks.train_as_rank(_conf_and_root_dir, _train)
     flags.device_from_flags()
-    conf, root_dir = _conf_and_root_dir()
-    os.makedirs(root_dir, exist_ok=True)
-    policy_flags.set_up_logging(os.path.join(root_dir, 'train.log'))
-    gin_utils.write_conf(root_dir, conf)
+    return _train(*_conf_and_root_dir())
+
+
+def _train(conf: Any, root_dir: str, rank: int = -1) -> int:
+    """Train; as one of several ranks, of which 0 writes, or alone. Returns the exit code."""
+    if rank <= 0:
+        os.makedirs(root_dir, exist_ok=True)
+        policy_flags.set_up_logging(os.path.join(root_dir, 'train.log'))
+        gin_utils.write_conf(root_dir, conf)
+    else:
+        policy_flags.set_up_logging()
+        ranks.set_up_logging()
     print(f'run folder: {root_dir}', flush=True)
-    trainer = _make_trainer(root_dir, conf.conf_file)
+    trainer = _make_trainer(root_dir, conf.conf_file, rank)
     trainer.train()
     if trainer.stop_signal is not None:
         print(f'to go on: {shlex.join([*_command(sys.argv[0]), *_arguments(root_dir)])}')
@@ -59,11 +78,11 @@ def _conf_and_root_dir() -> tuple[Any, str]:
     return conf, os.path.abspath(os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'))
 
 
-def _make_trainer(root_dir: str, conf_file: str) -> Any:
+def _make_trainer(root_dir: str, conf_file: str, rank: int) -> Any:
     from alfx.algorithms.config import TrainerConfig
     from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
     config = TrainerConfig(root_dir=root_dir, conf_file=conf_file)
-    return RLTrainer(config) if config.ml_type == 'rl' else SLTrainer(config)
+    return RLTrainer(config, rank) if config.ml_type == 'rl' else SLTrainer(config, rank)
 
 
 def _print_end(trainer: Any, root_dir: str) -> None:

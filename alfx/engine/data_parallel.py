@@ -30,7 +30,7 @@ _FOREVER = datetime.timedelta(days=7)
 _LOOK_AROUND = datetime.timedelta(seconds=2)
 _SETTLE_SECONDS = 5.0
 _ASK_SECONDS = 1.5
-_KEY = 'alfx'
+PREFIX = 'alfx'  # of the keys in the store
 _FAILED, _FOLLOWED = 'failed', 'followed'  # ended by an error of its own, or because another rank was lost
 
 
@@ -78,8 +78,8 @@ class Ranks:
 
     def meet(self) -> None:
         """Tell the others where this rank runs, and get to know where they do."""
-        self._store.set(f'{_KEY}/peer/{self.rank}', json.dumps([os.getpid(), socket.gethostname()]))
-        self._peers = [_Peer(*json.loads(self._store.get(f'{_KEY}/peer/{r}'))) for r in range(self.size)]
+        self._store.set(f'peer/{self.rank}', json.dumps([os.getpid(), socket.gethostname()]))
+        self._peers = [_Peer(*json.loads(self._store.get(f'peer/{r}'))) for r in range(self.size)]
 
     # Shares ----------------------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class Ranks:
         """Tell the others why this rank is about to end."""
         kind = _FOLLOWED if isinstance(error, LostProcessError) else _FAILED
         words = f'{type(error).__name__}: {gin_utils.plain_text(error)}'
-        self._ask(lambda: self._store.set(f'{_KEY}/report/{self.rank}', json.dumps([kind, words])))
+        self._ask(lambda: self._store.set(f'report/{self.rank}', json.dumps([kind, words])))
 
     def survivors(self) -> list[int]:
         """The ranks that are neither gone nor about to end for an error of their own; this one is always one."""
@@ -201,7 +201,7 @@ class Ranks:
         return lost
 
     def _report_of(self, rank: int) -> _Report | None:
-        key = f'{_KEY}/report/{rank}'
+        key = f'report/{rank}'
         found = self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
         return None if found is None else _Report(*json.loads(found))
 
@@ -252,7 +252,7 @@ class Ranks:
 
 def ending_key(rank: int) -> str:
     """Where a program that started the ranks puts into the store how one has ended."""
-    return f'{_KEY}/ending/{rank}'
+    return f'ending/{rank}'
 
 
 class GradientAverager:
@@ -372,7 +372,8 @@ def join(device: torch.device) -> Ranks:
     rank, size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
     store, _, _ = next(dist.rendezvous('env://', rank, size, timeout=_JOIN))
     store.set_timeout(_JOIN)
-    store = dist.PrefixStore(f'{_KEY}/{os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")}', store)
+    restarts = os.environ.get('TORCHELASTIC_RESTART_COUNT', '')  # torchrun keeps its store when it starts anew
+    store = dist.PrefixStore('/'.join(filter(None, (PREFIX, restarts))), store)
     ranks = Ranks(rank, size, store, device)
     ranks.meet()
     if device.type != 'cpu':

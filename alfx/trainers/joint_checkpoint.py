@@ -1,8 +1,8 @@
 """Checkpoints of several ranks, which are those of one process: rank 0 writes what all of them have.
 
-See :mod:`alfx.trainers.joint_state` for what is joined. Where the rollout stands, the states of the environments and the
-random number generators of each rank are kept besides, for a run that goes on in as many processes; in another number
-new episodes begin.
+See :mod:`alfx.trainers.joint_state` for what is joined. Where the rollout stands, the states of the environments and
+the random number generators of each rank are kept besides, for a run that goes on in as many processes; in another
+number new episodes begin.
 """
 import contextlib
 import logging

@@ -1,9 +1,9 @@
 """What a trainer does differently where several processes train together; one for each case, with the same methods.
 
 :class:`Alone` is for one process: nothing is different. :class:`Together` is for one of several ranks
-(:mod:`alfx.engine.data_parallel`): the settings of the conf that count environments or samples are divided, rank 0 alone
-writes and evaluates, and all ranks take the same decisions at the same time, which one small exchange an iteration sees
-to.
+(:mod:`alfx.engine.data_parallel`): the settings of the conf that count environments or samples are divided, rank 0
+alone writes and evaluates, and all ranks take the same decisions at the same time, which one small exchange an
+iteration sees to.
 """
 import contextlib
 import copy
@@ -295,7 +295,8 @@ def check_layers(algorithm: nn.Module) -> None:
     layers = [name for name, part in algorithm.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     if layers:
         raise gin_utils.ConfError(f'batch norm is not possible in several processes, of which each sees a part of the '
-                                  f'batch; found {", ".join(layers[:5])}', 'normalise by layer, or train in one process')
+                                  f'batch; found {", ".join(layers[:5])}',
+                                  'normalise by layer, or train in one process')
 
 
 class SilentWriter(SummaryWriter):

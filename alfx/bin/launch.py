@@ -1,0 +1,103 @@
+"""Starting one program several times on this machine, as ranks that train together; what ``torchrun`` is for many.
+
+This process does nothing but wait. It passes signals on, and tells the ranks through the store that they share how one
+of them has ended.
+"""
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+_POLL_SECONDS = 0.05
+_LEAVE_SECONDS = 30.0  # for those that are left when one has ended with an error
+_ADDRESS = '127.0.0.1'
+
+
+def launch(command: Sequence[str], count: int) -> int:
+    """Run ``command`` as ``count`` ranks, and wait for their end.
+
+    Args:
+        command: what each of them runs.
+        count: how many.
+
+    Returns:
+        The exit code: 0 if all end with that; otherwise that of a rank, an error being preferred to a stop by a signal;
+        1 if a rank was killed.
+    """
+    import torch.distributed as dist
+
+    from alfx.engine.data_parallel import PREFIX, ending_key
+    from alfx.engine.errors import describe_exit
+    store = dist.TCPStore(_ADDRESS, 0, is_master=True, wait_for_workers=False)
+    endings = dist.PrefixStore(PREFIX, store)
+    ranks = [_start(command, rank, count, store.port) for rank in range(count)]
+    codes: dict[int, int] = {}
+    give_up_at = float('inf')
+    try:
+        with _passing_signals_on(ranks):
+            while len(codes) < count:
+                for rank, process in enumerate(ranks):
+                    code = process.poll()
+                    if code is None or rank in codes:
+                        continue
+                    codes[rank] = code
+                    endings.set(ending_key(rank), describe_exit(code))
+                    if code:
+                        give_up_at = min(give_up_at, time.monotonic() + _LEAVE_SECONDS)
+                if time.monotonic() > give_up_at:
+                    break
+                time.sleep(_POLL_SECONDS)
+    finally:
+        _end(ranks)
+    return _exit_code([process.returncode for process in ranks])
+
+
+def _start(command: Sequence[str], rank: int, count: int, port: int) -> subprocess.Popen:
+    threads = os.environ.get('OMP_NUM_THREADS') or str(max(1, (os.cpu_count() or 1) // count))
+    environment = {'RANK': str(rank), 'LOCAL_RANK': str(rank), 'WORLD_SIZE': str(count),
+                   'LOCAL_WORLD_SIZE': str(count), 'MASTER_ADDR': _ADDRESS, 'MASTER_PORT': str(port),
+                   'TORCHELASTIC_USE_AGENT_STORE': 'True', 'OMP_NUM_THREADS': threads}
+    return subprocess.Popen(list(command), env={**os.environ, **environment})
+
+
+@contextlib.contextmanager
+def _passing_signals_on(ranks: Sequence[subprocess.Popen]) -> Iterator[None]:
+    """Hand signals to the ranks; an interrupt from a terminal reaches them by itself."""
+    def pass_on(number: int, frame: Any) -> None:
+        for process in ranks:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    terminal = sys.stdin is not None and sys.stdin.isatty()
+    handlers: dict[int, Any] = {signal.SIGTERM: pass_on, signal.SIGUSR1: pass_on, signal.SIGUSR2: pass_on,
+                                signal.SIGINT: (lambda number, frame: None) if terminal else pass_on}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(ranks: Sequence[subprocess.Popen]) -> None:
+    """See that none is left."""
+    left = [process for process in ranks if process.poll() is None]
+    for process in left:
+        process.kill()
+    for process in left:
+        process.wait()
+
+
+def _exit_code(codes: Sequence[int]) -> int:
+    """One exit code for all ranks."""
+    if not any(codes):
+        return 0
+    errors = [code for code in codes if 0 < code < 128]
+    stops = [code for code in codes if code >= 128]
+    if any(code < 0 for code in codes):
+        return 1
+    return errors[0] if errors else stops[0]

@@ -1,0 +1,155 @@
+"""Training in several processes, as far as it concerns the program: who is started, and who says what.
+
+``torchrun`` starts this program as ranks; ``--num_processes`` and ``--distributed=multi-gpu`` let it start itself as
+such (:mod:`alfx.bin.launch`). Rank 0 speaks to the user. What another one has to say goes to a file of its own if it ends
+with an error; if rank 0 is gone the first one that is left speaks.
+"""
+import io
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from absl import flags as absl_flags
+
+from alfx import gin_utils
+from alfx.bin import flags
+
+# absl attributes a flag to the module that defines it; these belong to the program that asks for them.
+absl_flags.disclaim_key_flags()
+
+FLAGS = absl_flags.FLAGS
+_STARTED_HERE = 'ALFX_STARTED_RANKS'  # in the environment of ranks that this program has started
+
+
+def define_flags() -> None:
+    """Define ``--distributed`` and ``--num_processes``; call it when a program is imported."""
+    absl_flags.DEFINE_enum('distributed', 'none', ['none', 'multi-gpu'], 'multi-gpu: train in one process for each GPU '
+                           'of this machine, or in --num_processes of them')
+    absl_flags.DEFINE_integer('num_processes', None, 'train in so many processes of this machine, which divide '
+                              'environments and batches among them; with --device=cuda each on a GPU of its own',
+                              lower_bound=1)
+
+
+def is_rank() -> bool:
+    """Whether this process has been started as one of several ranks."""
+    return 'RANK' in os.environ and int(os.environ.get('WORLD_SIZE', '1')) > 1
+
+
+def num_to_start() -> int:
+    """How many ranks this process has to start, 1 for none but itself.
+
+    Raises:
+        ConfError: the flags contradict each other, or there are not so many GPUs.
+    """
+    count, distributed = FLAGS.num_processes, FLAGS.distributed
+    if is_rank():
+        if _STARTED_HERE not in os.environ and (count is not None or distributed != 'none'):
+            raise gin_utils.ConfError('--num_processes and --distributed start processes, but torchrun has already '
+                                      'started this one as one of several', 'leave them out')
+        return 1
+    if distributed == 'none':
+        if count is not None and count > 1 and FLAGS['distributed'].present:
+            raise gin_utils.ConfError(f'--distributed=none and --num_processes={count} contradict each other',
+                                      'leave out one of them')
+        if (count or 1) == 1 or not FLAGS.device.startswith('cuda'):
+            return count or 1
+    return _num_on_gpus(count)
+
+
+def _num_on_gpus(count: int | None) -> int:
+    import torch
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not available:
+        raise gin_utils.ConfError('--distributed=multi-gpu (--device=cuda): torch finds no GPU',
+                                  'on CPUs use --num_processes N, or torchrun --nproc_per_node=N -m alfx.bin.train')
+    if count is not None and count > available:
+        raise gin_utils.ConfError(f'--num_processes={count}: torch finds {available} GPU(s), and each process needs '
+                                  f'one', f'use --num_processes={available}')
+    return count or available
+
+
+def start(count: int, root_dir: str) -> int:
+    """Run this very command as ``count`` ranks in one run folder; returns the exit code."""
+    from alfx.bin.launch import launch
+    os.environ[_STARTED_HERE] = '1'
+    command = [sys.executable, '-m', 'alfx.bin.train', *sys.argv[1:]]
+    return launch(command if FLAGS.root_dir else [*command, '--root_dir', root_dir], count)
+
+
+def train_as_rank(load: Callable[[], tuple[Any, str]], train: Callable[[Any, str, int], int]) -> int:
+    """Train together with the other ranks.
+
+    Args:
+        load: returns the conf and the run folder.
+        train: called with the conf, the run folder of rank 0, and the rank; returns the exit code.
+
+    Returns:
+        What ``train`` returned.
+    """
+    output = _Output(int(os.environ['RANK']))
+    try:
+        _choose_device()
+        conf, root_dir = load()
+        from alfx import context
+        from alfx.engine import data_parallel
+        ranks = data_parallel.join(context.get_default_device())
+        root_dir = output.root_dir = ranks.from_first(root_dir)
+        code = train(conf, root_dir, ranks.rank)
+        data_parallel.leave()
+        return code
+    finally:
+        output.end(sys.exception())
+
+
+def _choose_device() -> None:
+    from alfx import context
+    if FLAGS.distributed == 'multi-gpu':
+        FLAGS['device'].value = 'cuda'
+    if FLAGS.device.startswith('cuda:'):
+        raise gin_utils.ConfError(f'--device={FLAGS.device}: each of several processes needs a GPU of its own',
+                                  'use --device=cuda')
+    flags.device_from_flags()
+    if context.get_default_device().type == 'cuda':
+        from alfx.engine.data_parallel import local_rank
+        context.set_default_device(f'cuda:{local_rank()}')
+
+
+class _Output:
+    """What this process prints, unless it is rank 0: nothing, but for a file in the run folder after an error.
+
+    Attributes:
+        root_dir: the run folder, '' as long as it is not known.
+    """
+
+    def __init__(self, rank: int):
+        self._rank, self.root_dir = rank, ''
+        self._streams = sys.stdout, sys.stderr
+        self._kept = io.StringIO()
+        if rank:
+            sys.stdout, sys.stderr = io.StringIO(), self._kept
+
+    def end(self, error: BaseException | None) -> None:
+        """Write the file, and speak if the others cannot."""
+        if not self._rank or error is None:
+            return
+        if self.root_dir and not isinstance(error, SystemExit):
+            folder = os.path.join(self.root_dir, 'train')
+            os.makedirs(folder, exist_ok=True)
+            with open(os.path.join(folder, f'rank-{self._rank}.log'), 'a', encoding='utf8') as file:
+                file.write(self._kept.getvalue() + ''.join(traceback.format_exception(error)))
+        if self._speaks(error):
+            sys.stdout, sys.stderr = self._streams
+
+    def _speaks(self, error: BaseException) -> bool:
+        from alfx import context
+        from alfx.engine.errors import LostProcessError
+        ranks = context.get_ranks()
+        return isinstance(error, LostProcessError) and ranks is not None and ranks.survivors()[0] == self._rank
+
+
+def set_up_logging() -> None:
+    """Log errors alone; for all ranks but 0, after ``policy_flags.set_up_logging``."""
+    logging.getLogger('alfx').setLevel(logging.ERROR)
