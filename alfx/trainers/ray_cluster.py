@@ -6,15 +6,18 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
+from alfx.engine.errors import LostProcessError
 from alfx.gin_utils import ConfError
 
 logger = logging.getLogger(__name__)
 
 ADDRESS_VARIABLE = 'RAY_ADDRESS'  # Ray's own
+_SERVERS = ('raylet', 'gcs_server')  # without either of which nothing goes on
 
 
 def import_ray(wanted_by: str) -> Any:
@@ -42,14 +45,29 @@ class RayConnection:
 
     Args:
         ray: the package.
-        is_own_cluster: see above.
+        processes: those of a cluster that was started by this connection.
         ends_with_close: whether this connection is the one to be ended; False if the program had one before.
     """
 
-    def __init__(self, ray: Any, is_own_cluster: bool, ends_with_close: bool):
+    def __init__(self, ray: Any, processes: Collection[int] = (), ends_with_close: bool = False):
         self.ray = ray
-        self.is_own_cluster = is_own_cluster
+        self.is_own_cluster = bool(processes)
+        self._processes = processes
         self._is_open = ends_with_close
+
+    def check(self) -> None:
+        """Look whether the cluster is still there; Ray itself waits for it without an end.
+
+        Raises:
+            LostProcessError: a process of a cluster that was started here is gone, or Ray's process on this machine.
+        """
+        for pid in self._processes:
+            if not _is_alive(pid):
+                raise LostProcessError(f'a server of the Ray cluster of this run (pid {pid})', 'has ended')
+        if not self.is_own_cluster:
+            node = self.ray.get_runtime_context().get_node_id()
+            if not any(other['NodeID'] == node and other['Alive'] for other in self.ray.nodes()):
+                raise LostProcessError("Ray's process on this machine", 'has ended')
 
     def close(self) -> None:
         """Disconnect; a cluster of its own ends. May be called more than once."""
@@ -74,7 +92,7 @@ def connect(wanted_by: str, address: str = '', num_cpus: int = 1) -> RayConnecti
     """
     ray = import_ray(wanted_by)
     if ray.is_initialized():
-        return RayConnection(ray, is_own_cluster=False, ends_with_close=False)
+        return RayConnection(ray)
     address = address or os.environ.get(ADDRESS_VARIABLE, '') or 'local'
     if address.startswith('ray://'):
         raise ConfError(f'{address}: the learner has to run on a machine of the cluster, not as a client from outside',
@@ -83,8 +101,9 @@ def connect(wanted_by: str, address: str = '', num_cpus: int = 1) -> RayConnecti
     options: dict[str, Any] = dict(log_to_driver=False, configure_logging=False)
     if address == 'local':
         options |= dict(num_cpus=num_cpus, include_dashboard=False)
+    before = _children(os.getpid())
     try:
-        with _own_signal_handlers():
+        with _own_signal_handlers(), _modules_of_this_program(address == 'local'):
             ray.init(address=address, **options)
     except ConnectionError as error:
         raise ConfError(f'there is no Ray cluster at {address!r}: {error}',
@@ -92,7 +111,24 @@ def connect(wanted_by: str, address: str = '', num_cpus: int = 1) -> RayConnecti
     logger.info('%s a Ray cluster (%s)', 'started' if address == 'local' else 'connected to',
                 ', '.join(f'{int(count)} {name}' for name, count in sorted(ray.cluster_resources().items())
                           if name in ('CPU', 'GPU')))
-    return RayConnection(ray, is_own_cluster=address == 'local', ends_with_close=True)
+    servers = [pid for pid in _children(os.getpid()) - before if _name(pid) in _SERVERS] if address == 'local' else []
+    return RayConnection(ray, servers, ends_with_close=True)
+
+
+@contextlib.contextmanager
+def _modules_of_this_program(is_wanted: bool) -> Iterator[None]:
+    """Context manager within which processes that are started find the modules that this program finds."""
+    before = os.environ.get('PYTHONPATH')
+    if is_wanted:
+        own = [os.path.abspath(path) for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
+        os.environ['PYTHONPATH'] = os.pathsep.join(dict.fromkeys(path for path in own if os.path.isdir(path)))
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ['PYTHONPATH'] = before
+        else:
+            os.environ.pop('PYTHONPATH', None)
 
 
 @contextlib.contextmanager
@@ -133,11 +169,34 @@ def end_with_cluster(stop: threading.Event, poll_seconds: float = 0.2) -> None:
 
 def _children(pid: int) -> set[int]:
     """The children of a process; none where the kernel does not tell."""
+    children: set[int] = set()
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f'/proc/{pid}/task'):
+            with open(f'/proc/{pid}/task/{thread}/children', encoding='ascii') as file:
+                children.update(int(child) for child in file.read().split())
+    return children
+
+
+def _stat(pid: int) -> list[str]:
+    """What ``/proc`` tells of a process, from its state and its parent on; nothing if it is gone."""
     try:
-        with open(f'/proc/{pid}/task/{pid}/children', encoding='ascii') as file:
-            return {int(child) for child in file.read().split()}
+        with open(f'/proc/{pid}/stat', encoding='ascii', errors='replace') as file:
+            return file.read().rpartition(')')[2].split()
     except OSError:
-        return set()
+        return []
+
+
+def _is_alive(pid: int) -> bool:
+    stat = _stat(pid)
+    return bool(stat) and stat[0] not in 'ZX'
+
+
+def _name(pid: int) -> str:
+    try:
+        with open(f'/proc/{pid}/comm', encoding='ascii', errors='replace') as file:
+            return file.read().strip()
+    except OSError:
+        return ''
 
 
 def _is_left_over_agent(pid: int) -> bool:
@@ -145,8 +204,6 @@ def _is_left_over_agent(pid: int) -> bool:
     try:
         with open(f'/proc/{pid}/cmdline', 'rb') as file:
             command = file.read()
-        with open(f'/proc/{pid}/stat', encoding='ascii', errors='replace') as file:
-            parent = int(file.read().rpartition(')')[2].split()[1])
     except OSError:
         return False
-    return command.startswith(b'ray::') and b'Agent' in command and parent == 1
+    return command.startswith(b'ray::') and b'Agent' in command and _stat(pid)[1:2] == ['1']

@@ -6,6 +6,7 @@ run is the same one for ever, and so is its ring in the replay buffer. The other
 import collections
 import logging
 import os
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +30,8 @@ from alfx.trainers.ray_worker import CONTROL, Delivery, RayWorker, Started, Weig
 logger = logging.getLogger(__name__)
 
 MAX_DEATHS = 3  # of a worker, one after the other, without having delivered a step
-_PATIENCE_SECONDS = 30.0  # after which the log says what is waited for
+_LOOK_AROUND_SECONDS = 2.0
+_PATIENCE = 15  # times, after which the log says what is waited for
 _CLOSE_SECONDS = 5.0
 _LAST_LINES = 20
 _REPLACEMENT_SEEDS = 1_000_003  # far from the numbers that the starts of a run have
@@ -126,21 +128,26 @@ class RayRollout(UnrollSource):
         if self._is_closed:
             return
         self._is_closed = True
-        ray, waiting = self._ray, []
         try:
-            for worker in self._workers:
-                worker.tell('stop')
-                waiting.append(worker.actor.close.remote())
-            ray.wait(waiting, num_returns=len(waiting), timeout=_CLOSE_SECONDS)
-            for worker in self._workers:
-                ray.kill(worker.actor)
-        except ray.exceptions.RayError as error:
+            self._connection.check()
+            self._end_workers()
+        except (LostProcessError, self._ray.exceptions.RayError) as error:
             logger.warning('the rollout workers did not end in order: %s', error)
         self._connection.close()
 
     # -----------------------------------------------------------------------------------------------------------
 
+    def _end_workers(self) -> None:
+        waiting = []
+        for worker in self._workers:
+            worker.tell('stop')
+            waiting.append(worker.actor.close.remote())
+        self._ray.wait(waiting, num_returns=len(waiting), timeout=_CLOSE_SECONDS)
+        for worker in self._workers:
+            self._ray.kill(worker.actor)
+
     def _put_weights(self) -> Any:
+        self._connection.check()
         return self._ray.put(Weights(pack(policy_state(self._algorithm)), context.get_global_counter(),
                                      context.get_all_progresses()))
 
@@ -150,9 +157,9 @@ class RayRollout(UnrollSource):
         try:
             answer = self._wait(worker)
         except exceptions.RayTaskError as error:
-            raise LostProcessError(worker.title, 'raised an error', str(error.traceback_str),
+            raise LostProcessError(worker.title, 'raised an error', _plain(str(error)),
                                    'create_environment.max_restarts lets an environment be restarted that raises'
-                                   if 'EnvironmentStepError' in error.traceback_str else '') from None
+                                   if 'EnvironmentStepError' in str(error) else '') from None
         except exceptions.RayError as error:
             self._replace(worker, error)
             return
@@ -168,13 +175,20 @@ class RayRollout(UnrollSource):
         """The oldest answer of a worker that has not been read; says in the log what takes long."""
         while True:
             try:
-                answer = self._ray.get(worker.answers[0], timeout=_PATIENCE_SECONDS)
+                answer = self._ray.get(worker.answers[0], timeout=_LOOK_AROUND_SECONDS)
                 worker.answers.popleft()
+                worker.waited = 0
                 return answer
             except self._ray.exceptions.GetTimeoutError:
-                available = self._ray.available_resources().get('CPU', 0)
-                logger.warning('still waiting for %s%s', worker.title, '' if worker.started is not None else
-                               f': it needs a CPU of the cluster, which has {available:g} free')
+                self._connection.check()
+                worker.waited += 1
+                if worker.waited % _PATIENCE == 0:
+                    self._tell_what_takes_long(worker)
+
+    def _tell_what_takes_long(self, worker: '_Worker') -> None:
+        free = self._ray.available_resources().get('CPU', 0)
+        logger.warning('still waiting for %s%s', worker.title, '' if worker.started is not None else
+                       f': it needs a CPU of the cluster, which has {free:g} free')
 
     def _take_delivery(self, worker: '_Worker', delivery: Delivery) -> None:
         worker.deaths = 0
@@ -186,6 +200,7 @@ class RayRollout(UnrollSource):
             getattr(writer, method)(*arguments)
 
     def _replace(self, worker: '_Worker', error: Exception) -> None:
+        self._connection.check()  # with the cluster gone Ray would end this process
         worker.deaths += 1
         ending, last_words = worker.last_words(error)
         if worker.deaths >= MAX_DEATHS:
@@ -211,6 +226,7 @@ class _Worker:
         ahead: steps that were asked for and have not been taken.
         started: of the actor at work; ``None`` before it has started.
         has_weights: whether the actor has been given any, so that it acts when it is asked to.
+        waited: how many times the learner has looked around while it waited for the next answer.
         deaths: how many actors have died one after the other without having delivered a step.
         stream: what has arrived.
     """
@@ -223,6 +239,7 @@ class _Worker:
         self._replacements = 0
         self.stream = _Stream()
         self.deaths = 0
+        self.waited = 0
         self._create()
 
     def _create(self) -> None:
@@ -271,7 +288,7 @@ class _Worker:
         lines: list[str] = []
         if self.started is not None and self.started.host == socket.gethostname():
             lines = _last_lines(self.started.log_file)
-        return 'died', '\n'.join(lines or str(error).splitlines())
+        return 'died', '\n'.join(lines or _plain(str(error)).splitlines())
 
 
 class _Stream:
@@ -395,6 +412,11 @@ def _last_lines(path: str) -> list[str]:
         return []
     with open(path, encoding='utf8', errors='replace') as file:
         return list(collections.deque((line.rstrip() for line in file if line.strip()), _LAST_LINES))
+
+
+def _plain(text: str) -> str:
+    """Without the colours that Ray gives to its messages."""
+    return re.sub(r'\x1b\[[0-9;]*m', '', text)
 
 
 def _ordinal(number: int) -> str:
