@@ -81,10 +81,11 @@ class Agent(RLAlgorithm):
         representation_use_rl_state: give the representation learner the state of the policy algorithm in place of
             its own in ``rollout_step`` and ``predict_step``.
         goal_generator: outputs a goal and a reward (or ``()``); has ``action_spec``. An algorithm, or a constructor,
-            called as ``(observation_spec=, action_spec=)`` with the spec of the representation.
+            called as ``(observation_spec=, action_spec=)`` with the spec of the representation. It does not
+            train the representation.
         intrinsic_reward_module: outputs a reward ``[B]``. An algorithm, or a constructor, called as
             ``(observation_spec=, action_spec=)`` with the spec of what it sees: the representation, or
-            ``[representation, goal]``. It does not train the representation.
+            ``[representation, goal]``. It trains neither.
         intrinsic_reward_coef: factor of that reward.
         extrinsic_reward_coef: factor of the environment's reward.
         enforce_entropy_target: keep the entropy of the policy above a target; do not use
@@ -196,13 +197,18 @@ class Agent(RLAlgorithm):
         """Set it for all parts."""
         super().set_on_policy(is_on_policy)
         if hasattr(self, '_helper'):
-            for part in self._parts():
+            self._set_parts_on_policy(is_on_policy)
+
+    def _set_parts_on_policy(self, is_on_policy: bool) -> None:
+        for part in self._parts():
+            try:
                 part.set_on_policy(is_on_policy)
+            except ValueError as error:
+                raise ValueError(f'{error} (rl_algorithm_cls is {type(self._rl_algorithm).__name__})') from error
 
     def finalize(self) -> None:
         """Tell the parts where they are and how they are trained, then as in ``RLAlgorithm``."""
-        for part in self._parts():
-            part.set_on_policy(bool(self.on_policy))
+        self._set_parts_on_policy(bool(self.on_policy))
         self.set_path(self.path)
         super().finalize()
 
@@ -252,6 +258,7 @@ class Agent(RLAlgorithm):
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
         """One step of evaluation; intrinsic rewards are there to be looked at, entropy targets have no part in it."""
         new_state, info = {}, {}
+        environment_step = time_step
         if self._representation_learner is not None:
             own = state.rl if self._representation_use_rl_state else state.repr
             step = self._representation_learner.predict_step(time_step, own)
@@ -261,13 +268,16 @@ class Agent(RLAlgorithm):
             step = self._goal_generator.predict_step(time_step, state.goal_generator)
             new_state['goal_generator'], info['goal_generator'] = step.state, step.info
             time_step = time_step._replace(observation=[time_step.observation, step.output[0]])
-        if self._irm is not None and type(self._irm).predict_step is not Algorithm.predict_step:
-            step = self._irm.predict_step(time_step, state.irm)
-            new_state['irm'], info['irm'] = step.state, step.info
+        if self._irm is not None:
+            new_state['irm'] = state.irm
+            if type(self._irm).predict_step is not Algorithm.predict_step:
+                step = self._irm.predict_step(time_step, state.irm)
+                new_state['irm'], info['irm'] = step.state, step.info
         rl_step = self._rl_algorithm.predict_step(time_step, state.rl)
         new_state['rl'], info['rl'] = rl_step.state, rl_step.info
         if self._reward_weight_algorithm is not None:
-            info['rw'] = self._reward_weight_algorithm.predict_step(time_step, state.rw).info
+            step = self._reward_weight_algorithm.predict_step(environment_step, state.rw)
+            new_state['rw'], info['rw'] = step.state, step.info
         return AlgStep(rl_step.output, AgentState(**new_state), AgentInfo(**info))
 
     def rollout_step(self, time_step: TimeStep, state: Any) -> AlgStep:
@@ -314,15 +324,12 @@ class Agent(RLAlgorithm):
                 new_state['repr'] = self._kept_repr_state(step, state)
             time_step = time_step._replace(observation=step.output)
         if self._goal_generator is not None:
-            goal, goal_reward = run(self._goal_generator, time_step, state.goal_generator).output
+            goal, goal_reward = run(self._goal_generator, _detached(time_step), state.goal_generator).output
             time_step = time_step._replace(observation=[time_step.observation, goal])
             if isinstance(goal_reward, torch.Tensor):
                 rewards['goal_generator'] = goal_reward
         if self._irm is not None and not (is_rollout and self._rewards_unrolls):
-            seen = time_step
-            if self._representation_learner is not None:
-                seen = time_step._replace(observation=nest.map_structure(torch.Tensor.detach, time_step.observation))
-            intrinsic_reward = run(self._irm, seen, state.irm).output
+            intrinsic_reward = run(self._irm, _detached(time_step), state.irm).output
             if isinstance(intrinsic_reward, torch.Tensor):
                 rewards['irm'] = intrinsic_reward
         if is_rollout and self.on_policy and self._changes_reward:
@@ -334,8 +341,11 @@ class Agent(RLAlgorithm):
         if self._policy_loss_addons is not None and (self.on_policy or not is_rollout):
             inputs = time_step, getattr(rl_step.info, 'action_distribution', None)
             info['policy_loss_addons'] = self._policy_step(self._policy_loss_addons, method, inputs)
-        if self._reward_weight_algorithm is not None and is_rollout:
-            info['rw'] = self._reward_weight_algorithm.rollout_step(environment_step, state.rw).info
+        if self._reward_weight_algorithm is not None:
+            new_state['rw'] = state.rw
+            if is_rollout:
+                step = self._reward_weight_algorithm.rollout_step(environment_step, state.rw)
+                new_state['rw'], info['rw'] = step.state, step.info
         return AlgStep(rl_step.output, AgentState(**new_state), AgentInfo(rewards=rewards or (), **info))
 
     def _kept_repr_state(self, step: AlgStep, state: Any) -> NestedTensor:
@@ -438,6 +448,11 @@ class Agent(RLAlgorithm):
         if type(self._rl_algorithm).summarize_rollout is not RLAlgorithm.summarize_rollout:
             self._rl_algorithm.summarize_rollout(
                 experience._replace(rollout_info=self._helper.part(self._rl_algorithm, experience.rollout_info)))
+
+
+def _detached(time_step: TimeStep) -> TimeStep:
+    """The same for a part that does not train those which the observation comes from."""
+    return time_step._replace(observation=nest.map_structure(torch.Tensor.detach, time_step.observation))
 
 
 def _made(part: Any, **arguments: Any) -> Any:

@@ -19,7 +19,7 @@ class AgentHelper:
 
     def __init__(self, state_ctor: Callable[..., Any]):
         self._state_ctor = state_ctor
-        self._fields: dict[int, str] = {}
+        self._fields: dict[Algorithm, str] = {}
         self._specs: dict[str, tuple[NestedTensorSpec, NestedTensorSpec, NestedTensorSpec]] = {}
 
     def register_algorithm(self, alg: Algorithm, alg_field: str, is_stepped: bool = True) -> None:
@@ -32,11 +32,14 @@ class AgentHelper:
                 ``predict_step`` alone.
 
         Raises:
-            ValueError: the field is taken.
+            ValueError: the field is taken, or ``alg`` has another one.
         """
         if alg_field in self._specs:
             raise ValueError(f"an algorithm is registered for the field '{alg_field}' already")
-        self._fields[id(alg)] = alg_field
+        if alg in self._fields:
+            raise ValueError(f"{alg.name} ({type(alg).__name__}) cannot be both '{self._fields[alg]}' and "
+                             f"'{alg_field}': make an algorithm for each")
+        self._fields[alg] = alg_field
         stepped = (alg.train_state_spec, alg.rollout_state_spec) if is_stepped else ((), ())
         self._specs[alg_field] = (stepped[0], stepped[1], alg.predict_state_spec)
 
@@ -49,7 +52,7 @@ class AgentHelper:
 
     def field(self, alg: Algorithm) -> str:
         """The field that belongs to ``alg``."""
-        return self._fields[id(alg)]
+        return self._fields[alg]
 
     def part(self, alg: Algorithm, nested: NestedTensor) -> NestedTensor:
         """The part of the agent's info or state that belongs to ``alg``; ``()`` and ``None`` stay as they are."""

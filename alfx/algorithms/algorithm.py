@@ -96,7 +96,8 @@ class Algorithm(OptimizedAlgorithm):
         """
         if self.on_policy is not None and self.on_policy != is_on_policy:
             kind = {True: 'on-policy', False: 'off-policy'}
-            raise ValueError(f'{self._name} ({type(self).__name__}) is an {kind[bool(self.on_policy)]} algorithm and '
+            kind_of_this = '' if self._name == type(self).__name__ else f' ({type(self).__name__})'
+            raise ValueError(f'{self._name}{kind_of_this} is an {kind[bool(self.on_policy)]} algorithm and '
                              f'cannot be trained {kind[bool(is_on_policy)]}; choose another rl_algorithm_cls or part')
         self._is_on_policy = is_on_policy
 
