@@ -80,6 +80,9 @@ class UnrollResult(NamedTuple):
 class AsyncUnroller(UnrollSource):
     """Has another process act, and gathers its steps.
 
+    Attributes:
+        is_ready: whether the other process has said that it has made everything.
+
     Args:
         algorithm: the root algorithm, finalized; its environment tells the specs and the number of environments, and
             is not stepped.
@@ -106,6 +109,7 @@ class AsyncUnroller(UnrollSource):
         self._error = ''
         self._process: Any = None
         self._records = False
+        self.is_ready = False
         self._start(config, conf_file)
 
     # Gathering -------------------------------------------------------------------------------------------------
@@ -170,6 +174,7 @@ class AsyncUnroller(UnrollSource):
         if algorithm is not self._algorithm:
             raise ValueError('update_parameter: expected the algorithm that the AsyncUnroller was made for, found '
                              f'another one ({algorithm.name})')
+        self._listen()
         self._send(UnrollJob('update_parameter', context.get_all_progresses(), context.get_global_counter(),
                              self._tensors))
 
@@ -230,6 +235,9 @@ class AsyncUnroller(UnrollSource):
                     self._write_summaries(content)
                 elif kind == 'error':
                     self._error = content
+                elif kind == 'ready':
+                    self.is_ready = True
+                    logger.info('%s acts in %d environments', self._name, content)
 
     @staticmethod
     def _write_summaries(written: list[tuple[str, tuple]]) -> None:

@@ -77,7 +77,7 @@ def test_results_of_single_steps_statistics_summaries_and_logs(tmp_path, monkeyp
         assert all(type(r) is UnrollResult and r.step_time >= r.env_step_time > 0 for r in results)
         assert [r.policy_step.info['percent'].tolist() for r in results] == [[0.25] * 3] * 6
         wait_for(lambda: unroller._channel.ring._filled.get_value() == 4)  # it is full: the process waits
-        assert [len(unroller.gather_unroll_results(0, 3)) for _ in range(2)] == [3, 1]
+        assert len(unroller.gather_unroll_results(0, 3)) == 3 >= len(unroller.gather_unroll_results(0, 3)) >= 1
         unroller.take_statistics(algorithm)
     assert int(algorithm.seen) >= 3 * 10
     assert all(bool(value.abs().sum() > 0) for value in algorithm._normalizer.state_dict().values())
@@ -158,8 +158,9 @@ def test_a_process_that_is_deep_in_its_environment_is_ended_by_force(tmp_path, m
     algorithm = learner(config)
     unroller = start(config, algorithm)
     unroller.update_parameter(algorithm)
-    process, started = unroller._process, time.monotonic()
+    wait_for(lambda: unroller.gather_unroll_results(0, 1) == [] and unroller.is_ready)
     time.sleep(0.5)
+    process, started = unroller._process, time.monotonic()
     unroller.close()
     assert not is_running(process.pid) and time.monotonic() - started < 20
     with pytest.raises(LostProcessError, match='closed'):
