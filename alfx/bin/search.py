@@ -31,19 +31,13 @@ def main(argv: list[str]) -> int:
     """
     del argv
     from alfx.search import search_conf, study
-    from alfx.search.folder import SearchFolder, read_text, write_text
+    from alfx.search.folder import SearchFolder
     from alfx.search.searching import Searching
     study.import_optuna()
     folder = SearchFolder(_root_dir())
+    _choose_conf(folder.conf_file)
     with folder.locked():
-        stored = read_text(folder.conf_file)
-        conf = search_conf.read(_load(folder.conf_file if stored else None))
-        if stored is not None:
-            search_conf.check_same_search(stored, conf, folder.root_dir)
-        gin_utils.clear()
-        write_text(folder.base_file, conf.base_text)
-        search_conf.check(conf, folder.base_file)
-        write_text(folder.conf_file, conf.text)
+        conf = search_conf.prepare(flags.conf_from_flags(), folder)
         print(f'search folder: {folder.root_dir}', flush=True)
         searching = Searching(conf, folder.root_dir, lambda line: print(line, flush=True))
         is_done = searching.run()
@@ -64,15 +58,15 @@ def _root_dir() -> str:
     return os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}')
 
 
-def _load(stored: str | None) -> gin_utils.Conf:
-    """The conf of ``--conf``, a path or the name of a search that comes with alfx, or else the stored one."""
+def _choose_conf(stored: str) -> None:
+    """``--conf`` is a path, or the name of a search that comes with alfx; without it, it is the stored one."""
     if FLAGS.conf is None and not FLAGS.gin_file:
-        if stored is None:
-            raise gin_utils.ConfError('no conf file is given', f'add --conf FILE; with alfx come {_shipped()}')
+        if not os.path.isfile(stored):
+            raise gin_utils.ConfError('no conf file is given, and the folder holds no search',
+                                      f'add --conf FILE; with alfx come {", ".join(_shipped())}')
         FLAGS['conf'].value = stored
     elif FLAGS.conf and not os.path.isfile(FLAGS.conf) and FLAGS.conf.removesuffix('.gin') in _shipped():
         FLAGS['conf'].value = os.path.join(SEARCHES, FLAGS.conf.removesuffix('.gin') + '.gin')
-    return flags.conf_from_flags()
 
 
 def _shipped() -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from alfx.search import seeds
 from alfx.search.folder import SearchFolder, write_text
-from alfx.search.search_conf import SearchConf
+from alfx.search.search_conf import SearchConf, full_name
 from alfx.search.study import Study
 
 _SHARE_OF_TIME = 0.05  # what may be spent on writing these files while the search goes on
@@ -67,7 +67,7 @@ class Results:
         write_text(self._folder.results('results.md'), self._markdown(rows))
         if best is not None:
             write_text(self._folder.results('best.gin'), self._best_conf(best))
-        if trials:
+        if any(trial.value is not None for trial in trials):
             draw(trials, list(self._conf.space), self._study, self._conf.settings.direction,
                  self._folder.results('plot.png'))
         self._written = time.monotonic()
@@ -109,7 +109,9 @@ class Results:
     def _best_conf(self, best: Any) -> str:
         texts = self._study.texts(best.params)
         head = f"# Trial {best.number} of a search: value {best.value!r} with random_seed {self._row(best)['seeds']}\n"
-        return head + self._conf.base_text + ''.join(f'{name} = {text}\n' for name, text in texts.items())
+        searched = tuple(f'{full_name(name)} = ' for name in texts)
+        kept = ''.join(f'{line}\n' for line in self._conf.base_text.splitlines() if not line.startswith(searched))
+        return head + kept + ''.join(f'{name} = {text}\n' for name, text in texts.items())
 
 
 def _csv(rows: list[dict[str, str]]) -> str:

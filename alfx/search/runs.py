@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from alfx.gin_utils import plain_text
 from alfx.search import run_process
 from alfx.search.run_process import Run
 
@@ -128,7 +129,8 @@ def _kill_session(pid: int) -> None:
 
 def last_words(text: str) -> str:
     """The end of what a process printed: from its last error message on, if there is one, else the last line."""
-    lines = [line for line in text.replace('\r', '\n').splitlines() if line.strip()]
+    lines = [line for line in text.replace('\r', '\n').splitlines()
+             if line.strip() and not line.startswith("  In call to configurable '")]
     start = next((i for i in range(len(lines) - 1, -1, -1) if _ERROR.match(lines[i])), len(lines) - 1)
     return '\n'.join(lines[max(start, 0):start + 4])[:_LAST_WORDS].strip()
 
@@ -162,7 +164,7 @@ class InlineExecutor:
             return _Done(128 + signal.SIGTERM, '')
         except (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, OSError,
                 RuntimeError, TypeError, ValueError) as error:
-            return _Done(1, f'{type(error).__name__}: {error}'[:_LAST_WORDS])
+            return _Done(1, f'{type(error).__name__}: {plain_text(error)}'[:_LAST_WORDS])
         return _Done(0, '')
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 :func:`read` takes both apart; :func:`check` tries every binding of the space before anything runs.
 """
 import os
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,12 +12,14 @@ from alfx.gin_utils import ConfError, Problem, locations, static_check
 from alfx.gin_utils.errors import hint_nearest
 from alfx.gin_utils.parsing import Macro, Reader, Reference, Statement, iterate_nested, substitute
 from alfx.search import space as space_module
+from alfx.search.folder import SearchFolder, read_text, write_text
 from alfx.search.settings import MAY_CHANGE, Search
 
 _OWNER = 'alfx.search.settings.Search'
 _TRAINER_CONFIG = 'alfx.algorithms.config.TrainerConfig'
 _DECIDED_HERE = {'random_seed': 'each run gets its own seed; Search.seed and Search.num_seeds decide on them',
                  'root_dir': 'each run gets its own folder', 'conf_file': 'each run gets its own conf'}
+_MODULES = re.compile(r'(?:\w+\.)+(?=\w+\.\w+$)')
 
 
 class SearchConf(NamedTuple):
@@ -99,6 +102,29 @@ def _read_space(space: dict, location: str) -> dict[str, space_module.Values]:
     return found
 
 
+def prepare(conf: gin_utils.Conf, folder: SearchFolder) -> SearchConf:
+    """Read the loaded conf, check it, and record it in the folder of the search; gin is empty afterwards.
+
+    Args:
+        conf: what was loaded.
+        folder: if it holds a search already, the conf has to be that of this search.
+
+    Raises:
+        ConfError: there are mistakes, or the search in the folder is another one.
+    """
+    try:
+        search = read(conf)
+    finally:
+        gin_utils.clear()
+    stored = read_text(folder.conf_file)
+    if stored is not None and os.path.isfile(folder.study_file):  # a search that has begun
+        check_same_search(stored, search, folder.root_dir)
+    write_text(folder.base_file, search.base_text)
+    check(search, folder.base_file)
+    write_text(folder.conf_file, search.text)
+    return search
+
+
 def check(conf: SearchConf, base_file: str) -> None:
     """Look up every binding of the space and try its extreme values, without building anything.
 
@@ -145,6 +171,22 @@ def _read_probe(key: str, text: str) -> list[Statement]:
     reader.read_text(f'{key} = {text}')
     one = len(reader.statements) == 1 and not reader.problems and reader.statements[0].text == key
     return reader.statements if one else []
+
+
+def full_name(key: str) -> str:
+    """A binding of the space as ``conf/operative.gin`` writes it; a macro is called by its name."""
+    probe = _read_probe(key, '0')[0]
+    if probe.kind == 'macro':
+        return key
+    scope = f'{probe.scope}/' if probe.scope else ''
+    return f'{scope}{static_check.resolve(probe.selector).selector}.{probe.name}'
+
+
+def unused(conf: SearchConf, root_dir: str) -> list[str]:
+    """The bindings of the space that the run in a folder has not used."""
+    text = read_text(os.path.join(root_dir, 'conf', 'operative.gin')) or ''
+    left_over = {line.partition(' = ')[0] for line in text.partition('# Not used so far:')[2].splitlines()}
+    return [key for key in conf.space if full_name(key) in left_over]
 
 
 def _refused(probe: Statement) -> str:
@@ -215,9 +257,10 @@ def check_same_search(old_text: str, conf: SearchConf, root_dir: str) -> None:
         ConfError: it belongs to another one; what differs is listed.
     """
     old, new = _bindings_of(old_text), _bindings_of(conf.text)
-    problems = [f'{key} is {new.get(key, "not set")}, but the search in {root_dir} has {old.get(key, "not set")}'
-                for key in dict.fromkeys([*old, *new])
-                if old.get(key) != new.get(key) and key not in {f'{_OWNER}.{name}' for name in MAY_CHANGE}]
+    may_change = {f'{_OWNER}.{name}' for name in MAY_CHANGE}
+    problems = [f'{_MODULES.sub("", key)} is {new.get(key, "not set")}, but the search in {root_dir} has '
+                f'{old.get(key, "not set")}' for key in dict.fromkeys([*old, *new])
+                if old.get(key) != new.get(key) and key not in may_change]
     if problems:
         raise ConfError([Problem('', problem) for problem in problems[:-1]]
                         + [Problem('', problems[-1], 'use another root_dir, or leave --conf out to go on')])

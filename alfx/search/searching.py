@@ -14,7 +14,7 @@ from typing import Any
 
 from alfx.gin_utils import ConfError
 from alfx.search import folder as folder_module
-from alfx.search import seeds
+from alfx.search import search_conf, seeds
 from alfx.search.measure import Measure, MeasureError
 from alfx.search.results import Results
 from alfx.search.run_process import Run
@@ -114,6 +114,7 @@ class Searching:
         self._trials: dict[int, ActiveTrial] = {}
         self._runs: list[ActiveRun] = []
         self._failed_now = 0
+        self._unused_told: set[str] = set()
         self._begun = time.monotonic()
         self._why_stopping = ''
         self._gave_up = False
@@ -252,9 +253,17 @@ class Searching:
             late = f' when it was stopped after {run.seconds():.0f} s' if run.out_of_time else ''
             self._fail(active, f'{error}{late}')
             return
+        self._tell_unused(run.run)
         self._study.note(active.trial, 'values', {str(key): value for key, value in sorted(active.values.items())})
         if len(active.values) == self._settings.num_seeds:
             self._complete(active)
+
+    def _tell_unused(self, run: Run) -> None:
+        """Say it once if nothing uses a binding that is searched: then its value makes no difference."""
+        if self._conf.function is None:
+            for name in set(search_conf.unused(self._conf, run.root_dir)) - self._unused_told:
+                self._unused_told.add(name)
+                self._tell(f'warning: nothing in trial {run.trial} has used {name}: its value makes no difference')
 
     def _complete(self, active: ActiveTrial) -> None:
         value = sum(active.values.values()) / len(active.values)

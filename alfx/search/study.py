@@ -78,8 +78,11 @@ class Study:
 
     def running(self) -> list[Any]:
         """The trials that have not ended: optuna's ``Trial``, with all parameters drawn."""
-        return [self._drawn(self._optuna.trial.Trial(self._study, trial._trial_id))
-                for trial in self._study.get_trials(deepcopy=False, states=self._states('RUNNING'))]
+        found = []
+        for trial in self._study.get_trials(deepcopy=False, states=self._states('RUNNING')):
+            self._study.sampler = self._sampler(trial.number)
+            found.append(self._drawn(self._optuna.trial.Trial(self._study, trial._trial_id)))
+        return found
 
     def best(self) -> Any | None:
         """The best trial that is complete, None if there is none."""
@@ -89,8 +92,10 @@ class Study:
 
     def ask(self) -> Any:
         """A new trial: optuna's ``Trial``."""
-        number = len(self._study.get_trials(deepcopy=False))
-        if self._grid and not self._study.get_trials(deepcopy=False, states=self._states('WAITING')):
+        trials = self._study.get_trials(deepcopy=False)
+        waiting = [trial.number for trial in trials if trial.state.name == 'WAITING']  # killed before it was begun
+        number = waiting[0] if waiting else len(trials)
+        if self._grid and not waiting:
             self._study.enqueue_trial(dict(zip(self._space, self._grid[number])))
         self._study.sampler = self._sampler(number)
         with _quiet():

@@ -7,14 +7,16 @@ from alfx import gin_utils
 
 
 @gin_utils.configurable
-def bowl(x: float = 0.0, y: float = 0.0, kind: str = 'round', journal: str = '', pause: float = 0.0, random_seed: int = 0):
+def bowl(x: float = 0.0, y: float = 1e-3, kind: str = 'round', journal: str = '', gate: str = '', random_seed: int = 0):
     """Greatest, 0, where x is 3 and log10(y) is -3; `kind` 'flat' is 1 lower everywhere.
 
-    A line is added to the file `journal` when it is called, and one when it returns.
+    A line is added to the file `journal` when it is called, and one when it returns; it waits for the file `gate`.
     """
     _note(journal, f'begin {x!r} {y!r} {random_seed}')
-    time.sleep(pause)
-    value = -((x - 3) / 4)**2 - (math.log10(y or 1e-3) + 3)**2 - (kind == 'flat')
+    deadline = time.monotonic() + 120
+    while gate and not os.path.exists(gate) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    value = -((x - 3) / 4)**2 - (math.log10(y) + 3)**2 - (kind == 'flat')
     _note(journal, f'end {x!r} {y!r} {random_seed}')
     return value
 
@@ -39,7 +41,12 @@ def picky(x: int = 0, first: int = 0):
 @gin_utils.configurable
 def noise(random_seed: int):
     """A number that depends on the seed alone."""
-    return float(random_seed)
+    return random_seed
+
+
+@gin_utils.configurable
+def nothing():
+    """Forgets to return its value."""
 
 
 def _note(journal: str, line: str) -> None:

@@ -1,0 +1,88 @@
+import pytest
+from search_tools import BOWL, TRAINING, prepared
+
+from alfx import gin_utils
+from alfx.gin_utils import ConfError
+from alfx.search.search_conf import full_name
+from alfx.search.settings import Search
+
+SPACE = "Search.space = {'TrainerConfig.unroll_length': [1, 2, 3, 4, 5, 6]}"
+
+
+def with_space(space):
+    return TRAINING.replace(SPACE, f'Search.space = {{{space}}}')
+
+
+@pytest.mark.parametrize('space, message', [
+    ("'TrainerConfig.unrol_length': [1]", "search.gin:4: .*no parameter 'unrol_length'\n.*did you mean 'unroll_"),
+    ("'TrainrConfig.unroll_length': [1]", "no configurable 'TrainrConfig'\n.*did you mean 'TrainerConfig'"),
+    ("'TrainerConfig.unroll_length': ['long']", "search.gin:4: .*expects float, found str 'long'"),
+    ("'TrainerConfig.algorithm_ctor': [@Agent, @Agnt]", "no configurable '@Agnt'"),
+    ("'TrainerConfig.epsilon_greedy': 'uniform(0, 2)'", 'search.gin:4: .*epsilon_greedy must be a number in'),
+    ("'TrainerConfig.random_seed': 'integer(0, 9)'", 'cannot be searched: each run gets its own seed'),
+    ("'TrainerConfig.root_dir': ['a']", 'cannot be searched: each run gets its own folder'),
+    ("'Search.num_trials': [1]", 'cannot be searched: it belongs to the search'),
+    ("'unroll': [1, 2]", 'nothing in the conf uses a macro %unroll'),
+    ("'Trainer Config': [1, 2]", 'is no binding'),
+    ("3: [1, 2]", 'the name of a binding in quotes'),
+    ("'TrainerConfig.unroll_length': [1], 'config.TrainerConfig.unroll_length': [2]", 'are the same binding'),
+    ("'TrainerConfig.unroll_length': 'intger(1, 2)'", "search.gin:4: .*did you mean 'integer'"),
+])
+def test_a_mistake_in_the_space_is_found_before_anything_runs(space, message, tmp_path):
+    with pytest.raises(ConfError, match=f'(?s){message}'):
+        prepared(tmp_path, with_space(space))
+    assert not (tmp_path / 'search' / 'trials').exists()
+
+
+def test_a_scope_that_nothing_uses_is_found(tmp_path):
+    text = TRAINING + 'Agent.optimizer = @ppo/Adam()\n'
+    with pytest.raises(ConfError, match="(?s)no reference uses the scope 'pppo'.*did you mean 'ppo'"):
+        prepared(tmp_path, text.replace(SPACE, "Search.space = {'pppo/Adam.lr': 'log_uniform(1e-5, 1e-2)'}"))
+
+
+def test_a_macro_can_be_searched(tmp_path):
+    text = with_space("'length': [1, 2]") + 'TrainerConfig.unroll_length = %length\nlength = 3\n'
+    assert list(prepared(tmp_path, text).space) == ['length']
+
+
+def test_a_conf_that_never_evaluates_is_refused_unless_training_is_measured(tmp_path):
+    text = TRAINING.replace('evaluate = True', 'evaluate = False')
+    with pytest.raises(ConfError, match='(?s)does not evaluate.*TrainerConfig.evaluate = True'):
+        prepared(tmp_path, text)
+    prepared(tmp_path, text + "Search.measured_in = 'training'\n")
+
+
+def test_what_the_trials_have_in_common_is_the_rest_of_the_conf(tmp_path):
+    text = TRAINING.replace(SPACE, "Search.space = {'TrainerConfig.unroll_length': [%few, 2]}") + 'few = 1\n'
+    conf = prepared(tmp_path, text)
+    assert 'Search' not in conf.base_text and 'few' not in conf.base_text
+    with gin_utils.loaded(str(tmp_path / 'search' / 'search' / 'base.gin')) as base:
+        assert [binding.text.split('.')[-1] for binding in base.bindings] == ['algorithm_ctor', 'evaluate']
+
+
+def test_a_conf_without_a_search_says_what_to_add(tmp_path):
+    with pytest.raises(ConfError, match='(?s)does not say what to search.*add Search.space'):
+        prepared(tmp_path, 'TrainerConfig.algorithm_ctor = @Agent\n')
+
+
+def test_full_name_is_what_the_operative_conf_writes():
+    assert full_name('ppo/TrainerConfig.seed') == 'ppo/alfx.algorithms.config.TrainerConfig.seed'
+    assert full_name('lr') == 'lr'
+
+
+@pytest.mark.parametrize('line, message', [
+    ("Search.sampler = 'tpee'", "(?s)sampler must be one of.*did you mean 'tpe'"), ('Search.num_trials = 0', 'int in'),
+    ("Search.pruner_arguments = {'n_startup_trials': 1}", "the pruner is 'none'"),
+    ("Search.score_window = 3", "the score is 'last'"), ("Search.ray_address = 'auto'", "executor is 'inline'"),
+    ('Search.num_parallel = 2', 'one call follows the other'), ("Search.measure = 'loss'", 'return value of Search.f'),
+    ("Search.executr = 'process'", "did you mean 'executor'"), ("Search.function = @bowl()", 'write @name'),
+    ("Search.space = {}\nSearch.num_trials = 3", 'use num_seeds'), ("Search.device = 'cuda'", 'is set, but'),
+    ('Search.num_trials = 1.5', 'num_trials')])
+def test_settings_that_are_wrong_or_would_be_ignored_are_refused(line, message, tmp_path):
+    with pytest.raises(ConfError, match=message):
+        prepared(tmp_path, BOWL + line)
+
+
+def test_training_is_not_done_inline():
+    with pytest.raises(ConfError, match='which is for a Search.function'):
+        Search(space={'x': [1]}, executor='inline')
