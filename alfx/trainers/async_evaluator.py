@@ -13,6 +13,7 @@ import traceback
 from typing import Any
 
 from alfx import context
+from alfx.engine.errors import describe_exit
 from alfx.engine.policy_state import load_policy_state, pack, policy_state, unpack
 from alfx.trainers import building, worker_process
 from alfx.trainers.evaluator import EvalJob, EvalLog, evaluate, unused_for_evaluation
@@ -123,7 +124,7 @@ class Evaluator:
             return True
         if not (expected_end and self._process.exitcode == 0):
             again = 'no more evaluations' if self._starts >= _MAX_STARTS else 'the next one starts another'
-            message = f'the evaluation process died with exit code {self._process.exitcode}; {again}'
+            message = f'the evaluation process died: it {describe_exit(self._process.exitcode)}; {again}'
             logger.error(message)
             self._messages.append(message)
         self._process = None

@@ -147,6 +147,7 @@ def test_another_process_evaluates_and_reports_and_its_death_is_noticed(tmp_path
     _wait_for(lambda: messages.extend(evaluator.messages()) or len(messages) == 2)
     os.kill(evaluator._process.pid, signal.SIGKILL)
     _wait_for(lambda: messages.extend(evaluator.messages()) or any('died' in m for m in messages))
+    assert any('was killed by SIGKILL' in m and 'starts another' in m for m in messages)
     assert sum('evaluation at' in m for m in messages) == 2
     context.set_global_counter(7)
     evaluator.eval(algorithm, {'EnvironmentSteps': 70, 'Iterations': 7})  # in a new process
@@ -173,7 +174,7 @@ def test_an_error_in_the_other_process_is_reported_in_its_own_words(tmp_path, al
     evaluator.eval(algorithm, {})
     _wait_for(lambda: not evaluator._is_alive())
     messages = evaluator.messages()
-    assert any('unknown' in m for m in messages) and any('died with exit code 1' in m for m in messages)
+    assert any('unknown' in m for m in messages) and any('died: it ended with exit code 1' in m for m in messages)
     evaluator.close()
 
 
