@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from alfx import gin_utils
-from alfx.engine.recorded_update import FixedUpdate, Player
-from alfx.engine.recording import Batch, TrainInfo, UpdateRecorder, has_fixed_update
+from alfx.engine.program import addresses
+from alfx.engine.recorded_update import Player, RecordedUpdate
+from alfx.engine.recording import Batch, NotRecordableError, TrainInfo, UpdateRecorder, has_fixed_update
 from alfx.gin_utils.checks import problem_at
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class CompiledUpdate(FixedUpdate):
+class CompiledUpdate(RecordedUpdate):
     """Compiles the update at its first batch and calls what came out from then on.
 
     The results differ from those of the plain update by rounding.
@@ -41,16 +42,19 @@ class CompiledUpdate(FixedUpdate):
     def __init__(self, algorithm: 'Algorithm', compute_train_info: TrainInfo) -> None:
         check_compilable(algorithm)
         super().__init__(algorithm, compute_train_info)
-        self._functions: dict[Any, _Compiled] = {}
 
-    def _player(self, recorder: UpdateRecorder, batch: Batch) -> Player | None:
-        function = self._functions.get(batch.key)
-        if function is None:
-            started = time.monotonic()
-            logger.info('compiling the update of %s; this takes some seconds, once', self._algorithm.name)
-            function = self._functions[batch.key] = _Compiled(recorder, batch)
-            logger.info('compiled in %.0f seconds', time.monotonic() - started)
-        return function
+    def _updates_before(self) -> int:
+        return 0
+
+    def _record(self, recorder: UpdateRecorder, batch: Batch) -> Player:
+        started = time.monotonic()
+        logger.info('compiling the update of %s; this takes some seconds, once', self._algorithm.name)
+        compiled = _Compiled(recorder, batch)
+        logger.info('compiled in %.0f seconds', time.monotonic() - started)
+        return compiled
+
+    def _tell(self, error: NotRecordableError) -> None:
+        logger.warning('TrainerConfig.compile = True has no effect: %s', error)
 
 
 class _Compiled:
@@ -61,22 +65,24 @@ class _Compiled:
         from torch._inductor.compile_fx import compile_fx
 
         graph = recorder.record_gradients(batch)
-        outputs = next(node for node in graph.graph.nodes if node.op == 'output').args[0]
         self._tensors = recorder.tensors
-        self._is_tensor = [output is not None for output in outputs]
-        inputs = self._inputs(batch.leaves)
+        self._addresses = addresses(self._tensors)
+        self._fixed = [x.detach() for x in self._tensors]
+        inputs: list[Any] = [*self._fixed, *batch.leaves]
         # the same random numbers as without compiling, from the generator that a checkpoint saves
-        with inductor_config.patch(fallback_random=True):
-            self._function: Any = compile_fx(graph, inputs)
-        with torch.random.fork_rng(), torch.no_grad():
-            self._function(*(x.clone() for x in inputs))  # the backend does its work at the first call
+        with inductor_config.patch(fallback_random=True, size_asserts=False):
+            function: Any = compile_fx(graph, inputs)
+            with torch.random.fork_rng(), torch.no_grad():
+                function(*[x.clone() for x in inputs])  # the backend does its work at the first call
+        self._function = function
 
-    def _inputs(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        return [*(x.detach() for x in self._tensors), *leaves]
+    @property
+    def is_current(self) -> bool:
+        return addresses(self._tensors) == self._addresses
 
-    def __call__(self, leaves: list[Tensor]) -> list[Tensor | None]:
+    def __call__(self, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
         with torch.no_grad():
-            return self._function(*self._inputs(leaves))
+            return self._function(*self._fixed, *leaves)
 
 
 def check_compilable(algorithm: 'Algorithm') -> None:

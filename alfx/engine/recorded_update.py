@@ -1,24 +1,40 @@
 """Updates played from a record: the same operations on the same numbers, without Python and autograd in between.
 
 An update of small networks takes most of its time for deciding what to do: calls of modules, of distributions, of the
-loss, and the bookkeeping of autograd. Where the operations are the same every time, they are recorded after some
-updates and played from then on, forward and backward, one after the other. The results are equal to the bit.
+loss, and the bookkeeping of autograd and of memory. Where the operations are the same every time, they are recorded
+after some updates, laid out (:mod:`alfx.engine.program`) and played from then on, forward and backward, one after the
+other. The results are equal to the bit.
 """
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch import Tensor
 
 from alfx.data_structures import BatchInfo, Experience, LossInfo
-from alfx.engine.recording import NotRecordableError, TrainInfo, UpdateRecorder
+from alfx.engine.program import Program
+from alfx.engine.recording import Batch, NotRecordableError, TrainInfo, UpdateRecorder
 
 if TYPE_CHECKING:
     from alfx.algorithms.algorithm import Algorithm
 
 logger = logging.getLogger(__name__)
 _UPDATES_BEFORE = 50  # recording takes as long as some hundred updates: a short run is over before that pays
+
+
+class Player(Protocol):
+    """An update of batches of one kind.
+
+    Attributes:
+        is_current: whether the tensors of the algorithm still are where it expects them.
+    """
+
+    @property
+    def is_current(self) -> bool: ...
+
+    def __call__(self, leaves: Sequence[Tensor], /) -> Sequence[Tensor | None]:
+        """From the leaves of a batch to the loss, priorities or None, and a gradient or None for each parameter."""
 
 
 class RecordedUpdate:
@@ -33,7 +49,7 @@ class RecordedUpdate:
         self._algorithm = algorithm
         self._compute_train_info = compute_train_info
         self._recorder: UpdateRecorder | None = None
-        self._records: dict[Any, Callable[..., Any]] = {}
+        self._records: dict[Any, Player] = {}
         self._is_recordable = True
         self._counts: dict[Any, int] = {}
 
@@ -45,31 +61,24 @@ class RecordedUpdate:
             batch_info: where the batch came from; its importance weights apply.
 
         Returns:
-            ``loss``: a scalar; ``priority``: ``[B]`` or ``()``. ``None``: no parameter has been changed, since it
-            is not time yet or the loss is not finite.
+            ``loss``: a scalar; ``priority``: ``[B]`` or ``()``; the next update overwrites them. ``None``: no parameter
+            has been changed, since it is not time yet or the loss is not finite.
         """
         if not self._is_recordable:
             return None
         if self._recorder is None:
             self._recorder = UpdateRecorder(self._algorithm, self._compute_train_info)
-        recorder = self._recorder
-        batch = recorder.batch(experience, batch_info, contiguous=False)
+        batch = self._recorder.batch(experience, batch_info, contiguous=self._needs_contiguous_batch)
         play = self._records.get(batch.key)
+        if play is None or not play.is_current:
+            play = self._record_if_due(self._recorder, batch)
         if play is None:
-            count = self._counts[batch.key] = self._counts.get(batch.key, 0) + 1
-            if count <= _UPDATES_BEFORE:
-                return None
-            try:
-                play = self._records[batch.key] = self._record(recorder, batch.leaves, batch.tree)
-            except NotRecordableError as error:
-                logger.info('%s; it is made step by step, which takes longer', str(error).partition(':')[0])
-                self._is_recordable = False
-                return None
-        with torch.no_grad():
-            loss, priority, *grads = play(*recorder.tensors, *batch.leaves)
-        if not torch.isfinite(loss):
+            return None
+        loss, priority, *grads = play(batch.leaves)
+        assert loss is not None
+        if not math.isfinite(loss.item()):
             return None  # made step by step, it stops with the name of the loss that is not finite
-        for param, grad in zip(recorder.params, grads):
+        for param, grad in zip(self._recorder.params, grads):
             param.grad = grad
         averager = self._algorithm.gradient_averager
         if averager is not None:
@@ -78,61 +87,28 @@ class RecordedUpdate:
             optimizer.step()
         return LossInfo(loss=loss, priority=() if priority is None else priority)
 
-    @staticmethod
-    def _record(recorder: UpdateRecorder, leaves: list[Tensor], tree: Any) -> Callable[..., Any]:
-        count = len(recorder.tensors)
+    def _record_if_due(self, recorder: UpdateRecorder, batch: Batch) -> Player | None:
+        count = self._counts[batch.key] = self._counts.get(batch.key, 0) + 1
+        if count <= self._updates_before():
+            return None
+        try:
+            play = self._records[batch.key] = self._record(recorder, batch)
+        except NotRecordableError as error:
+            self._tell(error)
+            self._is_recordable = False
+            return None
+        return play
 
-        def update(*flat: Tensor) -> list[Any]:
-            loss, priority, grads = recorder.gradients(flat[:count], flat[count:], tree)
-            return [loss, priority if isinstance(priority, Tensor) else None, *grads]
+    # What a subclass may do in another way ----------------------------------------------------------------------
 
-        graph = recorder.record(update, [*(x.detach() for x in recorder.tensors), *leaves])
-        return _streamlined(graph).forward
+    _needs_contiguous_batch = False
 
+    def _updates_before(self) -> int:
+        """How many updates of a kind are made step by step before there is a record."""
+        return _UPDATES_BEFORE
 
-def _streamlined(graph_module: Any) -> Any:
-    """The same graph without what does nothing, each operation called in the quickest way there is."""
-    graph, aten = graph_module.graph, torch.ops.aten
-    quick_methods = {aten.view.default: torch.Tensor.view, aten.expand.default: torch.Tensor.expand}
-    quick = {getattr(getattr(aten, name), overload): getattr(torch, name) for name, overload in _QUICK}
-    quick.update(quick_methods)
-    for node in list(graph.nodes):
-        if node.op != 'call_function':
-            continue
-        if node.target is aten.detach.default:  # nothing tracks gradients where it is played
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-        elif node.target is aten.t.default and _is_transposed(node.args[0]):
-            node.replace_all_uses_with(node.args[0].args[0])
-            graph.erase_node(node)
-        elif node.target in quick:
-            node.target = quick[node.target]
-    graph.eliminate_dead_code(is_impure_node=_has_effect)
-    graph_module.recompile()
-    return graph_module
+    def _record(self, recorder: UpdateRecorder, batch: Batch) -> Player:
+        return Program(recorder.record_gradients(batch), recorder.tensors, batch.leaves)
 
-
-def _is_transposed(node: Any) -> bool:
-    """Whether a node is the transpose of a matrix, as autograd makes it to go back."""
-    return node.op == 'call_function' and node.target in (torch.t, torch.ops.aten.t.default)
-
-
-def _has_effect(node: Any) -> bool:
-    """Whether a node may not be left out although nobody uses its result: it changes a tensor or draws numbers."""
-    if node.op in ('placeholder', 'output'):
-        return True
-    name = getattr(node.target, '__name__', str(node.target)).split('.')[0]
-    return name.endswith('_') or any(word in name for word in _WITH_EFFECT)
-
-
-_WITH_EFFECT = ('rand', 'normal', 'bernoulli', 'multinomial', 'exponential', 'uniform', 'dropout', 'copy', 'gamma',
-                'poisson')
-
-# Operations whose Python function takes the same arguments as the operation itself.
-_QUICK = (
-    ('abs', 'default'), ('add', 'Tensor'), ('addcmul', 'default'), ('addmm', 'default'), ('baddbmm', 'default'),
-    ('bmm', 'default'), ('cat', 'default'), ('clamp', 'default'), ('div', 'Tensor'), ('exp', 'default'),
-    ('gather', 'default'), ('log', 'default'), ('logaddexp', 'default'), ('lerp', 'Tensor'), ('mm', 'default'),
-    ('mul', 'Tensor'), ('neg', 'default'), ('ne', 'Scalar'), ('permute', 'default'), ('relu_', 'default'),
-    ('rsub', 'Scalar'), ('select', 'int'), ('sqrt', 'default'), ('sub', 'Tensor'), ('sum', 'dim_IntList'),
-    ('t', 'default'), ('tanh', 'default'), ('transpose', 'int'), ('unsqueeze', 'default'), ('where', 'self'))
+    def _tell(self, error: NotRecordableError) -> None:
+        logger.info('%s; it is made step by step, which takes longer', str(error).partition(':')[0])

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from alfx import context, nest
 from alfx.data_structures import BatchInfo, Experience, LossInfo
-from alfx.engine.update import NonFiniteLossError, counted_loss, reduce_loss
+from alfx.engine.program import copied, has_effect
+from alfx.engine.update import counted_loss, reduce_loss
 from alfx.tensor_specs import NestedTensor
 from alfx.utils.schedulers import disallow_scheduler
 
@@ -112,23 +113,33 @@ class UpdateRecorder:
         priority = loss_info.priority
         return Gradients(total.detach(), priority.detach() if isinstance(priority, Tensor) else (), grads)
 
-    def record(self, function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> Any:
-        """A graph of the operations that ``function`` does on copies of ``inputs``; no generator moves on.
+    def record_gradients(self, batch: Batch) -> Any:
+        """A graph from all tensors and the leaves of a batch to loss, priorities or None, and gradients or None.
+
+        No generator moves on. What has no effect is left out.
 
         Raises:
             NotRecordableError: something looks at the values of a tensor, such as a check that integers are in range.
         """
         from torch.fx.experimental.proxy_tensor import make_fx
 
+        count = len(self.tensors)
+
+        def update(*flat: Tensor) -> list[Any]:
+            loss, priority, grads = self.gradients(flat[:count], flat[count:], batch.tree)
+            return [loss, priority if isinstance(priority, Tensor) else None, *grads]
+
         with torch.random.fork_rng(), disallow_scheduler(), context.record_if(False):
             try:
-                graph = make_fx(function)(*(_copied(x) for x in inputs))
+                graph = make_fx(update)(*(copied(x.detach()) for x in (*self.tensors, *batch.leaves)))
             except RuntimeError as error:
                 if 'tracing tensor' not in str(error):
                     raise
                 raise NotRecordableError(f'the update of {self._algorithm.name} looks at the values of a tensor, so '
                                          f'that its operations cannot be recorded: {error}') from error
         self._check_constants(graph)
+        graph.graph.eliminate_dead_code(is_impure_node=has_effect)
+        graph.recompile()
         return graph
 
     def _check_constants(self, graph: Any) -> None:
@@ -139,22 +150,6 @@ class UpdateRecorder:
                 value = getattr(graph, node.target)
                 assert not (isinstance(value, Tensor) and value.numel() and value.data_ptr() in mine), (
                     f'{self._algorithm.name} reaches a parameter of shape {tuple(value.shape)} past its modules')
-
-    def require_finite(self, loss: Tensor, hint: str) -> None:
-        """Stop if the loss is not finite.
-
-        Raises:
-            NonFiniteLossError: so it is; no parameter has been changed.
-        """
-        if not torch.isfinite(loss):
-            raise NonFiniteLossError(f'the loss of {self._algorithm.name} is NaN or infinite at update '
-                                     f'{context.get_global_counter()}; the parameters are those before this update. '
-                                     f'{hint}')
-
-
-def _copied(x: Tensor) -> Tensor:
-    """A copy with the same strides, also of a view with gaps or with dimensions in another order."""
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
 class _Losses(nn.Module):

@@ -103,11 +103,6 @@ class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
         super().__setstate__(state)
         self._buckets = None
 
-    @property
-    def decouples_weight_decay(self) -> bool:
-        """Whether weight decay shrinks the parameters themselves, or is added to the gradients."""
-        return self._decoupled_weight_decay
-
     def buckets(self) -> list[_Bucket]:
         """The parameters with their state, which is made now if there is none yet."""
         if self._buckets is None:

@@ -120,7 +120,7 @@ def test_updates_played_from_a_record_are_equal_to_the_bit(conf, tmp_path, monke
     recorded = []
     record = RecordedUpdate._record
     monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 3)
-    monkeypatch.setattr(RecordedUpdate, '_record', staticmethod(lambda *args: recorded.append(1) or record(*args)))
+    monkeypatch.setattr(RecordedUpdate, '_record', lambda *args: recorded.append(1) or record(*args))
     played = train(conf, tmp_path / 'played')
     monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 10**9)
     assert differences(played, train(conf, tmp_path / 'plain')) == []

@@ -1,0 +1,291 @@
+"""A record laid out once as a list of calls, each with its arguments and a place in memory for its result.
+
+Of the operations of an update half only look at a tensor in another shape, and most of the others work on so little
+that finding memory for the result and forgetting it again takes longer than the work. All of this is the same at every
+update. So it is done once: views are made when the record is laid out, what is constant is computed then, and results
+whose lifetimes do not overlap share memory. What is left is one call for each computation. The kernels are those of the
+record, on tensors laid out in the same way: results are equal to the bit.
+
+Read first :mod:`alfx.engine.recording`, which makes the graphs.
+"""
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+_Call = Callable[[], Any]
+
+
+class Program:
+    """Plays a graph on tensors that stay where they are and on others that are copied in.
+
+    Args:
+        graph: of aten operations, as ``make_fx`` records them; its inputs are ``fixed``, then ``changing``.
+        fixed: tensors that the graph reads, and may write to, where they are.
+        changing: examples of the other inputs: the shapes, strides and types that they always have.
+    """
+
+    def __init__(self, graph: fx.GraphModule, fixed: Sequence[Tensor], changing: Sequence[Tensor]) -> None:
+        layout = _Layout(graph, fixed, changing)
+        self._fixed, self._addresses = list(fixed), addresses(fixed)
+        self._inputs, self._calls, self._results = layout.inputs, layout.calls, layout.results
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the fixed tensors still lie where they did."""
+        return addresses(self._fixed) == self._addresses
+
+    def __call__(self, changing: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """What the graph returns. The next call overwrites it."""
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            if changing:
+                torch._foreach_copy_(self._inputs, list(changing))
+            for call in self._calls:
+                call()
+        return self._results
+
+    def __len__(self) -> int:
+        """The number of calls."""
+        return len(self._calls)
+
+
+def copied(x: Tensor) -> Tensor:
+    """A copy with the same strides, also of a view with gaps or with dimensions in another order."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+
+
+def addresses(tensors: Iterable[Tensor]) -> list[int]:
+    """Where in memory tensors lie."""
+    return [x.data_ptr() for x in tensors]
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors in the result of an operation: one, or a sequence of them."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [x for x in value if isinstance(x, Tensor)] if isinstance(value, (tuple, list)) else []
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage()._cdata
+
+
+class _Layout:
+    """Goes through a graph and decides what is done when, and where in memory.
+
+    A run on copies of the inputs shows the shape of each result and whose memory it lies in.
+
+    Attributes:
+        inputs: where the changing inputs have to be copied to.
+        calls: what has to be called, in this order.
+        results: what the graph returns.
+    """
+
+    def __init__(self, graph: fx.GraphModule, fixed: Sequence[Tensor], changing: Sequence[Tensor]) -> None:
+        self.inputs = [copied(x) for x in changing]
+        self.calls: list[_Call] = []
+        self.results: Sequence[Tensor | None] = []
+        self._nodes = list(graph.graph.nodes)
+        trial = fx.Interpreter(graph, garbage_collect_values=False)
+        with torch.random.fork_rng(), torch.no_grad():
+            trial.run(*(copied(x) for x in (*fixed, *changing)))
+        self._seen: dict[fx.Node, Any] = trial.env
+        self._find_uses()
+        self._places: dict[fx.Node, Any] = dict(zip(self._nodes, (*(x.detach() for x in fixed), *self.inputs)))
+        self._constant: set[fx.Node] = set()
+        self._free: dict[Any, list[Tensor]] = defaultdict(list)
+        self._taken: dict[int, Tensor] = {}
+        for index, node in enumerate(self._nodes):
+            if node.op == 'get_attr':
+                self._places[node] = self._seen[node]
+                self._constant.add(node)
+            elif node.op == 'call_function':
+                self._places[node] = self._place(node)
+            elif node.op == 'output':
+                self.results = self._arguments(node)[0][0]
+            self._release(index)
+
+    def _find_uses(self) -> None:
+        """When each storage is last needed, and which ones something is written to after they were made."""
+        self._last_use: dict[int, int] = {}
+        self._written: set[int] = set()
+        for index, node in enumerate(self._nodes):
+            for used in node.all_input_nodes:
+                for x in _tensors(self._seen[used]):
+                    self._last_use[_storage(x)] = len(self._nodes) if node.op == 'output' else index
+            for x in _tensors(self._seen.get(node)):
+                self._last_use.setdefault(_storage(x), index)
+            for written in _written_by(node):
+                self._written.update(_storage(x) for x in _tensors(self._seen[written]))
+
+    def _arguments(self, node: fx.Node) -> tuple[Any, Any]:
+        return fx.map_arg((node.args, node.kwargs), lambda used: self._places[used])
+
+    def _place(self, node: fx.Node) -> Any:
+        """Decide about one operation; returns where its result is."""
+        op: Any = node.target
+        seen, inputs = self._seen[node], node.all_input_nodes
+        args, kwargs = self._arguments(node)
+        written = _written_by(node)
+        if written:
+            self.calls.append(functools.partial(_in_place(op), *args, **kwargs))
+            return self._places[written[0]] if isinstance(seen, Tensor) else None
+        results = _tensors(seen)
+        storages = {_storage(x) for x in results}
+        is_constant = all(used in self._constant for used in inputs) and not _draws_numbers(op)
+        if storages <= {_storage(x) for used in inputs for x in _tensors(self._seen[used])}:  # a view
+            if is_constant:
+                self._constant.add(node)
+            return op(*args, **kwargs)
+        if (is_constant or str(op) in _FILLED) and not storages & self._written:
+            self._constant.add(node)
+            with torch.no_grad():
+                return op(*args, **kwargs)
+        if str(op) in _WITHIN_ZEROS and not storages & self._written:
+            whole = torch.zeros_like(seen)
+            part = _WITHIN_ZEROS[str(op)](whole, *args[2:])
+            self.calls.append(functools.partial(torch.Tensor.copy_, part, args[0]))
+            return whole
+        out = self._take(seen) if isinstance(seen, Tensor) else tuple(self._take(x) for x in results)
+        self.calls.append(_call(op, args, kwargs, out))
+        return out
+
+    def _take(self, like: Tensor) -> Tensor:
+        """Memory for a result with the shape, strides and type of ``like``."""
+        size = like.untyped_storage().nbytes()
+        free = self._free[like.device, size]
+        whole = free.pop() if free else torch.empty(size, dtype=torch.uint8, device=like.device)
+        self._taken[_storage(like)] = whole
+        return whole.view(like.dtype).as_strided(like.shape, like.stride(), like.storage_offset())
+
+    def _release(self, index: int) -> None:
+        """Let others use the memory of what nobody needs after the operation at ``index``."""
+        over = [storage for storage in self._taken if self._last_use[storage] <= index]
+        for storage in over:
+            whole = self._taken.pop(storage)
+            self._free[whole.device, whole.numel()].append(whole)
+
+
+def _written_by(node: fx.Node) -> list[fx.Node]:
+    """What an operation changes in place."""
+    schema: Any = getattr(node.target, '_schema', None)
+    if schema is None or not schema.is_mutable:
+        return []
+    values: list[tuple[Any, Any]] = [*zip(schema.arguments, node.args)]
+    values += [(a, node.kwargs[a.name]) for a in schema.arguments if a.name in node.kwargs]
+    written = [value for argument, value in values if argument.alias_info and argument.alias_info.is_write]
+    return [x for value in written for x in (value if isinstance(value, (tuple, list)) else [value])]
+
+
+def _draws_numbers(op: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(op, 'tags', ())
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether a node may not be left out although nobody uses its result: it changes a tensor or draws numbers."""
+    return node.op in ('placeholder', 'output') or bool(_written_by(node)) or _draws_numbers(node.target)
+
+
+# How operations are called -------------------------------------------------------------------------------------------
+
+
+def _call(op: Any, args: Any, kwargs: Any, out: Any) -> _Call:
+    """A call of ``op`` that puts its result into ``out``, by the shortest way there is."""
+    name = str(op)
+    if name in _SPECIAL:
+        return _SPECIAL[name](out, *args, **kwargs)
+    if name in _QUICK:
+        return functools.partial(_QUICK[name], *args, **kwargs, out=out)
+    places = [out] if isinstance(out, Tensor) else list(out)
+    variant, names = _out_variant(op)
+    if variant is not None and len(names) == len(places) and _has_kernel(variant, places[0].device):
+        return functools.partial(variant, *args, **kwargs, **dict(zip(names, places)))
+    return functools.partial(_call_and_copy, op, args, kwargs, places)
+
+
+def _call_and_copy(op: Any, args: Any, kwargs: Any, places: list[Tensor]) -> None:
+    for place, result in zip(places, _tensors(op(*args, **kwargs))):
+        place.copy_(result)
+
+
+def _in_place(op: Any) -> Callable[..., Any]:
+    """The method of tensors that takes the same arguments as an operation which works in place."""
+    name = op._overloadpacket.__name__
+    return getattr(torch.Tensor, name, op) if name.endswith('_') and not name.startswith('_') else op
+
+
+@functools.cache
+def _out_variant(op: Any) -> tuple[Any, list[str]]:
+    """The overload of ``op`` that writes into given tensors, and what it calls them; ``None`` if there is none."""
+    expected = [(a.name, str(a.type)) for a in op._schema.arguments]
+    for name in op._overloadpacket.overloads():
+        overload = getattr(op._overloadpacket, name)
+        arguments = overload._schema.arguments
+        out = [a.name for a in arguments if a.is_out]
+        if out and [(a.name, str(a.type)) for a in arguments if not a.is_out] == expected:
+            return overload, out
+    return None, []
+
+
+def _has_kernel(op: Any, device: torch.device) -> bool:
+    """Whether ``op`` computes into its place, as opposed to computing as usual and then copying."""
+    key = torch._C._dispatch_key_for_device(device.type)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+
+
+def _sum(out: Tensor, x: Tensor, dtype: torch.dtype | None = None) -> _Call:
+    return functools.partial(torch.sum, x, tuple(range(x.ndim)), dtype=dtype, out=out)
+
+
+def _mean(out: Tensor, x: Tensor, dtype: torch.dtype | None = None) -> _Call:
+    return functools.partial(torch.mean, x, tuple(range(x.ndim)), dtype=dtype, out=out)
+
+
+def _slice(x: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:
+    return torch.ops.aten.slice.Tensor(x, dim, start, end, step)
+
+
+def _copy(out: Tensor, x: Tensor, **_: Any) -> _Call:
+    return functools.partial(torch.Tensor.copy_, out, x)
+
+
+def _normal(out: Tensor, *_: Any, **__: Any) -> _Call:
+    return functools.partial(torch.Tensor.normal_, out)
+
+
+def _uniform(out: Tensor, *_: Any, **__: Any) -> _Call:
+    return functools.partial(torch.Tensor.uniform_, out)
+
+
+def _subtracted_from(out: Tensor, x: Tensor, other: Any, alpha: Any = 1) -> _Call:
+    minuend = other if isinstance(other, Tensor) else torch.tensor(other, dtype=out.dtype, device=out.device)
+    return functools.partial(torch.sub, minuend, x, alpha=alpha, out=out)
+
+
+# Operations without an out version of the same arguments: how to call something that does the same.
+_SPECIAL: dict[str, Callable[..., _Call]] = {
+    'aten.sum.default': _sum, 'aten.mean.default': _mean, 'aten.clone.default': _copy, 'aten._to_copy.default': _copy,
+    'aten.randn.default': _normal, 'aten.randn_like.default': _normal, 'aten.rand.default': _uniform,
+    'aten.rand_like.default': _uniform, 'aten.rsub.Scalar': _subtracted_from, 'aten.rsub.Tensor': _subtracted_from}
+
+# The result is all zeros but for a part, of which the first argument is copied; and how to get to that part.
+_WITHIN_ZEROS: dict[str, Callable[..., Tensor]] = {
+    'aten.slice_backward.default': _slice, 'aten.select_backward.default': torch.select}
+
+# The values of the result do not depend on those of the arguments.
+_FILLED = {f'aten.{name}.default' for name in ('new_zeros', 'new_ones', 'new_full', 'zeros_like', 'ones_like',
+                                               'full_like')}
+
+# Python functions that take the same arguments as the operation, and ``out``.
+_QUICK_NAMES = {
+    'default': 'abs addcmul addmm amax amin argmax baddbmm bmm cat clamp exp gather index_select log logaddexp '
+               'logical_and maximum minimum mm neg reciprocal rsqrt scatter_add sigmoid sign sqrt stack tanh',
+    'Tensor': 'add bitwise_and clamp div eq ge gt le lerp lt mul ne sub',
+    'Scalar': 'add div eq ge gt le lerp lt mul ne sub',
+    'dim_IntList': 'sum', 'dim': 'max mean min', 'self': 'where', 'Tensor_Scalar': 'pow'}
+_QUICK: dict[str, Callable[..., Any]] = {
+    f'aten.{name}.{overload}': getattr(torch, name)
+    for overload, names in _QUICK_NAMES.items() for name in names.split()}
