@@ -8,6 +8,8 @@ import logging
 import os
 import re
 import socket
+import textwrap
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +17,7 @@ import numpy as np
 import torch
 
 import alfx
-from alfx import context, nest
+from alfx import context, nest, summary
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import StepType
@@ -34,6 +36,7 @@ _LOOK_AROUND_SECONDS = 2.0
 _PATIENCE = 15  # times, after which the log says what is waited for
 _CLOSE_SECONDS = 5.0
 _LAST_LINES = 20
+_MARKS_OF_RAY = (':job_id:', ':actor_name:', ':task_name:')  # in the files that its processes write to
 _REPLACEMENT_SEEDS = 1_000_003  # far from the numbers that the starts of a run have
 
 
@@ -71,6 +74,7 @@ class RayRollout(UnrollSource):
                                        scheduling_strategy='SPREAD')(RayWorker)
         self._num_environments = num_environments
         self._algorithm = algorithm
+        self._num_updates = 0
         self._statistics: bytes | None = None
         self._own_statistics = ActingStatistics(algorithm)
         self._is_closed = False
@@ -90,12 +94,17 @@ class RayRollout(UnrollSource):
         """
         if not length:
             return None
+        assert all(worker.has_weights for worker in self._workers), 'they act from the first weights on'
+        started, records = time.perf_counter(), context.should_record_summaries()
         needed = length + 1  # the newest one is held back
         for worker in self._workers:
             worker.request(needed - worker.ahead)
         for worker in self._workers:
             while worker.stream.steps < needed:
                 self._receive(worker)
+        if records:
+            summary.scalar('ray_rollout/seconds_waited', time.perf_counter() - started)
+            summary.scalar('ray_rollout/workers_replaced', sum(worker.replacements for worker in self._workers))
         structure = self._workers[0].stream.structure
         leaves = _side_by_side([list(worker.stream.take(length)) for worker in self._workers], self._num_environments)
         portion = min(length, self._queue_size)
@@ -108,10 +117,7 @@ class RayRollout(UnrollSource):
         """Put the weights into the object store, once for all workers."""
         weights = self._put_weights()
         for worker in self._workers:
-            if worker.has_weights:
-                worker.tell('load', weights)
-            else:
-                worker.begin(weights)
+            worker.load(weights)
 
     def take_statistics(self, algorithm: RLAlgorithm) -> None:
         """Write what acting has changed in worker 0 into ``algorithm``."""
@@ -148,7 +154,9 @@ class RayRollout(UnrollSource):
 
     def _put_weights(self) -> Any:
         self._connection.check()
-        return self._ray.put(Weights(pack(policy_state(self._algorithm)), context.get_global_counter(),
+        self._num_updates += 1
+        packed = pack(policy_state(self._algorithm))
+        return self._ray.put(Weights(self._num_updates, packed, context.get_global_counter(),
                                      context.get_all_progresses()))
 
     def _receive(self, worker: '_Worker') -> None:
@@ -164,10 +172,12 @@ class RayRollout(UnrollSource):
             self._replace(worker, error)
             return
         for level, text in answer.log:
+            worker.said.append(text)
             logger.log(level, '%s: %s', worker.name, text)
         if isinstance(answer, Started):
             worker.started = answer
             _check_version(worker)
+            logger.info('%s acts', worker.title)
             return
         self._take_delivery(worker, answer)
 
@@ -202,17 +212,17 @@ class RayRollout(UnrollSource):
     def _replace(self, worker: '_Worker', error: Exception) -> None:
         self._connection.check()  # with the cluster gone Ray would end this process
         worker.deaths += 1
-        ending, last_words = worker.last_words(error)
+        last_words = worker.last_words(error)
         if worker.deaths >= MAX_DEATHS:
-            raise LostProcessError(worker.title, f'{ending}, for the {_ordinal(worker.deaths)} time without having '
-                                   'delivered a step', last_words) from None
-        logger.warning('%s %s; another one takes its place, and its environments begin new episodes', worker.title,
-                       ending)
+            raise LostProcessError(worker.title, f'died without having delivered a step, as {MAX_DEATHS - 1} before it '
+                                   'in its place', last_words) from None
+        logger.warning('%s died; another one takes its place, and its environments begin new episodes; its last '
+                       'words:\n%s', worker.title, textwrap.indent(last_words, '  '))
         self._ray.kill(worker.actor)
         missing = worker.ahead - worker.stream.steps
         worker.stream.end_episode()
         worker.replace_actor()
-        worker.begin(self._put_weights())
+        worker.load(self._put_weights())
         worker.request(missing)
 
 
@@ -228,7 +238,9 @@ class _Worker:
         has_weights: whether the actor has been given any, so that it acts when it is asked to.
         waited: how many times the learner has looked around while it waited for the next answer.
         deaths: how many actors have died one after the other without having delivered a step.
+        replacements: how many actors have died.
         stream: what has arrived.
+        said: the latest lines of its log.
     """
 
     def __init__(self, index: int, count: int, actor_class: Any, conf: str, settings: dict[str, Any],
@@ -236,20 +248,21 @@ class _Worker:
         self.name = f'rollout worker {index}'
         self._actor_class, self._conf, self._settings = actor_class, conf, settings
         self._index, self._count, self._is_own_cluster = index, count, is_own_cluster
-        self._replacements = 0
+        self.replacements = 0
         self.stream = _Stream()
         self.deaths = 0
         self.waited = 0
         self._create()
 
     def _create(self) -> None:
-        start = self._settings['start'] + _REPLACEMENT_SEEDS * self._replacements
+        start = self._settings['start'] + _REPLACEMENT_SEEDS * self.replacements
         self.actor = self._actor_class.remote(self._conf, self._settings | {'start': start}, self._index, self._count,
                                               self._is_own_cluster)
         self.answers: collections.deque = collections.deque()
-        self._asked_for = 0  # steps in answers
+        self.said: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self.started: Started | None = None
         self.has_weights = False
+        self._next_weights: Any = None  # to go with the next request: calls of the two groups may overtake each other
 
     @property
     def title(self) -> str:
@@ -264,31 +277,38 @@ class _Worker:
 
     def replace_actor(self) -> None:
         """Start another actor; what the old one has not delivered is lost."""
-        self._replacements += 1
+        self.replacements += 1
         self.stream.requested = self.stream.steps
         self._create()
 
-    def begin(self, weights: Any) -> None:
-        """Let the actor make its environments and load its first weights."""
-        self.has_weights = True
-        self.answers.append(self.actor.start.remote(weights))
+    def load(self, weights: Any) -> None:
+        """Act with these from now on; with the first ones the actor makes its environments."""
+        if self.has_weights:
+            self.tell('load', weights)  # for the steps that it has been asked for already
+            self._next_weights = weights
+        else:
+            self.has_weights = True
+            self.answers.append(self.actor.start.remote(weights))
 
     def request(self, length: int) -> None:
         """Ask for ``length`` more steps."""
         if length > 0:
             self.stream.requested += length
-            self.answers.append(self.actor.collect.remote(length))
+            weights, self._next_weights = self._next_weights, None
+            self.answers.append(self.actor.collect.remote(length, weights))
 
     def tell(self, method: str, *arguments: Any) -> None:
         """Leave something for the actor to be found; no answer is waited for."""
         getattr(self.actor, method).options(concurrency_group=CONTROL).remote(*arguments)
 
-    def last_words(self, error: Exception) -> tuple[str, str]:
-        """How it ended, and the end of what it wrote to stderr, or what Ray knows."""
+    def last_words(self, error: Exception) -> str:
+        """The end of what the actor wrote to stderr, or of its log, and what Ray knows of its end."""
         lines: list[str] = []
         if self.started is not None and self.started.host == socket.gethostname():
-            lines = _last_lines(self.started.log_file)
-        return 'died', '\n'.join(lines or _plain(str(error)).splitlines())
+            lines = [line for line in _last_lines(self.started.log_file) if not line.startswith(_MARKS_OF_RAY)]
+        known = _plain(str(error)).splitlines()
+        begin = next((i for i, line in enumerate(known) if line.startswith('The actor is dead because')), 0)
+        return '\n'.join([*(lines or self.said), *known[begin:]])
 
 
 class _Stream:
@@ -418,6 +438,3 @@ def _plain(text: str) -> str:
     """Without the colours that Ray gives to its messages."""
     return re.sub(r'\x1b\[[0-9;]*m', '', text)
 
-
-def _ordinal(number: int) -> str:
-    return {1: 'first', 2: 'second', 3: 'third'}.get(number, f'{number}th')

@@ -29,11 +29,13 @@ class Weights(NamedTuple):
     """What to act with.
 
     Attributes:
+        number: counted up by the learner.
         packed: of :func:`~alfx.engine.policy_state.pack`.
         global_counter: the learner's.
         progresses: what schedules depend on.
     """
 
+    number: int
     packed: bytes
     global_counter: int
     progresses: dict[str, float]
@@ -89,7 +91,8 @@ class RayWorker:
     def __init__(self, conf: str, settings: dict[str, Any], index: int, count: int, ends_with_cluster: bool):
         self._conf, self._settings, self._index, self._count = conf, settings, index, count
         self._worker: Any = None
-        self._weights: Weights | None = None  # the latest, until they are used
+        self._weights: Weights | None = None  # the latest that have come in
+        self._number = 0  # of those in use
         self._summary_counter: int | None = None
         self._stopped = threading.Event()
         self._log: list[tuple[int, str]] = []
@@ -113,25 +116,30 @@ class RayWorker:
                 file.write(self._conf)
             self._worker = RolloutWorker(conf_file, self._settings, self._index, self._count)
         context.set_summary_writer(self._writer)
-        self._use(weights)
+        self._use_if_newer(weights)
         return Started(os.getpid(), socket.gethostname(), _stderr_file(), alfx.__version__, self._take_log())
 
-    def collect(self, length: int) -> Delivery | None:
+    def collect(self, length: int, weights: Weights | None = None) -> Delivery | None:
         """Act for ``length`` steps, with the latest weights that have been loaded; ``None`` after :meth:`stop`.
+
+        Args:
+            length: how many.
+            weights: at least as new as these, which may not have come in by :meth:`load` yet.
 
         Raises:
             EnvironmentStepError: an environment raised.
         """
         if self._stopped.is_set():
             return None
+        self._use_if_newer(weights)
         weights, self._weights = self._weights, None
-        if weights is not None:
-            self._use(weights)
+        self._use_if_newer(weights)
         counter, self._summary_counter = self._summary_counter, None
-        if counter is not None:
-            context.set_global_counter(counter)
+        before = context.get_global_counter()
+        context.set_global_counter(before if counter is None else counter)
         with context.record_if(counter is not None):
             steps = self._worker.collect(length)
+        context.set_global_counter(before)
         leaves, structure = nest.flatten_with_structure(steps)
         statistics = self._worker.statistics()
         summaries, self._summaries = self._summaries, []
@@ -160,8 +168,10 @@ class RayWorker:
 
     # -----------------------------------------------------------------------------------------------------------
 
-    def _use(self, weights: Weights) -> None:
-        self._worker.load(unpack(weights.packed), weights.global_counter, weights.progresses)
+    def _use_if_newer(self, weights: Weights | None) -> None:
+        if weights is not None and weights.number > self._number:
+            self._number = weights.number
+            self._worker.load(unpack(weights.packed), weights.global_counter, weights.progresses)
 
     def _add_to_log(self, level: int, text: str) -> None:
         if len(self._log) < _MAX_LOG_LINES:

@@ -1,0 +1,241 @@
+"""Rollout workers on Ray: the same steps, sound seams where a worker is replaced, bounded memory."""
+import logging
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from unroll_fakes import SAMPLED, is_running, make_algorithm, run_folder, wait_for
+
+from alfx import StepType, context, nest, summary
+from alfx.engine.errors import LostProcessError
+from alfx.gin_utils import ConfError
+from alfx.trainers import acting, ray_cluster, ray_rollout
+
+pytest.importorskip('ray')
+ON_RAY = ('TrainerConfig.async_unroll=False', 'Steering.counts=False')
+
+
+@pytest.fixture(scope='module')
+def cluster():
+    """One cluster for all tests."""
+    connection = ray_cluster.connect('tests', 'local', num_cpus=2)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def make(cluster, tmp_path, monkeypatch):
+    """Makes the learner's algorithm and a source of steps for it; closes it, and checks that nothing is left."""
+    sources = []
+
+    def make_one(*params, workers=1):
+        config = run_folder(tmp_path, monkeypatch, *ON_RAY, f'TrainerConfig.num_ray_workers={workers}', *params)
+        algorithm = make_algorithm(config, acting.create_environment(config))
+        sources.append(acting.start(algorithm, config))
+        return algorithm, sources[-1]
+
+    yield make_one
+    for source in sources:
+        pids = source.worker_pids
+        source.close()
+        source.close()
+        wait_for(lambda pids=pids: not any(pid and is_running(pid) for pid in pids))
+
+
+def assert_same(a, b):
+    assert nest.structure(a) == nest.structure(b)
+    for (path, x), y in zip(nest.flatten_with_path(a), nest.flatten(b)):
+        assert x.dtype == y.dtype and torch.equal(x, y), path
+
+
+class Writer:
+    """Remembers names and steps."""
+
+    def __init__(self):
+        self.written = []
+        self.latest_scalars = {}
+
+    def add_scalar(self, tag, value, step, walltime=None):
+        self.written.append((tag, step))
+
+
+def test_unrolls_and_metrics_of_one_worker_are_those_of_a_local_run_bit_for_bit(make, tmp_path, monkeypatch):
+    """Recurrent, with states stored, random actions, a data transformer with statistics, a step to bootstrap from."""
+    params = ('Steering.recurrent=True', 'TrainerConfig.use_rollout_state=True',
+              'TrainerConfig.data_transformer_ctor=@ObservationNormalizer',
+              "ObservationNormalizer.update_mode='rollout'", 'TrainerConfig.unroll_queue_size=7')
+    local = make_algorithm(run_folder(tmp_path, monkeypatch, *ON_RAY, 'TrainerConfig.num_ray_workers=1', *params))
+    expected = [local.unroll(length) for length in (5, 1, 9, 5)]  # one is longer than the queue
+    algorithm, _ = make(*params, 'TrainerConfig.unroll_parameter_update_period=1')
+    for unrolled in expected:
+        algorithm._remote_unroll.start_iteration(algorithm, False, 0)
+        assert_same(unrolled, algorithm.unroll(unrolled.time_step.step_type.shape[0] - 1))
+    for a, b in zip(local.get_metrics(), algorithm.get_metrics()):
+        assert_same(a.result(), b.result())
+
+
+def test_two_workers_side_by_side_and_one_that_is_killed(make, caplog):
+    """One test, for starting workers takes seconds: seeds, weights, logs, summaries, statistics, bounds, the seam."""
+    caplog.set_level(logging.INFO)
+    algorithm, source = make(*SAMPLED, 'TrainerConfig.unroll_queue_size=8', 'Steering.talks=True',
+                             'Steering.counts=True', 'create_environment.num_parallel_environments=2', workers=2)
+    source.wants_summaries(17)
+    context.update_progress('percent', 0.25)
+    source.update_parameter(algorithm)
+    writer = Writer()
+    with summary.push_summary_writer(writer):
+        experience, env_steps, _ = source.gather(4)
+    assert experience.time_step.env_id.tolist() == [[0, 1, 2, 3]] * 4
+    assert experience.rollout_info['percent'].tolist() == [[0.25] * 4] * 4
+    first = experience.time_step.observation[0]
+    assert len({tuple(x) for x in first.tolist()}) == 4  # every environment has its own random numbers
+    assert ('steering/action', 17) in writer.written
+    assert any('rollout worker 1: steering at' in record.getMessage() for record in caplog.records)
+    source.take_statistics(algorithm)
+    assert int(algorithm.seen) >= 2 * 4
+
+    with torch.no_grad():
+        for parameter in algorithm.parameters():
+            parameter.fill_(0.0)
+    for worker in source._workers:
+        source._ray.wait(list(worker.answers), num_returns=len(worker.answers), timeout=60)  # what ran ahead
+    source.update_parameter(algorithm)
+    actions = source.gather(24).experience.action[..., 0]
+    old = (actions != 0).sum(0)
+    assert bool((old <= 1 + 8).all()) and bool((old >= 1).all())  # one is held back, the others wait in the queue
+    for b in range(4):
+        assert bool((actions[int(old[b]):, b] == 0).all())
+
+    time.sleep(0.2)  # a slow learner
+    assert all(worker.ahead <= 8 + 1 for worker in source._workers)
+    check_the_seam(algorithm, source, caplog)
+
+
+def check_the_seam(algorithm, source, caplog):
+    """Kill worker 1, and look at the steps before and after, which go through the algorithm's own unroll."""
+    pids = source.worker_pids
+    episodes = int(algorithm.get_step_metrics()[1].result())
+    os.kill(pids[1], signal.SIGKILL)
+    types, own_types = [], []
+    while source.worker_pids[1] in (None, pids[1]) or len(types) < 40:
+        experience, env_steps, _ = source.gather(4)
+        algorithm._metrics.observe(env_steps)
+        types += experience.time_step.step_type.tolist()
+        own_types += env_steps.step_type.tolist()
+        assert bool((experience.time_step.discount == 1).all())
+        assert len(types) < 10000
+    assert source.worker_pids[0] == pids[0]
+    columns, own = np.array(types).T, np.array(own_types).T
+    assert (columns[:2] == own[:2]).all() and (columns[2] == columns[3]).all() and (own[2] == own[3]).all()
+    seam = np.flatnonzero(columns[2] != own[2])
+    assert len(seam) <= 1  # none if an episode happened to end there
+    for b, column in enumerate(columns):  # no episode goes on where another one began
+        assert ((column[:-1] == StepType.LAST)[column[1:] == StepType.FIRST]).all()
+        begins = [t + 1 for t in np.flatnonzero(column[:-1] == StepType.LAST) if b < 2 or t + 1 not in seam]
+        assert (column[begins] == StepType.FIRST).all()
+    assert int(algorithm.get_step_metrics()[1].result()) - episodes == (own == StepType.LAST).sum()
+    length = float(dict((metric.name, metric.result()) for metric in algorithm.get_metrics())['AverageEpisodeLength'])
+    assert length <= 5  # six time steps; two that were glued together would be longer
+    assert any(f'pid {pids[1]}' in record.getMessage() and 'takes its place' in record.getMessage()
+               for record in caplog.records)
+
+
+def test_an_error_of_an_environment_ends_the_run_with_its_traceback(make):
+    algorithm, source = make(*SAMPLED, "load_drift.fault='raise'", 'load_drift.fault_at=9')
+    source.update_parameter(algorithm)
+    assert source.gather(5).env_steps.step_type.shape == (5, 3)  # what came before it
+    with pytest.raises(LostProcessError, match=r'rollout worker 0 \(pid \d+ on \S+\) raised an error') as caught:
+        source.gather(10)
+    assert 'ArithmeticError: the drift has no end' in caught.value.last_words
+    assert 'unroll_fakes.py' in caught.value.last_words and '\x1b' not in str(caught.value)
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_run(make, caplog):
+    algorithm, source = make(*SAMPLED, "load_drift.fault='kill'", 'load_drift.fault_at=3')
+    source.update_parameter(algorithm)
+    with pytest.raises(LostProcessError, match='rollout worker 0 .* died without having delivered a step') as caught:
+        source.gather(10)
+    assert 'worker process has died' in caught.value.last_words
+    assert len([r for r in caplog.records if 'takes its place' in r.getMessage()]) == ray_rollout.MAX_DEATHS - 1
+
+
+# Without actors ------------------------------------------------------------------------------------------------
+
+
+def delivery(first, count, environments=2):
+    """Steps that are numbered from ``first`` on."""
+    numbers = np.arange(first, first + count)[:, None] + 100 * np.arange(environments)
+    tree = {'experience': {'time_step': {'step_type': numbers, 'reward': numbers + 0.5}},
+            'env_steps': {'step_type': numbers}, 'inputs': None}
+    leaves, structure = nest.flatten_with_structure(tree)
+    return ray_rollout.Delivery(leaves, structure, None, [], [])
+
+
+def test_a_stream_is_taken_in_other_portions_than_it_came_in():
+    streams = [ray_rollout._Stream(), ray_rollout._Stream()]
+    for first, count in ((0, 3), (3, 4), (7, 1), (8, 3)):
+        streams[0].add(delivery(first, count))
+    streams[1].add(delivery(1000, 11))
+    seen = []
+    for count in (1, 6, 3):
+        leaves = ray_rollout._side_by_side([list(stream.take(count)) for stream in streams], 2)
+        steps = nest.unflatten(streams[0].structure, leaves)
+        assert steps['inputs'] is None and torch.equal(
+            steps['experience']['time_step']['reward'], steps['env_steps']['step_type'] + 0.5)
+        seen += steps['env_steps']['step_type'].tolist()
+    assert seen == [[t, t + 100, 1000 + t, 1100 + t] for t in range(10)]
+    assert [stream.steps for stream in streams] == [1, 1]
+
+
+def test_the_newest_step_becomes_the_last_one_for_who_learns_and_not_for_the_metrics():
+    stream = ray_rollout._Stream()
+    stream.end_episode()  # nothing has come yet
+    sent = delivery(5, 3)
+    stream.add(sent)
+    stream.end_episode()
+    steps = nest.unflatten(stream.structure, next(stream.take(3)))
+    assert steps['experience']['time_step']['step_type'].tolist() == [[5, 105], [6, 106], [StepType.LAST] * 2]
+    assert steps['env_steps']['step_type'].tolist() == [[5, 105], [6, 106], [7, 107]]
+    assert nest.unflatten(sent.structure, sent.leaves)['experience']['time_step']['step_type'].max() == 107
+
+
+@pytest.mark.parametrize('address, words', [
+    ('ray://127.0.0.1:10001', 'machine of the cluster'), ('127.0.0.1:1', 'no Ray cluster')])
+def test_an_address_without_a_cluster_is_refused_by_name(monkeypatch, address, words):
+    import ray
+    monkeypatch.setattr(ray, 'is_initialized', lambda: False)
+    if '//' not in address:
+        def refuse(**kwargs):
+            raise ConnectionError('nobody answers')
+        monkeypatch.setattr(ray, 'init', refuse)
+    with pytest.raises(ConfError, match=words) as caught:
+        ray_cluster.connect('this', address)
+    assert address in str(caught.value)
+
+
+def test_without_the_extra_the_option_is_refused_by_its_name(tmp_path, monkeypatch):
+    config = run_folder(tmp_path, monkeypatch, *ON_RAY, *SAMPLED, 'TrainerConfig.num_ray_workers=2')
+    algorithm = make_algorithm(config, acting.create_environment(config))
+    assert algorithm.environment.batch_size == 2 * 3
+    monkeypatch.setitem(sys.modules, 'ray', None)
+    with pytest.raises(ConfError, match=r"num_ray_workers = 2 needs Ray(.|\n)*pip install 'alfx\[ray\]'"):
+        acting.check(algorithm, config)
+
+
+def test_what_cannot_learn_from_old_steps_is_refused_before_anything_is_started(tmp_path, monkeypatch):
+    config = run_folder(tmp_path, monkeypatch, *ON_RAY, 'Steering.on_policy=True', 'TrainerConfig.num_ray_workers=2')
+    algorithm = make_algorithm(config, acting.create_environment(config))
+    for refuse in (acting.check, ray_rollout.RayRollout):
+        with pytest.raises(ConfError, match='num_ray_workers = 2: Steering is on-policy(.|\n)*ImpalaAlgorithm'):
+            refuse(algorithm, config)
+
+
+def test_a_run_without_a_conf_in_its_folder_is_refused(tmp_path, monkeypatch):
+    config = run_folder(tmp_path, monkeypatch, *ON_RAY, *SAMPLED, 'TrainerConfig.num_ray_workers=1')
+    os.unlink(tmp_path / 'conf' / 'config.gin')
+    with pytest.raises(ConfError, match='config.gin(.|\n)*write_conf'):
+        ray_rollout.RayRollout(make_algorithm(config, acting.create_environment(config)), config)
