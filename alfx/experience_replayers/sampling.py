@@ -23,19 +23,17 @@ def draw_distinct(n: int, k: int) -> Tensor:
     """
     if n <= 4 * k:
         return torch.randperm(n)[:k]
-    drawn = torch.randint(n, (k, ))
+    drawn = torch.randint(n, (k, )).numpy()  # the rest is numpy, whose calls cost a fraction of torch's
     while _has_repeats(drawn):
-        values, order = drawn.sort(stable=True)
-        first = torch.ones(k, dtype=torch.bool)
-        first[order[1:][values[1:] == values[:-1]]] = False
-        kept = drawn[first]
-        drawn = torch.cat([kept, torch.randint(n, (k - len(kept), ))])
-    return drawn
+        order = drawn.argsort(kind='stable')
+        ordered = drawn[order]
+        kept = np.delete(drawn, order[1:][ordered[1:] == ordered[:-1]])
+        drawn = np.concatenate((kept, torch.randint(n, (k - len(kept), )).numpy()))
+    return torch.from_numpy(drawn)
 
 
-def _has_repeats(values: Tensor) -> bool:
-    # numpy, because its calls cost a fraction of torch's and this runs for every batch.
-    ordered = np.sort(values.numpy())
+def _has_repeats(values: np.ndarray) -> bool:
+    ordered = np.sort(values)
     return bool((ordered[1:] == ordered[:-1]).any())
 
 
