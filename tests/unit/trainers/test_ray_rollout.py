@@ -1,19 +1,23 @@
 """Rollout workers on Ray: the same steps, sound seams where a worker is replaced, bounded memory."""
 import logging
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
 import torch
-from unroll_fakes import SAMPLED, is_running, make_algorithm, run_folder, wait_for
+from unroll_fakes import SAMPLED, children_of, is_running, make_algorithm, run_folder, wait_for
 
-from alfx import StepType, context, nest, summary
+from alfx import StepType, context, gin_utils, nest, summary
+from alfx.algorithms.config import TrainerConfig
 from alfx.engine.errors import LostProcessError
 from alfx.gin_utils import ConfError
-from alfx.trainers import acting, ray_cluster, ray_rollout
+from alfx.trainers import acting, building, ray_cluster, ray_rollout
+from alfx.trainers.playing import play
 
 pytest.importorskip('ray')
 ON_RAY = ('TrainerConfig.async_unroll=False', 'Steering.counts=False')
@@ -120,11 +124,13 @@ def check_the_seam(algorithm, source, caplog):
     pids = source.worker_pids
     episodes = int(algorithm.get_step_metrics()[1].result())
     os.kill(pids[1], signal.SIGKILL)
-    types, own_types = [], []
+    types, own_types, kept = [], [], []
     while source.worker_pids[1] in (None, pids[1]) or len(types) < 40:
-        experience, env_steps, _ = source.gather(4)
+        experience, env_steps, _ = algorithm._remote_unroll.unroll(algorithm, 4, at_least=4, bootstrap=True)
         algorithm._metrics.observe(env_steps)
-        types += experience.time_step.step_type.tolist()
+        assert not types or experience.time_step.step_type[0].tolist() == kept
+        *steps, kept = experience.time_step.step_type.tolist()  # the next unroll begins with the one to bootstrap from
+        types += steps
         own_types += env_steps.step_type.tolist()
         assert bool((experience.time_step.discount == 1).all())
         assert len(types) < 10000
@@ -154,6 +160,7 @@ def test_an_error_of_an_environment_ends_the_run_with_its_traceback(make):
     assert 'unroll_fakes.py' in caught.value.last_words and '\x1b' not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_again_and_again_ends_the_run(make, caplog):
     algorithm, source = make(*SAMPLED, "load_drift.fault='kill'", 'load_drift.fault_at=3')
     source.update_parameter(algorithm)
@@ -161,6 +168,78 @@ def test_a_worker_that_dies_again_and_again_ends_the_run(make, caplog):
         source.gather(10)
     assert 'worker process has died' in caught.value.last_words
     assert len([r for r in caplog.records if 'takes its place' in r.getMessage()]) == ray_rollout.MAX_DEATHS - 1
+
+
+# Whole runs ----------------------------------------------------------------------------------------------------
+
+RUN_SECONDS = 150
+
+
+def train(root_dir, *params):
+    """Start a run in a cluster of its own."""
+    command = [sys.executable, '-m', 'alfx.bin.train', '--conf', f'{root_dir}/given.gin', '--root_dir',
+               f'{root_dir}/run']
+    for param in ('TrainerConfig.async_unroll=False', 'TrainerConfig.num_ray_workers=2',
+                  "TrainerConfig.ray_address='local'", 'TrainerConfig.evaluate=True',
+                  'TrainerConfig.num_eval_episodes=2', *params):
+        command += ['--conf_param', param]
+    with open(root_dir / 'output', 'a') as output:
+        return subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+
+
+def descendants(pid):
+    """All processes below one."""
+    found, new = set(), {pid}
+    while new:
+        new = {child for parent in new for child in children_of(parent)} - found
+        found |= new
+    return found
+
+
+@pytest.mark.slow
+def test_a_run_replaces_a_killed_worker_ends_with_its_learner_goes_on_evaluates_and_plays(tmp_path, monkeypatch):
+    run_folder(tmp_path, monkeypatch)
+    log, process = tmp_path / 'run' / 'train.log', None
+
+    def said():
+        return log.read_text() if log.is_file() else ''
+
+    try:
+        process = train(tmp_path, 'TrainerConfig.num_iterations=1000000', 'TrainerConfig.evaluate=False')
+        wait_for(lambda: len(re.findall(r'rollout worker \d .* acts', said())) == 2, RUN_SECONDS)
+        pid = int(re.search(r'rollout worker 1 \(pid (\d+)', said())[1])
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: len(re.findall('rollout worker 1 .* acts', said())) == 2, RUN_SECONDS)
+        assert f'rollout worker 1 (pid {pid}' in said() and 'takes its place' in said()
+        process.send_signal(signal.SIGUSR1)
+        checkpoints = tmp_path / 'run' / 'train' / 'algorithm'
+        wait_for(lambda: any(checkpoints.glob('ckpt-*')), RUN_SECONDS)
+        below = descendants(process.pid)
+        assert len(below) >= 4  # two servers, two workers
+        process.kill()
+        process.wait()
+        wait_for(lambda: not any(map(is_running, below)), 20)
+        saved = max(int(path.name.split('-')[1]) for path in checkpoints.glob('ckpt-*') if path.name[5:].isdecimal())
+        process = train(tmp_path, f'TrainerConfig.num_iterations={saved + 20}')
+        below = set()
+        while process.poll() is None:
+            below |= descendants(process.pid)
+            time.sleep(0.2)
+        output = (tmp_path / 'output').read_text()
+        assert process.returncode == 0, output
+        assert f'done: {saved + 20:,} iterations, evaluation return' in output
+        wait_for(lambda: not any(map(is_running, below)), 20)
+        assert 'nothing has used' not in said()
+    finally:
+        if process is not None and process.poll() is None:
+            process.kill()
+    with gin_utils.loaded(None, [], str(tmp_path / 'run'), same_run=False):
+        config = TrainerConfig(root_dir=str(tmp_path / 'run'))
+        config.random_seed = 0
+        env = building.create_eval_environment(config, 1)
+        result = play(config.root_dir, env, building.create_algorithm(config, env, trains=False), num_episodes=1,
+                      render=False)
+        assert result.lengths == [5]
 
 
 # Without actors ------------------------------------------------------------------------------------------------
