@@ -91,12 +91,18 @@ class RayExecution:
         self._code: int | None = None
         self._words = ''
         self._question: Any = actor.poll.remote()
-        self._is_asked_to_stop = False
+        self._is_queued = True
+
+    @property
+    def is_queued(self) -> bool:
+        """See :class:`~alfx.search.runs.Execution`."""
+        return self._is_queued
 
     def poll(self) -> int | None:
         """See :class:`~alfx.search.runs.Execution`."""
         if self._code is not None or not self._ray.wait([self._question], timeout=0)[0]:
             return self._code
+        self._is_queued = False
         try:
             code, words, archive = self._ray.get(self._question)
         except self._ray.exceptions.RayError as error:
@@ -118,7 +124,9 @@ class RayExecution:
 
     def stop(self) -> None:
         """See :class:`~alfx.search.runs.Execution`."""
-        if self._code is None:
+        if self._is_queued:
+            self._ray.kill(self._actor)
+        elif self._code is None:
             self._actor.stop.remote()
 
     def kill(self) -> None:

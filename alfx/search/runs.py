@@ -26,6 +26,10 @@ Observer = Callable[[], bool]
 class Execution(Protocol):
     """A run that was started."""
 
+    @property
+    def is_queued(self) -> bool:
+        """Whether it waits for room on a machine."""
+
     def poll(self) -> int | None:
         """The exit code; None while it runs. That of a process ended by a signal is minus the signal's number."""
 
@@ -84,9 +88,9 @@ class ProcessExecution:
                                              start_new_session=True)
 
     @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
+    def is_queued(self) -> bool:
+        """See :class:`Execution`."""
+        return False
 
     def poll(self) -> int | None:
         """See :class:`Execution`."""
@@ -101,11 +105,12 @@ class ProcessExecution:
 
     def stop(self) -> None:
         """See :class:`Execution`."""
-        self._process.send_signal(signal.SIGTERM)
+        if self.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """See :class:`Execution`."""
-        if self._process.poll() is None:
+        if self.poll() is None:
             _kill_session(self._process.pid)
 
     def last_words(self) -> str:
@@ -114,7 +119,7 @@ class ProcessExecution:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(self._start_of_log, size - _TAIL_BYTES))
             text = last_words(file.read().decode('utf8', errors='replace'))
-        code = self._process.poll() or 0
+        code = self.poll() or 0
         if code < 0:
             text = f'killed by {signal.Signals(-code).name}' + (f'; its last words: {text}' if text else '')
         return text or f'it ended with code {code} and said nothing'
@@ -139,6 +144,10 @@ class _Done(NamedTuple):
     """A run that ended before it was looked at."""
     code: int
     words: str
+
+    @property
+    def is_queued(self) -> bool:
+        return False
 
     def poll(self) -> int | None:
         return self.code

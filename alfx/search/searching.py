@@ -27,6 +27,7 @@ from alfx.trainers import run_files
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 120.0  # a run that does not end within this after it was asked to is killed
 _MAX_RESTARTS = 3
+_QUIET_SECONDS = 60.0  # after so long without a line, one tells what is running
 _STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT)
 
 
@@ -108,7 +109,7 @@ class Searching:
         self._folder = folder_module.SearchFolder(root_dir)
         self._study = Study(self._folder.study_file, conf.settings, conf.space)
         self._measure = Measure(conf.settings)
-        self._tell = tell
+        self._show, self._told = tell, time.monotonic()
         self._executor = (make_executor or _executor)(conf.settings)
         self._results = Results(self._folder, conf, self._study)
         self._trials: dict[int, ActiveTrial] = {}
@@ -137,6 +138,7 @@ class Searching:
                         self._look_after(run)
                     self._start_runs()
                     self._check_limits()
+                    self._tell_what_runs()
                     if self._runs:
                         time.sleep(_POLL_SECONDS)
             finally:
@@ -151,6 +153,21 @@ class Searching:
     def summary(self) -> list[str]:
         """The best trial in words."""
         return self._results.summary()
+
+    def _tell(self, line: str) -> None:
+        self._told = time.monotonic()
+        self._show(line)
+
+    def _tell_what_runs(self) -> None:
+        if self._runs and time.monotonic() - self._told > _QUIET_SECONDS:
+            self._tell(f"running: {', '.join(self._in_words(run) for run in self._runs)}")
+
+    def _in_words(self, run: ActiveRun) -> str:
+        curve = self._measure.curve(run.run.root_dir)
+        seed = f' seed {run.run.repeat}' if self._settings.num_seeds > 1 else ''
+        value = f' at {curve[-1]:.6g}' if curve else ''
+        state = 'queued' if run.execution.is_queued else f'{run.seconds():.0f} s'
+        return f'trial {run.run.trial}{seed}{value} ({state})'
 
     # The loop --------------------------------------------------------------------------------------------------
 
@@ -215,6 +232,8 @@ class Searching:
 
     def _look_after(self, run: ActiveRun) -> None:
         code = run.execution.poll()
+        if run.execution.is_queued:
+            run.started = time.monotonic()
         if not run.is_dropped and self._report(run.active, run.run) and code != 0:
             self._end_trial(run.active, self._study.prune)
         limit = self._settings.run_seconds

@@ -72,7 +72,7 @@ class PlayedExecution:
     def __init__(self, run, steps):
         self._run, self._steps = run, steps
         self._code = None
-        self.is_stopped = False
+        self.is_stopped = self.is_queued = False
 
     def poll(self):
         if self._code is None and self.is_stopped:

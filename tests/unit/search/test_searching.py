@@ -1,11 +1,13 @@
 import math
 import os
 import random
+import re
 import signal
 import sys
 import time
 
 import pytest
+import search_tools
 from search_tools import BOWL, TRAINING, parameter, prepared, rows, search, trials
 
 from alfx import gin_utils
@@ -454,6 +456,33 @@ def test_there_is_a_picture_and_what_is_particular_to_each_trial(tmp_path):
     assert (tmp_path / 'search' / 'plot.png').read_bytes()[:4] == b'\x89PNG'
     lines = (tmp_path / 'search' / 'trials' / '0002' / 'params.gin').read_text().splitlines()
     assert [line.split(' = ')[0] for line in lines] == ['bowl.x', 'bowl.y', 'bowl.kind']
+
+
+def test_what_runs_is_told_when_nothing_else_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(searching_module, '_QUIET_SECONDS', 0.0)
+
+    def play(run):
+        yield 3.5
+        yield None
+    _, lines = search(tmp_path, GRID + 'Search.num_trials = 2\nSearch.num_parallel = 2\n', play=play)
+    assert any(re.fullmatch(r'running: trial 0 at 3.5 \(0 s\), trial 1 at 3.5 \(0 s\)', line) for line in lines)
+
+
+def test_a_run_that_waits_for_room_is_not_out_of_time(tmp_path, monkeypatch):
+    start = search_tools.PlayedExecutor.start
+
+    def queued(self, run, wants_to_stop):
+        execution = start(self, run, wants_to_stop)
+        execution.is_queued = True
+        return execution
+
+    def play(run):
+        for _ in range(200):
+            yield None
+        yield 1.0
+    monkeypatch.setattr(search_tools.PlayedExecutor, 'start', queued)
+    search(tmp_path, GRID + 'Search.num_trials = 1\nSearch.run_seconds = 0.1\n', play=play)
+    assert rows(tmp_path)[0]['state'] == 'complete'
 
 
 def test_a_binding_that_nothing_uses_is_told_once(tmp_path):

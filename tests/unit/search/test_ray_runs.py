@@ -1,0 +1,136 @@
+import os
+import signal
+import time
+
+import pytest
+from search_tools import BOWL, rows, search
+
+from alfx.search import ray_runs
+from alfx.search.ray_runs import RemoteRun, pack, unpack
+from alfx.search.run_process import Run
+
+
+def run_folder(root_dir, files):
+    for name, text in files.items():
+        path = os.path.join(root_dir, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, 'w') as file:
+            file.write(text)
+    return root_dir
+
+
+def files_of(root_dir):
+    return {os.path.relpath(os.path.join(folder, name), root_dir): open(os.path.join(folder, name)).read()
+            for folder, _, names in os.walk(root_dir) for name in names}
+
+
+FILES = {'progress.csv': 'a\n1\n', 'eval/progress.csv': 'b\n2\n', 'train/algorithm/ckpt-1': 'weights'}
+
+
+def test_what_is_packed_on_one_machine_is_unpacked_on_another(tmp_path):
+    there, here = str(tmp_path / 'there' / 'seed_0'), str(tmp_path / 'here' / 'seed_0')
+    run_folder(there, FILES)
+    (tmp_path / 'there' / 'seed_0.log').write_text('said')
+    unpack(pack(there), here)
+    assert files_of(here) == FILES and (tmp_path / 'here' / 'seed_0.log').read_text() == 'said'
+    run_folder(there, {'progress.csv': 'a\n1\n2\n', 'train/algorithm/ckpt-1': 'other'})
+    unpack(pack(there, ('progress.csv', )), here)
+    assert files_of(here) == {**FILES, 'progress.csv': 'a\n1\n2\n'}
+
+
+def test_a_file_outside_of_the_run_folder_is_refused(tmp_path):
+    run_folder(str(tmp_path / 'a' / 'seed_1'), FILES)
+    with pytest.raises(ValueError, match='does not belong to seed_0'):
+        unpack(pack(str(tmp_path / 'a' / 'seed_1')), str(tmp_path / 'b' / 'seed_0'))
+
+
+class PlayedExecution:
+    """A process that has ended once `code` is set."""
+
+    def __init__(self, run):
+        self.run, self.code = run, None
+        self.is_stopped = False
+
+    def poll(self):
+        return self.code
+
+    def stop(self):
+        self.is_stopped = True
+
+    def last_words(self):
+        return 'the end'
+
+
+def remote_run(tmp_path, token):
+    """A run whose machine does, or does not, see the folder of the search."""
+    root_dir = run_folder(str(tmp_path / 'search' / 'seed_0'), FILES)
+    (tmp_path / 'token').write_text('same')
+    run = Run(0, 0, root_dir, str(tmp_path / 'base.gin'), ('a.b = 1', ), 7)
+    return RemoteRun(run._asdict(), 'a.b = 2\n', str(tmp_path / 'token'), token, pack(root_dir), PlayedExecution)
+
+
+def test_a_machine_that_sees_the_search_folder_works_in_it_and_sends_nothing(tmp_path):
+    remote = remote_run(tmp_path, 'same')
+    assert remote._execution.run.root_dir == str(tmp_path / 'search' / 'seed_0')
+    remote._execution.code = 0
+    assert remote.poll() == (0, 'the end', b'')
+
+
+def test_another_machine_works_in_a_folder_of_its_own_and_sends_what_is_new(tmp_path, monkeypatch):
+    remote = remote_run(tmp_path, 'another')
+    run = remote._execution.run
+    assert run.root_dir != str(tmp_path / 'search' / 'seed_0') and files_of(run.root_dir) == FILES
+    with open(run.base_file) as file:
+        assert file.read() == 'a.b = 2\n'
+    assert remote.poll() == (None, '', b'')
+    run_folder(run.root_dir, {'eval/progress.csv': 'b\n2\n3\n', 'train/algorithm/ckpt-2': 'more'})
+    here = str(tmp_path / 'here' / 'seed_0')
+    code, _, archive = remote.poll()
+    unpack(archive, here)
+    assert code is None and files_of(here) == {'progress.csv': 'a\n1\n', 'eval/progress.csv': 'b\n2\n3\n'}
+    assert remote.poll()[2] == b''
+    monkeypatch.setattr(ray_runs, '_COPY_SECONDS', 0.0)
+    unpack(remote.poll()[2], here)
+    assert files_of(here)['train/algorithm/ckpt-2'] == 'more'
+    remote.stop()
+    remote._execution.code = 143
+    run_folder(run.root_dir, {'train/algorithm/ckpt-3': 'last'})
+    code, words, archive = remote.poll()
+    unpack(archive, here)
+    assert (code, words) == (143, 'the end') and files_of(here)['train/algorithm/ckpt-3'] == 'last'
+    assert not os.path.exists(os.path.dirname(run.root_dir)), 'nothing is left on the other machine'
+
+
+@pytest.mark.slow
+def test_ray_runs_trials_at_the_same_time_and_replaces_a_worker_that_is_lost(tmp_path, monkeypatch):
+    ray = pytest.importorskip('ray')
+    here = os.path.dirname(os.path.abspath(__file__))
+    monkeypatch.setenv('PYTHONPATH', os.pathsep.join([here, os.environ.get('PYTHONPATH', '')]))
+    text = BOWL.replace("'inline'", "'ray'") + 'Search.num_trials = 3\nSearch.num_parallel = 3\n'
+    text += f"bowl.journal = '{tmp_path}/journal'\nSearch.cpus_per_run = 0.25\nbowl.gate = '{tmp_path}/gate'\n"
+    killed = []
+
+    def kill_one(self):
+        """SIGKILL to one of the workers when all runs have begun."""
+        journal = tmp_path / 'journal'
+        if not killed and journal.exists() and journal.read_text().count('begin') == 3:
+            killed.append(ray.get(self._pid))
+            os.kill(killed[0], signal.SIGKILL)
+            time.sleep(0.5)
+            (tmp_path / 'gate').touch()
+        return poll(self)
+    poll, start = ray_runs.RayExecution.poll, ray_runs.RayExecution.__init__
+
+    def with_pid(self, ray_module, actor, run):
+        start(self, ray_module, actor, run)
+        self._pid = actor.pid.remote()
+    monkeypatch.setattr(RemoteRun, 'pid', lambda self: os.getpid(), raising=False)
+    monkeypatch.setattr(ray_runs.RayExecution, '__init__', with_pid)
+    monkeypatch.setattr(ray_runs.RayExecution, 'poll', kill_one)
+    search(tmp_path, text)
+    assert killed
+    found = rows(tmp_path)
+    assert [row['state'] for row in found] == ['complete'] * 3
+    begun = [line.split()[1] for line in (tmp_path / 'journal').read_text().splitlines() if line.startswith('begin')]
+    assert len(begun) == 4 and len(set(begun)) == 3, 'the run whose worker was lost was started again'
+    assert not ray.is_initialized()
