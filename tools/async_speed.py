@@ -162,8 +162,8 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger('alfx').setLevel(logging.ERROR)
     found = measure(options)
-    print('| step sleeps | updates a step | acting + stepping | training | synchronous | asynchronous | ratio | at best |')
-    print('|---:|---:|---:|---:|---:|---:|---:|---:|')
+    print('| step sleeps | updates a step | acting + stepping | training | synchronous | asynchronous | ratio | '
+          'at best |\n|---:|---:|---:|---:|---:|---:|---:|---:|')
     print('| {env_ms:g} ms | {updates} | {acting_ms:.1f} ms | {training_ms:.1f} ms | {synchronous:.0f} steps/s | '
           '{asynchronous:.0f} steps/s | **{ratio:.2f}** | {at_best:.2f} |'.format(**found))
     if options.json:

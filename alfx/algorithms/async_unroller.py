@@ -237,7 +237,7 @@ class AsyncUnroller(UnrollSource):
                     self._error = content
                 elif kind == 'ready':
                     self.is_ready = True
-                    logger.info('%s acts in %d environments', self._name, content)
+                    logger.info('%s acts in %d environment(s)', self._name, content)
 
     @staticmethod
     def _write_summaries(written: list[tuple[str, tuple]]) -> None:

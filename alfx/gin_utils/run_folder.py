@@ -37,7 +37,8 @@ _MAY_CHANGE = frozenset('''
     num_summaries summary_interval summarize_first_interval summaries_flush_secs summary_max_queue
     debug_summaries profiling code_snapshots summarize_grads_and_vars summarize_gradient_noise_scale
     summarize_action_distributions summarize_output empty_cache num_threads float32_matmul_precision conf_file
-    root_dir'''.split())
+    root_dir async_unroll max_unroll_length unroll_queue_size unroll_step_interval unroll_parameter_update_period
+    num_ray_workers ray_address'''.split())
 _TRAINER_CONFIG = 'alfx.algorithms.config.TrainerConfig'
 _GIT_LIMIT = 1_000_000  # characters of uncommitted changes that are kept
 
@@ -124,8 +125,8 @@ def stored_info(root_dir: str) -> dict[str, Any]:
 def check_same_conf(root_dir: str) -> None:
     """Check that a run folder, if it holds a run, belongs to the loaded conf.
 
-    How long the run is and how often it evaluates, summarises and writes checkpoints may differ; what is learned,
-    in which environment and with which algorithm may not.
+    How long the run is, how often it evaluates, summarises and writes checkpoints, and which processes act may differ;
+    what is learned, in which environment and with which algorithm may not.
 
     Raises:
         ConfError: it belongs to another conf; the message says what differs.
