@@ -1,8 +1,8 @@
 """Training in several processes, as far as it concerns the program: who is started, and who says what.
 
 ``torchrun`` starts this program as ranks; ``--num_processes`` and ``--distributed=multi-gpu`` let it start itself as
-such (:mod:`alfx.bin.launch`). Rank 0 speaks to the user. What another one has to say goes to a file of its own if it ends
-with an error; if rank 0 is gone the first one that is left speaks.
+such (:mod:`alfx.bin.launch`). Rank 0 speaks to the user. What another one has to say goes to a file of its own if it
+ends with an error; if rank 0 is gone the first one that is left speaks.
 """
 import io
 import logging
@@ -133,7 +133,12 @@ class _Output:
 
     def end(self, error: BaseException | None) -> None:
         """Write the file, and speak if the others cannot."""
-        if not self._rank or error is None:
+        if error is None:
+            return
+        from alfx import context
+        if context.get_ranks() is not None:
+            context.get_ranks().report(error)
+        if not self._rank:
             return
         if self.root_dir and not isinstance(error, SystemExit):
             folder = os.path.join(self.root_dir, 'train')

@@ -1,8 +1,8 @@
 """The states of the metrics of several processes as those of one, and the reverse, for what is kept in arrays.
 
-Each class is one of the bases of what it is for. ``join_states`` makes the state of one of many; ``share_of_state`` makes
-that of one of ``size`` of one; ``take_joined`` takes over what ``join_states`` returned, in a metric that sees no steps
-itself.
+Each class is one of the bases of what it is for. ``join_states`` makes the state of one of many; ``share_of_state``
+makes that of one of ``size`` of one; ``take_joined`` takes over what ``join_states`` returned, in a metric that sees no
+steps itself.
 """
 from collections.abc import Sequence
 from typing import Any

@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from alfx import context
+from alfx.environments.described_environment import DescribedEnvironment
 from alfx.environments.seeding import derived_seed
 from alfx.trainers import random_state
 from alfx.trainers.cpu_tuning import Tuning
@@ -77,10 +78,11 @@ class RunState:
 
         Args:
             environment_state: what ``env.get_state()`` returned when the checkpoint was written; None if there is
-                none: then new episodes begin, other than those that the run began with.
+                none. Then, and where other processes act from now on, new episodes begin, other than those that the
+                run began with.
         """
         rollout, random, environment_state = self._own_part(environment_state)
-        if environment_state is not None:
+        if environment_state is not None and not isinstance(self._env, DescribedEnvironment):
             self._env.set_state(environment_state)
             self._algorithm.set_rollout_state(rollout)
         elif self._env is not None:
@@ -109,7 +111,7 @@ class RunState:
         if parts and len(parts) == size and ranks is not None:
             own = parts[ranks.rank]
             return own['rollout'], own['random'], environment_state and environment_state[ranks.rank]
-        logger.info('the checkpoint was written by %s process(es), this run has %d: its environments start anew',
-                    1 if parts is None else len(parts) or 'lost', size)
+        written_by = 'when a process was lost' if parts == [] else f'by {len(parts or [0])} process(es)'
+        logger.info('the checkpoint was written %s, this run has %d: its environments start anew', written_by, size)
         is_first = ranks is None or ranks.is_first
         return {'unroll_debt': state['rollout']['unroll_debt']}, state['random'] if is_first else None, None

@@ -272,8 +272,6 @@ def check_config(config: TrainerConfig) -> None:
     """
     own_processes = 'has processes of its own that act, and they belong to one process that trains'
     reasons = {
-        'compile': (config.compile, 'makes one function of the update, the step of the optimizer included, so that '
-                    'gradients cannot be averaged before it'),
         'async_unroll': (config.async_unroll, own_processes),
         'num_ray_workers': (getattr(config, 'num_ray_workers', 0), own_processes),
         'ml_type': (config.ml_type == 'sl', 'trains on data of the algorithm\'s own, which nobody divides'),
