@@ -456,7 +456,8 @@ class RLAlgorithm(Algorithm):
             with probe.unchanged(self):  # the statistics of a data transformer among others
                 like = start(self, self._env)
             parts = (like.time_step, like.inputs, like.state, like.transform_state)
-            self._cursor = Cursor(*nest.pack_sequence_as(parts, state['cursor']))
+            places = [x.device for x in nest.flatten(parts)]  # a checkpoint is loaded into host memory
+            self._cursor = Cursor(*nest.pack_sequence_as(parts, [x.to(y) for x, y in zip(state['cursor'], places)]))
         if 'context' in state:
             assert self._replay_buffer is not None
             context_steps = [x.transpose(0, 1) for x in state['context']]

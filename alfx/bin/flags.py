@@ -42,8 +42,8 @@ def define_conf_flags(root_dir: bool = True) -> None:
 
 def define_device_flag() -> None:
     """Define ``--device``, for programs that build networks; call it when a program is imported."""
-    _define('device', flags.DEFINE_string, 'cpu', 'where networks are: cpu; cuda: the first GPU; cuda:N; auto: the first '
-            'GPU if there is one, otherwise cpu')
+    _define('device', flags.DEFINE_string, 'cpu', 'where networks are: cpu; cuda: the first GPU; cuda:N; auto: the '
+            'first GPU if there is one, otherwise cpu')
 
 
 def device_from_flags() -> Any:

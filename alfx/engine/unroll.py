@@ -11,6 +11,7 @@ import torch
 from alfx import context, nest
 from alfx.data_structures import AlgStep, Experience, TimeStep
 from alfx.tensor_specs import NestedTensor
+from alfx.utils.transfers import to_device
 
 if TYPE_CHECKING:
     from alfx.algorithms.rl_algorithm import RLAlgorithm
@@ -122,7 +123,7 @@ def _detached(action: NestedTensor) -> NestedTensor:
 
 
 def _on_device(time_step: TimeStep, device: torch.device) -> TimeStep:
-    return time_step if device.type == 'cpu' else time_step.to(device)
+    return time_step if device.type == 'cpu' else to_device(time_step, device)
 
 
 def reset_state_at_first(state: NestedTensor, initial_state: NestedTensor, time_step: TimeStep) -> NestedTensor:

@@ -20,6 +20,7 @@ from alfx.experience_replayers.priorities import Priorities, join_priorities, sh
 from alfx.experience_replayers.ring_buffer import RingBuffer, atomic, require_at_least
 from alfx.experience_replayers.sampling import SequenceSampler
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
+from alfx.utils.transfers import to_device
 
 
 @gin_utils.configurable
@@ -47,7 +48,8 @@ class ReplayBuffer(RingBuffer):
             anyway if there are fewer sequences than are needed, and a sequence from the recent ones may be among those
             from all. For prioritised sampling, whether the draws are independent; if not they are stratified: one
             from each of B equal parts of the total priority.
-        device: where the storage lives.
+        device: where the storage lives: 'cpu' for host memory, which is larger, and from which samples travel to a GPU
+            while it computes; 'cuda' or 'cuda:N' for that of a GPU, from which they need not travel.
         allow_multiprocess: whether the buffer can be given to other processes, which then store into and sample from
             the same memory, one at a time.
         keep_episodic_info: whether to keep track of episodes, for :meth:`steps_to_episode_end` and the like; needs a
@@ -299,7 +301,7 @@ class ReplayBuffer(RingBuffer):
             found['discounted_return'] = returns.view(len(env_ids), length, *returns.shape[1:])
         device = context.get_default_device()
         if device.type != 'cpu':
-            found = {name: x.to(device) for name, x in found.items()}
+            found = to_device(found, device)
         return experience, BatchInfo(replay_buffer=self, **found)
 
     # Episodes -------------------------------------------------------------------------------------------------

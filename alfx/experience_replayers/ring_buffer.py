@@ -58,8 +58,8 @@ class RingBuffer:
         if not specs:
             raise ValueError(f'{name}.data_spec: expected at least one TensorSpec, found an empty nest')
         self.name = name
-        self._device = torch.device(device)
-        _check_storage(name, self._device, allow_multiprocess, memory_map_dir)
+        _check_storage(name, torch.device(device), allow_multiprocess, memory_map_dir)
+        self._device = _storage_device(name, torch.device(device))
         self._data_spec = data_spec
         self._leaf_indices = self._tree.unflatten(range(len(specs)))
         self._num_envs = num_environments
@@ -361,11 +361,19 @@ class RingBuffer:
             steps = positions[:, None] + np.arange(length)
             cells = self._rings.cells(steps, env_ids[:, None]).reshape(-1)
         chosen = torch.from_numpy(cells)
-        leaves = self._store.read_cells(chosen, (len(env_ids), length))
-        device = context.get_default_device()
-        if device.type != 'cpu' or self._device.type != 'cpu':
-            leaves = [x.to(device) for x in leaves]
+        leaves = self._store.read_cells(chosen, (len(env_ids), length), context.get_default_device())
         return self._tree.unflatten(leaves), chosen
+
+
+def _storage_device(name: str, device: torch.device) -> torch.device:
+    """``device``, which is there; a GPU with its number."""
+    if device.type != 'cuda':
+        return device
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    number = device.index if device.index is not None else torch.cuda.current_device() if count else 0
+    if number >= count:
+        raise ValueError(f"{name}.device: expected 'cpu' or one of {count} GPU(s) that torch finds, found '{device}'")
+    return torch.device('cuda', number)
 
 
 def _check_storage(name: str, device: torch.device, allow_multiprocess: bool, memory_map_dir: Optional[str]) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from alfx.tensor_specs import TensorSpec
+from alfx.utils.transfers import pinned_like, send
 
 _WORD = 8  # bytes of the int64 that packed leaves are stored and copied as
 _LARGEST_PACKED = 1024  # bytes; larger leaves get a tensor of their own
@@ -154,14 +155,33 @@ class RowStore:
         """Copies ``[n, ...]`` of one leaf of the cells (int64 ``[n]``)."""
         return self.field(leaf).index_select(0, cells.to(self._device))
 
-    def read_cells(self, cells: Tensor, outer: tuple[int, ...]) -> list[Tensor]:
-        """Copies of the cells ``row * num_columns + column`` (int64 ``[n]``), each leaf ``[*outer, ...]`` with
-        ``n`` = the product of ``outer``. The small leaves share memory with each other, not with the storage."""
+    def read_cells(self, cells: Tensor, outer: tuple[int, ...], device: torch.device | None = None) -> list[Tensor]:
+        """Copies of cells.
+
+        Args:
+            cells: int64 ``[n]``: ``row * num_columns + column`` of each.
+            outer: n = the product of it.
+            device: where the copies are; None for where the storage is. To a GPU they travel from pinned memory, and
+                nothing waits for it.
+
+        Returns:
+            each leaf ``[*outer, ...]``. The small ones share memory with each other, not with the storage.
+        """
         cells = cells.to(self._device)
-        leaves = self._unpack(self._packed_cells.index_select(0, cells), outer)
+        device = device or self._device
+        leaves = self._unpack(self._select(self._packed_cells, cells, device), outer)
         for i, block in self._large_cells.items():
-            leaves[i] = block.index_select(0, cells).view(*outer, *block.shape[1:])
+            leaves[i] = self._select(block, cells, device).view(*outer, *block.shape[1:])
         return [leaves[i] for i in range(len(leaves))]
+
+    def _select(self, block: Tensor, cells: Tensor, device: torch.device) -> Tensor:
+        """Copies of ``block[cells]`` on ``device``."""
+        if device == self._device:
+            return block.index_select(0, cells)
+        if device.type != 'cuda' or self._device.type != 'cpu':
+            return block.index_select(0, cells).to(device)
+        chosen = pinned_like(block, (len(cells), *block.shape[1:]))
+        return send(torch.index_select(block, 0, cells, out=chosen), device)
 
 
 def map_file(directory: str, num_bytes: int) -> Tensor:

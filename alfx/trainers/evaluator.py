@@ -20,6 +20,7 @@ from alfx.metrics.metrics import (AverageEnvInfoMetric, AverageEpisodeLengthMetr
 from alfx.trainers import building, random_state, run_files
 from alfx.trainers.step_measures import EpisodeMeans
 from alfx.utils.confidence import confidence_interval
+from alfx.utils.transfers import to_device
 
 
 class EvalJob(NamedTuple):
@@ -149,7 +150,7 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
         update_metrics(metrics, time_step._replace(step_type=seen), stacked=False)
         remaining -= (is_counted & time_step.is_last()).to(remaining.dtype)
         inputs, transform_state = algorithm.transform_timestep(
-            time_step if device.type == 'cpu' else time_step.to(device), transform_state)
+            time_step if device.type == 'cpu' else to_device(time_step, device), transform_state)
         if nest.flatten(state):
             state = reset_state_at_first(state, initial_state, inputs)
         alg_step = algorithm.predict_step(inputs, state)

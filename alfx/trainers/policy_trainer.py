@@ -133,7 +133,7 @@ class Trainer:
             self._finish()
 
     def _train_iter(self) -> None:
-        if self._config.empty_cache:
+        if self._config.empty_cache and context.get_default_device().type == 'cuda':
             torch.cuda.empty_cache()
         self._algorithm.train_iter()
         self._team.check_parameters(self._algorithm, self._state.iteration + 1)

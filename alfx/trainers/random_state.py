@@ -26,7 +26,7 @@ def set_random_seed(seed: int | None) -> int:
 
 
 def capture() -> dict[str, Any]:
-    """The states of the generators of Python, numpy, torch and, where one is in use, the GPUs."""
+    """The states of the generators of Python, numpy, torch and, where one is in use, the current GPU."""
     version, numbers, gauss = random.getstate()
     numpy_state: Any = np.random.get_state()  # noqa: NPY002
     name, keys, *position = numpy_state
@@ -36,7 +36,7 @@ def capture() -> dict[str, Any]:
         'torch': torch.get_rng_state()
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state['cuda'] = torch.cuda.get_rng_state_all()
+        state['cuda'] = torch.cuda.get_rng_state()
     return state
 
 
@@ -48,7 +48,7 @@ def restore(state: dict[str, Any]) -> None:
     np.random.set_state((name, keys.numpy().astype(np.uint32), *position))  # noqa: NPY002
     torch.set_rng_state(state['torch'])
     if 'cuda' in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state['cuda'][:torch.cuda.device_count()])
+        torch.cuda.set_rng_state(state['cuda'])  # whichever GPU it was of
 
 
 @contextlib.contextmanager

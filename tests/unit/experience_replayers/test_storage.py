@@ -80,6 +80,8 @@ def test_what_cannot_be_shared_or_mapped_is_refused_by_name(tmp_path):
         ReplayBuffer(SPEC, 1, 4, allow_multiprocess=True, device='cuda')
     with pytest.raises(ValueError, match=r"ReplayBuffer\.memory_map_dir: expected ReplayBuffer.device to be 'cpu'"):
         ReplayBuffer(SPEC, 1, 4, memory_map_dir=str(tmp_path), device='cuda')
+    with pytest.raises(ValueError, match=r"ReplayBuffer\.device: expected 'cpu' or one of \d+ GPU.*'cuda:99'"):
+        ReplayBuffer(SPEC, 1, 4, device='cuda:99')
     with pytest.raises(ValueError, match='memory_map_dir: expected None with allow_multiprocess = True'):
         ReplayBuffer(SPEC, 1, 4, memory_map_dir=str(tmp_path), allow_multiprocess=True)
 

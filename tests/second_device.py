@@ -1,0 +1,116 @@
+"""A device besides the CPU that every machine has: tensors that say they are elsewhere, and refuse to be mixed.
+
+Within :func:`second_device` the device 'meta' computes: a tensor there holds an ordinary one, on which every operation
+is done. An operation on tensors of both devices fails as it would with a GPU, and so does ``numpy()``. So whatever forgets
+to say on which device it makes a tensor is found without a GPU.
+"""
+import contextlib
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_flatten, tree_map
+
+DEVICE = torch.device('meta')
+_aten = torch.ops.aten
+# between devices by nature: copies, and indices, which may be on the CPU
+_CROSSING = (_aten.copy_.default, _aten._to_copy.default, _aten._foreach_copy_.default, _aten.index.Tensor,
+             _aten.index_put_.default, _aten.index_put.default, _aten.set_.source_Storage)
+
+
+class SecondDeviceTensor(torch.Tensor):
+    """A tensor on the second device; ``held`` is what it stands for."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
+            layout=held.layout, device=DEVICE, requires_grad=False)
+
+    def __init__(self, held: torch.Tensor):
+        self.held = held
+
+    def __repr__(self):
+        return f'SecondDeviceTensor({self.held!r})'
+
+    def tolist(self):
+        return self.held.tolist()
+
+    def numpy(self, *args, **kwargs):
+        raise TypeError("can't convert a tensor of the second device to numpy; use Tensor.cpu() first")
+
+    __array__ = numpy
+
+    def __deepcopy__(self, memo):
+        copied = SecondDeviceTensor(self.held.detach().clone())
+        return torch.nn.Parameter(copied, self.requires_grad) if isinstance(self, torch.nn.Parameter) else copied
+
+    def __reduce_ex__(self, protocol):
+        return self.held.__reduce_ex__(protocol)  # a checkpoint is loaded on the CPU
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return _run(func, args, kwargs or {})
+
+
+def _run(func, args, kwargs):
+    tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+    there = [x for x in tensors if isinstance(x, SecondDeviceTensor)]
+    strangers = [x for x in tensors if not isinstance(x, SecondDeviceTensor) and x.ndim]
+    wanted = kwargs.get('device')
+    if there and strangers and func not in _CROSSING:
+        raise RuntimeError(f'{func}: expected all tensors to be on the same device, found some on the second device '
+                           f'and {[tuple(x.shape) for x in strangers]} on the CPU')
+    if func in (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default) and there:
+        if not isinstance(args[0], SecondDeviceTensor):
+            raise RuntimeError(f'{func}: the indices are on the second device, what is indexed on the CPU')
+    if wanted is not None:
+        kwargs = {**kwargs, 'device': torch.device('cpu')}
+    wraps = torch.device(wanted).type == DEVICE.type if wanted is not None else bool(there)
+    unwrapped_args, unwrapped_kwargs = tree_map(_held, (args, kwargs))
+    result = func(*unwrapped_args, **unwrapped_kwargs)
+    if func in (_aten.copy_.default, _aten._foreach_copy_.default):
+        return args[0] if func is _aten.copy_.default else None
+    if not wraps:
+        return result
+    wrapped = tree_map(lambda x: SecondDeviceTensor(x) if isinstance(x, torch.Tensor) else x, result)
+    return return_and_correct_aliasing(func, args, kwargs, wrapped)
+
+
+def _held(x):
+    return x.held if isinstance(x, SecondDeviceTensor) else x
+
+
+class _SecondDevice(TorchDispatchMode):
+    """Also sees what makes tensors of nothing."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        flat = tree_flatten((args, kwargs))[0]
+        if any(isinstance(x, SecondDeviceTensor) for x in flat) or (
+                kwargs.get('device') is not None and torch.device(kwargs['device']).type == DEVICE.type):
+            return _run(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+class _FromData(TorchFunctionMode):
+    """torch makes tensors of data on 'meta' without asking anybody, and gives no numbers of such ones."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in (torch.tensor, torch.as_tensor, torch.asarray):
+            device = kwargs.pop('device', None)
+            made = func(*args, **kwargs)
+            return made if device is None else made.to(device)
+        if func is torch.Tensor.item and isinstance(args[0], SecondDeviceTensor):
+            return args[0].held.item()
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def second_device():
+    """Context manager within which there is one; gives it."""
+    with _SecondDevice(), _FromData():
+        yield DEVICE
