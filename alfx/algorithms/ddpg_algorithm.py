@@ -22,6 +22,7 @@ from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
+from alfx.engine.recorded_function import RecordedFunction
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at
 from alfx.networks.actor_networks import ActorNetwork
@@ -167,6 +168,8 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
         self._action_l2 = action_l2
         self._train_actor_on_last_step = train_actor_on_last_step
         self._is_recurrent = bool(nest.flatten(train_state_spec))
+        self._policy = (None if self._is_recurrent or not is_fixed(actor) else
+                        RecordedFunction(lambda observation: self._actor_network(observation)[0], actor))
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         """The target networks."""
@@ -194,7 +197,10 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
     def rollout_step(self, inputs: TimeStep, state: Any = None) -> AlgStep:
         """The action of the policy with exploration noise, or a random one, ``[B, ...]``."""
         state = state or self.get_initial_rollout_state(inputs.step_type.shape[0])
-        action, actor_state = self._actor_network(inputs.observation, state.actor.actor)
+        if self._policy is not None:
+            action, actor_state = self._policy(inputs.observation), state.actor.actor
+        else:
+            action, actor_state = self._actor_network(inputs.observation, state.actor.actor)
         taken, noise_state = self._exploration(action, state.noise)
         probability = self._random_action_probability()
         if probability > 0:

@@ -29,6 +29,7 @@ from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
+from alfx.engine.recorded_function import RecordedFunction
 from alfx.gin_utils import configurable
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
@@ -149,6 +150,8 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         self._train_first_step_only = train_first_step_only
         random_steps = config.initial_collect_steps if config is not None and random_initial_collection else 0
         self._random_steps = random_steps
+        self._greedy = (None if self._critic_networks.is_rnn or not is_fixed(self._critic_networks) else
+                        RecordedFunction(lambda observation: self._q_values(observation, ())[0].argmax(-1), self))
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks']
@@ -180,6 +183,8 @@ class DqnAlgorithm(OffPolicyAlgorithm):
             epsilon = 1.0
         if epsilon >= 1.0 and not self._critic_networks.is_rnn:
             greedy, new_state = inputs.step_type.new_zeros(inputs.step_type.shape, dtype=torch.int64), ()
+        elif self._greedy is not None:
+            greedy, new_state = self._greedy(inputs.observation), ()
         else:
             q_values, new_state = self._q_values(inputs.observation, state.critic)
             greedy = q_values.argmax(-1)

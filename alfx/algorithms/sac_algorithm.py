@@ -34,6 +34,7 @@ from alfx.algorithms.sac_critics import ActionValues
 from alfx.algorithms.sac_setup import check_arguments, check_normal_actor, initial_log_alphas, targets_of_alpha
 from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
+from alfx.engine.recorded_function import RecordedFunction
 from alfx.gin_utils import configurable
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
@@ -191,6 +192,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
             check_normal_actor(f'{name}.rollout_noise_correlation', actor)
         self._keeps_distribution = config is not None and config.summarize_action_distributions
         self._is_recurrent = bool(nest.flatten(self.train_state_spec))
+        self._sampled_action = self._recorded_policy()
         self.register_buffer('_training_started', torch.zeros((), dtype=torch.bool))
         self._prior_actor = None
         if prior_actor_ctor is not None:
@@ -225,6 +227,15 @@ class SacAlgorithm(OffPolicyAlgorithm):
 
     # Acting ----------------------------------------------------------------------------------------------------
 
+    def _recorded_policy(self) -> RecordedFunction | None:
+        """From an observation to a sampled action, where a step of the rollout is no more than that."""
+        samples = (self._parts.type == ActionType.Continuous and not nest.flatten(self.rollout_state_spec)
+                   and type(self)._draw_rollout_action is SacAlgorithm._draw_rollout_action)
+        if not samples or self._keeps_distribution or not is_fixed(self._actor_network):
+            return None
+        return RecordedFunction(lambda observation: dist_utils.sample_action_distribution(
+            self._actor_network(observation)[0]), self._actor_network)
+
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
         """The best action, or with probability ``epsilon_greedy`` a sampled one."""
         draw = partial(dist_utils.epsilon_greedy_sample, eps=self._epsilon_greedy)
@@ -234,6 +245,9 @@ class SacAlgorithm(OffPolicyAlgorithm):
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
         """Sample an action; where states are stored for training, also move the states of the critics on."""
+        if self._sampled_action is not None and not self._reproduce_locomotion:
+            action = self._sampled_action(inputs.observation)
+            return AlgStep(action, state, SacInfo(action=action))
         noise = state.noise
         if self._noise_correlation:
             move = partial(sac_actions.next_noise, correlation=self._noise_correlation, is_first=inputs.is_first())

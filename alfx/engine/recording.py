@@ -116,40 +116,55 @@ class UpdateRecorder:
     def record_gradients(self, batch: Batch) -> Any:
         """A graph from all tensors and the leaves of a batch to loss, priorities or None, and gradients or None.
 
-        No generator moves on. What has no effect is left out.
-
         Raises:
-            NotRecordableError: something looks at the values of a tensor, such as a check that integers are in range.
+            NotRecordableError: see :func:`recorded`.
         """
-        from torch.fx.experimental.proxy_tensor import make_fx
-
         count = len(self.tensors)
 
         def update(*flat: Tensor) -> list[Any]:
             loss, priority, grads = self.gradients(flat[:count], flat[count:], batch.tree)
             return [loss, priority if isinstance(priority, Tensor) else None, *grads]
 
-        with torch.random.fork_rng(), disallow_scheduler(), context.record_if(False):
-            try:
-                graph = make_fx(update)(*(copied(x.detach()) for x in (*self.tensors, *batch.leaves)))
-            except RuntimeError as error:
-                if 'tracing tensor' not in str(error):
-                    raise
-                raise NotRecordableError(f'the update of {self._algorithm.name} looks at the values of a tensor, so '
-                                         f'that its operations cannot be recorded: {error}') from error
-        self._check_constants(graph)
-        graph.graph.eliminate_dead_code(is_impure_node=has_effect)
-        graph.recompile()
-        return graph
+        return recorded(update, [*self.tensors, *batch.leaves], f'the update of {self._algorithm.name}')
 
-    def _check_constants(self, graph: Any) -> None:
-        """A parameter that the record holds as a constant would never be seen to change."""
-        mine = {x.data_ptr() for x in self.tensors if x.numel()}
-        for node in graph.graph.nodes:
-            if node.op == 'get_attr':
-                value = getattr(graph, node.target)
-                assert not (isinstance(value, Tensor) and value.numel() and value.data_ptr() in mine), (
-                    f'{self._algorithm.name} reaches a parameter of shape {tuple(value.shape)} past its modules')
+
+def recorded(function: Callable[..., list[Any]], inputs: Sequence[Tensor], what: str) -> Any:
+    """A graph of what ``function`` does with ``inputs``, without what has no effect.
+
+    It is called with copies, and no generator moves on.
+
+    Args:
+        function: returns tensors and None.
+        inputs: all tensors that it reads and that may change.
+        what: what the function is, for messages.
+
+    Raises:
+        NotRecordableError: something looks at the values of a tensor, such as a check that integers are in range.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with torch.random.fork_rng(), disallow_scheduler(), context.record_if(False):
+        try:
+            graph = make_fx(function)(*(copied(x.detach()) for x in inputs))
+        except RuntimeError as error:
+            if 'tracing tensor' not in str(error):
+                raise
+            raise NotRecordableError(f'{what} looks at the values of a tensor, so that its operations cannot be '
+                                     f'recorded: {error}') from error
+    _check_constants(graph, inputs, what)
+    graph.graph.eliminate_dead_code(is_impure_node=has_effect)
+    graph.recompile()
+    return graph
+
+
+def _check_constants(graph: Any, inputs: Sequence[Tensor], what: str) -> None:
+    """A parameter that the record holds as a constant would never be seen to change."""
+    mine = {x.data_ptr() for x in inputs if x.numel()}
+    for node in graph.graph.nodes:
+        if node.op == 'get_attr':
+            value = getattr(graph, node.target)
+            assert not (isinstance(value, Tensor) and value.numel() and value.data_ptr() in mine), (
+                f'{what} reaches a parameter of shape {tuple(value.shape)} past its modules')
 
 
 class _Losses(nn.Module):

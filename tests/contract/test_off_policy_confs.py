@@ -9,7 +9,7 @@ import torch
 
 from alfx import gin_utils
 from alfx.algorithms.config import TrainerConfig
-from alfx.engine import recorded_update
+from alfx.engine import recorded_function, recorded_update
 from alfx.engine.recorded_update import RecordedUpdate
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.utils.checkpoint_utils import read_checkpoint
@@ -116,12 +116,14 @@ def test_same_seed_same_parameters_also_when_resumed_with_the_replay_buffer(conf
 
 
 @pytest.mark.parametrize('conf', CONFS)
-def test_updates_played_from_a_record_are_equal_to_the_bit(conf, tmp_path, monkeypatch):
+def test_updates_and_actions_played_from_a_record_are_equal_to_the_bit(conf, tmp_path, monkeypatch):
     recorded = []
     record = RecordedUpdate._record
     monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 3)
+    monkeypatch.setattr(recorded_function, '_CALLS_BEFORE', 3)
     monkeypatch.setattr(RecordedUpdate, '_record', lambda *args: recorded.append(1) or record(*args))
     played = train(conf, tmp_path / 'played')
     monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 10**9)
+    monkeypatch.setattr(recorded_function, '_CALLS_BEFORE', 10**9)
     assert differences(played, train(conf, tmp_path / 'plain')) == []
     assert bool(recorded) == (conf in PLAYED)

@@ -1,0 +1,86 @@
+"""A function of networks played from a record, as updates are: for acting, which calls a policy on a row or two.
+
+There the layers take less time than the calls of modules and distributions around them. Results are equal to the bit.
+"""
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from alfx import nest
+from alfx.engine.program import Program
+from alfx.engine.recording import NotRecordableError, recorded
+from alfx.tensor_specs import NestedTensor
+
+logger = logging.getLogger(__name__)
+_CALLS_BEFORE = 500  # recording takes as long as a thousand calls
+
+
+class RecordedFunction:
+    """Plays a function, one record for each structure and layout of its input.
+
+    Args:
+        function: from a nest of tensors to a nest of tensors; the same operations at each call, of which none looks at
+            the values of tensors. It may draw random numbers.
+        modules: hold the parameters and buffers that it reads.
+    """
+
+    def __init__(self, function: Callable[[NestedTensor], NestedTensor], *modules: nn.Module) -> None:
+        self._function = _Function(function, modules)
+        self._records: dict[Any, _Record] = {}
+        self._counts: dict[Any, int] = {}
+        self._is_recordable = True
+
+    def __call__(self, inputs: NestedTensor) -> NestedTensor:
+        """What the function returns for ``inputs``; where gradients are recorded, by calling it."""
+        if not self._is_recordable or torch.is_grad_enabled():
+            return self._function(inputs)
+        leaves, structure = nest.flatten_with_structure(inputs)
+        key = structure, tuple((x.shape, x.stride(), x.dtype, x.device) for x in leaves)
+        record = self._records.get(key)
+        if record is None or not record.program.is_current:
+            count = self._counts[key] = self._counts.get(key, 0) + 1
+            if count <= _CALLS_BEFORE:
+                return self._function(inputs)
+            try:
+                record = self._records[key] = self._record(leaves, structure)
+            except NotRecordableError as error:
+                logger.info('%s; it acts step by step, which takes longer', error)
+                self._is_recordable = False
+                return self._function(inputs)
+        results: Any = record.program(leaves)
+        return record.structure.unflatten([x.clone() for x in results])
+
+    def _record(self, leaves: list[Tensor], structure: Any) -> '_Record':
+        named = {name: x for name, x in (*self._function.named_parameters(), *self._function.named_buffers())}
+        tensors, result_structure = list(named.values()), None
+
+        def flat(*inputs: Tensor) -> list[Tensor]:
+            nonlocal result_structure
+            arguments = structure.unflatten(inputs[len(named):])
+            result = torch.func.functional_call(self._function, dict(zip(named, inputs)), (arguments, ))
+            results, result_structure = nest.flatten_with_structure(result)
+            return results
+
+        with torch.no_grad():
+            graph = recorded(flat, [*tensors, *leaves], 'a policy')
+        return _Record(Program(graph, tensors, leaves), result_structure)
+
+
+class _Record(NamedTuple):
+    program: Program
+    structure: Any  # of the result
+
+
+class _Function(nn.Module):
+    """The function as a module whose parameters can be exchanged for a call."""
+
+    def __init__(self, function: Callable[[NestedTensor], NestedTensor], modules: tuple[nn.Module, ...]) -> None:
+        super().__init__()
+        self._modules_read = nn.ModuleList(modules)
+        self._called = function
+
+    def forward(self, inputs: NestedTensor) -> NestedTensor:
+        return self._called(inputs)
