@@ -1,0 +1,108 @@
+"""What processes that act or evaluate have in common."""
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+import torch
+from unroll_fakes import is_running, wait_for
+
+from alfx import BoundedTensorSpec, TensorSpec, context, summary
+from alfx.environments.described_environment import DescribedEnvironment
+from alfx.environments.errors import UnsupportedOperationError
+from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
+from alfx.environments.utils import create_environment
+from alfx.trainers.worker_process import LogForwarding, SummaryForwarding, parent_is_gone
+
+PARENT = '''
+import multiprocessing, time
+from alfx.trainers import worker_process
+def work():
+    worker_process.prepare({'float32_matmul_precision': 'highest'})
+    time.sleep(1000)
+if __name__ == '__main__':
+    process = multiprocessing.get_context('spawn').Process(target=work)
+    process.start()
+    print(process.pid, flush=True)
+    time.sleep(1000)
+'''
+
+
+def test_a_process_that_does_not_notice_ends_by_force_when_its_parent_is_gone(tmp_path):
+    (tmp_path / 'parent.py').write_text(PARENT)
+    path = os.pathsep.join([os.getcwd(), os.environ.get('PYTHONPATH', '')])
+    parent = subprocess.Popen([sys.executable, str(tmp_path / 'parent.py')], stdout=subprocess.PIPE,
+                              env={**os.environ, 'PYTHONPATH': path})
+    child = int(parent.stdout.readline())
+    started = time.monotonic()
+    try:
+        # until it watches it has to import torch; ended before, it ends with its pipe
+        wait_for(lambda: len(os.listdir(f'/proc/{child}/task')) > 1 or time.monotonic() - started > 20)
+        time.sleep(0.5)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        wait_for(lambda: not is_running(child), 10)
+    finally:
+        for pid in (child, parent.pid):
+            if is_running(pid):
+                os.kill(pid, signal.SIGKILL)
+        parent.stdout.close()
+    assert multiprocessing.parent_process() is None and not parent_is_gone()
+
+
+def test_what_alfx_logs_and_warnings_of_all_are_handed_on():
+    heard = []
+    with LogForwarding(lambda level, text: heard.append((level, text))).active():
+        logging.getLogger('alfx.some.part').info('a %s', 'word')
+        logging.getLogger('other').info('not this')
+        logging.getLogger('other').warning('but this')
+        warnings.warn('and this', stacklevel=1)
+        try:
+            raise ValueError('wrong')
+        except ValueError:
+            logging.getLogger('alfx').exception('it failed')
+    logging.getLogger('alfx').warning('too late')
+    assert heard[:2] == [(logging.INFO, 'a word'), (logging.WARNING, 'other: but this')]
+    assert 'and this' in heard[2][1] and 'ValueError: wrong' in heard[3][1] and len(heard) == 4
+
+
+def test_summaries_are_handed_on_as_calls_of_a_writer(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    calls = []
+    with summary.push_summary_writer(SummaryForwarding(lambda *call: calls.append(call))), context.record_if(True):
+        context.set_global_counter(7)
+        with summary.scope('worker'):
+            summary.scalar('number', 3)
+            summary.histogram('numbers', torch.arange(5))
+            summary.text('words', 'hello')
+    writer = summary.create_summary_writer(str(tmp_path))
+    for method, arguments in calls:
+        getattr(writer, method)(*arguments)
+    writer.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(e.step, e.value) for e in events.Scalars('worker/number')] == [(7, 3.0)]
+    assert events.Tags()['histograms'] == ['worker/numbers'] and len(calls) == 3
+    with pytest.raises(AttributeError):
+        SummaryForwarding(print).flush()
+
+
+def test_a_description_tells_all_but_cannot_be_stepped():
+    env = PolicyUnittestEnv(batch_size=1, episode_length=5, action_type=ActionType.Continuous, reward_dim=3)
+    described = DescribedEnvironment(env, 7)
+    assert described.batch_size == 7 and described.time_step_spec() == env.time_step_spec()
+    assert described.reward_spec() == TensorSpec((3, )) and isinstance(described.action_spec(), BoundedTensorSpec)
+    assert (described.name, described.num_tasks, described.get_state()) == (env.name, env.num_tasks, None)
+    described.seed(3)
+    for call in (described.reset, described.current_time_step, lambda: described.step(None)):
+        with pytest.raises(UnsupportedOperationError, match='other processes'):
+            call()
+
+
+def test_environments_are_described_without_being_made_in_numbers():
+    described = create_environment(num_parallel_environments=5000, only_described=True)
+    assert described.batch_size == 5000 and described.observation_spec().shape == (4, )
