@@ -88,6 +88,15 @@ class DriftEnv(AlfEnvironment):
                         torch.arange(self._batch_size), (), {'distance': self._position.norm(dim=1)})
 
 
+    def get_state(self):
+        return self._t, self._position, self._current, [g.get_state() for g in self._generators]
+
+    def set_state(self, state):
+        self._t, self._position, self._current, generators = state
+        for generator, own in zip(self._generators, generators):
+            generator.set_state(own)
+
+
 @configurable
 def load_drift(environment_name, batch_size=1, length=6, seconds=0.0, fault='', fault_at=0):
     """What a conf makes the environments with."""

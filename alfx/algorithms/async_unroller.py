@@ -6,6 +6,9 @@ of ``unroll_queue_size`` in shared memory: where it is full the process waits, w
 Weights are handed over every ``unroll_parameter_update_period`` iterations. Steps are therefore older than the weights
 that train on them, by the steps that wait in the ring and by that period.
 
+Summaries ``async_unroll/...``: how long the latest steps took, and their ``age``: how much the global counter has moved
+since the weights that acted were handed over.
+
 What acting changes (statistics of normalizers, counts of visits) belongs to that process: it comes back with the steps,
 so that checkpoints hold it, and is not overwritten by weights. It may be ahead of the steps that have been taken by
 those that wait in the ring. Summaries and log records of the process arrive in the event files and the log of the run.
@@ -124,6 +127,7 @@ class AsyncUnroller(UnrollSource):
             self._records = False
             summary.scalar('async_unroll/seconds_of_env_step', timing.env_step.mean())
             summary.scalar('async_unroll/seconds_of_step', timing.step.mean())
+            summary.scalar('async_unroll/age', context.get_global_counter() - timing.global_counter.mean())
         return steps
 
     def gather_unroll_results(self, unroll_length: int, max_unroll_length: int) -> list[UnrollResult]:
@@ -141,7 +145,7 @@ class AsyncUnroller(UnrollSource):
             return []
         steps, timing = gathered
         results = []
-        for t, (env_seconds, seconds) in enumerate(zip(*(times.tolist() for times in timing))):
+        for t, (env_seconds, seconds) in enumerate(zip(timing.env_step.tolist(), timing.step.tolist())):
             step = nest.map_structure(lambda x, t=t: x[t], steps.experience)
             results.append(UnrollResult(step.time_step, AlgStep(step.action, (), step.rollout_info), step.state,
                                         env_seconds, seconds))

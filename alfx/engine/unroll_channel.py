@@ -20,19 +20,21 @@ from alfx.tensor_specs import TensorSpec
 if TYPE_CHECKING:
     from alfx.algorithms.rl_algorithm import RLAlgorithm
 
-_STOP, _RECORD = 0, 1  # of the orders
+_STOP, _RECORD, _RECORD_ORDERS = 0, 1, 2  # what the learner's orders are
 
 
 class Timing(NamedTuple):
-    """How long steps took, float64 ``[T]``, in seconds.
+    """How long steps took, and how old they are; float64 ``[T]`` each.
 
     Attributes:
-        env_step: stepping the environments.
-        step: all of a step, waiting for room in the queue not included.
+        env_step: seconds for stepping the environments.
+        step: seconds for all of a step, waiting for room in the queue not included.
+        global_counter: the learner's counter when it handed over the weights that acted.
     """
 
     env_step: Any
     step: Any
+    global_counter: Any
 
 
 class UnrollChannel:
@@ -52,7 +54,7 @@ class UnrollChannel:
         spec = probe.steps_spec(algorithm, env.time_step_spec())
         self._with_env_steps = bool(algorithm.on_policy)
         self._with_inputs = spec.inputs is not None and not algorithm.on_policy
-        record = self._record(spec, Timing(TensorSpec((), torch.float64), TensorSpec((), torch.float64)))
+        record = self._record(spec, Timing(*[TensorSpec((), torch.float64)] * len(Timing._fields)))
         leaves, self._structure = nest.flatten_with_structure(record)
         paths = [path for path, _ in nest.flatten_with_path(record)]
         batch = env.batch_size
@@ -68,7 +70,8 @@ class UnrollChannel:
                                   [TensorSpec((1 + len(self._progress_names), ), torch.float64)], purpose, mp_context)
         self._statistics = Published([TensorSpec(tensors[key].shape, tensors[key].dtype) for key in buffers] +
                                      [TensorSpec((len(buffers), ), torch.bool)], purpose, mp_context)
-        self._orders = mp_context.RawArray('q', 2)
+        self._orders = mp_context.RawArray('q', 3)
+        self._record_orders_seen = 0
 
     def _record(self, steps: Steps, timing: Timing) -> tuple:
         """What goes through the ring: nothing twice."""
@@ -129,7 +132,8 @@ class UnrollChannel:
 
     def ask_for_summaries(self, global_counter: int) -> None:
         """Let the next step be one that records summaries, for this counter."""
-        self._orders[_RECORD] = global_counter + 1
+        self._orders[_RECORD] = global_counter
+        self._orders[_RECORD_ORDERS] += 1
 
     def stop(self) -> None:
         """Let the other process end."""
@@ -144,8 +148,11 @@ class UnrollChannel:
 
     def take_summary_order(self) -> int | None:
         """The counter to record summaries for at the next step, ``None`` for none."""
-        counter, self._orders[_RECORD] = self._orders[_RECORD], 0
-        return counter - 1 if counter else None
+        orders = self._orders[_RECORD_ORDERS]
+        if orders == self._record_orders_seen:
+            return None
+        self._record_orders_seen = orders
+        return self._orders[_RECORD]
 
     def take_weights(self, load: Callable[[dict[str, torch.Tensor], int, dict[str, float]], None],
                      look_around: Callable[[], None]) -> bool:

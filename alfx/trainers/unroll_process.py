@@ -3,8 +3,10 @@
 What it has to say, apart from the steps, goes through a pipe as pickled pairs: ``('log', (level, text))``,
 ``('summary', [(method, arguments), ...])``, ``('error', text)``, and ``('ready', number of environments)``.
 """
+import contextlib
 import faulthandler
 import logging
+import os
 import pickle
 import time
 import traceback
@@ -54,6 +56,9 @@ def work(pipe: Connection, channel: UnrollChannel, conf_file: str, settings: dic
             failed = False
         finally:
             faulthandler.disable()
+            if parent_is_gone():  # nobody else is left to remove it
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(settings['last_words'])
             if failed:  # the learner tells; nothing needs to be printed here as well
                 _tell_error(tell)
                 raise SystemExit(1)
@@ -92,9 +97,9 @@ def _run(worker: RolloutWorker, channel: UnrollChannel, interval: float, tell: A
         counter = channel.take_summary_order()
         started = time.perf_counter()
         steps = worker.collect(1) if counter is None else _recorded_step(worker, counter, tell)
-        seconds = torch.tensor([time.perf_counter() - started], dtype=torch.float64)
+        numbers = worker.env_seconds, time.perf_counter() - started, context.get_global_counter()
         channel.publish_statistics(worker.take_statistics(), worker.tensor, look_around)
-        channel.put(steps, Timing(torch.tensor([worker.env_seconds], dtype=torch.float64), seconds))
+        channel.put(steps, Timing(*torch.tensor(numbers, dtype=torch.float64).unsqueeze(1)))
 
 
 def _recorded_step(worker: RolloutWorker, counter: int, tell: Any) -> Any:

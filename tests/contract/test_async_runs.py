@@ -9,6 +9,7 @@ import pytest
 import torch
 from unroll_fakes import CONF, HERE, SAMPLED, children_of, is_running, run_folder, wait_for
 
+from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.utils.checkpoint_utils import read_checkpoint
@@ -145,7 +146,34 @@ def test_a_run_trains_and_leaves_its_statistics_in_the_checkpoint(tmp_path, monk
     saved = last_checkpoint(tmp_path)['alg']
     assert int(saved['seen']) == int(trainer.algorithm.seen) >= trainer.current_env_steps()
     tags = EventAccumulator(str(tmp_path / 'train')).Reload().Tags()['scalars']
-    assert {'async_unroll/seconds_of_env_step', 'steering/action'} <= set(tags)
+    assert {'async_unroll/seconds_of_env_step', 'async_unroll/age', 'steering/action'} <= set(tags)
+
+
+@pytest.mark.slow
+def test_the_same_run_goes_on_with_another_process_that_acts_or_without(tmp_path, monkeypatch):
+    iterations = []
+    for acts in ('False', 'True', 'False'):
+        gin_utils.clear()
+        context.reset()
+        config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.num_env_steps=0',
+                            f'TrainerConfig.async_unroll={acts}', f'TrainerConfig.num_iterations={len(iterations) + 3}')
+        gin_utils.check_same_conf(str(tmp_path))
+        trainer = train(config)
+        iterations.append(trainer.current_iterations())
+        seen = int(trainer.algorithm.seen)
+    assert iterations == [3, 4, 5] and seen >= 5 * 5 * 3 and not children_of(os.getpid())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('conf', ['sac_pendulum', 'dqn_cart_pole', 'ppo_rnd_corridor', 'impala_cart_pole'])
+def test_confs_of_all_ways_to_train_run_with_another_process_that_acts(tmp_path, conf):
+    bindings = ('async_unroll=True', 'num_iterations=6', 'num_env_steps=0', 'initial_collect_steps=20',
+                'evaluate=False', 'summary_interval=2', 'unroll_queue_size=20')
+    params = [f'TrainerConfig.{binding}' for binding in bindings]
+    gin_utils.write_conf(str(tmp_path), gin_utils.load(conf, params))
+    trainer = train(TrainerConfig(root_dir=str(tmp_path)))
+    assert trainer.current_iterations() == 6 and trainer.current_env_steps() > 0
+    assert not children_of(os.getpid())
 
 
 def test_a_run_takes_what_there_is(tmp_path, monkeypatch):
