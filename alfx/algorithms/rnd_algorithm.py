@@ -50,6 +50,8 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
             constructs it, called as ``(input_tensor_spec=)``; without memory, with one tensor as output.
         predictor_net: the network that learns to predict its output.
         encoder_net: applied to the observation before both; it is not trained either. ``None``: there is none.
+            Like ``target_net`` it is always in evaluation mode: batch norm keeps the statistics it has, dropout drops
+            nothing.
         reward_adapt_speed: normalize rewards by statistics of this speed of adaption, see
             :class:`~alfx.utils.normalizers.AdaptiveNormalizer`; ``None``: do not.
         observation_adapt_speed: normalize observations by statistics of this speed of adaption; ``None``: do not.
@@ -101,6 +103,21 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         if target.shape != found.shape:
             raise SpecError(f'{owner}.predictor_net: expected outputs of the shape of those of target_net, '
                             f'{tuple(target.shape)}, found {tuple(found.shape)}')
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> 'RNDAlgorithm':
+        """Set the mode of all but the networks with random weights: theirs is always that of evaluation.
+
+        In that of training, batch norm would make the target of a row depend on the other rows.
+
+        Args:
+            mode: whether it is that of training.
+        """
+        super().train(mode)
+        for network in (self._target_net, self._encoder_net):
+            if network is not None:
+                network.eval()
+        return self
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         """What stays random."""

@@ -46,6 +46,20 @@ def test_target_and_encoder_are_not_trained_and_the_optimizer_owns_the_predictor
     assert owned == {id(p) for p in module._predictor_net.parameters()}
 
 
+@pytest.mark.parametrize('varying', ['target_net', 'encoder_net'])
+@pytest.mark.parametrize('is_in_parent', [False, True])
+def test_the_targets_of_a_row_do_not_depend_on_the_other_rows(varying, is_in_parent):
+    module = make_rnd(observation_spec=OBSERVATION, **{varying: partial(network, use_fc_bn=True)})
+    (nn.ModuleList([module]) if is_in_parent else module).train()
+    observation = OBSERVATION.randn((6, ))
+    alone = module._predicted(observation[:2])
+    for _ in range(3):
+        among_others = module._predicted(observation)
+    for few, more in zip(alone, among_others):
+        torch.testing.assert_close(few, more[:2])
+    assert module._predictor_net.training
+
+
 def test_the_error_of_what_is_seen_again_and_again_fades():
     torch.manual_seed(0)
     module = make_rnd(observation_spec=OBSERVATION)
