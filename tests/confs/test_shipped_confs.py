@@ -19,7 +19,7 @@ from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
 
 CONFS = sorted(os.path.basename(path) for path in glob.glob(os.path.join(parsing.CONFS, '*.gin')))
 EXTRAS = {'mujoco': 'mujoco', 'box2d': 'Box2D', 'atari': 'ale_py', 'minigrid': 'minigrid',
-          'robotics': 'gymnasium_robotics', 'digits': 'sklearn', 'envpool': 'envpool'}
+          'robotics': 'gymnasium_robotics', 'digits': 'sklearn', 'ray': 'ray', 'envpool': 'envpool'}
 EPISODE_STEPS = 30
 
 
