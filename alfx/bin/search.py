@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     if os.path.isfile(best):
         print(f"results: {', '.join(folder.results(name) for name in ('results.md', 'plot.png'))}\n"
               f'train the best: python -m alfx.bin.train --conf {shlex.quote(best)}')
-    return 0 if searching.stop_signal is None else 128 + searching.stop_signal
+    return 0 if is_done or searching.stop_signal is None else 128 + searching.stop_signal
 
 
 def _root_dir() -> str:

@@ -181,7 +181,8 @@ def _draw_history(axis: Any, trials: list[Any], direction: str) -> None:
         axis.axvline(number, color='tab:red', alpha=0.3, linewidth=1)
     if complete:
         accumulate = np.maximum.accumulate if direction == 'maximize' else np.minimum.accumulate
-        axis.step([trial.number for trial in complete], accumulate([trial.value for trial in complete]), where='post',
+        best = accumulate([trial.value for trial in complete])
+        axis.step([*(trial.number for trial in complete), trials[-1].number], [*best, best[-1]], where='post',
                   color='tab:orange', label='best so far')
     axis.set_title('failed trials in red' if failed else 'history', fontsize='small')
     axis.set_xlabel('trial')

@@ -146,9 +146,10 @@ class Searching:
         self._results.write()
         if self._gave_up:
             raise ConfError(self._why_stopping, 'see the .log of its run beside its folder')
-        if self._why_stopping:
-            self._tell(f'stopped: {self._why_stopping}; the same command goes on')
-        return not self._why_stopping
+        is_done = not self._trials and not self._may_begin()
+        if not is_done:
+            self._tell(f'stopped: {self._why_stopping}')
+        return is_done
 
     def summary(self) -> list[str]:
         """The best trial in words."""

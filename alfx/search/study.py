@@ -173,7 +173,7 @@ class Study:
         if settings.sampler == 'tpe':  # what runs at the same time shall differ
             arguments.setdefault('constant_liar', True)
             arguments.setdefault('n_startup_trials', min(10, max(5, self.num_trials // 4)))
-        if settings.sampler in ('qmc', 'cmaes', 'gp'):
+        if settings.sampler in ('qmc', 'cmaes'):
             arguments.setdefault('warn_independent_sampling', False)
         for package in _PACKAGES.get(settings.sampler, ()):
             _require(package, f'the sampler {settings.sampler!r}')
