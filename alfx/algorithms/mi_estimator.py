@@ -27,7 +27,8 @@ from torch.nn import functional as F
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
-from alfx.gin_utils import configurable
+from alfx.gin_utils import ConfError, check_value, configurable
+from alfx.gin_utils.checks import problem_at
 from alfx.layers import Lambda, OneHot, Reshape, Sequential
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -35,7 +36,7 @@ from alfx.networks.network import Network
 from alfx.networks.projection_networks import NormalProjectionNetwork
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils, math_ops
-from alfx.utils.averager import EMAverager, ScalarAdaptiveAverager
+from alfx.utils.averager import AdaptiveAverager, EMAverager, ScalarAdaptiveAverager, WindowAverager
 
 MIEstimatorLossInfo = namedtuple('MIEstimatorLossInfo', ['bound'], default_value=())
 """``bound``: the lower bound that is maximized, ``[B]``, for summaries."""
@@ -79,26 +80,28 @@ class MIEstimator(Algorithm):
         buffer_size: number of samples kept for 'buffer' and 'double_buffer'; they are part of a checkpoint.
         optimizer: trains the network; ``None``: the parent's.
         estimator_type: 'DV', 'KLD', 'JSD' or 'ML'.
-        averager: averages ``E_Q[exp(T)]``, a scalar, over batches for DV; ``None``: a ``ScalarAdaptiveAverager``.
-            Without meaning for the others.
+        averager: averages ``E_Q[exp(T)]``, a scalar, over batches for DV; ``None``: a ``ScalarAdaptiveAverager``. Not
+            with the others.
         name: name of this algorithm.
 
     Raises:
-        SpecError: a part of x or y that the default network cannot take; for ML a discrete y.
-        ValueError: an unknown estimator or sampler, or an empty buffer.
+        ConfError: a ``buffer_size`` that is no positive int, or an averager that is not used or no averager.
+        SpecError: a part of x or y that the default network cannot take; for ML a discrete y; an averager of something
+            else than a scalar.
+        ValueError: an unknown estimator or sampler.
     """
 
     def __init__(self, x_spec: NestedTensorSpec, y_spec: NestedTensorSpec, model: Network | None = None,
                  fc_layers: Sequence[int] | int = (256, ), sampler: str = 'buffer', buffer_size: int = 65536,
-                 optimizer: Any = None, estimator_type: str = 'DV', averager: EMAverager | None = None,
-                 name: str = 'MIEstimator'):
+                 optimizer: Any = None, estimator_type: str = 'DV',
+                 averager: AdaptiveAverager | EMAverager | WindowAverager | None = None, name: str = 'MIEstimator'):
         bounds: dict[str, Callable[..., Tensor]] = {'DV': self._dv, 'KLD': self._kld, 'JSD': self._jsd}
         if estimator_type not in (*bounds, 'ML'):
             raise ValueError(f"{name}.estimator_type: expected 'DV', 'KLD', 'JSD' or 'ML', found {estimator_type!r}")
         if sampler not in _SAMPLERS:
             raise ValueError(f'{name}.sampler: expected one of {_SAMPLERS}, found {sampler!r}')
-        if buffer_size < 1:
-            raise ValueError(f'{name}.buffer_size: expected at least 1, found {buffer_size}')
+        check_value(type(self).__name__, 'buffer_size', buffer_size, int, minimum=1)
+        _check_averager(type(self).__name__, averager, estimator_type)
         super().__init__(optimizer=optimizer, name=name)
         self._type = estimator_type
         self._sampler = sampler
@@ -220,6 +223,20 @@ class MIEstimator(Algorithm):
         if self._sampler == 'shift':
             return x, nest.map_structure(lambda leaf: leaf.roll(1, 0), y)
         return x, math_ops.shuffle(y)
+
+
+def _check_averager(owner: str, averager: Any, estimator_type: str) -> None:
+    """Raise unless ``averager`` is one of a scalar, or is not given where none is used."""
+    if averager is None:
+        return
+    check_value(owner, 'averager', averager, (AdaptiveAverager, EMAverager, WindowAverager))
+    if estimator_type != 'DV':
+        raise ConfError([problem_at(owner, 'averager', f'is not used by the estimator {estimator_type!r}',
+                                    "leave it out, or choose estimator_type='DV'")])
+    average = averager.get()
+    if not isinstance(average, Tensor) or average.ndim:
+        found = nest.map_structure(lambda x: tuple(x.shape), average)
+        raise SpecError(f'{owner}.averager: expected one of a scalar, such as ScalarEMAverager, found one of {found}')
 
 
 def _exp(x: Tensor) -> Tensor:

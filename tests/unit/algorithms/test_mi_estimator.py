@@ -7,6 +7,7 @@ from alfx.algorithms.mi_estimator import MIEstimator, _SampleBuffer
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.optimizers import Adam
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
+from alfx.utils.averager import EMAverager, ScalarAdaptiveAverager, ScalarEMAverager, ScalarWindowAverager
 from alfx.utils.dist_utils import DiagMultivariateNormal
 
 VECTOR = TensorSpec((2, ))
@@ -144,12 +145,26 @@ def test_a_given_model_is_used():
 @pytest.mark.parametrize('args, message', [
     (dict(estimator_type='MINE'), "estimator_type: expected 'DV', 'KLD', 'JSD' or 'ML', found 'MINE'"),
     (dict(sampler='queue'), 'sampler: expected one of .*double_buffer'),
-    (dict(buffer_size=0), 'buffer_size: expected at least 1'),
+    (dict(buffer_size=0), 'MIEstimator.buffer_size must be an int >= 1, found int 0'),
+    (dict(buffer_size=2.5), 'MIEstimator.buffer_size must be an int >= 1, found float 2.5'),
+    (dict(averager=ScalarEMAverager(0.1), estimator_type='KLD'), "averager is not used by the estimator 'KLD'"),
+    (dict(averager=ScalarEMAverager(0.1), estimator_type='JSD'), "averager is not used by the estimator 'JSD'"),
+    (dict(averager=ScalarEMAverager(0.1), estimator_type='ML'), "averager is not used by the estimator 'ML'"),
+    (dict(averager=EMAverager(VECTOR, 0.1)), r'averager: expected one of a scalar.* found one of \(2,\)'),
+    (dict(averager=EMAverager({'a': TensorSpec(())}, 0.1)), r"expected one of a scalar.* found one of {'a': \(\)}"),
+    (dict(averager=0.1), 'MIEstimator.averager must be a AdaptiveAverager or'),
     (dict(y_spec=BoundedTensorSpec((), torch.int64, 0, 3), estimator_type='ML'), "y: the estimator 'ML' models a cont"),
     (dict(x_spec={'a': TensorSpec((), torch.int64)}), r'\[x, y\] at 0.a: expected floats, or integers with bounds')])
 def test_wrong_arguments_are_refused_by_name(args, message):
     with pytest.raises((ValueError, SpecError), match=message):
         make(**args)
+
+
+@pytest.mark.parametrize('averager', [ScalarEMAverager(0.5), ScalarWindowAverager(3), ScalarAdaptiveAverager()])
+def test_any_averager_of_a_scalar_does_for_dv(averager):
+    estimator = make(averager=averager)
+    train(estimator, 2)
+    assert averager.get() > 0 and estimator._averager is averager
 
 
 def test_what_a_batch_does_not_allow_is_refused_by_name():
