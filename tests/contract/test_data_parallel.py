@@ -1,0 +1,200 @@
+"""Several ranks do what one process does with the whole, and none of them outlives the others."""
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from alfx.utils.checkpoint_utils import read_checkpoint
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / 'tests' / 'rank_program.py'
+PATIENCE = 240  # seconds, for anything at all: the machine may be busy
+COMMON = ('create_environment.num_parallel_environments=4', 'create_environment.nonparallel=True',
+          'TrainerConfig.num_env_steps=0', 'TrainerConfig.evaluate=False', 'TrainerConfig.random_seed=5',
+          'TrainerConfig.ddp_paras_check_interval=1', 'TrainerConfig.float32_matmul_precision="highest"')
+NUMBERS = {  # 61 updates, the last ones played from a record; 60 updates
+    'sac_pendulum': ('TrainerConfig.num_iterations=70', 'TrainerConfig.initial_collect_steps=40',
+                     'TrainerConfig.mini_batch_size=32', 'TrainerConfig.unroll_length=1'),
+    'ppo_pendulum': ('TrainerConfig.num_iterations=6', 'TrainerConfig.mini_batch_size=32',
+                     'TrainerConfig.unroll_length=40', 'TrainerConfig.num_updates_per_train_iter=2'),
+}
+SHORT = (*COMMON, 'TrainerConfig.unroll_length=16', 'TrainerConfig.mini_batch_size=32',
+         'TrainerConfig.num_updates_per_train_iter=2', 'TrainerConfig.summary_interval=1',
+         'TrainerConfig.num_summaries=None', 'TrainerConfig.num_threads=1')
+
+
+def environment(**more):
+    return {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1', **more}
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        return s.getsockname()[1]
+
+
+def train_parts(folder, conf, num_ranks):
+    """The tensors of each rank after training with the numbers of one process."""
+    out, port, processes = folder / f'out-{num_ranks}', free_port(), []
+    asked = json.dumps(dict(conf=conf, params=[*COMMON, *NUMBERS[conf]], root_dir=str(folder / f'run-{num_ranks}'),
+                            out=str(out), halves=2))
+    for rank in range(num_ranks):
+        place = {} if num_ranks == 1 else dict(RANK=str(rank), WORLD_SIZE=str(num_ranks), MASTER_ADDR='127.0.0.1',
+                                               MASTER_PORT=str(port))
+        processes.append(subprocess.Popen([sys.executable, str(PROGRAM), asked], env=environment(**place),
+                                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    try:
+        words = [process.communicate(timeout=PATIENCE)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert all(process.returncode == 0 for process in processes), '\n'.join(words)
+    return [torch.load(f'{out}.{rank}') for rank in range(num_ranks)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('conf', NUMBERS)
+def test_two_ranks_with_half_the_batch_each_give_the_parameters_of_one_process(tmp_path, conf):
+    """PPO clips by the global norm and normalises advantages, over the whole batch; see tests/rank_program.py for how
+    the random numbers are kept the same."""
+    whole, = train_parts(tmp_path, conf, 1)
+    first, second = train_parts(tmp_path, conf, 2)
+    trained = [name for name in whole if not name.startswith('_metrics.')]
+    assert len(trained) > 10
+    for name in trained:
+        assert torch.equal(first[name], second[name]), name
+        torch.testing.assert_close(first[name], whole[name], rtol=0, atol=1e-6, msg=lambda m, n=name: f'{n}: {m}')
+    steps = '_metrics.0.count'
+    assert whole[steps] == first[steps] + second[steps] > 0
+
+
+# Programs -----------------------------------------------------------------------------------------------------------
+
+
+def command(how, root_dir, iterations, *params):
+    flags = [x for p in (*SHORT, f'TrainerConfig.num_iterations={iterations}', *params) for x in ('--conf_param', p)]
+    train = ['-m', 'alfx.bin.train', '--conf', 'ppo_cart_pole', '--root_dir', str(root_dir), *flags]
+    if how == 'torchrun':
+        return [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', *train]
+    return [sys.executable, *train, *(['--num_processes', '2'] if how == 'two' else [])]
+
+
+def finish(how, root_dir, iterations, *params):
+    done = subprocess.run(command(how, root_dir, iterations, *params), env=environment(), timeout=PATIENCE,
+                          capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def ranks_below(pid):
+    """The process ids of the ranks that a program has started."""
+    found = {}
+    for folder in Path('/proc').glob('[0-9]*'):
+        try:
+            parent = int((folder / 'stat').read_text().rpartition(')')[2].split()[1])
+            settings = (folder / 'environ').read_bytes().split(b'\0')
+        except (OSError, ValueError, IndexError):
+            continue
+        if parent == pid:
+            found.update({int(s[5:]): int(folder.name) for s in settings if s.startswith(b'RANK=')})
+    return found
+
+
+def is_running(pid):
+    try:
+        return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] not in 'ZX'
+    except OSError:
+        return False
+
+
+def wait_until(condition, what):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def start_endless_run(how, root_dir):
+    process = subprocess.Popen(command(how, root_dir, 10**6), env=environment(), stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    table = Path(root_dir) / 'progress.csv'
+    wait_until(lambda: process.poll() is not None or (table.exists() and len(table.read_text().splitlines()) > 2),
+               'no summary')
+    assert process.poll() is None, process.communicate()
+    pids = ranks_below(process.pid)
+    assert sorted(pids) == [0, 1]
+    time.sleep(random.uniform(0, 0.5))
+    return process, pids
+
+
+def newest_checkpoint(root_dir):
+    steps = [int(p.name[5:]) for p in Path(root_dir).glob('train/algorithm/ckpt-*') if p.name[5:].isdigit()]
+    return read_checkpoint(str(Path(root_dir) / f'train/algorithm/ckpt-{max(steps)}'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('how, victim', [('two', 1), ('two', 0), ('torchrun', 1), ('torchrun', 0)])
+def test_after_a_rank_is_killed_the_other_one_writes_a_checkpoint_and_stops(tmp_path, how, victim):
+    process, pids = start_endless_run(how, tmp_path)
+    os.kill(pids[victim], signal.SIGKILL)
+    killed = time.monotonic()
+    try:
+        out, words = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    assert time.monotonic() - killed < 30
+    assert process.returncode == 1, words
+    assert f'LostProcessError: rank {victim} (pid {pids[victim]} on' in words, words
+    assert ('was killed by SIGKILL' if how == 'two' else 'most likely killed') in words, words
+    wait_until(lambda: not any(map(is_running, pids.values())), f'processes are left: {pids}')
+    state = newest_checkpoint(tmp_path)
+    iterations = state['trainer']['iteration']
+    assert iterations > 0 and all(x.isfinite().all() for x in state['alg'].values() if isinstance(x, torch.Tensor))
+    code, words = finish('one', tmp_path, iterations + 2)
+    assert code == 0 and 'its environments start anew' in words, words
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_in_another_number_of_processes_and_counts_on(tmp_path):
+    steps = []
+    for how, iterations in (('two', 2), ('one', 4), ('two', 6), ('two', 8)):
+        code, words = finish(how, tmp_path, iterations)
+        assert code == 0, words
+        assert ('its environments start anew' in words) == (iterations in (4, 6)), words
+        state = newest_checkpoint(tmp_path)
+        assert state['trainer']['iteration'] == iterations
+        assert len(state['alg']['_metrics.2.length']) == 4
+        steps.append(int(state['alg']['_metrics.0.count']))
+    assert all(later - before > 80 for before, later in zip([0, *steps], steps)), steps  # 2 * 16 * 4, less FIRST
+    assert (tmp_path / 'progress.csv').read_text().count('\n') == 9
+    assert not list(tmp_path.glob('train/rank-*.log'))
+
+
+@pytest.mark.slow
+def test_ranks_stop_with_a_checkpoint_when_they_are_asked_to_and_when_their_program_is_killed(tmp_path):
+    process, pids = start_endless_run('two', tmp_path / 'asked')
+    os.kill(pids[1], signal.SIGTERM)  # one of them alone
+    out, words = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signal.SIGTERM, words
+    assert 'to go on:' in out and newest_checkpoint(tmp_path / 'asked')['trainer']['iteration'] > 0
+    process, pids = start_endless_run('two', tmp_path / 'orphans')
+    process.kill()
+    wait_until(lambda: not any(map(is_running, pids.values())), f'processes are left: {pids}')
+    process.communicate()
+    assert newest_checkpoint(tmp_path / 'orphans')['trainer']['rollout']['ranks'], 'both have written it'
+
+
+@pytest.mark.slow
+def test_what_cannot_be_divided_is_refused_by_name(tmp_path):
+    for param, name in (('TrainerConfig.mini_batch_size=33', 'TrainerConfig.mini_batch_size = 33'),
+                        ('create_environment.num_parallel_environments=5', 'num_parallel_environments = 5')):
+        code, words = finish('two', tmp_path / name.split()[0], 2, param)
+        assert code == 2 and f'{name} cannot be divided among 2 processes' in words, words
+        assert words.count('ConfError') == 1
