@@ -1,8 +1,8 @@
 """A device besides the CPU that every machine has: tensors that say they are elsewhere, and refuse to be mixed.
 
 Within :func:`second_device` the device 'meta' computes: a tensor there holds an ordinary one, on which every operation
-is done. An operation on tensors of both devices fails as it would with a GPU, and so does ``numpy()``. So whatever forgets
-to say on which device it makes a tensor is found without a GPU.
+is done. An operation on tensors of both devices fails as it would with a GPU, and so does ``numpy()``. So whatever
+forgets to say on which device it makes a tensor is found without a GPU.
 """
 import contextlib
 

@@ -1,8 +1,8 @@
 """The update of an algorithm as a compiled function: losses, targets and gradients.
 
 What one update computes is recorded (:mod:`alfx.engine.recording`); ``torch.compile``'s backend turns the record into
-one function, in which what is done element by element is done in few passes. The optimizer makes its own step, with
-torch's fused kernels.
+one function, in which what is done element by element is done in few passes. On a GPU that function is captured as a
+CUDA graph (:mod:`alfx.engine.cuda_graph`). The optimizer makes its own step, with torch's fused kernels.
 """
 import logging
 import time
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from alfx import gin_utils
+from alfx.engine.cuda_graph import captured
 from alfx.engine.program import addresses
 from alfx.engine.recorded_update import Player, RecordedUpdate
 from alfx.engine.recording import Batch, NotRecordableError, TrainInfo, UpdateRecorder, has_fixed_update
@@ -51,7 +52,7 @@ class CompiledUpdate(RecordedUpdate):
         logger.info('compiling the update of %s; this takes some seconds, once', self._algorithm.name)
         compiled = _Compiled(recorder, batch)
         logger.info('compiled in %.0f seconds', time.monotonic() - started)
-        return compiled
+        return captured(compiled, recorder.tensors, batch.leaves, self._algorithm.name)
 
     def _tell(self, error: NotRecordableError) -> None:
         logger.warning('TrainerConfig.compile = True has no effect: %s', error)

@@ -2,7 +2,7 @@
 
 They plug into the same adapter as gymnasium's vector environments and give the same sequences of time steps.
 """
-import logging
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,8 +19,6 @@ from alfx.environments.gym_wrappers import is_channels_last_image
 from alfx.environments.spaces import flatten_sample, flatten_space, tensor_spec_from_gym_space, unflatten_sample
 from alfx.environments.suite_gym import AlfWrapper
 from alfx.tensor_specs import TensorSpec
-
-_log = logging.getLogger(__name__)
 
 # Where the time limit decides nothing but when an episode is cut off. EnvPool does not tell a termination that falls on
 # the last step from a truncation; for these the limit is kept here, so that both are seen.
@@ -143,7 +141,9 @@ class EnvPoolVectorEnv(VectorEnv):
         return None
 
     def _set_spaces(self, spec: Any, image_channel_first: bool) -> None:
-        space = spec.gymnasium_observation_space
+        with warnings.catch_warnings():  # of bounds that are rounded to the type of the space
+            warnings.simplefilter('ignore')
+            space, self.single_action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
         tensor_spec_from_gym_space(space, where='observation')  # refuses by name what batch_space would fail on
         leaves = [leaf for _, leaf in flatten_space(space)]
         self._turned = [image_channel_first and is_channels_last_image(leaf) for leaf in leaves]
@@ -151,7 +151,6 @@ class EnvPoolVectorEnv(VectorEnv):
             _channel_first(leaf) if turned else leaf for leaf, turned in zip(leaves, self._turned)])
         if isinstance(self.single_observation_space, dict):
             self.single_observation_space = spaces.Dict(self.single_observation_space)
-        self.single_action_space = spec.gymnasium_action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
@@ -245,6 +244,9 @@ class EnvPoolVectorEnv(VectorEnv):
             seeds = np.asarray(seed)
         options = {**self._options, 'env_seed': [int(x) for x in seeds]}
         self._pool = _make(self._envpool.make_gymnasium, self.name, options)
+        with warnings.catch_warnings():  # the pool makes its spaces at its first step
+            warnings.simplefilter('ignore')
+            assert self._pool.observation_space is not None
         self._due = None
 
     # Showing and closing ---------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def pinned_like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
 
 
 def send(pinned: Tensor, device: torch.device) -> Tensor:
-    """Copy pinned memory to a GPU beside what it computes; what is queued there from now on waits for the copy alone."""
+    """Copy pinned memory to a GPU beside what it computes; what is queued there later waits for the copy alone."""
     computing = torch.cuda.current_stream(device)
     if device not in _copy_streams:
         _copy_streams[device] = torch.cuda.Stream(device)

@@ -1,0 +1,54 @@
+"""Whole runs in mixed precision on the CPU: they train, go on, are evaluated, and keep the scale of the losses."""
+import pytest
+import torch
+from test_second_device import CONFS, tensors_of, trainer_of
+
+from alfx.algorithms.config import TrainerConfig
+from alfx.trainers import building
+from alfx.trainers.evaluator import evaluate
+from alfx.trainers.playing import load_for_play
+
+CPU = torch.device('cpu')
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """Trainers with ``enable_amp``, of one run folder."""
+    def trainer(name, iterations=None):
+        base, overrides = CONFS[name]
+        if 'enable_amp' not in overrides:
+            monkeypatch.setitem(CONFS, name, (base, overrides + 'TrainerConfig.enable_amp = True\n'))
+        return trainer_of(name, str(tmp_path), CPU, monkeypatch, iterations)
+
+    return trainer
+
+
+@pytest.mark.parametrize('name', ['PPO, recurrent', 'SAC', 'DQN, priorities and n steps'])
+def test_a_run_trains_goes_on_and_is_evaluated(name, make):
+    trainer = make(name)
+    trainer.train()
+    trained = tensors_of(trainer.algorithm)
+    again = make(name, iterations=trainer.current_iterations() + 2)
+    again.train()
+    now = tensors_of(again.algorithm)
+    assert any(not torch.equal(x, now[key]) for key, x in trained.items())
+    assert all(x.dtype != torch.bfloat16 for x in now.values())
+    config = TrainerConfig(root_dir=again._config.root_dir)
+    config.random_seed = 0
+    env = building.create_eval_environment(config, 2)
+    algorithm = building.create_algorithm(config, env, trains=False)
+    load_for_play(config.root_dir, algorithm)
+    assert algorithm.mixed_precision is not None and len(evaluate(env, algorithm, 3).returns) == 3
+
+
+def test_the_scale_of_the_losses_is_part_of_a_checkpoint(make, monkeypatch):
+    monkeypatch.setattr('alfx.engine.mixed_precision._best_dtype', lambda device: torch.float16)
+    trainer = make('SAC')
+    scaler = trainer.algorithm.mixed_precision.scaler
+    scaler.scaled(torch.ones(()))
+    scaler._scaler.update(128.0)
+    trainer._save_checkpoint()
+    again = make('SAC')
+    assert again.algorithm.mixed_precision.scaler.scale != 128.0
+    again._resume()
+    assert again.algorithm.mixed_precision.scaler.scale == 128.0
