@@ -201,8 +201,7 @@ class Ranks:
         return lost
 
     def _report_of(self, rank: int) -> _Report | None:
-        key = f'report/{rank}'
-        found = self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
+        found = self._said(f'report/{rank}')
         return None if found is None else _Report(*json.loads(found))
 
     @staticmethod
@@ -242,12 +241,15 @@ class Ranks:
         """How a rank ended, if the program that started it tells."""
         until = time.monotonic() + _ASK_SECONDS
         while time.monotonic() < until:
-            key = ending_key(rank)
-            found = self._ask(lambda key=key: self._store.get(key) if self._store.check([key]) else None)
+            found = self._said(ending_key(rank))
             if found is not None:
                 return found.decode()
             time.sleep(0.05)
         return None
+
+    def _said(self, key: str) -> bytes | None:
+        """What is in the store; ``None`` if that is nothing."""
+        return self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
 
 
 def ending_key(rank: int) -> str:
