@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.fixed_update import is_fixed
+from alfx.algorithms.intrinsic_reward import hidden_sizes
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import check_value, configurable
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -63,7 +64,7 @@ class DIAYNAlgorithm(Algorithm):
             ``T / reward_adapt_speed`` count.
         observation_spec: of the representation, or ``[representation, skill]``, which a list of two is taken for. If
             given, representations are normalized by their mean and variance before they are encoded.
-        hidden_size: sizes of hidden layers between the encoding and the prediction.
+        hidden_size: sizes of hidden layers between the encoding and the prediction; a number for one layer.
         hidden_activation: their activation.
         name: name of this algorithm.
         action_spec: not used: part of the interface of an intrinsic reward module.
@@ -71,6 +72,7 @@ class DIAYNAlgorithm(Algorithm):
         optimizer: trains discriminator and ``encoding_net``; None to leave that to the enclosing algorithm.
 
     Raises:
+        ConfError: a number is out of range.
         SpecError: ``skill_spec`` cannot be that of a skill, or does not fit the goals in ``observation_spec``.
         ValueError: ``encoding_net`` has memory, or what it needs is not given.
     """
@@ -80,10 +82,11 @@ class DIAYNAlgorithm(Algorithm):
 
     def __init__(self, skill_spec: TensorSpec | int | None, encoding_net: Network | Callable[..., Network],
                  reward_adapt_speed: float = 8.0, observation_spec: NestedTensorSpec = None,
-                 hidden_size: Sequence[int] = (), hidden_activation: Callable[[Tensor], Tensor] = torch.relu_,
+                 hidden_size: int | Sequence[int] = (), hidden_activation: Callable[[Tensor], Tensor] = torch.relu_,
                  name: str = 'DIAYNAlgorithm', action_spec: NestedTensorSpec = None,
                  normalize_observation: bool = True, optimizer: Any = None):
         check_value('DIAYNAlgorithm', 'reward_adapt_speed', reward_adapt_speed, float, above=0)
+        sizes = hidden_sizes(hidden_size, 'DIAYNAlgorithm')
         representation_spec, goal_spec = _split(observation_spec)
         skill_spec = _skill_spec(skill_spec, goal_spec, name)
         num_skills = _size(skill_spec, name)
@@ -96,7 +99,7 @@ class DIAYNAlgorithm(Algorithm):
         self.register_buffer('_values', torch.arange(first, first + num_skills), persistent=False)
         self.register_buffer('_middle', _middle(skill_spec), persistent=False)
         self._encoding_net = _made_network(encoding_net, representation_spec, name)
-        self._discriminator = EncodingNetwork(self._encoding_net.output_spec, fc_layer_params=tuple(hidden_size),
+        self._discriminator = EncodingNetwork(self._encoding_net.output_spec, fc_layer_params=sizes,
                                               activation=hidden_activation, last_layer_size=num_skills,
                                               last_activation=identity, name=f'{name}/discriminator')
         self._reward_normalizer = ScalarAdaptiveNormalizer(speed=reward_adapt_speed, auto_update=False, zero_mean=False,

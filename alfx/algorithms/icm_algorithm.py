@@ -22,10 +22,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from alfx import nest
-from alfx.algorithms.intrinsic_reward import (IntrinsicRewardAlgorithm, NetworkOrConstructor, all_fixed, is_first,
-                                              is_last, make_network, next_row, output_tensor_spec, rows)
+from alfx.algorithms.intrinsic_reward import (IntrinsicRewardAlgorithm, NetworkOrConstructor, all_fixed,
+                                              hidden_sizes, is_first, is_last, make_network, next_row,
+                                              output_tensor_spec, rows)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, check_value, configurable
+from alfx.gin_utils import ConfError, configurable
 from alfx.gin_utils.checks import problem_at
 from alfx.nest.utils import NestConcat
 from alfx.networks.action_encoder import SimpleActionEncoder
@@ -114,7 +115,7 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
                          optimizer=optimizer, name=name)
         self._action_encoder = SimpleActionEncoder(action_spec)
         action = self._action_encoder.output_spec
-        sizes = _sizes(hidden_size, owner)
+        sizes = hidden_sizes(hidden_size, owner)
         self._encoding_net = encoder
         self._forward_net = _model(forward_net, [feature_spec, action], feature_spec, sizes, activation,
                                    (owner, 'forward_net'))
@@ -303,13 +304,6 @@ def _has_step_before(inputs: TimeStep, state: Any) -> Tensor:
 
 def _state_after(feature: Tensor) -> Any:
     return ICMState(feature, feature.new_ones(len(feature)))
-
-
-def _sizes(hidden_size: Any, owner: str) -> tuple[int, ...]:
-    sizes = tuple(hidden_size) if isinstance(hidden_size, Sequence) else (hidden_size, )
-    for size in sizes:
-        check_value(owner, 'hidden_size', size, int, minimum=1)
-    return sizes
 
 
 def _encoder(encoding_net: Any, observation_spec: NestedTensorSpec | None,

@@ -5,7 +5,7 @@ rewarded, so that the reward fades. Here: the statistics that observations and r
 updated in ``rollout_step`` alone, where each step is seen once; and losses that include the last steps of episodes.
 Read next: :mod:`alfx.algorithms.rnd_algorithm`.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -159,6 +159,18 @@ def is_last(step_type: Tensor) -> Tensor:
 def all_fixed(networks: list[Any]) -> bool:
     """Whether none of ``networks`` draws numbers or keeps statistics; ``None`` among them counts for nothing."""
     return is_fixed(nn.ModuleList([network for network in networks if network is not None]))
+
+
+def hidden_sizes(hidden_size: int | Sequence[int], owner: str) -> tuple[int, ...]:
+    """The sizes of hidden layers, from the argument ``hidden_size`` of ``owner``: a number stands for one layer.
+
+    Raises:
+        ConfError: one of them is not a positive int.
+    """
+    sizes = tuple(hidden_size) if isinstance(hidden_size, Sequence) else (hidden_size, )
+    for size in sizes:
+        check_value(owner, 'hidden_size', size, int, minimum=1)
+    return sizes
 
 
 def make_network(network: Any, input_tensor_spec: NestedTensorSpec | None, where: tuple[str, str]) -> Network:

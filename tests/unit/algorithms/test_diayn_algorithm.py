@@ -255,12 +255,24 @@ def test_another_number_of_goals_is_refused():
     (dict(skill_spec=0), ConfError, 'DIAYNAlgorithm.skill_spec must be'),
     (dict(skill_spec=True), ConfError, 'DIAYNAlgorithm.skill_spec must be'),
     (dict(reward_adapt_speed=0), ConfError, 'reward_adapt_speed must be a number > 0'),
+    (dict(hidden_size=0), ConfError, 'DIAYNAlgorithm.hidden_size must be an int >= 1, found int 0'),
+    (dict(hidden_size=(8, 2.5)), ConfError, 'DIAYNAlgorithm.hidden_size must be an int >= 1, found float 2.5'),
     (dict(encoding_net=partial(LSTMEncodingNetwork, hidden_size=(4, ))), ValueError, 'without memory'),
     (dict(observation_spec=None), ValueError, 'needs observation_spec'),
 ])
 def test_arguments_that_make_no_discriminator_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         DIAYNAlgorithm(**{'skill_spec': 3, 'encoding_net': encoder, 'observation_spec': OBSERVATION, **arguments})
+
+
+def test_a_number_as_hidden_size_is_one_layer():
+    made = []
+    for hidden_size in (5, (5, )):
+        torch.manual_seed(0)
+        made.append(DIAYNAlgorithm(3, encoder, observation_spec=OBSERVATION, hidden_size=hidden_size))
+    one, other = (algorithm._discriminator.state_dict() for algorithm in made)
+    assert [tuple(x.shape) for x in one.values()] == [(5, 8), (5, ), (3, 5), (3, )]
+    assert all(torch.equal(one[name], other[name]) for name in other)
 
 
 def test_sequences_of_one_step_are_refused():
