@@ -25,7 +25,8 @@ from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.fixed_update import is_fixed
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
-from alfx.gin_utils import check_value, configurable
+from alfx.gin_utils import ConfError, check_value, configurable
+from alfx.gin_utils.checks import problem_at
 from alfx.layers import FC, Reshape
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -395,8 +396,8 @@ class DiscreteVAE(VariationalAutoEncoder):
         check_value(owner, 'beta', beta, float, minimum=0)
         check_value(owner, 'target_kld_per_categorical', target_kld_per_categorical, float, above=0, optional=True)
         if mode == 'st' and gumbel_temp_scheduler != 1.0:
-            raise ValueError(f"{owner}: gumbel_temp_scheduler has no meaning with mode='st'; choose mode='st-gumbel', "
-                             'or leave it out')
+            raise ConfError([problem_at(owner, 'gumbel_temp_scheduler', "has no meaning with mode='st'",
+                                        "choose mode='st-gumbel', or leave it out")])
         if (prior_z_network_cls is None) != (prior_input_tensor_spec is None):
             raise ValueError(f'{owner}: prior_z_network_cls and prior_input_tensor_spec must be given together')
         if input_tensor_spec is None:

@@ -201,7 +201,7 @@ class TestDiscrete:
     def test_contradictions_are_refused_by_name(self):
         with pytest.raises(ConfError, match="'st-gumbel'"):
             make('gumbel')
-        with pytest.raises(ValueError, match='gumbel_temp_scheduler has no meaning'):
+        with pytest.raises(ConfError, match="DiscreteVAE.gumbel_temp_scheduler has no meaning with mode='st'"):
             make('st', gumbel_temp_scheduler=0.5)
         with pytest.raises(ValueError, match='must be given together'):
             make('st', prior_z_network_cls=EncodingNetwork)
