@@ -504,6 +504,8 @@ class Algorithm(OptimizedAlgorithm):
 
 
 def _zeros(spec: NestedTensorSpec, batch_size: int) -> NestedTensor:
+    if not nest.flatten(spec):  # there is no state
+        return spec
     device = context.get_default_device()
     return nest.map_structure(lambda zeros: zeros.to(device), zeros_from_spec(spec, batch_size))
 

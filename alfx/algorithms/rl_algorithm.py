@@ -312,7 +312,7 @@ class RLAlgorithm(Algorithm):
     def _env_steps(self) -> int:
         """How many steps the environments of the run have taken; of all processes, as of the last iteration."""
         if context.get_ranks() is None:
-            return int(self.get_step_metrics()[0].result())
+            return self.get_step_metrics()[0].count
         return int(context.get_progress('env_steps'))
 
     def set_unroll_source(self, source: UnrollSource, update_period: int) -> None:

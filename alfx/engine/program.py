@@ -30,12 +30,13 @@ class Program:
 
     def __init__(self, graph: fx.GraphModule, fixed: Sequence[Tensor], changing: Sequence[Tensor]) -> None:
         layout = _Layout(graph, fixed, changing)
-        self._fixed, self._addresses = list(fixed), addresses(fixed)
+        self._fixed = [x for x, node in zip(fixed, graph.graph.nodes) if node.users]
+        self._addresses = addresses(self._fixed)
         self._inputs, self._calls, self._results = layout.inputs, layout.calls, layout.results
 
     @property
     def is_current(self) -> bool:
-        """Whether the fixed tensors still lie where they did."""
+        """Whether the fixed tensors that the graph makes use of still lie where they did."""
         return addresses(self._fixed) == self._addresses
 
     def __call__(self, changing: Sequence[Tensor]) -> Sequence[Tensor | None]:

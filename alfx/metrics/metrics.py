@@ -180,6 +180,11 @@ class _Counter(JoinsCounts, StepMetric):
     def _host_state(self) -> dict[str, np.ndarray]:
         return {'count': self._count}
 
+    @property
+    def count(self) -> int:
+        """The count as a number."""
+        return int(self._count)
+
     def result(self) -> torch.Tensor:
         """``[]`` the count."""
         return torch.tensor(self._count, dtype=self._dtype, device='cpu')

@@ -100,7 +100,8 @@ class Network(nn.Module):
     @property
     def is_rnn(self) -> bool:
         """Whether the network has memory."""
-        return bool(nest.flatten(self.state_spec))
+        spec = self.state_spec
+        return spec != () and bool(nest.flatten(spec))
 
     @property
     def output_spec(self) -> NestedTensorSpec:

@@ -76,7 +76,7 @@ class RunSummary:
 
     def count(self, name: str) -> int:
         """The value of a counting metric, 0 if there is none."""
-        return int(self._metrics[name].result()) if name in self._metrics else 0
+        return self._metrics[name].count if name in self._metrics else 0
 
     def episode_averages(self) -> dict[str, float]:
         """``average_return`` (summed over the dimensions of the reward) and ``average_length`` of the latest episodes;

@@ -69,11 +69,10 @@ class TargetUpdater(nn.Module):
 
     def forward(self) -> None:
         """Count one call; every ``period``-th one updates the target models."""
-        if self._calls is None:
-            self._calls = int(self._num_calls)
-        self._calls += 1
-        self._num_calls += 1
-        if self._calls % self._period == 0:
+        calls = (int(self._num_calls) if self._calls is None else self._calls) + 1
+        self.__dict__['_calls'] = calls  # an attribute of a module takes microseconds to set, and this runs every time
+        self._num_calls.add_(1)
+        if calls % self._period == 0:
             self._update()
 
     @torch.no_grad()
