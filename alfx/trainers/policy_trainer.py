@@ -20,12 +20,13 @@ from alfx.engine.errors import LostProcessError
 from alfx.engine.update import NonFiniteLossError
 from alfx.trainers import acting, building, cpu_tuning, run_files
 from alfx.trainers.async_evaluator import Evaluator
+from alfx.trainers.crash import save_crash
 from alfx.trainers.evaluator import SupervisedEvaluator, SyncEvaluator, read_results
 from alfx.trainers.playing import play
 from alfx.trainers.profiling import profiled
 from alfx.trainers.run_state import RunState
 from alfx.trainers.team import make_team
-from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
+from alfx.utils.checkpoint_utils import CheckpointError
 
 __all__ = ['RLTrainer', 'SLTrainer', 'Trainer', 'compute_summary_or_eval_interval', 'play']
 
@@ -393,19 +394,8 @@ class Trainer:
             if self._saved_counter != context.get_global_counter():
                 self._save_checkpoint()
             self._display.message(f'the state before it is in {self._checkpointer.path(self._saved_counter)}')
-        elif isinstance(error, Exception) and not isinstance(error, CheckpointError) and self._may_save_crash(error):
-            folder = os.path.join(self._checkpointer.ckpt_dir, 'crash')
-            crash = Checkpointer(folder, alg=self._algorithm, trainer=self._state)
-            self._display.message(f'the state after the crash is in {crash.save(context.get_global_counter())}')
-
-    def _may_save_crash(self, error: Exception) -> bool:
-        is_finite = all(bool(torch.isfinite(p).all()) for p in self._algorithm.parameters())
-        if self._state.iteration == 0 or not is_finite or not self._team.writes:
-            return False
-        if not (self._config.confirm_checkpoint_upon_crash and sys.stdin is not None and sys.stdin.isatty()):
-            return True
-        self._display.message(f'{type(error).__name__}: {error}\nsave a checkpoint of the state after it? [y/N]')
-        return sys.stdin.readline().strip().lower() in ('y', 'yes')
+        elif isinstance(error, Exception) and not isinstance(error, CheckpointError) and self._team.writes:
+            save_crash(error, self._checkpointer.ckpt_dir, self._algorithm, self._state, self._config, self._display)
 
     def _record_conf(self) -> None:
         """Write the operative configuration and tell which bindings nothing has used; evaluation has yet to come."""

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from alfx import context
+from alfx.data_structures import TimeStep
 from alfx.engine.data_parallel import GradientAverager, Ranks, average_gradients, is_started
 from alfx.engine.update import NonFiniteLossError
 from alfx.gin_utils import ConfError
@@ -233,8 +234,7 @@ def test_counters_add_up_and_the_first_rank_gets_all():
 
 
 def test_running_episodes_are_joined_in_the_order_of_the_environments():
-    from alfx.data_structures import TimeStep
-    example = TimeStep(torch.zeros(2, dtype=torch.int32), torch.zeros(2), torch.ones(2), (), (), torch.arange(2), (), ())
+    example = TimeStep(step_type=torch.zeros(2, dtype=torch.int32), reward=torch.zeros(2), discount=torch.ones(2))
     metric = AverageReturnMetric(example_time_step=example)
     names = list(metric._host_state())
     states = [{name: torch.full((2, ), float(r)) for name in names} for r in range(2)]
