@@ -106,8 +106,9 @@ def connect(wanted_by: str, address: str = '', num_cpus: int = 1) -> RayConnecti
         with _own_signal_handlers(), _modules_of_this_program(address == 'local'):
             ray.init(address=address, **options)
     except ConnectionError as error:
-        raise ConfError(f'there is no Ray cluster at {address!r}: {error}',
-                        "start one with 'ray start --head', or leave out the address to start one here") from None
+        raise ConfError(f'no Ray cluster answers at {address!r}: {error}',
+                        "start one with 'ray start --head', or leave out the address to have one started here; to one "
+                        'that asks for a token, RAY_AUTH_MODE=token lets this program send its own') from None
     logger.info('%s a Ray cluster (%s)', 'started' if address == 'local' else 'connected to',
                 ', '.join(f'{int(count)} {name}' for name, count in sorted(ray.cluster_resources().items())
                           if name in ('CPU', 'GPU')))

@@ -283,7 +283,7 @@ def test_the_newest_step_becomes_the_last_one_for_who_learns_and_not_for_the_met
 
 
 @pytest.mark.parametrize('address, words', [
-    ('ray://127.0.0.1:10001', 'machine of the cluster'), ('127.0.0.1:1', 'no Ray cluster')])
+    ('ray://127.0.0.1:10001', 'machine of the cluster'), ('127.0.0.1:1', 'no Ray cluster answers')])
 def test_an_address_without_a_cluster_is_refused_by_name(monkeypatch, address, words):
     import ray
     monkeypatch.setattr(ray, 'is_initialized', lambda: False)
