@@ -275,6 +275,17 @@ def test_a_number_as_hidden_size_is_one_layer():
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
+@pytest.mark.parametrize('arguments, activation', [({}, torch.relu), (dict(hidden_activation=torch.tanh), torch.tanh)])
+def test_hidden_layers_have_the_activation_asked_for_and_the_prediction_has_none(arguments, activation):
+    algorithm = DIAYNAlgorithm(3, encoder, observation_spec=OBSERVATION, hidden_size=(5, 4), **arguments)
+    representation = torch.randn(6, 2)
+    first, first_bias, second, second_bias, last, last_bias = algorithm._discriminator.parameters()
+    hidden = activation(algorithm._encoding_net(representation)[0] @ first.t() + first_bias)
+    expected = activation(hidden @ second.t() + second_bias) @ last.t() + last_bias
+    torch.testing.assert_close(algorithm._predict(representation), expected)
+    assert (expected < 0).any() and (expected.abs() > 0.01).any()
+
+
 def test_sequences_of_one_step_are_refused():
     with pytest.raises(ConfError, match='TrainerConfig.mini_batch_length = 1'):
         make_agent('ppo', 'discrete', rl_algorithm_cls=combined_networks('ppo'), **KINDS['discrete'])

@@ -1,4 +1,5 @@
 """Variational autoencoders: specs, priors, who learns beta, what is refused, what is kept."""
+import math
 from functools import partial
 
 import gin
@@ -6,6 +7,7 @@ import pytest
 import torch
 
 from alfx import context, nest
+from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.vae import DiscreteVAE, VAEInfo, VariationalAutoEncoder, categorical_spec, gaussian_kld
 from alfx.data_structures import LossInfo
 from alfx.engine.recording import has_fixed_update
@@ -16,6 +18,7 @@ from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.networks import LSTMCell
 from alfx.optimizers import SGD, Adam
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
+from alfx.utils.checkpoint_utils import Checkpointer
 from alfx.utils.math_ops import identity
 from alfx.utils.schedulers import LinearScheduler
 
@@ -114,6 +117,20 @@ class TestAnyLatent:
 
 
 class TestGaussian:
+
+    def test_a_checkpoint_argument_restores_encoder_prior_and_beta(self, tmp_path):
+        parents = []
+        for seed, beta, checkpoint in ((0, 0.2, None), (1, 0.5, f"alg._vae@{tmp_path / 'ckpt-1'}")):
+            parents.append(Algorithm(optimizer=Adam()))
+            parents[-1]._vae = make('gaussian', prior=True, seed=seed, beta=beta, target_kld_per_dim=1.0,
+                                    checkpoint=checkpoint)
+        saved, other = (parent._vae for parent in parents)
+        parents[0].finalize()
+        Checkpointer(str(tmp_path), alg=parents[0]).save(1)
+        assert not any(torch.equal(a, b) for a, b in zip(saved.parameters(), other.parameters()) if a.any())
+        parents[1].finalize()
+        assert other.pre_loaded and other._log_beta.item() == pytest.approx(math.log(0.2))
+        assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), other.parameters()))
 
     def test_a_nest_is_laid_side_by_side_by_the_default_network(self):
         vae = make('gaussian', NESTED)

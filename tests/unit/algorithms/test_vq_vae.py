@@ -13,6 +13,7 @@ from alfx.networks.decoding_networks import AutoShapeImageDeconvNetwork
 from alfx.networks.encoding_networks import EncodingNetwork, ImageEncodingNetwork
 from alfx.optimizers import Adam
 from alfx.tensor_specs import SpecError, TensorSpec
+from alfx.utils.checkpoint_utils import Checkpointer
 from alfx.utils.math_ops import identity
 
 IMAGE = TensorSpec((1, 8, 8))
@@ -93,6 +94,19 @@ def test_the_same_seed_gives_the_same_and_a_checkpoint_restores_codes_and_their_
     other = make(seed=4)
     other.load_state_dict(first.state_dict())
     for a, b in zip(nest.flatten(first.predict_step(inputs)), nest.flatten(other.predict_step(inputs))):
+        assert torch.equal(a, b)
+
+
+def test_a_checkpoint_argument_restores_networks_codes_and_their_use(tmp_path):
+    inputs, path = torch.rand(9, 1, 8, 8), tmp_path / 'ckpt-1'
+    saved, other = make(optimizer=Adam()), make(seed=4, optimizer=Adam(), checkpoint=f'alg@{path}')
+    saved.rollout_step(inputs)
+    saved.finalize()
+    Checkpointer(str(tmp_path), alg=saved).save(1)
+    assert not torch.equal(saved.codebook, other.codebook)
+    other.finalize()
+    assert other.pre_loaded and torch.equal(saved.codebook, other.codebook)
+    for a, b in zip(nest.flatten(saved.predict_step(inputs)), nest.flatten(other.predict_step(inputs))):
         assert torch.equal(a, b)
 
 
