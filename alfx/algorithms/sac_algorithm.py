@@ -14,7 +14,7 @@ Differs from the paper in that
 * the loss of alpha has log alpha as factor in the place of alpha, as is common: the step does not shrink with alpha.
 
 The maths is in :mod:`.critic_maths` and :mod:`.sac_losses`; kinds of actions, target entropies and exploration in
-:mod:`.sac_actions`; how critics are called for each kind in :mod:`.sac_critics`.
+:mod:`.sac_actions`; how critics are called for each kind in :mod:`.sac_critics`; states in :mod:`.sac_states`.
 """
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,6 +32,7 @@ from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sac_actions import ActionParts, ActionType, Choice, TargetEntropy
 from alfx.algorithms.sac_critics import ActionValues
 from alfx.algorithms.sac_setup import check_arguments, check_normal_actor, initial_log_alphas, targets_of_alpha
+from alfx.algorithms.sac_states import SacActionState, SacCriticState, SacState, state_specs
 from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.engine.recorded_function import RecordedFunction
@@ -43,16 +44,6 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.averager import ScalarAdaptiveAverager
 from alfx.utils.target_updater import TargetUpdater
-
-SacActionState = namedtuple('SacActionState', ['actor_network', 'critic'], default_value=())
-"""State of choosing an action: of the actor, and of the Q networks if a discrete action is chosen by them."""
-
-SacCriticState = namedtuple('SacCriticState', ['critics', 'target_critics'], default_value=())
-"""State of evaluating the action taken."""
-
-SacState = namedtuple('SacState', ['action', 'actor', 'critic', 'noise'], default_value=())
-"""``action``: :class:`SacActionState`; ``actor``: state of the critics that the actor is trained with; ``critic``:
-:class:`SacCriticState`; ``noise``: in the rollout only, see ``rollout_noise_correlation``."""
 
 SacCriticInfo = namedtuple('SacCriticInfo', ['critics', 'target_critic'], default_value=())
 """``critics``: ``[B, n]`` values of the action taken; ``target_critic``: ``[B]`` value of the policy's action.
@@ -172,7 +163,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          is_eval=critics is None, reward_weights=reward_weights, env=env, config=config,
                          checkpoint=checkpoint, debug_summaries=debug_summaries, name=name,
-                         **_state_specs(parts, actor, critics, rollout_noise_correlation > 0.0))
+                         **state_specs(parts, actor, critics, rollout_noise_correlation > 0.0))
         self._parts = parts
         self._action_values = action_values
         self._actor_network: Any = actor
@@ -499,17 +490,3 @@ class SacAlgorithm(OffPolicyAlgorithm):
             self._log_alpha.data.clamp_(max=self._max_log_alpha)
         if self._reproduce_locomotion:
             self._training_started.fill_(True)
-
-
-def _state_specs(parts: ActionParts, actor: Any, critics: Any, has_noise: bool) -> dict[str, Any]:
-    """The specs of the states of the three kinds of steps."""
-    critic_spec = () if critics is None else critics.state_spec
-    continuous = parts.type == ActionType.Continuous
-    action = SacActionState(actor_network=() if actor is None else actor.state_spec,
-                            critic=() if continuous else critic_spec)
-    critic = SacCriticState(critics=() if parts.type == ActionType.Discrete else critic_spec,
-                            target_critics=critic_spec)
-    train = SacState(action=action, actor=critic_spec if continuous else (), critic=critic)
-    noise = nest.map_structure(TensorSpec.from_spec, parts.continuous) if has_noise else ()
-    return dict(train_state_spec=train, rollout_state_spec=train._replace(noise=noise),
-                predict_state_spec=SacState(action=action))
