@@ -6,6 +6,7 @@ have grown, everything now and then and at the end. A worker that is lost is rep
 checkpoint that came back last.
 """
 import io
+import math
 import os
 import shutil
 import signal
@@ -16,78 +17,75 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from alfx.gin_utils import ConfError
+from alfx.engine.errors import LostProcessError
 from alfx.search.folder import read_text, write_text
 from alfx.search.run_process import Run
 from alfx.search.runs import Observer, ProcessExecution
 from alfx.search.settings import Search
+from alfx.trainers.ray_cluster import connect
 
 _COPY_SECONDS = 60.0
+_CHECK_SECONDS = 5.0
 _TABLES = ('progress.csv', 'eval/progress.csv', 'result.json')
 
 
-def import_ray() -> Any:
-    """The package.
-
-    Raises:
-        ConfError: it is not installed.
-    """
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfError(f"Search.executor = 'ray' needs ray, which cannot be imported: {error}",
-                        "pip install 'alfx[ray]'") from None
-    return ray
-
-
 class RayExecutor:
-    """Spreads runs over a Ray cluster.
+    """Spreads runs over a Ray cluster: the one that the settings name, or one of its own on this machine.
 
     Args:
-        settings: ``ray_address``, ``cpus_per_run``, ``gpus_per_run``.
+        settings: ``ray_address``, ``cpus_per_run``, ``gpus_per_run``, ``num_parallel``.
 
     Raises:
         ConfError: ray is not installed, or there is no cluster at the address.
     """
 
     def __init__(self, settings: Search):
-        self._ray = import_ray()
-        self._was_running = self._ray.is_initialized()
-        if not self._was_running:
-            try:
-                self._ray.init(address=settings.ray_address, log_to_driver=False, include_dashboard=None)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                raise ConfError(f'no Ray cluster at {settings.ray_address!r}: {error}',
-                                'start one with `ray start --head`, or leave Search.ray_address out') from None
-        self._actor = self._ray.remote(num_cpus=settings.cpus_per_run, num_gpus=settings.gpus_per_run,
-                                       max_concurrency=1)(RemoteRun)
+        room = max(1, math.ceil(settings.cpus_per_run * settings.num_parallel))
+        self.connection = connect("Search.executor = 'ray'", settings.ray_address or '', room)
+        self.ray = self.connection.ray
+        self.is_lost = False
+        self._checked = time.monotonic()
+        self._actor = self.ray.remote(num_cpus=settings.cpus_per_run, num_gpus=settings.gpus_per_run)(RemoteRun)
 
     def start(self, run: Run, wants_to_stop: Observer) -> 'RayExecution':
         """See :class:`~alfx.search.runs.Executor`."""
         base_text = read_text(run.base_file)
         assert base_text is not None
-        token = f'{run.root_dir}.token'
-        write_text(token, uuid.uuid4().hex)
-        actor = self._actor.remote(run._asdict(), base_text, token, read_text(token), pack(run.root_dir))
-        return RayExecution(self._ray, actor, run)
+        token_file, token = f'{run.root_dir}.token', uuid.uuid4().hex
+        write_text(token_file, token)
+        actor = self._actor.remote(run._asdict(), base_text, token_file, token, pack(run.root_dir))
+        return RayExecution(self, actor, run)
+
+    def check(self) -> None:
+        """Look now and then whether the cluster is still there.
+
+        Raises:
+            LostProcessError: it is not.
+        """
+        if time.monotonic() - self._checked > _CHECK_SECONDS:
+            self._checked = time.monotonic()
+            try:
+                self.connection.check()
+            except LostProcessError:
+                self.is_lost = True
+                raise
 
     def close(self) -> None:
-        """Leave the cluster."""
-        if not self._was_running:
-            self._ray.shutdown()
+        """Leave the cluster; one of its own ends."""
+        self.connection.close()
 
 
 class RayExecution:
     """A run on the cluster.
 
     Args:
-        ray: the package.
+        executor: that started it.
         actor: handle of a :class:`RemoteRun`.
         run: what runs.
     """
 
-    def __init__(self, ray: Any, actor: Any, run: Run):
-        self._ray, self._actor, self._run = ray, actor, run
+    def __init__(self, executor: RayExecutor, actor: Any, run: Run):
+        self._executor, self._ray, self._actor, self._run = executor, executor.ray, actor, run
         self._code: int | None = None
         self._words = ''
         self._question: Any = actor.poll.remote()
@@ -99,7 +97,14 @@ class RayExecution:
         return self._is_queued
 
     def poll(self) -> int | None:
-        """See :class:`~alfx.search.runs.Execution`."""
+        """See :class:`~alfx.search.runs.Execution`.
+
+        Raises:
+            LostProcessError: the cluster is gone.
+        """
+        if self._executor.is_lost:
+            return -signal.SIGTERM
+        self._executor.check()
         if self._code is not None or not self._ray.wait([self._question], timeout=0)[0]:
             return self._code
         self._is_queued = False
@@ -125,13 +130,13 @@ class RayExecution:
     def stop(self) -> None:
         """See :class:`~alfx.search.runs.Execution`."""
         if self._is_queued:
-            self._ray.kill(self._actor)
+            self.kill()
         elif self._code is None:
             self._actor.stop.remote()
 
     def kill(self) -> None:
         """See :class:`~alfx.search.runs.Execution`."""
-        if self._code is None:
+        if self._code is None and not self._executor.is_lost:
             self._ray.kill(self._actor)  # its process notices that, and ends
 
     def last_words(self) -> str:

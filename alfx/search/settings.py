@@ -81,7 +81,8 @@ class Search:
         run_seconds: stop a run after so long; what it has reached counts.
         total_seconds: stop the search after so long; it can go on later.
         give_up_after: stop if so many trials fail before any has succeeded.
-        ray_address: of the cluster; None: that of the environment variable RAY_ADDRESS, or else this machine.
+        ray_address: 'host:port' of a cluster, or 'auto' for the one that this machine belongs to; None: that of the
+            environment variable RAY_ADDRESS, or else one of its own on this machine, whatever else runs there.
         cpus_per_run: what Ray reserves for each run.
         gpus_per_run: what Ray reserves for each run.
 

@@ -1,6 +1,7 @@
 import os
 import signal
 import time
+import types
 
 import pytest
 from search_tools import BOWL, rows, search
@@ -8,6 +9,8 @@ from search_tools import BOWL, rows, search
 from alfx.search import ray_runs
 from alfx.search.ray_runs import RemoteRun, pack, unpack
 from alfx.search.run_process import Run
+from alfx.search.settings import Search
+from alfx.trainers import ray_cluster
 
 
 def run_folder(root_dir, files):
@@ -101,10 +104,30 @@ def test_another_machine_works_in_a_folder_of_its_own_and_sends_what_is_new(tmp_
     assert not os.path.exists(os.path.dirname(run.root_dir)), 'nothing is left on the other machine'
 
 
+def descends_from_this_test(pid):
+    while pid not in (0, 1, os.getpid()):
+        with open(f'/proc/{pid}/stat') as file:
+            pid = int(file.read().rpartition(')')[2].split()[1])
+    return pid == os.getpid()
+
+
+def test_a_cluster_that_happens_to_run_is_left_alone(monkeypatch):
+    asked = []
+    monkeypatch.delenv('RAY_ADDRESS', raising=False)
+    ray = types.SimpleNamespace(is_initialized=lambda: False, init=lambda address, **options: asked.append(address),
+                                cluster_resources=dict, shutdown=lambda: None,
+                                remote=lambda **options: lambda actor: actor)
+    monkeypatch.setattr(ray_cluster, 'import_ray', lambda wanted_by: ray)
+    for address in (None, 'auto'):
+        ray_runs.RayExecutor(Search(space={'x': [1]}, executor='ray', ray_address=address))
+    assert asked == ['local', 'auto']
+
+
 @pytest.mark.slow
 def test_ray_runs_trials_at_the_same_time_and_replaces_a_worker_that_is_lost(tmp_path, monkeypatch):
     ray = pytest.importorskip('ray')
     here = os.path.dirname(os.path.abspath(__file__))
+    monkeypatch.delenv('RAY_ADDRESS', raising=False)
     monkeypatch.setenv('PYTHONPATH', os.pathsep.join([here, os.environ.get('PYTHONPATH', '')]))
     text = BOWL.replace("'inline'", "'ray'") + 'Search.num_trials = 3\nSearch.num_parallel = 3\n'
     text += f"bowl.journal = '{tmp_path}/journal'\nSearch.cpus_per_run = 0.25\nbowl.gate = '{tmp_path}/gate'\n"
@@ -115,14 +138,16 @@ def test_ray_runs_trials_at_the_same_time_and_replaces_a_worker_that_is_lost(tmp
         journal = tmp_path / 'journal'
         if not killed and journal.exists() and journal.read_text().count('begin') == 3:
             killed.append(ray.get(self._pid))
+            assert descends_from_this_test(killed[0]), 'nothing else may be killed'
             os.kill(killed[0], signal.SIGKILL)
             time.sleep(0.5)
             (tmp_path / 'gate').touch()
         return poll(self)
     poll, start = ray_runs.RayExecution.poll, ray_runs.RayExecution.__init__
 
-    def with_pid(self, ray_module, actor, run):
-        start(self, ray_module, actor, run)
+    def with_pid(self, executor, actor, run):
+        assert executor.connection.is_own_cluster
+        start(self, executor, actor, run)
         self._pid = actor.pid.remote()
     monkeypatch.setattr(RemoteRun, 'pid', lambda self: os.getpid(), raising=False)
     monkeypatch.setattr(ray_runs.RayExecution, '__init__', with_pid)

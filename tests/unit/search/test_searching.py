@@ -118,7 +118,7 @@ def test_sampler_and_pruner_arguments_are_optunas_and_others_are_refused(tmp_pat
 def test_a_package_that_is_missing_is_named_with_its_remedy(module, message, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     extra = {'cmaes': "Search.sampler = 'cmaes'\n", 'ray': "Search.executor = 'ray'\n"}.get(module, '')
-    with pytest.raises(ConfError, match=f'(?s){module}.*{message}'):
+    with pytest.raises(ConfError, match=f'(?si){module}.*{message}'):
         search(tmp_path, BOWL.replace("'inline'", "'process'") + extra)
 
 
