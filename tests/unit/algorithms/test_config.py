@@ -161,7 +161,7 @@ def test_unrolls_are_trained_on_whole_if_the_buffer_is_used_whole_and_cleared(wh
 
 
 @pytest.mark.parametrize('kwargs', [
-    dict(offline_buffer_dir='somewhere'), dict(enable_amp=True),
+    dict(offline_buffer_dir='somewhere'),
     dict(rl_train_after_update_steps=1), dict(rl_train_every_update_steps=2),
     dict(eval_uncertainty=True), dict(offline_buffer_length=10),
 ])
@@ -172,8 +172,8 @@ def test_what_is_not_available_is_refused_by_name(kwargs):
 
 
 def test_all_mistakes_are_listed():
-    assert [p.split(' ')[0] for p in problems_of(num_iterations=-1, epsilon_greedy=2, enable_amp=True)] == [
-        'TrainerConfig.num_iterations', 'TrainerConfig.epsilon_greedy', 'TrainerConfig.enable_amp']
+    assert [p.split(' ')[0] for p in problems_of(num_iterations=-1, epsilon_greedy=2, eval_uncertainty=True)] == [
+        'TrainerConfig.num_iterations', 'TrainerConfig.epsilon_greedy', 'TrainerConfig.eval_uncertainty']
 
 
 def test_a_mistake_in_a_conf_points_at_its_line(tmp_path, monkeypatch):
