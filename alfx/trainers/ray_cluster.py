@@ -1,6 +1,7 @@
 """The way to a Ray cluster: one that runs already, or one on this machine for as long as it is needed.
 
-Ray is an extra (``pip install 'alfx[ray]'``) and imported by :func:`import_ray` alone. Who uses it: ``ray_rollout.py``.
+Ray is an extra (``pip install 'alfx[ray]'``) and imported by :func:`import_ray` alone. Who uses it: ``ray_rollout.py`` and
+``search/ray_runs.py``.
 """
 import contextlib
 import logging
@@ -102,6 +103,8 @@ def connect(wanted_by: str, address: str = '', num_cpus: int = 1) -> RayConnecti
     if address == 'local':
         options |= dict(num_cpus=num_cpus, include_dashboard=False)
     before = _children(os.getpid())
+    logger.info('%s', 'starting a Ray cluster on this machine' if address == 'local' else
+                f'connecting to the Ray cluster at {address}')
     try:
         with _own_signal_handlers(), _modules_of_this_program(address == 'local'):
             ray.init(address=address, **options)
@@ -109,9 +112,8 @@ def connect(wanted_by: str, address: str = '', num_cpus: int = 1) -> RayConnecti
         raise ConfError(f'no Ray cluster answers at {address!r}: {error}',
                         "start one with 'ray start --head', or leave out the address to have one started here; to one "
                         'that asks for a token, RAY_AUTH_MODE=token lets this program send its own') from None
-    logger.info('%s a Ray cluster (%s)', 'started' if address == 'local' else 'connected to',
-                ', '.join(f'{int(count)} {name}' for name, count in sorted(ray.cluster_resources().items())
-                          if name in ('CPU', 'GPU')))
+    logger.info('the Ray cluster has %s', ', '.join(
+        f'{int(count)} {name}' for name, count in sorted(ray.cluster_resources().items()) if name in ('CPU', 'GPU')))
     servers = [pid for pid in _children(os.getpid()) - before if _name(pid) in _SERVERS] if address == 'local' else []
     return RayConnection(ray, servers, ends_with_close=True)
 
