@@ -1,212 +1,20 @@
-"""Distributions against torch's own, numerical integration, and samples."""
+"""Continuous distributions, transforms and nests of actions, against torch's own, integration, and samples."""
 import copy
 import math
 import pickle
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 import torch.distributions as td
 
-from alfx.tensor_specs import BoundedTensorSpec, SpecError
 from alfx.utils import dist_utils as du
 from alfx.utils import math_ops
 
 
 def grid(low, high, n=200_001):
     return torch.linspace(low, high, n, dtype=torch.float64)
-
-
-def frequencies(samples, n):
-    return torch.bincount(samples.reshape(-1), minlength=n).double() / samples.numel()
-
-
-# Categorical ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize('form', ['logits', 'probs'])
-def test_categorical_agrees_with_torch(form):
-    parameter = torch.rand(5, 7) * 3
-    ours, theirs = du.Categorical(**{form: parameter}), td.Categorical(**{form: parameter})
-    action = torch.randint(7, (5, ))
-    assert isinstance(ours, td.Categorical)
-    torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action))
-    torch.testing.assert_close(ours.entropy(), theirs.entropy())
-    torch.testing.assert_close(ours.probs, theirs.probs)
-    torch.testing.assert_close(ours.logits, theirs.logits)
-    torch.testing.assert_close(ours.mode, theirs.mode)
-    torch.testing.assert_close(ours.enumerate_support(), theirs.enumerate_support())
-    many = torch.randint(7, (3, 5))
-    torch.testing.assert_close(ours.log_prob(many), theirs.log_prob(many))
-    assert (ours.batch_shape, ours.event_shape) == (theirs.batch_shape, theirs.event_shape)
-    other = torch.randn(5, 7)
-    torch.testing.assert_close(td.kl_divergence(ours, du.Categorical(logits=other)),
-                               td.kl_divergence(theirs, td.Categorical(logits=other)))
-
-
-def test_categorical_has_the_gradients_of_torch():
-    logits = torch.randn(4, 5, dtype=torch.float64)
-    action = torch.tensor([0, 1, 2, 4])
-    gradients = []
-    for cls in (du.Categorical, td.Categorical):
-        leaf = logits.clone().requires_grad_()
-        dist = cls(logits=leaf)
-        (dist.log_prob(action) + 0.3 * dist.entropy()).sum().backward()
-        gradients.append(leaf.grad)
-    torch.testing.assert_close(*gradients)
-
-
-def test_entropy_of_a_fair_coin_is_log_two():
-    assert du.Categorical(logits=torch.zeros(2)).entropy().item() == pytest.approx(0.693147, abs=1e-6)
-
-
-@pytest.mark.parametrize('form', ['logits', 'probs'])
-def test_an_excluded_category_is_never_drawn_and_adds_nothing(form):
-    # Probabilities 0, 1/4, 3/4, 0: entropy 1/4 log 4 + 3/4 log 4/3 = 0.562335
-    probs = torch.tensor([0.0, 0.25, 0.75, 0.0])
-    parameter = (probs if form == 'probs' else probs.log()).requires_grad_()
-    dist = du.Categorical(**{form: parameter})
-    assert dist.entropy().item() == pytest.approx(0.562335, abs=1e-6)
-    assert dist.log_prob(torch.tensor(0)).item() == -math.inf
-    (dist.entropy() + dist.log_prob(torch.tensor(2))).backward()
-    assert torch.isfinite(parameter.grad).all()
-    if form == 'logits':
-        assert parameter.grad[0] == 0 and parameter.grad[3] == 0
-    for shape in ((50, ), (5000, )):  # both ways of drawing
-        assert set(dist.sample(shape).tolist()) <= {1, 2}
-
-
-@pytest.mark.parametrize('batch', [1, 4000])
-def test_categories_are_drawn_as_often_as_they_should(batch):
-    probs = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    dist = du.Categorical(probs=probs.expand(batch, 4))
-    samples = torch.stack([dist.sample() for _ in range(40_000 // batch)])
-    # One standard deviation is at most sqrt(0.24 / 40000) = 0.0025.
-    torch.testing.assert_close(frequencies(samples, 4), probs.double(), atol=0.01, rtol=0)
-
-
-def test_the_last_category_is_in_range_however_the_probabilities_round():
-    logits = torch.randn(20_000, 3) * 5
-    samples = du.Categorical(logits=logits).sample((5, ))
-    assert samples.min() >= 0 and samples.max() <= 2
-
-
-@pytest.mark.parametrize('uniform,expected', [(0.0, 1), (1 - 2**-24, 2)])
-def test_the_extremes_of_the_uniform_number_draw_possible_categories(monkeypatch, uniform, expected):
-    monkeypatch.setattr(torch, 'rand_like', lambda x: torch.full_like(x, uniform))
-    probs = torch.tensor([0.0, 0.1, 0.9, 0.0]).expand(500, 4)
-    assert (du.Categorical(probs=probs).sample() == expected).all()
-
-
-def test_a_distribution_first_used_without_gradients_gives_gradients_later():
-    logits = torch.randn(3, 4, requires_grad=True)
-    dist = du.Categorical(logits=logits * 1.0)
-    normal = du.DiagMultivariateNormal(logits * 1.0, logits.exp())
-    with torch.no_grad():
-        action, value = dist.sample(), normal.sample()
-        dist.log_prob(action)
-        dist.entropy()
-        normal.log_prob(value)
-    assert dist.log_prob(action).requires_grad
-    assert dist.entropy().requires_grad
-    assert normal.entropy().requires_grad
-
-
-def test_validation_is_off_unless_asked_for():
-    bad = torch.full((2, 3), torch.nan)
-    du.Categorical(logits=bad)
-    with pytest.raises(ValueError, match='finite maximum'):
-        du.Categorical(logits=bad, validate_args=True)
-    with pytest.raises(ValueError, match='either probs or logits'):
-        du.Categorical()
-    with pytest.raises(ValueError, match='either probs or logits'):
-        du.Categorical(probs=bad, logits=bad)
-
-
-def test_a_start_other_than_zero_shifts_everything():
-    logits = torch.randn(6, 3)
-    shifted, plain = du.ShiftedCategorical(logits, start=-2), du.Categorical(logits=logits)
-    actions = shifted.sample((400, ))
-    assert set(actions.unique().tolist()) == {-2, -1, 0}
-    torch.testing.assert_close(shifted.log_prob(actions), plain.log_prob(actions + 2))
-    torch.testing.assert_close(shifted.mode, plain.mode - 2)
-    torch.testing.assert_close(shifted.entropy(), plain.entropy())
-    assert shifted.enumerate_support(expand=False).flatten().tolist() == [-2, -1, 0]
-
-
-def test_multidiscrete_with_unequal_counts_and_starts_is_a_product_of_categoricals():
-    spec = BoundedTensorSpec((3, ), torch.int64, minimum=[0, 5, -1], maximum=[1, 8, 0])
-    logits = torch.randn(4, 3, 4)
-    dist = du.categorical_from_spec(logits, spec)
-    assert isinstance(dist, td.Independent)
-    parts = [td.Categorical(logits=logits[:, i, :n]) for i, n in enumerate([2, 4, 2])]
-    actions = dist.sample((300, ))
-    starts = torch.tensor([0, 5, -1])
-    assert actions.amin((0, 1)).tolist() == [0, 5, -1] and actions.amax((0, 1)).tolist() == [1, 8, 0]
-    expected = sum(part.log_prob((actions - starts)[..., i]) for i, part in enumerate(parts))
-    torch.testing.assert_close(dist.log_prob(actions), expected)
-    torch.testing.assert_close(dist.entropy(), sum(part.entropy() for part in parts))
-    modes = torch.stack([part.probs.argmax(-1) for part in parts], -1) + starts
-    torch.testing.assert_close(dist.mode, modes)
-    assert (dist.batch_shape, dist.event_shape) == ((4, ), (3, ))
-
-
-def test_actions_with_two_dimensions_have_one_log_probability():
-    spec = BoundedTensorSpec((2, 3), torch.int64, 0, 4)
-    dist = du.categorical_from_spec(torch.randn(6, 2, 3, 5), spec)
-    assert dist.sample().shape == (6, 2, 3)
-    assert dist.log_prob(dist.sample()).shape == dist.entropy().shape == (6, )
-
-
-def test_the_spec_decides_the_kind_of_categorical():
-    assert type(du.categorical_from_spec(torch.zeros(2, 3), BoundedTensorSpec((), torch.int64, 0, 2))) is du.Categorical
-    shifted = du.categorical_from_spec(torch.zeros(2, 3), BoundedTensorSpec((), torch.int64, 1, 3))
-    assert type(shifted) is du.ShiftedCategorical and shifted.start == 1
-    with pytest.raises(SpecError, match='expected shape'):
-        du.categorical_from_spec(torch.zeros(2, 4), BoundedTensorSpec((), torch.int64, 0, 2))
-    with pytest.raises(SpecError, match='bounded spec of integers'):
-        du.categorical_from_spec(torch.zeros(2, 4), BoundedTensorSpec((), torch.float32, 0, 2))
-
-
-# One-hot ----------------------------------------------------------------------------------------------------------
-
-
-def test_one_hot_agrees_with_torch():
-    logits = torch.randn(5, 4)
-    ours, theirs = (cls(logits=logits) for cls in (du.OneHotCategoricalStraightThrough,
-                                                   td.OneHotCategoricalStraightThrough))
-    value = ours.sample()
-    assert value.sum(-1).eq(1).all() and value.shape == (5, 4)
-    torch.testing.assert_close(ours.log_prob(value), theirs.log_prob(value))
-    torch.testing.assert_close(ours.entropy(), theirs.entropy())
-    torch.testing.assert_close(ours.mode, theirs.mode)
-    assert (ours.batch_shape, ours.event_shape) == (theirs.batch_shape, theirs.event_shape)
-
-
-def test_straight_through_samples_are_one_hot_with_the_gradient_of_the_probabilities():
-    logits = torch.randn(5, 4, requires_grad=True)
-    weight = torch.randn(5, 4)
-    dist = du.OneHotCategoricalStraightThrough(logits=logits)
-    sample = dist.rsample()
-    torch.testing.assert_close(sample.detach().sort(-1).values[:, -1], torch.ones(5))
-    (found, ) = torch.autograd.grad((sample * weight).sum(), logits)
-    (expected, ) = torch.autograd.grad((logits.softmax(-1) * weight).sum(), logits)
-    torch.testing.assert_close(found, expected)
-    assert torch.autograd.grad((dist.rmode * weight).sum(), logits)[0].abs().sum() > 0
-    assert not dist.mode.requires_grad
-
-
-def test_gumbel_softmax_is_one_hot_if_hard_and_has_the_right_frequencies():
-    probs = torch.tensor([0.2, 0.3, 0.5])
-    dist = du.OneHotCategoricalGumbelSoftmax(hard_sample=True, tau=0.7, probs=probs.expand(20_000, 3))
-    torch.testing.assert_close(dist.rsample().mean(0), probs, atol=0.02, rtol=0)
-    soft = du.OneHotCategoricalGumbelSoftmax(hard_sample=False, tau=0.7, probs=probs).rsample((10, ))
-    torch.testing.assert_close(soft.sum(-1), torch.ones(10))
-    assert ((soft > 0.01) & (soft < 0.99)).any()
-    with pytest.raises(ValueError, match='tau'):
-        du.OneHotCategoricalGumbelSoftmax(tau=0.0, probs=probs)
 
 
 # Continuous -------------------------------------------------------------------------------------------------------
@@ -531,58 +339,6 @@ def test_squashed_entropy_is_that_found_by_integration():
     truth = -torch.trapezoid(log_density.exp() * log_density, points)
     entropy, _ = du.estimated_entropy(dist, num_samples=100_000)
     assert entropy.item() == pytest.approx(truth.item(), abs=0.02)
-
-
-# Target entropies -------------------------------------------------------------------------------------------------
-
-
-def test_target_entropy_of_continuous_actions_has_the_sign_and_size_of_the_paper_like_default():
-    # One component over [-1, 1]: log(0.1 * 2) = -1.609438; three of them three times that.
-    one = BoundedTensorSpec((1, ), torch.float32, -1.0, 1.0)
-    assert du.calc_default_target_entropy(one) == pytest.approx(-1.609438, abs=1e-6)
-    three = BoundedTensorSpec((3, ), torch.float32, -1.0, 1.0)
-    assert du.calc_default_target_entropy(three) == pytest.approx(3 * -1.609438, abs=1e-5)
-    # Unequal ranges: log(0.2 * 2) + log(0.2 * 10) = -0.916291 + 0.693147
-    wide = BoundedTensorSpec((2, ), torch.float32, [-1.0, -5.0], [1.0, 5.0])
-    assert du.calc_default_target_entropy(wide, min_prob=0.2) == pytest.approx(-0.223144, abs=1e-5)
-
-
-def test_target_entropy_of_discrete_actions_is_positive_and_attainable():
-    # Two values: 0.1 * log(1 / 0.1) = 0.230259 < log 2
-    two = BoundedTensorSpec((), torch.int64, 0, 1)
-    assert du.calc_default_target_entropy(two) == pytest.approx(0.230259, abs=1e-6)
-    # MultiDiscrete [2, 5] with starts: 0.230259 + 0.1 * log(4 / 0.1) = 0.230259 + 0.368888
-    many = BoundedTensorSpec((2, ), torch.int64, [3, -1], [4, 3])
-    assert du.calc_default_target_entropy(many) == pytest.approx(0.599147, abs=1e-5)
-    single = BoundedTensorSpec((), torch.int64, 2, 2)
-    assert du.calc_default_target_entropy(single) == 0.0
-    for n in range(2, 30):
-        spec = BoundedTensorSpec((), torch.int64, 0, n - 1)
-        assert 0 < du.calc_default_target_entropy(spec) < math.log(n)
-
-
-def test_other_entropies_of_a_spec():
-    box = BoundedTensorSpec((2, ), torch.float32, -1.0, 3.0)
-    four = BoundedTensorSpec((3, ), torch.int64, 0, 3)
-    assert du.calc_uniform_log_prob(box) == pytest.approx(-2 * math.log(4))
-    assert du.calc_uniform_log_prob(four) == pytest.approx(-3 * math.log(4))
-    assert du.calc_default_max_entropy(box, 0.5) == pytest.approx(2 * math.log(2))
-    assert du.calc_default_max_entropy(four, 0.5) == pytest.approx(1.5 * math.log(4))
-    # Entropy -1 for each component in bins of width 4/8: -1 - log(1/2) = -0.306853 each
-    assert du.calc_default_target_entropy_quantized(box, 8) == pytest.approx(2 * -0.306853, abs=1e-5)
-    # The quantized uniform density has entropy log(4) + log(8) - log(4) = log 8.
-    assert du.calc_default_target_entropy_quantized(box, 8, math.log(4)) == pytest.approx(2 * math.log(8))
-
-
-def test_specs_without_finite_bounds_have_no_target_entropy():
-    for spec in (BoundedTensorSpec((2, ), torch.float32, -np.inf, np.inf),
-                 BoundedTensorSpec((2, ), torch.float32, -3e38, 3e38)):
-        with pytest.raises(SpecError, match='finite bounds'):
-            du.calc_default_target_entropy(spec)
-    with pytest.raises(ValueError, match='min_prob'):
-        du.calc_default_target_entropy(BoundedTensorSpec(()), min_prob=1.5)
-    with pytest.raises(SpecError, match='continuous'):
-        du.calc_default_target_entropy_quantized(BoundedTensorSpec((), torch.int64, 0, 3), 4)
 
 
 @pytest.mark.parametrize('name', ['sample_action_distribution', 'rsample_action_distribution',
