@@ -1,6 +1,6 @@
 """The way to a Ray cluster: one that runs already, or one on this machine for as long as it is needed.
 
-Ray is an extra (``pip install 'alfx[ray]'``) and imported by :func:`import_ray` alone. Who uses it: ``ray_rollout.py`` and
+Ray is an extra (``pip install 'alfx[ray]'``) and imported by :func:`import_ray` alone. Who uses it: ``ray_rollout.py``,
 ``search/ray_runs.py``.
 """
 import contextlib
