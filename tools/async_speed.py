@@ -45,8 +45,7 @@ TrainerConfig.num_env_steps = 100000000
 TrainerConfig.random_seed = 0
 TrainerConfig.evaluate = False
 '''
-ASYNC = ('TrainerConfig.async_unroll=True', f'TrainerConfig.unroll_queue_size={QUEUE}',
-         'TrainerConfig.unroll_parameter_update_period=1')
+ASYNC = ('TrainerConfig.async_unroll=True', f'TrainerConfig.unroll_queue_size={QUEUE}')
 
 
 @configurable
@@ -132,7 +131,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         try:
             for name, params in (('synchronous', ()), ('asynchronous', ASYNC)):
                 runs[name] = Run(Path(folder) / name, conf, params)
-                runs[name].iterate(500)  # the first steps, then updates until they are recorded
+                runs[name].iterate(1200)  # the first steps, then until updates and acting are recorded
             acting, training = parts(runs['synchronous'])
             for _ in range(options.rounds):
                 rates['synchronous'].append(runs['synchronous'].steps_per_second(options.seconds))

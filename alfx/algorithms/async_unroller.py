@@ -20,6 +20,7 @@ import atexit
 import collections
 import contextlib
 import logging
+import math
 import multiprocessing
 import os
 import pickle
@@ -43,6 +44,7 @@ from alfx.tensor_specs import NestedTensor
 logger = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 5.0
+_LISTEN_SECONDS = 0.05
 _LAST_LINES = 12
 
 
@@ -113,6 +115,7 @@ class AsyncUnroller(UnrollSource):
         self._process: Any = None
         self._records = False
         self.is_ready = False
+        self._listened_at = -math.inf
         self._start(config, conf_file)
 
     # Gathering -------------------------------------------------------------------------------------------------
@@ -152,7 +155,7 @@ class AsyncUnroller(UnrollSource):
         return results
 
     def _gather(self, length: int, at_least: int) -> tuple[Steps, Timing] | None:
-        self._listen()
+        self._listen_now_and_then()
         out, count = self._channel.ring.empty_steps(length), 0
         while True:
             count += self._channel.get(out, count, length - count, POLL_SECONDS if count < at_least else 0.0)
@@ -178,7 +181,7 @@ class AsyncUnroller(UnrollSource):
         if algorithm is not self._algorithm:
             raise ValueError('update_parameter: expected the algorithm that the AsyncUnroller was made for, found '
                              f'another one ({algorithm.name})')
-        self._listen()
+        self._listen_now_and_then()
         self._send(UnrollJob('update_parameter', context.get_all_progresses(), context.get_global_counter(),
                              self._tensors))
 
@@ -212,12 +215,18 @@ class AsyncUnroller(UnrollSource):
         atexit.register(self.close)  # before multiprocessing waits for its processes
         self._name = f'the unroll process (pid {self._process.pid})'
 
+    def _listen_now_and_then(self) -> None:
+        """:meth:`_listen`, but not at each step: that would take longer than to fetch the step."""
+        if time.monotonic() - self._listened_at > _LISTEN_SECONDS:
+            self._listen()
+
     def _listen(self) -> None:
         """Take in what the process has to say.
 
         Raises:
             LostProcessError: it is gone.
         """
+        self._listened_at = time.monotonic()
         alive = self._process is not None and self._process.is_alive()
         self._take_in()
         if alive:
@@ -225,6 +234,7 @@ class AsyncUnroller(UnrollSource):
         if self._process is None:
             raise LostProcessError('the unroll process', 'has been closed')
         self._process.join()
+        self._listened_at = -math.inf  # from now on nobody is to believe that it is there
         raise LostProcessError(self._name, describe_exit(self._process.exitcode), self._words())
 
     def _take_in(self) -> None:
@@ -260,6 +270,7 @@ class AsyncUnroller(UnrollSource):
     def close(self) -> None:
         """End the process: ask it, and after some seconds end it by force. May be called more than once."""
         process, self._process = self._process, None
+        self._listened_at = -math.inf
         if process is None:
             return
         atexit.unregister(self.close)

@@ -38,14 +38,19 @@ def load_policy_state(algorithm: Any, state: dict[str, torch.Tensor], keep: Cont
     Raises:
         ValueError: a tensor is missing or has another shape.
     """
-    with torch.no_grad():
-        for key, own in policy_tensors(algorithm).items():
-            if key in keep:
-                continue
-            if key not in state or state[key].shape != own.shape:
-                found = tuple(state[key].shape) if key in state else 'nothing'
-                raise ValueError(f'{key}: expected a tensor of shape {tuple(own.shape)}, found {found}')
-            own.copy_(state[key])
+    copy_tensors(policy_tensors(algorithm), state, keep)
+
+
+def copy_tensors(to: dict[str, torch.Tensor], state: dict[str, torch.Tensor], keep: Container[str] = ()) -> None:
+    """:func:`load_policy_state` for those who keep the result of :func:`policy_tensors`, which takes its time."""
+    own = {key: tensor for key, tensor in to.items() if key not in keep}
+    for key, tensor in own.items():
+        if key not in state or state[key].shape != tensor.shape:
+            found = tuple(state[key].shape) if key in state else 'nothing'
+            raise ValueError(f'{key}: expected a tensor of shape {tuple(tensor.shape)}, found {found}')
+    if own:
+        with torch.no_grad():
+            torch._foreach_copy_(list(own.values()), [state[key] for key in own])
 
 
 def pack(state: dict[str, torch.Tensor]) -> bytes:

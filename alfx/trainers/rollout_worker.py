@@ -10,7 +10,7 @@ import torch
 
 from alfx import context
 from alfx.data_structures import TimeStep
-from alfx.engine.policy_state import load_policy_state, policy_buffers
+from alfx.engine.policy_state import copy_tensors, policy_buffers, policy_tensors
 from alfx.engine.remote_unroll import Steps
 from alfx.engine.unroll import start, unroll
 from alfx.environments.alf_environment import AlfEnvironment
@@ -68,7 +68,7 @@ class RolloutWorker:
         self._owns_statistics = worker_index == 0
         self._statistics: set[str] = set()
         self._just_changed: set[str] = set()
-        self._buffers = policy_buffers(self._algorithm)
+        self._tensors, self._buffers = policy_tensors(self._algorithm), policy_buffers(self._algorithm)
         self._versions: dict[str, Any] = {}
         self._cursor: Any = None
 
@@ -122,7 +122,7 @@ class RolloutWorker:
         """
         context.set_global_counter(global_counter)
         context.update_all_progresses(progresses)
-        load_policy_state(self._algorithm, state, keep=self._statistics)
+        copy_tensors(self._tensors, state, keep=self._statistics)
         self._remember()
 
     def take_statistics(self) -> set[str]:
@@ -150,6 +150,8 @@ class RolloutWorker:
         for key, (module, name) in self._buffers.items():
             version = _version(module, name)
             if version != self._versions[key]:
+                if version[0] != self._versions[key][0]:
+                    self._tensors[key] = self.tensor(key)  # it is another one
                 self._versions[key] = version
                 changed.add(key)
         return changed
