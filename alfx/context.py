@@ -3,7 +3,7 @@
 Everything else is an argument. A test that changes what lives here restores it with :func:`reset`.
 """
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -83,13 +83,18 @@ def is_pretrain() -> bool:
 
 
 @contextmanager
-def _mode(mode: str) -> Iterator[None]:
-    before = _state.exe_mode
-    _state.exe_mode = mode
+def _replaced(attribute: str, value: Any) -> Iterator[None]:
+    """Context manager within which the state has another value for ``attribute``."""
+    before = getattr(_state, attribute)
+    setattr(_state, attribute, value)
     try:
         yield
     finally:
-        _state.exe_mode = before
+        setattr(_state, attribute, before)
+
+
+def _mode(mode: str) -> AbstractContextManager[None]:
+    return _replaced('exe_mode', mode)
 
 
 def rollout_context() -> Any:
@@ -178,15 +183,9 @@ def set_default_device(device_name: str | torch.device) -> None:
     _state.device = torch.device(device_name)
 
 
-@contextmanager
-def device(device_name: str | torch.device) -> Iterator[None]:
+def device(device_name: str | torch.device) -> AbstractContextManager[None]:
     """Context manager for another default device."""
-    before = _state.device
-    _state.device = torch.device(device_name)
-    try:
-        yield
-    finally:
-        _state.device = before
+    return _replaced('device', torch.device(device_name))
 
 
 # Processes that train as one ------------------------------------------------------------------------------------
@@ -241,15 +240,9 @@ def should_record_summaries() -> bool:
     return _state.recording and _state.writer is not None
 
 
-@contextmanager
-def record_if(condition: bool) -> Iterator[None]:
+def record_if(condition: bool) -> AbstractContextManager[None]:
     """Context manager within which summaries are recorded if ``condition``."""
-    before = _state.recording
-    _state.recording = bool(condition)
-    try:
-        yield
-    finally:
-        _state.recording = before
+    return _replaced('recording', bool(condition))
 
 
 @contextmanager
@@ -283,15 +276,9 @@ def set_first_environment(number: int) -> None:
     _state.first_environment = number
 
 
-@contextmanager
-def environments_from(first: int) -> Iterator[None]:
+def environments_from(first: int) -> AbstractContextManager[None]:
     """Context manager within which environments that are made or seeded are numbered from ``first``."""
-    before = _state.first_environment
-    _state.first_environment = first
-    try:
-        yield
-    finally:
-        _state.first_environment = before
+    return _replaced('first_environment', first)
 
 
 # Specs of the run ----------------------------------------------------------------------------------------------
