@@ -50,8 +50,7 @@ class TargetUpdater(nn.Module):
         for target in self._target_models:
             target.requires_grad_(False)
         self._calls: int | None = 0
-        self._pairs: tuple[list[Tensor], list[Tensor]] | None = None
-        self._has_buffers = bool(_buffers(self._models))
+        self._pairs: tuple[list[Tensor], ...] | None = None
         self._num_calls: Tensor
         self.register_buffer('_num_calls', torch.zeros((), dtype=torch.int64))
         if init_copy:
@@ -78,16 +77,16 @@ class TargetUpdater(nn.Module):
     @torch.no_grad()
     def _update(self) -> None:
         if self._pairs is None:
-            self._pairs = _parameters(self._models), _parameters(self._target_models)
-        models, targets = self._pairs
+            self._pairs = (_parameters(self._models), _parameters(self._target_models), _buffers(self._models),
+                           _buffers(self._target_models))
+        models, targets, buffers, target_buffers = self._pairs
         if self._delayed:
             delayed = [getattr(self, name) for name in self._delayed]
             self._move(delayed, targets)
             self._copy(models, delayed)
         else:
             self._move(models, targets)
-        if self._has_buffers:
-            self._copy(_buffers(self._models), _buffers(self._target_models))
+        self._copy(buffers, target_buffers)
 
     def _move(self, sources: list[Tensor], targets: list[Tensor]) -> None:
         if self._tau == 1.0:
