@@ -297,7 +297,7 @@ class GradientAverager:
         grads: list[Any] = [param.grad for param in self._params]
         used = [grad is not None for grad in grads]
         self._is_bad.zero_()
-        if all(used):
+        if used and all(used):
             torch._foreach_copy_(self._views, grads)
             self._is_used.fill_(1.0)
         else:

@@ -209,6 +209,8 @@ class Together:
         if not interval or iteration % interval:
             return
         own = algorithm.compute_paras_statistics()
+        if not own:
+            return
         names, values = list(own), torch.from_numpy(np.stack(list(own.values())).astype(np.float64))
         found = self._ranks.gather(values.to(self._ranks.device)).cpu().numpy()
         same = ((found == found[0]) | (np.isnan(found) & np.isnan(found[0]))).all(-1)  # [N, parameters]

@@ -92,6 +92,14 @@ def test_what_one_rank_did_not_use_counts_as_zero_and_what_none_used_has_no_grad
         assert all(torch.equal(grad, torch.ones_like(grad)) for grad in second)
 
 
+def test_an_algorithm_without_parameters_has_nothing_to_average_or_compare():
+    def work(ranks):
+        GradientAverager(ranks, []).average()
+        together(ranks).check_parameters(SimpleNamespace(compute_paras_statistics=dict), 2)
+
+    assert on_ranks(work) == [None, None]
+
+
 def test_clipping_by_the_global_norm_sees_the_gradient_of_the_whole_batch():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(8, 3, generator=generator), torch.randn(8, generator=generator)
