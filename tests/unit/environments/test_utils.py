@@ -5,6 +5,7 @@ import gin
 import pytest
 import torch
 
+from alfx import gin_utils
 from alfx.environments import suite_gym, suite_unittest
 from alfx.environments.alf_gym_wrapper import AlfGymWrapper
 from alfx.environments.alf_wrappers import (ActionObservationWrapper, BatchEnvironmentWrapper, CheckedEnvironment,
@@ -164,6 +165,7 @@ class TestConfFiles:
         torch.testing.assert_close(*sequences, rtol=0, atol=0)
 
     def test_every_public_constructor_is_known_to_conf_files(self):
+        gin_utils.import_configurables()
         for name in ('alf_wrappers.CurriculumWrapper', 'alf_wrappers.CheckedEnvironment',
                      'gym_wrappers.NormalizedAction', 'gym_wrappers.DMAtariPreprocessing', 'suite_atari.load',
                      'suite_minigrid.load',
