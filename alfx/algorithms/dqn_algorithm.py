@@ -181,7 +181,8 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         epsilon = self._rollout_epsilon_greedy()
         if self._random_steps and context.get_progress('env_steps') < self._random_steps:
             epsilon = 1.0
-        if epsilon >= 1.0 and not self._critic_networks.is_rnn:
+        has_memory = self._greedy is None and self._critic_networks.is_rnn
+        if epsilon >= 1.0 and not has_memory:
             greedy, new_state = inputs.step_type.new_zeros(inputs.step_type.shape, dtype=torch.int64), ()
         elif self._greedy is not None:
             greedy, new_state = self._greedy(inputs.observation), ()
@@ -189,7 +190,7 @@ class DqnAlgorithm(OffPolicyAlgorithm):
             q_values, new_state = self._q_values(inputs.observation, state.critic)
             greedy = q_values.argmax(-1)
         target_state = state.target_critic
-        if self._critic_networks.is_rnn and self.need_full_rollout_state():
+        if has_memory and self.need_full_rollout_state():
             target_state = self._target_critic_networks(inputs.observation, target_state)[1]
         exploration = state.exploration
         if self._long_exploration is None:

@@ -41,7 +41,7 @@ class Program:
 
     def __call__(self, changing: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """What the graph returns. The next call overwrites it."""
-        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+        with torch._C._AutoDispatchBelowAutograd():
             if changing:
                 torch._foreach_copy_(self._inputs, list(changing))
             for call in self._calls:

@@ -37,8 +37,11 @@ class RecordedFunction:
         """What the function returns for ``inputs``; where gradients are recorded, by calling it."""
         if not self._is_recordable or torch.is_grad_enabled():
             return self._function(inputs)
-        leaves, structure = nest.flatten_with_structure(inputs)
-        key = structure, tuple((x.shape, x.stride(), x.dtype, x.device) for x in leaves)
+        if isinstance(inputs, Tensor):
+            leaves, structure = [inputs], None
+        else:
+            leaves, structure = nest.flatten_with_structure(inputs)
+        key = structure, *((x.shape, x.stride(), x.dtype, x.device) for x in leaves)
         record = self._records.get(key)
         if record is None or not record.program.is_current:
             count = self._counts[key] = self._counts.get(key, 0) + 1
@@ -51,6 +54,8 @@ class RecordedFunction:
                 self._is_recordable = False
                 return self._function(inputs)
         results: Any = record.program(leaves)
+        if record.structure is None:
+            return results[0].clone()
         return record.structure.unflatten([x.clone() for x in results])
 
     def _record(self, leaves: list[Tensor], structure: Any) -> '_Record':
@@ -59,8 +64,11 @@ class RecordedFunction:
 
         def flat(*inputs: Tensor) -> list[Tensor]:
             nonlocal result_structure
-            arguments = structure.unflatten(inputs[len(named):])
+            leaves = inputs[len(named):]
+            arguments = leaves[0] if structure is None else structure.unflatten(leaves)
             result = torch.func.functional_call(self._function, dict(zip(named, inputs)), (arguments, ))
+            if isinstance(result, Tensor):
+                return [result]
             results, result_structure = nest.flatten_with_structure(result)
             return results
 
@@ -71,7 +79,7 @@ class RecordedFunction:
 
 class _Record(NamedTuple):
     program: Program
-    structure: Any  # of the result
+    structure: Any  # of the result; None for a single tensor
 
 
 class _Function(nn.Module):
