@@ -108,6 +108,7 @@ class Evaluator:
             return False
         self._starts += 1
         self._jobs = self._context.Queue(_MAX_WAITING)
+        self._jobs.cancel_join_thread()  # weights that nobody reads any more must not keep this process from ending
         self._reports = self._context.Queue()
         settings = worker_process.worker_settings(self._config)
         self._process = self._context.Process(target=_work, name='alfx-evaluator', daemon=True,
@@ -128,7 +129,6 @@ class Evaluator:
             logger.error(message)
             self._messages.append(message)
         self._process = None
-        self._jobs.cancel_join_thread()
         return False
 
     def _collect(self) -> None:

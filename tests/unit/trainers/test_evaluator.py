@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -176,6 +178,28 @@ def test_an_error_in_the_other_process_is_reported_in_its_own_words(tmp_path, al
     messages = evaluator.messages()
     assert any('unknown' in m for m in messages) and any('died: it ended with exit code 1' in m for m in messages)
     evaluator.close()
+
+
+STOPPED_EARLY = '''
+import sys
+import torch
+from trainer_fakes import make_config
+from alfx.trainers.async_evaluator import Evaluator
+
+if __name__ == '__main__':
+    evaluator = Evaluator(make_config(sys.argv[1], random_seed=1), 'no.gin')
+    evaluator.eval(torch.nn.Linear(1000, 1000), {})  # more than a pipe holds, to a process that has yet to start
+    evaluator.close(timeout=0.0)
+'''
+
+
+def test_a_run_ends_although_nobody_has_read_the_weights_that_were_to_be_evaluated(tmp_path):
+    program = tmp_path / 'program.py'
+    program.write_text(STOPPED_EARLY)
+    path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), *filter(None, sys.path)])
+    done = subprocess.run([sys.executable, str(program), str(tmp_path)], env=os.environ | {'PYTHONPATH': path},
+                          timeout=50, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def _wait_for(condition, seconds=60.0):
