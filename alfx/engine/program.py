@@ -3,8 +3,9 @@
 Of the operations of an update half only look at a tensor in another shape, and most of the others work on so little
 that finding memory for the result and forgetting it again takes longer than the work. All of this is the same at every
 update. So it is done once: views are made when the record is laid out, what is constant is computed then, and results
-whose lifetimes do not overlap share memory. What is left is one call for each computation. The kernels are those of the
-record, on tensors laid out in the same way: results are equal to the bit.
+whose lifetimes do not overlap share memory. What is left is one call for each computation. Operations that torch cannot
+let write to a given place (convolutions) make their results anew; what depends on these is looked up when it is called.
+The kernels are those of the record, on tensors laid out in the same way: results are equal to the bit.
 
 Read first :mod:`alfx.engine.recording`, which makes the graphs.
 """
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, fx
 
 _Call = Callable[[], Any]
+_Called = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class Program:
@@ -33,6 +35,7 @@ class Program:
         self._fixed = [x for x, node in zip(fixed, graph.graph.nodes) if node.users]
         self._addresses = addresses(self._fixed)
         self._inputs, self._calls, self._results = layout.inputs, layout.calls, layout.results
+        self._is_loose = any(isinstance(x, _Cell) for x in layout.results)
 
     @property
     def is_current(self) -> bool:
@@ -46,7 +49,7 @@ class Program:
                 torch._foreach_copy_(self._inputs, list(changing))
             for call in self._calls:
                 call()
-        return self._results
+        return _current(self._results) if self._is_loose else self._results
 
     def __len__(self) -> int:
         """The number of calls."""
@@ -72,6 +75,29 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _storage(x: Tensor) -> int:
     return x.untyped_storage()._cdata
+
+
+class _Cell:
+    """Holds the result of an operation that cannot write to a given place."""
+
+    value: Any = None
+
+
+def _fill(cell: _Cell, op: Any, args: Any, kwargs: Any) -> None:
+    cell.value = op(*_current(args), **_current(kwargs))
+
+
+def _call_loosely(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    function(*_current(args), **_current(kwargs))
+
+
+def _current(values: Any) -> Any:
+    """A nest with the values of cells in their place."""
+    if isinstance(values, _Cell):
+        return values.value
+    if isinstance(values, dict):
+        return {name: _current(x) for name, x in values.items()}
+    return [_current(x) for x in values] if isinstance(values, (list, tuple)) else values
 
 
 class _Layout:
@@ -107,7 +133,7 @@ class _Layout:
                 self._places[node] = self._place(node)
             elif node.op == 'output':
                 self.results = self._arguments(node)[0][0]
-            self._release(index)
+            self._release(index, node)
 
     def _find_uses(self) -> None:
         """When each storage is last needed, and which ones something is written to after they were made."""
@@ -130,9 +156,12 @@ class _Layout:
         op: Any = node.target
         seen, inputs = self._seen[node], node.all_input_nodes
         args, kwargs = self._arguments(node)
+        is_loose = any(isinstance(self._places[used], _Cell) for used in inputs)
         written = _written_by(node)
         if written:
-            self.calls.append(functools.partial(_in_place(op), *args, **kwargs))
+            if isinstance(seen, Tensor) and isinstance(self._places[written[0]], _Cell):
+                return self._anew(_in_place(op), args, kwargs)
+            self._add(_in_place(op), args, kwargs, is_loose)
             return self._places[written[0]] if isinstance(seen, Tensor) else None
         results = _tensors(seen)
         storages = {_storage(x) for x in results}
@@ -140,19 +169,34 @@ class _Layout:
         if storages <= {_storage(x) for used in inputs for x in _tensors(self._seen[used])}:  # a view
             if is_constant:
                 self._constant.add(node)
-            return op(*args, **kwargs)
+            return self._anew(op, args, kwargs) if is_loose else op(*args, **kwargs)
         if (is_constant or str(op) in _FILLED) and not storages & self._written:
             self._constant.add(node)
             with torch.no_grad():
-                return op(*args, **kwargs)
-        if str(op) in _WITHIN_ZEROS and not storages & self._written:
+                return op(*fx.map_arg(node.args, self._seen.__getitem__), **kwargs)
+        if str(op) in _WITHIN_ZEROS and not is_loose and not storages & self._written:
             whole = torch.zeros_like(seen)
             part = _WITHIN_ZEROS[str(op)](whole, *args[2:])
-            self.calls.append(functools.partial(torch.Tensor.copy_, part, args[0]))
+            self._add(torch.Tensor.copy_, (part, args[0]), {})
             return whole
-        out = self._take(seen) if isinstance(seen, Tensor) else tuple(self._take(x) for x in results)
-        self.calls.append(_call(op, args, kwargs, out))
+        writer = _writer(op, results, is_loose)
+        if writer is None:
+            return self._anew(op, args, kwargs)
+        out = (self._take(seen) if isinstance(seen, Tensor) else
+               tuple(self._take(x) if isinstance(x, Tensor) else x for x in seen))
+        self._add(*writer(out, *args, **kwargs), is_loose)
         return out
+
+    def _add(self, function: Callable[..., Any], args: Any, kwargs: Any, is_loose: bool = False) -> None:
+        """Add a call; ``is_loose``: some arguments are known only when it is made."""
+        self.calls.append(functools.partial(_call_loosely, function, args, kwargs) if is_loose else
+                          functools.partial(function, *args, **kwargs))
+
+    def _anew(self, op: Any, args: Any, kwargs: Any) -> '_Cell':
+        """Add a call whose result lies elsewhere each time."""
+        cell = _Cell()
+        self.calls.append(functools.partial(_fill, cell, op, args, kwargs))
+        return cell
 
     def _take(self, like: Tensor) -> Tensor:
         """Memory for a result with the shape, strides and type of ``like``."""
@@ -162,8 +206,12 @@ class _Layout:
         self._taken[_storage(like)] = whole
         return whole.view(like.dtype).as_strided(like.shape, like.stride(), like.storage_offset())
 
-    def _release(self, index: int) -> None:
-        """Let others use the memory of what nobody needs after the operation at ``index``."""
+    def _release(self, index: int, node: fx.Node) -> None:
+        """Let others use the memory of what nobody needs after ``node``, which is the operation at ``index``."""
+        if node.op != 'output':
+            for used in (node, *node.all_input_nodes):
+                if isinstance(self._places[used], _Cell) and all(user in self._places for user in used.users):
+                    self.calls.append(functools.partial(setattr, self._places[used], 'value', None))
         over = [storage for storage in self._taken if self._last_use[storage] <= index]
         for storage in over:
             whole = self._taken.pop(storage)
@@ -193,23 +241,22 @@ def has_effect(node: fx.Node) -> bool:
 # How operations are called -------------------------------------------------------------------------------------------
 
 
-def _call(op: Any, args: Any, kwargs: Any, out: Any) -> _Call:
-    """A call of ``op`` that puts its result into ``out``, by the shortest way there is."""
+def _writer(op: Any, results: list[Tensor], is_loose: bool) -> Callable[..., _Called] | None:
+    """How to call ``op`` so that it puts its results into given places, by the shortest way there is.
+
+    Returns:
+        takes the places and the arguments; returns what to call with what. ``None`` if ``op`` would copy its results.
+    """
     name = str(op)
-    if name in _SPECIAL:
-        return _SPECIAL[name](out, *args, **kwargs)
+    if name in _SPECIAL and not is_loose:
+        return _SPECIAL[name]
     if name in _QUICK:
-        return functools.partial(_QUICK[name], *args, **kwargs, out=out)
-    places = [out] if isinstance(out, Tensor) else list(out)
+        function = _QUICK[name]
+        return lambda out, *args, **kwargs: (function, args, {**kwargs, 'out': out})
     variant, names = _out_variant(op)
-    if variant is not None and len(names) == len(places) and _has_kernel(variant, places[0].device):
-        return functools.partial(variant, *args, **kwargs, **dict(zip(names, places)))
-    return functools.partial(_call_and_copy, op, args, kwargs, places)
-
-
-def _call_and_copy(op: Any, args: Any, kwargs: Any, places: list[Tensor]) -> None:
-    for place, result in zip(places, _tensors(op(*args, **kwargs))):
-        place.copy_(result)
+    if variant is None or len(names) != len(results) or not _has_kernel(variant, results[0].device):
+        return None
+    return lambda out, *args, **kwargs: (variant, args, {**kwargs, **dict(zip(names, _tensors(out)))})
 
 
 def _in_place(op: Any) -> Callable[..., Any]:
@@ -237,37 +284,37 @@ def _has_kernel(op: Any, device: torch.device) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
 
 
-def _sum(out: Tensor, x: Tensor, dtype: torch.dtype | None = None) -> _Call:
-    return functools.partial(torch.sum, x, tuple(range(x.ndim)), dtype=dtype, out=out)
+def _sum(out: Tensor, x: Tensor, dtype: torch.dtype | None = None) -> _Called:
+    return torch.sum, (x, tuple(range(x.ndim))), {'dtype': dtype, 'out': out}
 
 
-def _mean(out: Tensor, x: Tensor, dtype: torch.dtype | None = None) -> _Call:
-    return functools.partial(torch.mean, x, tuple(range(x.ndim)), dtype=dtype, out=out)
+def _mean(out: Tensor, x: Tensor, dtype: torch.dtype | None = None) -> _Called:
+    return torch.mean, (x, tuple(range(x.ndim))), {'dtype': dtype, 'out': out}
+
+
+def _copy(out: Tensor, x: Tensor, **_: Any) -> _Called:
+    return torch.Tensor.copy_, (out, x), {}
+
+
+def _normal(out: Tensor, *_: Any, **__: Any) -> _Called:
+    return torch.Tensor.normal_, (out, ), {}
+
+
+def _uniform(out: Tensor, *_: Any, **__: Any) -> _Called:
+    return torch.Tensor.uniform_, (out, ), {}
+
+
+def _subtracted_from(out: Tensor, x: Tensor, other: Any, alpha: Any = 1) -> _Called:
+    minuend = other if isinstance(other, Tensor) else torch.tensor(other, dtype=out.dtype, device=out.device)
+    return torch.sub, (minuend, x), {'alpha': alpha, 'out': out}
 
 
 def _slice(x: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:
     return torch.ops.aten.slice.Tensor(x, dim, start, end, step)
 
 
-def _copy(out: Tensor, x: Tensor, **_: Any) -> _Call:
-    return functools.partial(torch.Tensor.copy_, out, x)
-
-
-def _normal(out: Tensor, *_: Any, **__: Any) -> _Call:
-    return functools.partial(torch.Tensor.normal_, out)
-
-
-def _uniform(out: Tensor, *_: Any, **__: Any) -> _Call:
-    return functools.partial(torch.Tensor.uniform_, out)
-
-
-def _subtracted_from(out: Tensor, x: Tensor, other: Any, alpha: Any = 1) -> _Call:
-    minuend = other if isinstance(other, Tensor) else torch.tensor(other, dtype=out.dtype, device=out.device)
-    return functools.partial(torch.sub, minuend, x, alpha=alpha, out=out)
-
-
 # Operations without an out version of the same arguments: how to call something that does the same.
-_SPECIAL: dict[str, Callable[..., _Call]] = {
+_SPECIAL: dict[str, Callable[..., _Called]] = {
     'aten.sum.default': _sum, 'aten.mean.default': _mean, 'aten.clone.default': _copy, 'aten._to_copy.default': _copy,
     'aten.randn.default': _normal, 'aten.randn_like.default': _normal, 'aten.rand.default': _uniform,
     'aten.rand_like.default': _uniform, 'aten.rsub.Scalar': _subtracted_from, 'aten.rsub.Tensor': _subtracted_from}

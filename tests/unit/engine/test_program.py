@@ -92,6 +92,20 @@ def test_gradients_of_a_network():
     assert len(play) < 40
 
 
+def test_an_operation_may_leave_out_some_of_its_results():
+    """The backward pass of a convolution does not calculate what nobody asks for."""
+    net = nn.Sequential(nn.Conv2d(2, 3, 3, stride=2), nn.ReLU(), nn.Conv2d(3, 2, 2), nn.Flatten())
+    params = dict(net.named_parameters())
+
+    def gradients(*tensors):
+        values = [x.detach().requires_grad_() for x in tensors[:-1]]
+        with torch.enable_grad():
+            loss = torch.func.functional_call(net, dict(zip(params, values)), (tensors[-1], )).square().mean()
+        return [loss.detach(), *torch.autograd.grad(loss, values)]
+
+    check(gradients, [p.detach() for p in params.values()], batches((4, 2, 9, 9)))
+
+
 def test_batches_may_be_views_with_gaps():
     block = randn(8, 2, 10)
     leaves = [block[..., 2:6].transpose(0, 1), block[..., 7].t()]
