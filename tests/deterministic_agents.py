@@ -43,7 +43,7 @@ ENVIRONMENTS = {
 
 def make_agent(algorithm_cls, environment='continuous', batch_size=4, seed=0, optimizer=None, hidden=(16, ),
                mini_batch_size=8, mini_batch_length=2, unroll_length=4, initial_collect_steps=0,
-               priority_replay=False, updates=2, use_rollout_state=None, policy_loss_addons=(), compile=False,
+               priority_replay=False, updates=2, use_rollout_state=None, policy_loss_addons=(), compile=False, num_ray_workers=0,
                networks=('actor_network_ctor', 'critic_network_ctor'), **algorithm_args):
     """An agent in an environment, ready to train."""
     torch.manual_seed(seed)
@@ -57,7 +57,8 @@ def make_agent(algorithm_cls, environment='continuous', batch_size=4, seed=0, op
         mini_batch_length=mini_batch_length, num_updates_per_train_iter=updates, whole_replay_buffer_training=False,
         clear_replay_buffer=False, replay_buffer_length=200, initial_collect_steps=initial_collect_steps,
         priority_replay=priority_replay,
-        use_rollout_state=recurrent if use_rollout_state is None else use_rollout_state, compile=compile)
+        use_rollout_state=recurrent if use_rollout_state is None else use_rollout_state, compile=compile,
+        num_ray_workers=num_ray_workers)
     actor, critic = (ActorRNNNetwork, CriticRNNNetwork) if recurrent else (ActorNetwork, CriticNetwork)
     memory = dict(lstm_hidden_size=(8, )) if recurrent else {}
     combiner = NestConcat() if environment == 'nested action' else None

@@ -149,7 +149,7 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         self._calculate_priority = calculate_priority
         self._train_first_step_only = train_first_step_only
         random_steps = config.initial_collect_steps if config is not None and random_initial_collection else 0
-        self._random_steps = random_steps
+        self._random_steps = random_steps * context.num_ranks()  # of all of them together, as 'env_steps' is
         self._greedy = (None if self._critic_networks.is_rnn or not is_fixed(self._critic_networks) else
                         RecordedFunction(lambda observation: self._q_values(observation, ())[0].argmax(-1), self))
 

@@ -107,6 +107,7 @@ class Td3Algorithm(DdpgAlgorithm):
         self._target_noise, self._noise_clip = target_noise, noise_clip
         # of all processes together, as the count is
         self._initial_collect_steps = 0 if config is None else config.initial_collect_steps * context.num_ranks()
+        self._num_acting = context.num_ranks() * max(1, 0 if config is None else config.num_ray_workers)
         self.register_buffer('_num_updates', torch.zeros((), dtype=torch.int64))
         self.register_buffer('_num_random_steps', torch.zeros((), dtype=torch.int64))
         self._forget_counts()
@@ -127,7 +128,7 @@ class Td3Algorithm(DdpgAlgorithm):
         """A random action at first, later that of the policy with exploration noise, ``[B, ...]``."""
         step = super().rollout_step(inputs, state)
         if self._has_random_steps_left:
-            self._num_random_steps.add_(inputs.step_type.shape[0] * context.num_ranks())
+            self._num_random_steps.add_(inputs.step_type.shape[0] * self._num_acting)
         return step
 
     def _random_action_probability(self) -> float:

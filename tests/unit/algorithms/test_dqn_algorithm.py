@@ -281,6 +281,18 @@ def test_initial_steps_are_random_if_asked_for(random_initial_collection):
     assert torch.equal(algorithm.rollout_step(step, DqnState()).output, greedy)
 
 
+def test_the_random_steps_are_those_of_all_ranks_together(monkeypatch):
+    monkeypatch.setattr(context, 'num_ranks', lambda: 2)
+    algorithm = make(config=config_of(initial_collect_steps=50), rollout_epsilon_greedy=0.0,  # a rank's share of 100
+                     random_initial_collection=True)
+    step = step_of(1000)
+    greedy = algorithm.predict_step(step, ()).output
+    context.update_progress('env_steps', 99)
+    assert ((algorithm.rollout_step(step, DqnState()).output != greedy).float().mean() > 0.5)
+    context.update_progress('env_steps', 100)
+    assert torch.equal(algorithm.rollout_step(step, DqnState()).output, greedy)
+
+
 def test_evaluation_explores_as_the_configuration_says():
     algorithm = make(config=config_of(epsilon_greedy=0.5))
     step = step_of(20000)

@@ -109,6 +109,15 @@ def test_the_first_actions_are_uniformly_random():
     assert not is_random(agent.unroll(100)).any()
 
 
+def test_several_ray_workers_share_the_random_steps():
+    agent, _ = make_agent(Td3Algorithm, batch_size=4, initial_collect_steps=80, num_ray_workers=2)  # 8 steps at a time
+    rl = agent._rl_algorithm
+    agent.unroll(9)
+    assert rl._random_action_probability() == 1.0
+    agent.unroll(1)
+    assert rl._random_action_probability() == 0.0
+
+
 def test_targets_are_smoothed_by_clipped_noise_within_the_bounds():
     agent, _ = make_agent(Td3Algorithm, 'nested action', target_noise=0.2, noise_clip=0.3)
     rl = agent._rl_algorithm
