@@ -12,22 +12,21 @@ from torch import nn
 
 from alfx import context, nest
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.optimized import OptimizedAlgorithm
 from alfx.algorithms.ownership import assign_optimizers
+from alfx.algorithms.storing import StoringAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep
 from alfx.engine.data_parallel import GradientAverager
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
 from alfx.engine.replay import train_from_replay_buffer
 from alfx.engine.update import apply_gradients, train_from_unroll
-from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import configurable
 from alfx.summary import summary_utils
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec, zeros_from_spec
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, zeros_from_spec
 
 
 @configurable
-class Algorithm(OptimizedAlgorithm):
+class Algorithm(StoringAlgorithm):
     """Base of all algorithms.
 
     Args:
@@ -47,9 +46,8 @@ class Algorithm(OptimizedAlgorithm):
                  predict_state_spec: NestedTensorSpec | None = None, is_on_policy: bool | None = None,
                  optimizer: Any = None, checkpoint: str | None = None, config: TrainerConfig | None = None,
                  debug_summaries: bool = False, name: str = 'Algorithm'):
-        super().__init__(checkpoint, optimizer)
+        super().__init__(checkpoint, optimizer, config)
         self._name = name
-        self._config = config
         self._debug_summaries = debug_summaries
         self._train_state_spec = train_state_spec
         self._rollout_state_spec = train_state_spec if rollout_state_spec is None else rollout_state_spec
@@ -58,9 +56,7 @@ class Algorithm(OptimizedAlgorithm):
         if is_on_policy is not None:
             self.set_on_policy(is_on_policy)
         self._path = ''
-        self._replay_buffer_size: tuple[int, int, bool] | None = None
         self._context_steps = 0  # at the start of the replay buffer, trained on in an earlier iteration
-        self._experience_spec: NestedTensorSpec = None
         self._processed_experience_spec: NestedTensorSpec = None
         self._train_info_spec: NestedTensorSpec = None
         self._device: torch.device | None = None
@@ -132,19 +128,9 @@ class Algorithm(OptimizedAlgorithm):
         return self._train_info_spec
 
     @property
-    def experience_spec(self) -> NestedTensorSpec:
-        """Spec of the experience in the replay buffer, or ``None`` if this algorithm has none."""
-        return self._experience_spec
-
-    @property
     def processed_experience_spec(self) -> NestedTensorSpec:
         """Spec of what ``preprocess_experience`` returned; known from the first training step on."""
         return self._processed_experience_spec
-
-    @property
-    def use_rollout_state(self) -> bool:
-        """Whether training starts from the states of the rollout (True) or from zeros (False)."""
-        return self._config is not None and self._config.use_rollout_state
 
     def need_full_rollout_state(self) -> bool:
         """Whether ``rollout_step`` has to return all of the state that ``train_step`` needs."""
@@ -267,77 +253,6 @@ class Algorithm(OptimizedAlgorithm):
     def loss_scaler(self) -> LossScaler | None:
         """Scales the loss of an update, where the networks compute in float16."""
         return self._loss_scaler
-
-    # Data ------------------------------------------------------------------------------------------------------
-
-    @property
-    def data_transformer(self) -> Any:
-        """The data transformer of the run, or ``None``."""
-        return None if self._config is None else self._config.data_transformer
-
-    def transform_timestep(self, time_step: TimeStep, state: NestedTensor) -> tuple[TimeStep, NestedTensor]:
-        """Apply the data transformer to a time step ``[B, ...]`` from the environment.
-
-        Returns:
-            The transformed time step and the next state of the transformer.
-        """
-        transformer = self.data_transformer
-        return (time_step, state) if transformer is None else transformer.transform_timestep(time_step, state)
-
-    def transform_experience(self, experience: Experience) -> Experience:
-        """Apply the data transformer to experience ``[B, T, ...]`` from the replay buffer."""
-        transformer = self.data_transformer
-        return experience if transformer is None else transformer.transform_experience(experience)
-
-    def set_replay_buffer(self, num_envs: int, max_length: int, prioritized_sampling: bool = False) -> None:
-        """Set the size of the replay buffer, which is built when the first experience is observed.
-
-        Args:
-            num_envs: number of environments.
-            max_length: steps kept of each environment.
-            prioritized_sampling: sample by priority.
-        """
-        self._replay_buffer_size = (num_envs, max_length, prioritized_sampling)
-
-    def build_replay_buffer(self, experience_spec: NestedTensorSpec) -> None:
-        """Allocate the replay buffer for experience of this spec."""
-        assert self._replay_buffer_size is not None, 'set_replay_buffer comes first'
-        num_envs, max_length, prioritized = self._replay_buffer_size
-        self._experience_spec = experience_spec
-        transformer = self.data_transformer
-        options: dict[str, Any] = {'prioritized_sampling': True} if prioritized else {}
-        if getattr(transformer, 'needs_episodic_info', False):
-            options['keep_episodic_info'] = True
-        self._replay_buffer = ReplayBuffer(
-            experience_spec, num_envs, max_length, name=f'{self._name}_replay_buffer',
-            num_earliest_frames_ignored=0 if transformer is None else transformer.stack_size - 1, **options)
-
-    @property
-    def replay_buffer(self) -> ReplayBuffer | None:
-        """The replay buffer, if this algorithm has one."""
-        return self._replay_buffer
-
-    def observe_for_replay(self, exp: Experience) -> None:
-        """Store one step of experience ``[B, ...]``."""
-        exp = self._prepare_for_replay(exp)
-        if self._replay_buffer is None:
-            self.build_replay_buffer(extract_spec(exp))
-        self._replay_buffer.add_batch(exp, exp.time_step.env_id)  # type: ignore[union-attr]
-
-    def observe_sequence_for_replay(self, exp: Experience) -> None:
-        """Store ``T`` consecutive steps of all environments at once: ``[T, B, ...]``."""
-        exp = self._prepare_for_replay(exp)
-        if self._replay_buffer is None:
-            self.build_replay_buffer(extract_spec(exp, from_dim=2))
-        self._replay_buffer.add_sequence(exp)  # type: ignore[union-attr]
-
-    def _prepare_for_replay(self, exp: Experience) -> Experience:
-        """Drop what training does not read, cut gradients."""
-        if not self.use_rollout_state:
-            exp = exp._replace(state=())
-        if self._config is not None and self._config.unroll_with_grad:
-            exp = nest.map_structure(torch.Tensor.detach, exp)
-        return exp
 
     def observe_for_metrics(self, time_step: TimeStep) -> None:
         """Record a time step ``[B, ...]`` in the metrics; an algorithm without metrics does nothing."""

@@ -5,7 +5,6 @@ checkpoint holds in ``run_state.py``.
 """
 import contextlib
 import logging
-import math
 import os
 import sys
 import time
@@ -20,6 +19,7 @@ from alfx.engine.errors import LostProcessError
 from alfx.engine.update import NonFiniteLossError
 from alfx.trainers import acting, building, cpu_tuning, run_files
 from alfx.trainers.async_evaluator import Evaluator
+from alfx.trainers.cadence import compute_summary_or_eval_interval
 from alfx.trainers.crash import save_crash
 from alfx.trainers.evaluator import SupervisedEvaluator, SyncEvaluator, read_results
 from alfx.trainers.playing import play
@@ -36,22 +36,6 @@ _TEMPORARY_CHECKPOINT_SECONDS = 120.0  # a kill loses no more than this
 _TEMPORARY_CHECKPOINT_SHARE = 0.02  # of the time, where a checkpoint takes long
 _TEMPORARY_CHECKPOINTS_KEPT = 2
 _CLOSE_SECONDS = 5.0
-
-
-def compute_summary_or_eval_interval(config: TrainerConfig, batch_size: int, calls: int = 100) -> int:
-    """Iterations between two summaries or evaluations, so that there are ``calls`` of them in the whole run.
-
-    Args:
-        config: says how long the run is.
-        batch_size: number of environments.
-        calls: how many there shall be.
-    """
-    iterations = config.num_iterations
-    if config.num_env_steps:
-        unroll_length = config.unroll_length or config.max_unroll_length
-        until_steps = math.ceil(config.num_env_steps / max(unroll_length * batch_size, 1e-9))
-        iterations = min(iterations, until_steps) if iterations else until_steps
-    return max(1, math.ceil(iterations / calls))
 
 
 class Trainer:
