@@ -34,11 +34,14 @@ def launch(command: Sequence[str], count: int) -> int:
     from alfx.engine.errors import describe_exit
     store = dist.TCPStore(_ADDRESS, 0, is_master=True, wait_for_workers=False)
     endings = dist.PrefixStore(PREFIX, store)
-    ranks = [_start(command, rank, count, store.port) for rank in range(count)]
+    ranks: list[subprocess.Popen] = []
     codes: dict[int, int] = {}
     give_up_at = float('inf')
     try:
-        with _passing_signals_on(ranks):
+        with _passing_signals_on(ranks) as received:
+            for rank in range(count):
+                ranks.append(_start(command, rank, count, store.port))
+                _send(ranks[-1:], received)
             while len(codes) < count:
                 for rank, process in enumerate(ranks):
                     code = process.poll()
@@ -46,14 +49,14 @@ def launch(command: Sequence[str], count: int) -> int:
                         continue
                     codes[rank] = code
                     endings.set(ending_key(rank), describe_exit(code))
-                    if code:
+                    if code and not _is_stop(code):  # the last checkpoint may take long
                         give_up_at = min(give_up_at, time.monotonic() + _LEAVE_SECONDS)
                 if time.monotonic() > give_up_at:
                     break
                 time.sleep(_POLL_SECONDS)
     finally:
         _end(ranks)
-    return _exit_code([process.returncode for process in ranks])
+    return _exit_code([process.returncode for process in ranks], received)
 
 
 def _start(command: Sequence[str], rank: int, count: int, port: int) -> subprocess.Popen:
@@ -65,22 +68,30 @@ def _start(command: Sequence[str], rank: int, count: int, port: int) -> subproce
 
 
 @contextlib.contextmanager
-def _passing_signals_on(ranks: Sequence[subprocess.Popen]) -> Iterator[None]:
-    """Hand signals to the ranks; an interrupt from a terminal reaches them by itself."""
-    def pass_on(number: int, frame: Any) -> None:
-        for process in ranks:
-            if process.poll() is None:
-                process.send_signal(number)
-
+def _passing_signals_on(ranks: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
+    """Hand signals to the ranks; an interrupt from a terminal reaches them by itself. Gives those that have come."""
+    received: list[int] = []
     terminal = sys.stdin is not None and sys.stdin.isatty()
-    handlers: dict[int, Any] = {signal.SIGTERM: pass_on, signal.SIGUSR1: pass_on, signal.SIGUSR2: pass_on,
-                                signal.SIGINT: (lambda number, frame: None) if terminal else pass_on}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+
+    def pass_on(number: int, frame: Any) -> None:
+        received.append(number)
+        if not (terminal and number == signal.SIGINT):
+            _send(ranks, [number])
+
+    before = {number: signal.signal(number, pass_on)
+              for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)}
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _send(ranks: Sequence[subprocess.Popen], numbers: Sequence[int]) -> None:
+    for process in ranks:
+        for number in numbers:
+            if process.poll() is None:
+                process.send_signal(number)
 
 
 def _end(ranks: Sequence[subprocess.Popen]) -> None:
@@ -92,12 +103,16 @@ def _end(ranks: Sequence[subprocess.Popen]) -> None:
         process.wait()
 
 
-def _exit_code(codes: Sequence[int]) -> int:
-    """One exit code for all ranks."""
-    if not any(codes):
-        return 0
-    errors = [code for code in codes if 0 < code < 128]
-    stops = [code for code in codes if code >= 128]
+def _is_stop(code: int) -> bool:
+    """Whether a rank has ended because a signal asked it to, in its own time."""
+    return code >= 128
+
+
+def _exit_code(codes: Sequence[int], received: Sequence[int]) -> int:
+    """One exit code for all ranks; what died of one of the signals ``received`` was not yet there to take it."""
+    codes = [128 - code if -code in received else code for code in codes]
     if any(code < 0 for code in codes):
         return 1
-    return errors[0] if errors else stops[0]
+    errors = [code for code in codes if code and not _is_stop(code)]
+    stops = [code for code in codes if _is_stop(code)]
+    return (errors or stops or [0])[0]

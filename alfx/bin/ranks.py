@@ -56,6 +56,9 @@ def num_to_start() -> int:
                                       'leave out one of them')
         if (count or 1) == 1 or not FLAGS.device.startswith('cuda'):
             return count or 1
+    elif FLAGS['device'].present and FLAGS.device not in ('cuda', 'auto'):
+        raise gin_utils.ConfError(f'--distributed={distributed} and --device={FLAGS.device} contradict each other: each '
+                                  'process is on a GPU of its own', 'leave out one of them')
     return _num_on_gpus(count)
 
 
@@ -105,16 +108,34 @@ def train_as_rank(load: Callable[[], tuple[Any, str]], train: Callable[[Any, str
 
 
 def _choose_device() -> None:
-    from alfx import context
-    if FLAGS.distributed == 'multi-gpu':
-        FLAGS['device'].value = 'cuda'
-    if FLAGS.device.startswith('cuda:'):
-        raise gin_utils.ConfError(f'--device={FLAGS.device}: each of several processes needs a GPU of its own',
+    from alfx.engine.data_parallel import local_rank
+    from alfx.trainers.devices import use_device
+    use_device(device_of_rank('cuda' if FLAGS.distributed == 'multi-gpu' else FLAGS.device, local_rank()))
+
+
+def device_of_rank(name: str, number: int) -> Any:
+    """The ``torch.device`` of a rank.
+
+    Args:
+        name: as the user calls it.
+        number: of the rank among those on its machine.
+
+    Raises:
+        ConfError: there is no such device, or not one for each rank.
+    """
+    import torch
+
+    from alfx.trainers.devices import find_device
+    if name.startswith('cuda:'):
+        raise gin_utils.ConfError(f'--device={name}: each of several processes needs a GPU of its own',
                                   'use --device=cuda')
-    flags.device_from_flags()
-    if context.get_default_device().type == 'cuda':
-        from alfx.engine.data_parallel import local_rank
-        context.set_default_device(f'cuda:{local_rank()}')
+    if find_device(name).type == 'cpu':
+        return torch.device('cpu')
+    available = torch.cuda.device_count()
+    if number >= available:
+        raise gin_utils.ConfError(f'--device={name}: process {number} of this machine has no GPU of its own, torch '
+                                  f'finds {available} GPU(s)', f'start {available} process(es), or use --device=cpu')
+    return torch.device('cuda', number)
 
 
 class _Output:

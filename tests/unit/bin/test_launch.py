@@ -1,0 +1,92 @@
+"""Starting ranks on this machine: how long one waits for the others, and with which code it ends."""
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from alfx.bin import launch, ranks
+from alfx.gin_utils import ConfError
+
+
+def program(*lines):
+    """What both ranks run; ``rank`` is the number of the process."""
+    return [sys.executable, '-c', '\n'.join(['import os, signal, sys, time', 'rank = int(os.environ["RANK"])', *lines])]
+
+
+def test_a_rank_that_was_asked_to_stop_may_take_its_time_for_the_last_checkpoint(monkeypatch):
+    monkeypatch.setattr(launch, '_LEAVE_SECONDS', 0.1)
+    assert launch.launch(program('time.sleep(0 if rank else 1.5)', 'sys.exit(143)'), 2) == 143
+
+
+def test_after_an_error_those_that_do_not_end_are_killed(monkeypatch, tmp_path):
+    monkeypatch.setattr(launch, '_LEAVE_SECONDS', 0.1)
+    code = launch.launch(program(f'open(f"{tmp_path}/{{rank}}", "w").write(str(os.getpid()))',
+                                 f'while len(os.listdir("{tmp_path}")) < 2: time.sleep(0.01)',
+                                 'if rank: sys.exit(2)', 'time.sleep(300)'), 2)
+    assert code == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / '0').read_text()), 0)
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_ranks_that_end_by_the_signal_that_was_passed_on_have_stopped_and_not_failed(number, tmp_path):
+    def ask():
+        deadline = time.monotonic() + 60
+        while len(os.listdir(tmp_path)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    text = [f'signal.signal({int(number)}, signal.SIG_DFL)', f'open(f"{tmp_path}/{{rank}}", "w").close()',
+            'time.sleep(60)']
+    assert launch.launch(program(*text), 2) == 128 + number
+    asking.join()
+
+
+def test_a_signal_that_comes_while_ranks_are_being_started_reaches_all_of_them(monkeypatch):
+    start = launch._start
+
+    def interrupted(command, rank, count, port):
+        process = start(command, rank, count, port)
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(launch, '_start', interrupted)
+    begun = time.monotonic()
+    assert launch.launch(program('time.sleep(60)'), 2) == 143
+    assert time.monotonic() - begun < 50
+
+
+def test_each_of_several_processes_needs_a_gpu_of_its_own(monkeypatch):
+    import torch
+    chosen = []
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
+    monkeypatch.setattr(torch.cuda, 'set_device', chosen.append)
+    assert ranks.device_of_rank('cpu', 1) == torch.device('cpu')
+    assert ranks.device_of_rank('auto', 1) == ranks.device_of_rank('cuda', 1) == torch.device('cuda', 1)
+    for name in ('auto', 'cuda'):
+        with pytest.raises(ConfError, match='process 2 of this machine.* 2 GPU'):
+            ranks.device_of_rank(name, 2)
+    with pytest.raises(ConfError, match='needs a GPU of its own'):
+        ranks.device_of_rank('cuda:1', 0)
+    assert not chosen, 'no memory of another GPU is taken'
+
+
+@pytest.mark.parametrize('device', ['cpu', 'cuda:1'])
+def test_a_device_that_several_gpus_would_override_is_refused(device, monkeypatch):
+    from absl import flags as absl_flags
+    values = absl_flags.FlagValues()
+    absl_flags.DEFINE_string('device', 'cpu', '', flag_values=values)
+    absl_flags.DEFINE_string('distributed', 'none', '', flag_values=values)
+    absl_flags.DEFINE_integer('num_processes', None, '', flag_values=values)
+    values(['train', '--distributed=multi-gpu', f'--device={device}'])
+    monkeypatch.setattr(ranks, 'FLAGS', values)
+    monkeypatch.delenv('RANK', raising=False)
+    with pytest.raises(ConfError, match=f'multi-gpu and --device={device} contradict'):
+        ranks.num_to_start()
