@@ -43,8 +43,8 @@ ENVIRONMENTS = {
 
 def make_agent(algorithm_cls, environment='continuous', batch_size=4, seed=0, optimizer=None, hidden=(16, ),
                mini_batch_size=8, mini_batch_length=2, unroll_length=4, initial_collect_steps=0,
-               priority_replay=False, updates=2, use_rollout_state=None, policy_loss_addons=(), compile=False, num_ray_workers=0,
-               networks=('actor_network_ctor', 'critic_network_ctor'), **algorithm_args):
+               priority_replay=False, updates=2, use_rollout_state=None, policy_loss_addons=(), compile=False,
+               num_ray_workers=0, networks=('actor_network_ctor', 'critic_network_ctor'), **algorithm_args):
     """An agent in an environment, ready to train."""
     torch.manual_seed(seed)
     context.reset()

@@ -33,7 +33,7 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep
 from alfx.engine.errors import LostProcessError, describe_exit
-from alfx.engine.policy_state import policy_tensors
+from alfx.engine.policy_state import look_up_buffers, policy_buffers, policy_tensors
 from alfx.engine.remote_unroll import ActingStatistics, Steps, UnrollSource, check_source
 from alfx.engine.shared_tensors import POLL_SECONDS
 from alfx.engine.unroll_channel import Timing, UnrollChannel
@@ -109,7 +109,8 @@ class AsyncUnroller(UnrollSource):
         self._algorithm = algorithm
         self._context = multiprocessing.get_context('spawn')
         self._channel = UnrollChannel(algorithm, algorithm.environment, config.unroll_queue_size, self._context)
-        self._tensors, self._statistics = policy_tensors(algorithm), ActingStatistics(algorithm)
+        self._tensors, self._buffers = policy_tensors(algorithm), policy_buffers(algorithm)
+        self._statistics = ActingStatistics(algorithm)
         self._said: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self._error = ''
         self._process: Any = None
@@ -182,6 +183,7 @@ class AsyncUnroller(UnrollSource):
             raise ValueError('update_parameter: expected the algorithm that the AsyncUnroller was made for, found '
                              f'another one ({algorithm.name})')
         self._listen_now_and_then()
+        look_up_buffers(self._tensors, self._buffers)
         self._send(UnrollJob('update_parameter', context.get_all_progresses(), context.get_global_counter(),
                              self._tensors))
 

@@ -22,6 +22,19 @@ def policy_buffers(algorithm: Any) -> dict[str, tuple[torch.nn.Module, str]]:
     return {key: found[key] for key in keys if key in found}
 
 
+def look_up_buffers(tensors: dict[str, torch.Tensor], buffers: dict[str, tuple[torch.nn.Module, str]]) -> None:
+    """Bring the result of :func:`policy_tensors` up to date: an algorithm may replace its buffers.
+
+    Args:
+        tensors: that result; changed.
+        buffers: of :func:`policy_buffers`.
+    """
+    for key, (module, name) in buffers.items():
+        tensor = module._buffers[name]
+        assert tensor is not None, f'{key} is a tensor'
+        tensors[key] = tensor
+
+
 def policy_state(algorithm: Any) -> dict[str, torch.Tensor]:
     """The tensors that decide how an algorithm acts: parameters and buffers, without optimizers and metrics."""
     return {key: value.detach().cpu() for key, value in policy_tensors(algorithm).items()}

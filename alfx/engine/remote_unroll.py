@@ -13,7 +13,7 @@ import torch
 
 from alfx import nest
 from alfx.data_structures import Experience, TimeStep
-from alfx.engine.policy_state import policy_tensors
+from alfx.engine.policy_state import look_up_buffers, policy_buffers, policy_tensors
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.checks import problem_at
 
@@ -157,12 +157,13 @@ class ActingStatistics:
     """
 
     def __init__(self, algorithm: 'RLAlgorithm'):
-        self._tensors = policy_tensors(algorithm)
+        self._tensors, self._buffers = policy_tensors(algorithm), policy_buffers(algorithm)
         self._versions: dict[str, int] = {}
         self._warned = False
 
     def write(self, values: dict[str, torch.Tensor]) -> None:
         """Take over tensors by key, as of ``RolloutWorker.statistics``."""
+        look_up_buffers(self._tensors, self._buffers)
         changed_here = [key for key, version in self._versions.items() if self._tensors[key]._version != version]
         if changed_here and not self._warned:
             self._warned = True

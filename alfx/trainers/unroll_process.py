@@ -8,6 +8,7 @@ import faulthandler
 import logging
 import os
 import pickle
+import signal
 import time
 import traceback
 from multiprocessing.connection import Connection
@@ -40,6 +41,7 @@ def work(pipe: Connection, channel: UnrollChannel, conf_file: str, settings: dic
             file for what is left to say after a fault of the interpreter, besides.
     """
     prepare(settings)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # schedulers send it to all processes of a run; the trainer decides
 
     def tell(kind: str, content: Any) -> None:
         pipe.send_bytes(pickle.dumps((kind, content)))

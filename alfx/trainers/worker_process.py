@@ -40,7 +40,8 @@ def prepare(settings: dict[str, Any], ends_with_parent: bool = True) -> None:
         ends_with_parent: end within seconds, if need be by force, when the process that started this one is gone.
     """
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGUSR1):  # they reach all processes of a terminal; the trainer decides
+        # they reach all processes of a terminal; the trainer decides
+        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     set_arithmetic(settings)

@@ -11,6 +11,7 @@ from unroll_fakes import SAMPLED, is_running, make_algorithm, run_folder, wait_f
 from alfx import context, nest, summary
 from alfx.algorithms.async_unroller import AsyncUnroller, UnrollJob, UnrollResult
 from alfx.engine.errors import LostProcessError
+from alfx.engine.remote_unroll import ActingStatistics
 from alfx.environments.utils import create_environment
 from alfx.gin_utils import ConfError
 from alfx.trainers import acting
@@ -138,6 +139,33 @@ def test_the_queue_bounds_memory_and_a_killed_process_is_named_with_its_last_wor
     assert f'pid {pid}' in str(caught.value) and 'steering at' in caught.value.last_words
     with pytest.raises(LostProcessError):
         unroller.update_parameter(algorithm)
+
+
+def test_signals_to_all_processes_of_a_run_are_left_to_the_learner(tmp_path, monkeypatch, start):
+    config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_queue_size=2')
+    algorithm = learner(config)
+    unroller = start(config, algorithm)
+    unroller.update_parameter(algorithm)
+    unroller.gather(1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(unroller._process.pid, number)
+    unroller.gather(20)
+
+
+def test_buffers_that_training_replaces_reach_the_process_and_get_its_statistics(tmp_path, monkeypatch, start, caplog):
+    config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_queue_size=2', 'Steering.counts=False',
+                        'Steering.talks=True')
+    algorithm = learner(config)
+    unroller = start(config, algorithm)
+    algorithm.seen = torch.tensor(100)
+    unroller.update_parameter(algorithm)
+    with caplog.at_level(logging.INFO):
+        unroller.gather(5)
+        wait_for(lambda: unroller._listen() or 'unroll process: steering at 100' in caplog.messages)
+    statistics = ActingStatistics(algorithm)
+    algorithm.seen = torch.tensor(200)
+    statistics.write({'seen': torch.tensor(7)})
+    assert int(algorithm.seen) == 7
 
 
 def test_an_error_of_its_environment_is_told_with_its_traceback(tmp_path, monkeypatch, start, capfd):
