@@ -44,11 +44,12 @@ _SHOWN_VERSIONS = ('alfx', 'torch', 'gymnasium')
 _HEAD = """# Results
 
 What the shipped confs reach. Each row is the greedy policy at the end of training, evaluated over 20 episodes or more
-for each seed. The *measure* is the return of an episode, or a number that the environment or the algorithm gives for
-it, such as whether it succeeded. The mean is over seeds, and so is its 95% interval (Student's t); *worst* is the
-worst seed. *Required* is the lower end of what the head of the conf states, or the upper end where less is better; a
-conf that states several results has several rows. *Wall time* is the median training time of a run, and how many runs
-shared the cores of the machine meanwhile.
+for each seed; with *epsilon 0.1*, one that samples its action with this probability in place of taking the most likely
+one, as the conf says (`TrainerConfig.epsilon_greedy`). The *measure* is the return of an episode, or a number that the
+environment or the algorithm gives for it, such as whether it succeeded. The mean is over seeds, and so is its 95%
+interval (Student's t); *worst* is the worst seed. *Required* is the lower end of what the head of the conf states, or
+the upper end where less is better; a conf that states several results has several rows. *Wall time* is the median
+training time of a run, and how many runs shared the cores of the machine meanwhile.
 
 A row is made, or made again, by `python tools/results.py --conf NAME --seeds N`; the numbers behind it are in
 [results.json](results.json).
@@ -96,6 +97,7 @@ class Task:
         env_name: its environment.
         bars: what its head states, one or more.
         fingerprint: changes with the bindings of the conf.
+        epsilon_greedy: what the conf evaluates with; 0 is greedy.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Task:
     env_name: str
     bars: tuple[Bar, ...]
     fingerprint: str
+    epsilon_greedy: float = 0.0
 
 
 def stated_results(conf_text: str) -> tuple[Bar, ...]:
@@ -131,7 +134,8 @@ def read_task(conf: str) -> Task:
     text = bindings.get('create_environment.env_name', ' = ?').split(' = ', 1)[1].strip("'\"")
     fingerprint = hashlib.sha256('\n'.join(sorted(bindings.values())).encode()).hexdigest()[:8]
     bars = stated_results(Path(loaded.conf_file).read_text())
-    return Task(Path(loaded.conf_file).stem, conf, text, bars, fingerprint)
+    epsilon_greedy = bindings.get('TrainerConfig.epsilon_greedy', ' = 0').split(' = ', 1)[1]
+    return Task(Path(loaded.conf_file).stem, conf, text, bars, fingerprint, float(epsilon_greedy))
 
 
 def _run(arguments: list[str], log: Path, threads: int) -> str:
@@ -174,17 +178,17 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
     log = root_dir.parent / f'seed-{seed}.log'
     _run(['alfx.bin.train', '--conf', task.conf, '--root_dir', str(root_dir), '--conf_param',
           f'TrainerConfig.random_seed={seed}'], log, threads)
-    text = _run(['alfx.bin.evaluate', '--root_dir', str(root_dir), '--mode', 'greedy', '--num_episodes',
-                 str(episodes), '--json', '-'], log, threads)
+    text = _run(['alfx.bin.evaluate', '--root_dir', str(root_dir), '--epsilon_greedy', str(task.epsilon_greedy),
+                 '--num_episodes', str(episodes), '--json', '-'], log, threads)
     last = read_table(str(root_dir / 'progress.csv'))[-1]
     versions = json.loads((root_dir / 'conf' / 'versions.json').read_text())
-    evaluation = json.loads(text)['greedy']
+    evaluation = json.loads(text)[f'epsilon_greedy={task.epsilon_greedy:g}']
     further = {**evaluation['env_info'], **evaluation['measures']}
     for bar in task.bars:
         if bar.measure != _RETURN and bar.measure not in further:
             raise RuntimeError(f"the head of {task.name} states '{bar.measure}', but evaluation gives "
                                f"{sorted(further) or 'no further numbers'}")
-    return {'returns': evaluation['returns'], 'env_info': further,
+    return {'returns': evaluation['returns'], 'env_info': further, 'epsilon_greedy': task.epsilon_greedy,
             'env_steps': int(float(last['env_steps'])),
             'seconds': float(last['seconds']), 'jobs': jobs, 'cores': os.cpu_count(),
             'date': datetime.date.today().isoformat(), 'versions': versions}
@@ -223,9 +227,11 @@ def _row(name: str, env_name: str, runs: list[dict[str, Any]], bar: Bar) -> list
     half_width = float(confidence_interval(means))
     latest = max(runs, key=lambda run: run['date'])
     worst = means.max() if bar.at_most else means.min()
+    epsilon = latest.get('epsilon_greedy', 0.0)
+    measure = bar.measure + (f', epsilon {epsilon:g}' if epsilon else '')
     return [f'`{name}`', env_name, f"{int(np.median([run['env_steps'] for run in runs])):,}", str(len(runs)),
             f"{format_minutes(float(np.median([run['seconds'] for run in runs])))}, {latest['jobs']} on "
-            f"{latest['cores']} cores", bar.measure, f'{means.mean():,.5g}',
+            f"{latest['cores']} cores", measure, f'{means.mean():,.5g}',
             '' if np.isnan(half_width) else f'{means.mean() - half_width:,.5g} to {means.mean() + half_width:,.5g}',
             f'{worst:,.5g}', str(bar), bar.verdict(means.mean()), latest['date'],
             ', '.join(f"{key} {latest['versions'][key]}" for key in _SHOWN_VERSIONS if latest['versions'].get(key))]

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import pathlib
 
@@ -146,7 +147,7 @@ def test_a_conf_may_state_a_number_of_the_environment_in_place_of_the_return(res
 
 def test_a_number_that_the_environment_does_not_give_is_an_error_that_says_what_it_gives(results, tmp_path,
                                                                                          monkeypatch):
-    evaluation = {'greedy': {'returns': [1.0], 'env_info': {'distance': [0.5]}, 'measures': {}}}
+    evaluation = {'epsilon_greedy=0': {'returns': [1.0], 'env_info': {'distance': [0.5]}, 'measures': {}}}
 
     def run(arguments, log, threads):
         folder = tmp_path / 'some_conf-f' / 'seed-0' / 'conf'
@@ -159,8 +160,28 @@ def test_a_number_that_the_environment_does_not_give_is_an_error_that_says_what_
     task = a_task(results, required=0.9, measure='success')
     with pytest.raises(RuntimeError, match=r"some_conf states 'success', but evaluation gives \['distance'\]"):
         results.train_and_evaluate(task, 0, tmp_path, 1, 1)
-    evaluation['greedy']['env_info']['success'] = [1.0]
+    evaluation['epsilon_greedy=0']['env_info']['success'] = [1.0]
     assert results.train_and_evaluate(task, 0, tmp_path, 1, 1)['env_info']['success'] == [1.0]
-    del evaluation['greedy']['env_info']['success']
-    evaluation['greedy']['measures']['success'] = [0.5]
+    del evaluation['epsilon_greedy=0']['env_info']['success']
+    evaluation['epsilon_greedy=0']['measures']['success'] = [0.5]
     assert results.train_and_evaluate(task, 0, tmp_path, 1, 1)['env_info']['success'] == [0.5]
+
+
+def test_a_conf_is_evaluated_with_its_own_epsilon_and_the_table_says_so(results, tmp_path, monkeypatch):
+    asked = []
+
+    def run(arguments, log, threads):
+        asked.extend(arguments)
+        folder = tmp_path / 'some_conf-f' / 'seed-0' / 'conf'
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / 'versions.json').write_text('{}')
+        (folder.parent / 'progress.csv').write_text('env_steps,seconds\n10,1.5\n')
+        return json.dumps({'epsilon_greedy=0.1': {'returns': [1.0], 'env_info': {}, 'measures': {}}})
+
+    monkeypatch.setattr(results, '_run', run)
+    stored = results.train_and_evaluate(dataclasses.replace(a_task(results), epsilon_greedy=0.1), 0, tmp_path, 1, 1)
+    assert asked[asked.index('--epsilon_greedy') + 1] == '0.1'
+    entry = {'env_name': 'Task', 'bars': [{}], 'runs': {'0': stored}}
+    assert results.rows_of('some_conf', entry)[0][5] == 'return, epsilon 0.1'
+    assert results.read_task('ppo_rnd_minigrid_doorkey_8x8').epsilon_greedy == 0.1
+    assert results.read_task('ppo_cart_pole').epsilon_greedy == 0
