@@ -15,7 +15,6 @@ from typing import Any
 from absl import flags as absl_flags
 
 from alfx import gin_utils
-from alfx.bin import flags
 
 # absl attributes a flag to the module that defines it; these belong to the program that asks for them.
 absl_flags.disclaim_key_flags()
@@ -57,8 +56,8 @@ def num_to_start() -> int:
         if (count or 1) == 1 or not FLAGS.device.startswith('cuda'):
             return count or 1
     elif FLAGS['device'].present and FLAGS.device not in ('cuda', 'auto'):
-        raise gin_utils.ConfError(f'--distributed={distributed} and --device={FLAGS.device} contradict each other: each '
-                                  'process is on a GPU of its own', 'leave out one of them')
+        raise gin_utils.ConfError(f'--distributed={distributed} and --device={FLAGS.device} contradict each other: '
+                                  'each process is on a GPU of its own', 'leave out one of them')
     return _num_on_gpus(count)
 
 

@@ -82,10 +82,13 @@ class LossScaler:
         Raises:
             NonFiniteLossError: the scale has become so small that it is not the reason; no parameter has been changed.
         """
-        for optimizer in optimizers:
-            if any(p.grad is not None for group in optimizer.param_groups for p in group['params']):
-                self._scaler.unscale_(optimizer)
-                self._scaler.step(optimizer)
+        with_gradients = [optimizer for optimizer in optimizers if any(
+            p.grad is not None for group in optimizer.param_groups for p in group['params'])]
+        if not with_gradients:
+            return
+        for optimizer in with_gradients:
+            self._scaler.unscale_(optimizer)
+            self._scaler.step(optimizer)
         self._scaler.update()
         if self.scale < _LEAST_SCALE:
             raise NonFiniteLossError(f'the gradients are NaN or infinite at update {context.get_global_counter()}, '

@@ -4,6 +4,7 @@ When a run goes on from a checkpoint, what it had written after that checkpoint 
 first.
 """
 import csv
+import io
 import json
 import os
 import struct
@@ -94,9 +95,10 @@ class ProgressLog:
 
 
 def read_table(path: str) -> list[dict[str, str]]:
-    """The complete rows of a ``progress.csv``."""
+    """The complete rows of a ``progress.csv``; a line that does not end is being written."""
     with open(path, newline='', encoding='utf8') as file:
-        rows = list(csv.DictReader(file))
+        text = file.read()
+    rows = list(csv.DictReader(io.StringIO(text[:text.rfind('\n') + 1], newline='')))
     return [row for row in rows if None not in row and None not in row.values()]
 
 

@@ -200,6 +200,13 @@ class TestLossScaling:
         with pytest.raises(NonFiniteLossError, match='the loss of Owner is NaN or infinite'):
             owner.update(owner.weight.sum() * float('nan'))
 
+    def test_an_update_without_any_gradient_changes_nothing(self):
+        owner = _Owner(LossScaler('cpu'))
+        for _ in range(2):  # before there is a scale, and after
+            owner.update(torch.ones(()))
+            assert torch.equal(owner.weight, torch.ones(2))
+            owner.loss_scaler.scaled(torch.ones(()))
+
     def test_its_state_is_saved_and_that_of_another_precision_is_ignored(self):
         first, second = (MixedPrecision(network(), CPU, torch.float16) for _ in range(2))
         owner = _Owner(first.scaler)

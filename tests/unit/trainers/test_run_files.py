@@ -35,6 +35,19 @@ def test_a_table_is_cut_and_gone_on_with(tmp_path):
     assert [(r['counter'], r['extra']) for r in read_table(path)] == [('0', '0'), ('1', '2'), ('2', '4'), ('3', '60')]
 
 
+def test_a_number_of_which_the_end_is_still_to_come_is_not_read(tmp_path):
+    path = tmp_path / 'progress.csv'
+    log = ProgressLog(str(path), ('counter', 'loss'))
+    log.append({'counter': 1, 'loss': 0.5})
+    log.append({'counter': 2, 'loss': 123456.0})
+    whole = path.read_bytes()
+    for length in range(len(whole) - len(b'56\r\n'), len(whole)):
+        path.write_bytes(whole[:length])
+        assert read_table(str(path)) == [{'counter': '1', 'loss': '0.5'}]
+    path.write_bytes(whole)
+    assert len(read_table(str(path))) == 2
+
+
 def test_numbers_keep_nine_digits(tmp_path):
     path = str(tmp_path / 'progress.csv')
     ProgressLog(path, ('x', )).append({'x': 123456.789})
