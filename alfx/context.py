@@ -201,6 +201,11 @@ def set_ranks(ranks: Any) -> None:
     _state.ranks = ranks
 
 
+def alone() -> AbstractContextManager[None]:
+    """Context manager within which this process trains together with no others: what it does, they do not."""
+    return _replaced('ranks', None)
+
+
 def num_ranks() -> int:
     """The number of processes that train together, 1 for this one alone."""
     return 1 if _state.ranks is None else _state.ranks.size

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from alfx import context
 from alfx.data_structures import BatchInfo, Experience, LossInfo
 from alfx.engine.program import Program
 from alfx.engine.recording import Batch, NotRecordableError, TrainInfo, UpdateRecorder
+from alfx.engine.update import NonFiniteLossError, describe_non_finite
 
 if TYPE_CHECKING:
     from alfx.algorithms.algorithm import Algorithm
@@ -63,6 +65,9 @@ class RecordedUpdate:
         Returns:
             ``loss``: a scalar; ``priority``: ``[B]`` or ``()``; the next update overwrites them. ``None``: no parameter
             has been changed, since it is not time yet or the loss is not finite.
+
+        Raises:
+            NonFiniteLossError: the loss is not finite, in this or another one of several ranks.
         """
         if not self._is_recordable:
             return None
@@ -76,16 +81,25 @@ class RecordedUpdate:
             return None
         loss, priority, *grads = play(batch.leaves)
         assert loss is not None
+        averager = self._algorithm.gradient_averager
         if not math.isfinite(loss.item()):
-            return None  # made step by step, it stops with the name of the loss that is not finite
+            if averager is None:
+                return None  # made step by step, it stops with the name of the loss that is not finite
+            averager.report_bad_loss()
+            raise NonFiniteLossError(self._what_is_not_finite(experience))
         for param, grad in zip(self._recorder.params, grads):
             param.grad = grad
-        averager = self._algorithm.gradient_averager
         if averager is not None:
             averager.average()
         for optimizer in self._algorithm.what_is_updated()[0]:
             optimizer.step()
         return LossInfo(loss=loss, priority=() if priority is None else priority)
+
+    def _what_is_not_finite(self, experience: Experience) -> str:
+        """Which part of the loss of a batch is not finite; the other ranks are not asked: they have gone on."""
+        with context.alone():
+            loss_info = self._algorithm.calc_loss(self._compute_train_info(self._algorithm, experience))
+        return describe_non_finite(self._algorithm, loss_info)
 
     def _record_if_due(self, recorder: UpdateRecorder, batch: Batch) -> Player | None:
         count = self._counts[batch.key] = self._counts.get(batch.key, 0) + 1

@@ -73,7 +73,7 @@ def apply_gradients(algorithm: 'Algorithm', loss_info: LossInfo, masks: torch.Te
     if not torch.isfinite(total.detach()):
         if averager is not None:
             averager.report_bad_loss()
-        raise NonFiniteLossError(_describe_non_finite(algorithm, loss_info))
+        raise NonFiniteLossError(describe_non_finite(algorithm, loss_info))
     optimizers, params = algorithm.what_is_updated()
     if context.should_record_summaries() and algorithm.gradient_noise_scale is not None:
         loss_info = loss_info._replace(gns=_gradient_noise(algorithm, loss_info.loss, masks, params))
@@ -118,14 +118,14 @@ def _masked_means(extra: NestedTensor, masks: torch.Tensor | None) -> NestedTens
     return nest.map_structure(mean, extra)
 
 
-def _describe_non_finite(algorithm: 'Algorithm', loss_info: LossInfo) -> str:
+def describe_non_finite(algorithm: 'Algorithm', loss_info: LossInfo) -> str:
     """Which parts of a loss are not finite."""
     def is_bad(value: Any) -> bool:
         return isinstance(value, torch.Tensor) and not bool(torch.isfinite(value.detach().float()).all())
 
     named = [(path, leaf) for path, leaf in nest.flatten_with_path(loss_info.extra)]
     bad = [path or 'extra' for path, leaf in named if is_bad(leaf)]
-    names = bad or [field for field in ('loss', 'scalar_loss') if is_bad(getattr(loss_info, field))]
+    names = bad or [field for field in ('loss', 'scalar_loss') if is_bad(getattr(loss_info, field))] or ['loss']
     return (f"the loss of {algorithm.name} is NaN or infinite at update {context.get_global_counter()}: "
             f"{', '.join(names)}; the parameters are those before this update. Common causes: too high a learning "
             'rate, no gradient clipping, rewards or observations of very large size')

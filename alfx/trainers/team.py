@@ -5,12 +5,11 @@
 alone writes and evaluates, and all ranks take the same decisions at the same time, which one small exchange an
 iteration sees to.
 """
-import contextlib
 import copy
 import io
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -238,21 +237,13 @@ class Together:
         """Let rank 0 evaluate; what that changes, such as averages of rewards, the others get."""
         seen = None
         if self._ranks.is_first:
-            with self._on_its_own():
+            with context.alone():
                 seen = [x.cpu() for x in algorithm.buffers()] if run() else None
         seen = self._ranks.from_first(seen)
         if seen is not None and not self._ranks.is_first:
             with torch.no_grad():
                 for own, value in zip(algorithm.buffers(), seen, strict=True):
                     own.copy_(value)
-
-    @contextlib.contextmanager
-    def _on_its_own(self) -> Iterator[None]:
-        context.set_ranks(None)
-        try:
-            yield
-        finally:
-            context.set_ranks(self._ranks)
 
     def report(self, error: BaseException | None) -> None:
         """Tell the other ranks why this one ends."""

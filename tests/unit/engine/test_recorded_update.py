@@ -4,7 +4,9 @@ import pytest
 import torch
 from test_compiled_update import _Changing, _Dqn, make_agent
 
+from alfx import context
 from alfx.engine import recorded_update
+from alfx.engine.data_parallel import GradientAverager, Ranks
 from alfx.engine.recording import has_fixed_update
 from alfx.engine.update import NonFiniteLossError
 from alfx.optimizers import SGD
@@ -58,6 +60,47 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_name_and_changes_no_pa
     with pytest.raises(NonFiniteLossError, match='critic'):
         agent.train_iter()
     assert all(torch.equal(a, b) for a, b in zip(before, agent.parameters()))
+
+
+class CountingRanks(Ranks):
+    """One rank, which notes the size of each exchange."""
+
+    def __init__(self):
+        super().__init__(0, 1, None, torch.device('cpu'))
+        self.sizes = []
+
+    def add_up(self, tensor):
+        self.sizes.append(tensor.numel())
+
+
+class AskingDqn(_Dqn):
+    """Its loss asks the other ranks."""
+
+    has_fixed_update = _Dqn.has_fixed_update
+
+    def calc_loss(self, info):
+        loss_info = super().calc_loss(info)
+        return loss_info._replace(loss=loss_info.loss - context.mean_over_ranks(loss_info.loss.detach().mean()))
+
+
+def test_a_rank_whose_loss_is_not_finite_asks_the_others_no_more_often_than_they_ask_it():
+    """Otherwise its question meets another one of theirs: they hang, or average numbers of different meaning."""
+    agent = make_agent(False, algorithm_cls=AskingDqn)
+    ranks = CountingRanks()
+    context.set_ranks(ranks)
+    agent._gradient_averager = GradientAverager(ranks, [p for _, p in agent.what_is_updated()[1]])
+    agent.train_iter()
+    assert records(agent)
+    ranks.sizes.clear()
+    agent.train_iter()
+    of_an_update = ranks.sizes[:len(ranks.sizes) // 3]
+    assert ranks.sizes == 3 * of_an_update and 1 in of_an_update
+    ranks.sizes.clear()
+    agent._rl_algorithm.factor.fill_(float('nan'))
+    with pytest.raises(NonFiniteLossError, match='critic'):
+        agent.train_iter()
+    assert ranks.sizes == of_an_update
+    assert context.get_ranks() is ranks
 
 
 def test_a_loaded_checkpoint_is_seen_by_the_record(monkeypatch):
