@@ -92,10 +92,12 @@ def _run(worker: RolloutWorker, channel: UnrollChannel, interval: float, tell: A
         while not channel.ring.wait_for_room():
             look_around()
         look_around()
-        channel.take_weights(worker.load, look_around)
         if interval:
             next_step = max(next_step, time.perf_counter() - interval) + interval
-            time.sleep(max(0.0, next_step - interval - time.perf_counter()))
+            while (left := next_step - interval - time.perf_counter()) > 0:
+                time.sleep(min(left, POLL_SECONDS))
+                look_around()
+        channel.take_weights(worker.load, look_around)
         counter = channel.take_summary_order()
         started = time.perf_counter()
         steps = worker.collect(1) if counter is None else _recorded_step(worker, counter, tell)

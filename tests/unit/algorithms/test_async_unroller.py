@@ -141,6 +141,19 @@ def test_the_queue_bounds_memory_and_a_killed_process_is_named_with_its_last_wor
         unroller.update_parameter(algorithm)
 
 
+def test_a_process_that_waits_for_its_interval_ends_in_order(tmp_path, monkeypatch, start):
+    config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_step_interval=600')
+    algorithm = learner(config)
+    unroller = start(config, algorithm)
+    unroller.update_parameter(algorithm)
+    unroller.gather(1)
+    process, ring = unroller._process, unroller._channel.ring
+    wait_for(lambda: ring._free.get_value() == ring.size - 1)  # it is about to take the next step
+    time.sleep(0.5)
+    unroller.close()
+    assert process.exitcode == 0
+
+
 def test_signals_to_all_processes_of_a_run_are_left_to_the_learner(tmp_path, monkeypatch, start):
     config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_queue_size=2')
     algorithm = learner(config)
