@@ -134,13 +134,15 @@ def _exit_code(error: BaseException) -> Optional[int]:
     from alfx.engine.update import NonFiniteLossError
     from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError
     from alfx.tensor_specs import SpecError
+    from alfx.trainers.team import ParameterMismatchError
     from alfx.utils.checkpoint_utils import CheckpointError
     mistakes = (gin_utils.ConfError, SpecError, OwnershipError, EnvironmentLoadError, UnsupportedOperationError,
                 FileNotFoundError, NotADirectoryError, PermissionError)
     if isinstance(error, mistakes):
         return 2
     disk = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-    broken = (EnvironmentStepError, NonFiniteLossError, CheckpointError, LostProcessError)
+    broken = (EnvironmentStepError, NonFiniteLossError, CheckpointError, LostProcessError,
+              ParameterMismatchError)
     return 1 if disk or isinstance(error, broken) else None
 
 

@@ -46,8 +46,9 @@ def main(argv: list[str]) -> int:
         print(f'to go on: python -m alfx.bin.search --root_dir {shlex.quote(folder.root_dir)}')
     best = folder.results('best.gin')
     if os.path.isfile(best):
-        print(f"results: {', '.join(folder.results(name) for name in ('results.md', 'plot.png'))}\n"
-              f'train the best: python -m alfx.bin.train --conf {shlex.quote(best)}')
+        print(f"results: {', '.join(folder.results(name) for name in ('results.md', 'plot.png'))}")
+        if conf.function is None:
+            print(f'train the best: python -m alfx.bin.train --conf {shlex.quote(best)}')
     return 0 if is_done or searching.stop_signal is None else 128 + searching.stop_signal
 
 

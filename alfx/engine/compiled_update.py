@@ -52,6 +52,9 @@ class CompiledUpdate(RecordedUpdate):
         logger.info('compiling the update of %s; this takes some seconds, once', self._algorithm.name)
         compiled = _Compiled(recorder, batch)
         logger.info('compiled in %.0f seconds', time.monotonic() - started)
+        if compiled.asks_other_ranks:
+            logger.info('the update of %s asks the other processes, so that it is no CUDA graph', self._algorithm.name)
+            return compiled
         return captured(compiled, recorder.tensors, batch.leaves, self._algorithm.name)
 
     def _tell(self, error: NotRecordableError) -> None:
@@ -59,13 +62,18 @@ class CompiledUpdate(RecordedUpdate):
 
 
 class _Compiled:
-    """The compiled update of batches like ``batch``."""
+    """The compiled update of batches like ``batch``.
+
+    Attributes:
+        asks_other_ranks: whether it waits for other processes in between, which no CUDA graph can.
+    """
 
     def __init__(self, recorder: UpdateRecorder, batch: Batch) -> None:
         from torch._inductor import config as inductor_config
         from torch._inductor.compile_fx import compile_fx
 
         graph = recorder.record_gradients(batch)
+        self.asks_other_ranks = any('mean_over_ranks' in str(node.target) for node in graph.graph.nodes)
         self._tensors = recorder.tensors
         self._addresses = addresses(self._tensors)
         self._fixed = [x.detach() for x in self._tensors]

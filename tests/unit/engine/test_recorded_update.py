@@ -5,7 +5,7 @@ import torch
 from test_compiled_update import _Changing, _Dqn, make_agent
 
 from alfx import context
-from alfx.engine import recorded_update
+from alfx.engine import compiled_update, recorded_update
 from alfx.engine.data_parallel import GradientAverager, Ranks
 from alfx.engine.recording import has_fixed_update
 from alfx.engine.update import NonFiniteLossError
@@ -101,6 +101,18 @@ def test_a_rank_whose_loss_is_not_finite_asks_the_others_no_more_often_than_they
         agent.train_iter()
     assert ranks.sizes == of_an_update
     assert context.get_ranks() is ranks
+
+
+@pytest.mark.parametrize('algorithm_cls, is_captured', [(AskingDqn, False), (_Dqn, True)])
+def test_a_compiled_update_that_asks_other_ranks_is_no_cuda_graph(algorithm_cls, is_captured, monkeypatch):
+    captured = []
+    monkeypatch.setattr(compiled_update, 'captured', lambda update, *args: captured.append(update) or update)
+    agent = make_agent(True, algorithm_cls=algorithm_cls)
+    ranks = CountingRanks()
+    context.set_ranks(ranks)
+    agent._gradient_averager = GradientAverager(ranks, [p for _, p in agent.what_is_updated()[1]])
+    agent.train_iter()
+    assert records(agent) and bool(captured) == is_captured
 
 
 def test_a_loaded_checkpoint_is_seen_by_the_record(monkeypatch):
