@@ -74,7 +74,8 @@ def test_the_conf_of_a_run_folder_is_used_where_none_is_given(conf_file, tmp_pat
 @pytest.mark.parametrize('error, code', [
     (gin_utils.ConfError('wrong', 'do better', 'a.gin:3'), 2), (SpecError('wrong'), 2),
     (OwnershipError('wrong'), 2), (EnvironmentLoadError('wrong'), 2), (FileNotFoundError('wrong'), 2),
-    (EnvironmentStepError(1, 'Toy', 'step()', 'wrong'), 1), (NonFiniteLossError('wrong'), 1), (ParameterMismatchError('wrong'), 1),
+    (EnvironmentStepError(1, 'Toy', 'step()', 'wrong'), 1), (NonFiniteLossError('wrong'), 1),
+    (ParameterMismatchError('wrong'), 1),
 ])
 def test_a_mistake_of_the_user_is_one_message_without_traceback(error, code, capsys):
     def main(argv):
