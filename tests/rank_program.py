@@ -3,9 +3,9 @@
     python tests/rank_program.py '{"conf": ..., "params": [...], "root_dir": ..., "out": ..., "halves": 2}'
 
 Every rank draws what one process would draw for its part: for noise, all of it is drawn, from a generator that depends
-on nothing but how much has been drawn before, and the part is cut out (:class:`WholeNoise`). What is drawn from the replay
-buffer, and the order of minibatches, is drawn for each part from a generator of its own; one process puts the parts
-together. ``halves`` is the number of parts; the number of ranks is that or 1.
+on nothing but how much has been drawn before, and the part is cut out (:class:`WholeNoise`). What is drawn from the
+replay buffer, and the order of minibatches, is drawn for each part from a generator of its own; one process puts the
+parts together. ``halves`` is the number of parts; the number of ranks is that or 1.
 """
 import json
 import sys
