@@ -47,7 +47,7 @@ class RunState:
 
     def state_dict(self) -> dict[str, Any]:
         """The state as it is now."""
-        return {
+        state = {
             'iteration': self.iteration,
             'global_counter': context.get_global_counter(),
             'progresses': context.get_all_progresses(),
@@ -56,10 +56,12 @@ class RunState:
             'random_seed': self._random_seed,
             'tuning': list(self.tuning),
             'rollout': self._algorithm.get_rollout_state(),
-            'mixed_precision': {} if self._algorithm.mixed_precision is None else
-                               self._algorithm.mixed_precision.state_dict(),
             'random': random_state.capture()
         }
+        precision = self._algorithm.mixed_precision
+        if precision is not None and precision.scaler is not None:
+            state['mixed_precision'] = precision.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over counters and progress; ``resume_rollout`` does the rest."""
@@ -70,8 +72,8 @@ class RunState:
         self._loaded_seconds, self._start = state['seconds'], time.monotonic()
         context.set_global_counter(state['global_counter'])
         context.update_all_progresses(state['progresses'])
-        if self._algorithm.mixed_precision is not None:
-            self._algorithm.mixed_precision.load_state_dict(state.get('mixed_precision', {}))
+        if 'mixed_precision' in state and self._algorithm.mixed_precision is not None:
+            self._algorithm.mixed_precision.load_state_dict(state['mixed_precision'])
 
     def resume_rollout(self, environment_state: Any) -> None:
         """Put environments, rollout and, last, the random number generators where they were.
