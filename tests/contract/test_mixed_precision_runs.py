@@ -54,11 +54,13 @@ def test_the_scale_of_the_losses_is_part_of_a_checkpoint(make, monkeypatch):
     assert again.algorithm.mixed_precision.scaler.scale == 128.0
 
 
-def test_a_run_without_it_goes_on_with_it(tmp_path, monkeypatch, make):
+def test_a_run_without_it_goes_on_with_it(tmp_path, monkeypatch):
     trainer = trainer_of('SAC', str(tmp_path), CPU, monkeypatch)
     assert 'mixed_precision' not in trainer._state.state_dict()  # as in checkpoints of earlier versions
     trainer.train()
-    again = make('SAC', iterations=trainer.current_iterations() + 1)
+    with open(tmp_path / 'short.gin', 'a') as conf:
+        conf.write('TrainerConfig.enable_amp = True\n')
+    again = trainer_of('SAC', str(tmp_path), CPU, monkeypatch, iterations=trainer.current_iterations() + 1)
     again.train()
     assert again.algorithm.mixed_precision is not None
     assert again.current_iterations() == trainer.current_iterations() + 1
