@@ -75,7 +75,7 @@ MISTAKES = {
     'conflict': ('TrainerConfig.whole_replay_buffer_training = False\nTrainerConfig.mini_batch_length = None',
                  'mine.gin:7', 'set the length of the sequences'),
     'endless run': ('TrainerConfig.num_env_steps = 0', 'ppo.gin', 'never end'),
-    'not available': ('TrainerConfig.enable_amp = True', 'mine.gin:6', 'not available yet'),
+    'not available': ('TrainerConfig.eval_uncertainty = True', 'mine.gin:6', 'not available yet'),
     'no algorithm': ('TrainerConfig.algorithm_ctor = None', 'mine.gin:6', 'TrainerConfig.algorithm_ctor = @Agent'),
     'no optimizer': ('Agent.optimizer = None', '', 'no optimizer owns the trainable parameters'),
     'class instead of instance': ('Agent.optimizer = @ppo/Adam', 'mine.gin:6', 'write @ppo/Adam()'),
