@@ -204,6 +204,17 @@ def make_algorithm(config, env=None):
     return building.create_algorithm(config, env, trains=True)
 
 
+class Writer:
+    """A summary writer that remembers names and steps."""
+
+    def __init__(self):
+        self.written = []
+        self.latest_scalars = {}
+
+    def add_scalar(self, tag, value, step, walltime=None):
+        self.written.append((tag, step))
+
+
 def wait_for(condition, seconds=60.0):
     """Wait until ``condition()``; too long is an error."""
     end = time.monotonic() + seconds

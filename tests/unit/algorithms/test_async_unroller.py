@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from unroll_fakes import SAMPLED, is_running, make_algorithm, run_folder, wait_for
+from unroll_fakes import SAMPLED, Writer, is_running, make_algorithm, run_folder, wait_for
 
 from alfx import context, nest, summary
 from alfx.algorithms.async_unroller import AsyncUnroller, UnrollJob, UnrollResult
@@ -84,17 +84,6 @@ def test_results_of_single_steps_statistics_summaries_and_logs(tmp_path, monkeyp
     assert all(bool(value.abs().sum() > 0) for value in algorithm._normalizer.state_dict().values())
     assert ('steering/action', 17) in writer.written
     assert any('unroll process: steering at' in record.getMessage() for record in caplog.records)
-
-
-class Writer:
-    """Remembers names and steps."""
-
-    def __init__(self):
-        self.written = []
-        self.latest_scalars = {}
-
-    def add_scalar(self, tag, value, step, walltime=None):
-        self.written.append((tag, step))
 
 
 def test_new_weights_reach_the_steps_which_keep_their_interval(tmp_path, monkeypatch, start):

@@ -1,6 +1,7 @@
 """Rollout workers on Ray: the same steps, sound seams where a worker is replaced, bounded memory."""
 import logging
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from unroll_fakes import SAMPLED, children_of, is_running, make_algorithm, run_folder, wait_for
+from unroll_fakes import SAMPLED, Writer, children_of, is_running, make_algorithm, run_folder, wait_for
 
 from alfx import StepType, context, gin_utils, nest, summary
 from alfx.algorithms.config import TrainerConfig
@@ -54,17 +55,6 @@ def assert_same(a, b):
     assert nest.structure(a) == nest.structure(b)
     for (path, x), y in zip(nest.flatten_with_path(a), nest.flatten(b)):
         assert x.dtype == y.dtype and torch.equal(x, y), path
-
-
-class Writer:
-    """Remembers names and steps."""
-
-    def __init__(self):
-        self.written = []
-        self.latest_scalars = {}
-
-    def add_scalar(self, tag, value, step, walltime=None):
-        self.written.append((tag, step))
 
 
 def test_unrolls_and_metrics_of_one_worker_are_those_of_a_local_run_bit_for_bit(make, tmp_path, monkeypatch):
@@ -173,7 +163,12 @@ def test_a_worker_that_dies_again_and_again_ends_the_run(make, caplog):
 # Whole runs ----------------------------------------------------------------------------------------------------
 
 RUN_SECONDS = 150
-GONE_SECONDS = 120  # Ray's own helpers look for their cluster once a minute, if nobody has ended them before
+GONE_SECONDS = 120  # Ray's own agents look for their cluster once a minute, if nobody has ended them before
+
+
+def is_agent_of_ray(pid):
+    command = pathlib.Path(f'/proc/{pid}/cmdline').read_bytes()
+    return command.startswith(b'ray::') and b'Agent' in command
 
 
 def train(root_dir, *params):
@@ -217,8 +212,11 @@ def test_a_run_replaces_a_killed_worker_ends_with_its_learner_goes_on_evaluates_
         wait_for(lambda: any(checkpoints.glob('ckpt-*')), RUN_SECONDS)
         below = descendants(process.pid)
         assert len(below) >= 4  # two servers, two workers
+        ours = below - {pid for pid in below if is_agent_of_ray(pid)}
+        assert len(ours) >= 4
         process.kill()
         process.wait()
+        wait_for(lambda: not any(map(is_running, ours)), 20)
         wait_for(lambda: not any(map(is_running, below)), GONE_SECONDS)
         saved = max(int(path.name.split('-')[1]) for path in checkpoints.glob('ckpt-*') if path.name[5:].isdecimal())
         process = train(tmp_path, f'TrainerConfig.num_iterations={saved + 20}')
@@ -229,7 +227,7 @@ def test_a_run_replaces_a_killed_worker_ends_with_its_learner_goes_on_evaluates_
         output = (tmp_path / 'output').read_text()
         assert process.returncode == 0, output
         assert f'done: {saved + 20:,} iterations, evaluation return' in output
-        wait_for(lambda: not any(map(is_running, below)), GONE_SECONDS)
+        wait_for(lambda: not any(map(is_running, below)), 20)
         assert 'nothing has used' not in said()
     finally:
         if process is not None and process.poll() is None:
