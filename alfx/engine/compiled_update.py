@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from alfx import gin_utils
+from alfx.engine import cpu_graph
 from alfx.engine.cuda_graph import captured
 from alfx.engine.program import addresses
 from alfx.engine.recorded_update import Player, RecordedUpdate
@@ -78,9 +79,15 @@ class _Compiled:
         self._addresses = addresses(self._tensors)
         self._fixed = [x.detach() for x in self._tensors]
         inputs: list[Any] = [*self._fixed, *batch.leaves]
+        options: dict[str, Any] = {}
         # the same random numbers as without compiling, from the generator that a checkpoint saves
-        with inductor_config.patch(fallback_random=True, size_asserts=False):
-            function: Any = compile_fx(graph, inputs)
+        settings: dict[str, Any] = {'fallback_random': True, 'size_asserts': False}
+        if all(x.device.type == 'cpu' for x in inputs):
+            cpu_graph.prepare(graph)
+            options['decompositions'] = cpu_graph.decompositions()
+            settings.update(cpu_graph.SETTINGS)
+        with inductor_config.patch(settings):
+            function: Any = compile_fx(graph, inputs, **options)
             with torch.random.fork_rng(), torch.no_grad():
                 function(*[x.clone() for x in inputs])  # the backend does its work at the first call
         self._function = function
