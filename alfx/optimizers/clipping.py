@@ -5,6 +5,7 @@ the ones that conf files name.
 """
 import copy
 import functools
+import math
 import numbers
 from collections.abc import Callable, Iterable
 from typing import Any, Optional, Union
@@ -14,9 +15,10 @@ from torch import Tensor
 
 LearningRate = Union[float, Callable[[], float]]
 Parameters = Union[Iterable[Tensor], Iterable[dict[str, Any]]]
+Number = Union[float, Tensor]  # on the CPU a number of Python: operations on scalars take longer than the arithmetic
 
 
-def global_norm(*groups: list[Tensor]) -> Tensor:
+def global_norm(*groups: list[Tensor]) -> Number:
     """Euclidean norm of all elements of all tensors.
 
     Args:
@@ -24,12 +26,16 @@ def global_norm(*groups: list[Tensor]) -> Tensor:
             and type.
 
     Returns:
-        scalar on the device of the first tensor.
+        a number if all tensors are on the CPU; otherwise a scalar on the device of the first one, which nobody has to
+        wait for.
     """
-    norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(group))) for group in groups]
-    if len(norms) == 1:
-        return norms[0]
-    return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, torch.float32) for n in norms]))
+    if all(group[0].is_cpu for group in groups):
+        norms = [norm.item() for group in groups for norm in torch._foreach_norm(group)]
+        return math.sqrt(sum([norm * norm for norm in norms]))
+    parts = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(group))) for group in groups]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.linalg.vector_norm(torch.stack([part.to(parts[0].device, torch.float32) for part in parts]))
 
 
 def group_by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
@@ -40,12 +46,14 @@ def group_by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     return list(kinds.values())
 
 
-def clip_divisor(norm: Tensor, max_norm: float) -> Tensor:
+def clip_divisor(norm: Number, max_norm: float) -> Number:
     """What to divide by so that nothing of the given norm exceeds ``max_norm``: ``max(1, norm / max_norm)``.
 
-    Exactly 1 where the norm is within the bound. NaN stays NaN.
+    Exactly 1 where the norm is within the bound. NaN stays NaN. A number for a number, a tensor for a tensor.
     """
-    return (norm / max_norm).clamp_(min=1.0)
+    if isinstance(norm, Tensor):
+        return (norm / max_norm).clamp_(min=1.0)
+    return 1.0 if norm <= max_norm else norm / max_norm
 
 
 def _without_compiler(method: Callable) -> Callable:
@@ -101,7 +109,7 @@ class ClippingMixin:
         self._schedule = lr if callable(lr) else None
         self._group_schedules: list[Optional[Callable[[], float]]] = []
         self._scheduled = False
-        self._grad_norm: Optional[Tensor] = None
+        self._grad_norm: Optional[Number] = None
         # torch refuses an empty list of parameters, but takes a group of none; the group is dropped again.
         super().__init__([{'params': []}], lr=_initial_lr(lr, name), **kwargs)  # type: ignore[call-arg]
         self.param_groups.clear()
@@ -126,7 +134,7 @@ class ClippingMixin:
     def grad_norm(self) -> Optional[Tensor]:
         """The global norm of the gradients before they were last clipped (scalar); None unless
         ``clip_by_global_norm`` is on and there was a step."""
-        return self._grad_norm
+        return None if self._grad_norm is None else torch.as_tensor(self._grad_norm)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, as ``torch.optim.Optimizer.add_param_group`` does.
@@ -176,11 +184,14 @@ class ClippingMixin:
             self._grad_norm = global_norm(*groups)
             divisor = clip_divisor(self._grad_norm, self._gradient_clipping)
             for grads in groups:
-                torch._foreach_div_(grads, divisor.to(grads[0].device))
-            return self._grad_norm
+                if isinstance(divisor, Tensor):
+                    torch._foreach_div_(grads, divisor.to(grads[0].device))
+                elif divisor != 1.0:
+                    torch._foreach_div_(grads, divisor)
+            return self.grad_norm
         for grads in groups:
-            norms = torch.stack(torch._foreach_norm(grads))
-            torch._foreach_div_(grads, clip_divisor(norms, self._gradient_clipping).unbind())
+            divisors: Any = clip_divisor(torch.stack(torch._foreach_norm(grads)), self._gradient_clipping)
+            torch._foreach_div_(grads, divisors.unbind())
         return None
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:

@@ -112,7 +112,7 @@ class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Clip the gradients, then update every parameter that has one; see :meth:`ClippingMixin.step`."""
         loss = self._before_step(closure)
-        with torch.no_grad():
+        with torch._C._AutoDispatchBelowAutograd():  # no gradients, for less than what no_grad() costs
             batches = []
             for bucket in self.buckets():
                 grads: list[Any] = [p.grad for p in bucket.params]
@@ -129,14 +129,17 @@ class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
         return loss
 
     def _clip(self, batches: list[tuple[_Bucket, list[Tensor]]]) -> Optional[Tensor]:
-        """Clip; a global clipping is left to the kernel: what it has to divide the gradients by is returned."""
+        """Clip; a global clipping is left to the kernel: what it has to divide the gradients by is returned, if any."""
         if self._gradient_clipping is None:
             return None
         if not self._clip_by_global_norm:
             self.clip_gradients()
             return None
         self._grad_norm = global_norm(*(grads for _, grads in batches))
-        return clip_divisor(self._grad_norm, self._gradient_clipping).float()
+        divisor = clip_divisor(self._grad_norm, self._gradient_clipping)
+        if isinstance(divisor, Tensor):
+            return divisor.float()
+        return None if divisor == 1.0 else torch.tensor(divisor, dtype=torch.float32)
 
     def _update(self, bucket: _Bucket, grads: list[Tensor], divisor: Optional[Tensor]) -> None:
         """One call of the kernel. It divides the gradients by ``divisor`` in place."""
@@ -194,9 +197,6 @@ class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
         max_exp_avg_sqs = [s['max_exp_avg_sq'] for s in states] if group['amsgrad'] else []
         return _Bucket(group, params, [s['exp_avg'] for s in states], [s['exp_avg_sq'] for s in states],
                        max_exp_avg_sqs, [s['step'] for s in states], [p.stride() for p in params], block)
-
-
-# Every construction of a torch optimizer puts a wrapper around the class's step (profiler mark, hooks) unless it
 
 
 def _check_adam_arguments(betas: tuple[float, float], eps: float, weight_decay: float, name: str) -> None:

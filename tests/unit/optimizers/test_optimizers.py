@@ -9,7 +9,7 @@ import torch
 
 from alfx import optimizers
 from alfx.optimizers import SGD, Adam, AdamTF, AdamW, RMSprop
-from alfx.optimizers.clipping import global_norm
+from alfx.optimizers.clipping import clip_divisor, global_norm
 
 ALL = [Adam, AdamW, AdamTF, SGD, RMSprop]
 SHAPES = [(3, 4), (4, ), (2, 1, 3), ()]
@@ -262,7 +262,31 @@ def test_parameters_of_several_types_are_clipped_together():
         p.grad = torch.full_like(p, 3.0)
     optimizer.step()
     assert optimizer.grad_norm.item() == pytest.approx(math.sqrt(72))
-    torch.testing.assert_close(global_norm([p.grad.float() for p in parameters]), torch.tensor(1.0))
+    assert global_norm([p.grad.float() for p in parameters]) == pytest.approx(1.0)
+
+
+def test_the_global_norm_is_that_of_all_elements_however_large_and_nan_if_one_is():
+    assert global_norm([torch.tensor([3.0, 4.0]), torch.tensor(12.0)]) == 13.0
+    assert global_norm([torch.full((4, ), 2.0, dtype=torch.bfloat16)], [torch.zeros(0), torch.tensor(3.0)]) == 5.0
+    assert global_norm([torch.tensor(1e19)] * 4) == pytest.approx(2e19)  # squares that float32 cannot add
+    assert math.isnan(global_norm([torch.tensor([math.nan, 1.0]), torch.tensor([math.inf])]))
+
+
+@pytest.mark.parametrize('make', [float, torch.tensor])
+def test_a_norm_within_the_bound_is_divided_by_exactly_1_and_nan_by_nan(make):
+    assert [float(clip_divisor(make(norm), 0.3)) for norm in (0.0, 0.1, 0.3)] == [1.0, 1.0, 1.0]
+    assert float(clip_divisor(make(0.75), 0.3)) == pytest.approx(2.5)
+    assert math.isnan(clip_divisor(make(math.nan), 0.3))
+
+
+@pytest.mark.parametrize('cls', ALL)
+def test_a_gradient_that_is_nan_makes_all_parameters_nan_if_all_are_clipped_together(cls):
+    parameters = make_parameters()
+    set_gradients(parameters, 0)
+    parameters[1].grad[0] = math.nan
+    optimizer = cls(parameters, lr=0.1, gradient_clipping=1.0, clip_by_global_norm=True)
+    optimizer.step()
+    assert math.isnan(optimizer.grad_norm) and all(p.isnan().all() for p in parameters)
 
 
 def test_adam_refuses_parameters_its_kernel_cannot_update():
