@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx.gin_utils import configurable
+from alfx.utils.saved_count import SavedCount
 
 Models = nn.Module | Tensor | Sequence[nn.Module | Tensor]
 
@@ -49,12 +50,11 @@ class TargetUpdater(nn.Module):
         self._check_correspondence()
         for target in self._target_models:
             target.requires_grad_(False)
-        self._calls: int | None = 0
         self._pairs: tuple[list[Tensor], ...] | None = None
-        self._num_calls: Tensor
-        self.register_buffer('_num_calls', torch.zeros((), dtype=torch.int64))
+        self._calls = SavedCount(self, '_num_calls')
         if init_copy:
-            self._copy(_tensors(self._models), _tensors(self._target_models))
+            with torch.no_grad():
+                _copy(_tensors(self._models), _tensors(self._target_models))
         self._delayed = [] if not delayed_update else [f'_delayed{i}' for i, _ in enumerate(_parameters(self._models))]
         for name, parameter in zip(self._delayed, _parameters(self._models)):
             self.register_buffer(name, parameter.detach().clone())
@@ -66,15 +66,12 @@ class TargetUpdater(nn.Module):
             raise ValueError('TargetUpdater: expected target_models with the same parameters and buffers as models, '
                              f'found {[tuple(s) for s, _ in target_shapes]} for {[tuple(s) for s, _ in shapes]}')
 
-    def forward(self) -> None:
+    def __call__(self) -> None:  # in place of forward(): no module calls this one, and most calls only count
         """Count one call; every ``period``-th one updates the target models."""
-        calls = (int(self._num_calls) if self._calls is None else self._calls) + 1
-        self.__dict__['_calls'] = calls  # an attribute of a module takes microseconds to set, and this runs every time
-        self._num_calls.add_(1)
-        if calls % self._period == 0:
-            self._update()
+        if self._calls.add() % self._period == 0:
+            with torch._C._AutoDispatchBelowAutograd():  # no gradients, for less than what no_grad() costs
+                self._update()
 
-    @torch.no_grad()
     def _update(self) -> None:
         if self._pairs is None:
             self._pairs = (_parameters(self._models), _parameters(self._target_models), _buffers(self._models),
@@ -83,22 +80,16 @@ class TargetUpdater(nn.Module):
         if self._delayed:
             delayed = [getattr(self, name) for name in self._delayed]
             self._move(delayed, targets)
-            self._copy(models, delayed)
+            _copy(models, delayed)
         else:
             self._move(models, targets)
-        self._copy(buffers, target_buffers)
+        _copy(buffers, target_buffers)
 
     def _move(self, sources: list[Tensor], targets: list[Tensor]) -> None:
         if self._tau == 1.0:
-            self._copy(sources, targets)
+            _copy(sources, targets)
         else:
             torch._foreach_lerp_(targets, sources, self._tau)
-
-    @staticmethod
-    @torch.no_grad()
-    def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
-        if sources:
-            torch._foreach_copy_(targets, sources)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moving to another device, among others: the parameters may be other tensors afterwards."""
@@ -107,7 +98,12 @@ class TargetUpdater(nn.Module):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._calls = self._pairs = None
+        self._pairs = None
+
+
+def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
+    if sources:
+        torch._foreach_copy_(targets, sources)
 
 
 def _as_list(models: Models) -> list[Any]:

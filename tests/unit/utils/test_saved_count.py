@@ -1,0 +1,62 @@
+"""SavedCount."""
+import copy
+import io
+
+import torch
+from torch import nn
+
+from alfx.utils.saved_count import SavedCount
+
+
+class _Part(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('other', torch.zeros(2))
+        self.count = SavedCount(self, '_count')
+
+
+def _whole(count=0):
+    whole = nn.ModuleDict({'part': _Part()})
+    whole['part'].count.add(count)
+    return whole
+
+
+def test_the_state_of_a_module_holds_the_count_as_it_is_when_it_is_asked_for():
+    whole = _whole(2)
+    assert whole['part'].count.add() == 3
+    state = whole.state_dict()
+    assert torch.equal(state['part._count'], torch.tensor(3)) and state['part._count'].dtype == torch.int64
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True)['part._count'] == 3
+
+
+def test_a_loaded_count_goes_on_from_there():
+    whole, other = _whole(5), _whole(2)
+    other.load_state_dict(whole.state_dict())
+    assert other['part'].count.value == 5
+    assert other['part'].count.add(2) == 7 and whole['part'].count.value == 5
+    assert other.state_dict()['part._count'] == 7
+
+
+def test_a_state_without_the_count_leaves_it_as_it_is():
+    whole = _whole(5)
+    whole.load_state_dict({'part.other': torch.ones(2)}, strict=False)
+    assert whole['part'].count.value == 5
+
+
+def test_a_copy_counts_by_itself():
+    whole = _whole(5)
+    other = copy.deepcopy(whole)
+    other['part'].count.add()
+    assert (other.state_dict()['part._count'], whole.state_dict()['part._count']) == (6, 5)
+    whole.load_state_dict(other.state_dict())
+    other['part'].count.add()
+    assert (other['part'].count.value, whole['part'].count.value) == (7, 6)
+
+
+def test_a_module_moved_to_another_kind_of_numbers_keeps_its_count():
+    whole = _whole(5).double()
+    assert whole.state_dict()['part._count'] == 5
