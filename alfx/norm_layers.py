@@ -119,6 +119,10 @@ class ParallelLayerNorm(nn.Module):
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Normalise ``[..., n, size]``."""
-        return torch.addcmul(self.bias, F.layer_norm(inputs, (self._size, ), eps=self._eps), self.weight)
+    def forward(self, inputs: torch.Tensor, first: int | None = None) -> torch.Tensor:
+        """Normalise ``[..., n, size]``, or ``[..., first, size]`` by the first layers only."""
+        weight: torch.Tensor = self.weight
+        bias: torch.Tensor = self.bias
+        if first is not None:
+            weight, bias = weight.narrow(0, 0, first), bias.narrow(0, 0, first)
+        return torch.addcmul(bias, F.layer_norm(inputs, (self._size, ), eps=self._eps), weight)

@@ -301,17 +301,21 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
         """
         action, actor_state = self._actor_network(observation, state.actor)
         leaves = critic_maths.leaves_of_graph(action)
-        q_values, critics_state = self._critic_networks((observation, leaves), state.critics)
-        value = critic_maths.weighted_sum(self._objective(q_values), self._reward_weights)
+        value, critics_state = self._objective((observation, leaves), state.critics)
+        value = critic_maths.weighted_sum(value, self._reward_weights)
         gradient = critic_maths.action_gradient(value, leaves, self._dqda_clipping)
         loss = critic_maths.deterministic_policy_loss(gradient, action)
         if self._action_l2 > 0:
             loss = loss + self._action_l2 * sum(a.square().reshape(len(a), -1).sum(1) for a in nest.flatten(action))
         return action, loss, DdpgActorState(actor_state, critic_maths.detached(critics_state))
 
-    def _objective(self, q_values: Tensor) -> Tensor:
-        """The values that the policy maximises, ``[B]`` or ``[B, K]``, given those of all critics."""
-        return critic_maths.lowest_critic(q_values, self._reward_weights)
+    def _objective(self, inputs: NestedTensor, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
+        """The values ``[B]`` or ``[B, K]`` that the policy maximises, and the next state of the critics.
+
+        ``inputs`` and ``state`` are those of the critics.
+        """
+        q_values, state = self._critic_networks(inputs, state)
+        return critic_maths.lowest_critic(q_values, self._reward_weights), state
 
     # Losses ----------------------------------------------------------------------------------------------------
 

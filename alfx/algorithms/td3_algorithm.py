@@ -22,6 +22,7 @@ from alfx.gin_utils import check_value, configurable
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils.saved_count import SavedCount
 
 
 @configurable
@@ -72,7 +73,6 @@ class Td3Algorithm(DdpgAlgorithm):
         SpecError: an action is discrete, or has no finite bounds.
     """
 
-    _num_updates: Tensor
     _num_random_steps: Tensor
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -108,19 +108,14 @@ class Td3Algorithm(DdpgAlgorithm):
         # of all processes together, as the count is
         self._initial_collect_steps = 0 if config is None else config.initial_collect_steps * context.num_ranks()
         self._num_acting = context.num_ranks() * max(1, 0 if config is None else config.num_ray_workers)
-        self.register_buffer('_num_updates', torch.zeros((), dtype=torch.int64))
+        self._updates = SavedCount(self, '_num_updates')
         self.register_buffer('_num_random_steps', torch.zeros((), dtype=torch.int64))
-        self._forget_counts()
+        self._has_random_steps_left = True  # once they are taken their number is not looked at any more
         self._latest_actor_loss: Any = None  # shown in summaries of updates that have none
-
-    def _forget_counts(self) -> None:
-        """Look up the counts anew; they are kept as numbers as well, which are read without waiting for a device."""
-        self._updates: int | None = None
-        self._has_random_steps_left = True
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._forget_counts()
+        self._has_random_steps_left = True
 
     # Acting ----------------------------------------------------------------------------------------------------
 
@@ -154,27 +149,22 @@ class Td3Algorithm(DdpgAlgorithm):
         return self._is_actor_trained()
 
     def _is_actor_trained(self) -> bool:
-        return (self._count() + 1) % self._policy_update_period == 0
+        return (self._updates.value + 1) % self._policy_update_period == 0
 
-    def _count(self) -> int:
-        """The number of updates so far."""
-        if self._updates is None:
-            self._updates = int(self._num_updates)
-        return self._updates
-
-    def _objective(self, q_values: Tensor) -> Tensor:
-        """The value of the first critic (algorithm 1)."""
-        return q_values[:, 0]
+    def _objective(self, inputs: NestedTensor, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
+        """The value of the first critic (algorithm 1), without computing the others where the network allows."""
+        q_values, state = self._critic_networks.first_of_stack(inputs, state, 1)
+        return q_values[:, 0], state
 
     def calc_loss(self, info: Any) -> LossInfo:
         """The loss of each critic, and that of the policy where it is due, ``[T, B]``."""
         loss_info = super().calc_loss(info)
         actor_loss = loss_info.extra.actor
         if isinstance(actor_loss, Tensor):
-            self._latest_actor_loss = actor_loss.detach(), info.step_type, self._count()
+            self._latest_actor_loss = actor_loss.detach(), info.step_type, self._updates.value
         elif self._latest_actor_loss is not None and context.should_record_summaries():
             latest, step_type, updates = self._latest_actor_loss
-            if self._count() - updates < self._policy_update_period:
+            if self._updates.value - updates < self._policy_update_period:
                 masks = valid_masks(step_type)
                 mean = (latest * masks).sum() / masks.sum().clamp(min=1)
                 loss_info = loss_info._replace(extra=loss_info.extra._replace(actor=mean))
@@ -183,5 +173,4 @@ class Td3Algorithm(DdpgAlgorithm):
     def after_update(self, root_inputs: TimeStep, info: Any) -> None:
         """Move the target networks where it is time to, and count the update."""
         super().after_update(root_inputs, info)
-        self._num_updates.add_(1)
-        self._updates = None if self._updates is None else self._updates + 1
+        self._updates.add()

@@ -4,8 +4,8 @@ A layer whose name begins with ``Parallel`` stands for ``n`` layers with their o
 computed at once; ``layer.make_parallel(n)`` makes one. Read next: :mod:`alfx.layers.fc`, then
 :mod:`alfx.networks.network` for what has state.
 """
-from alfx.layers.containers import (Branch, NaiveParallelLayer, Sequential, copy_module, make_parallel_input,
-                                    make_parallel_net, make_parallel_spec, reset_parameters)
+from alfx.layers.containers import (Branch, NaiveParallelLayer, Sequential, copy_module, first_layers,
+                                    make_parallel_input, make_parallel_net, make_parallel_spec, reset_parameters)
 from alfx.layers.conv import Conv2D, ConvTranspose2D, ParallelConv2D, ParallelConvTranspose2D
 from alfx.layers.decoding import FixedDecodingLayer
 from alfx.layers.elementwise import (AddN, Cast, Detach, ElementwiseLayerBase, GetFields, Identity, Lambda, OneHot,
@@ -18,6 +18,6 @@ __all__ = [
     'AddN', 'BottleneckBlock', 'Branch', 'Cast', 'Conv2D', 'ConvTranspose2D', 'Detach', 'ElementwiseLayerBase', 'FC',
     'FixedDecodingLayer', 'GetFields', 'Identity', 'Lambda', 'NaiveParallelLayer', 'OneHot', 'ParallelConv2D',
     'ParallelConvTranspose2D', 'ParallelFC', 'Permute', 'RandomCrop', 'ReplicationPad2d', 'Reshape', 'ResidueBlock',
-    'Scale', 'ScaleGradient', 'Sequential', 'Sum', 'Transpose', 'copy_module', 'make_parallel_input',
+    'Scale', 'ScaleGradient', 'Sequential', 'Sum', 'Transpose', 'copy_module', 'first_layers', 'make_parallel_input',
     'make_parallel_net', 'make_parallel_spec', 'reset_parameters'
 ]

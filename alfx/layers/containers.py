@@ -80,6 +80,21 @@ def make_parallel_net(module: Callable[..., Any], n: int) -> Callable[..., Any]:
     return module if is_elementwise(module) else NaiveParallelLayer(module, n)
 
 
+def first_layers(stack: Callable[..., Any], k: int) -> Callable[..., Any] | None:
+    """The first ``k`` of the ``n`` modules that :func:`make_parallel_net` made one of, on the parameters of the stack.
+
+    A module with a method ``first_layers`` decides itself.
+
+    Returns:
+        what does to ``[B, k, ...]``, or to what all share, what ``stack`` does; ``None`` where the first ones cannot
+        be computed alone, or nobody knows how.
+    """
+    own = getattr(stack, 'first_layers', None)
+    if callable(own):
+        return own(k)
+    return stack if is_elementwise(stack) else None
+
+
 class NaiveParallelLayer(nn.Module):
     """``n`` copies of a layer, called one after the other.
 

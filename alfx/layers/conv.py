@@ -1,5 +1,6 @@
 """Convolutions and transposed convolutions: one, and ``n`` of them as one grouped convolution."""
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,17 +69,17 @@ class _ConvBase(nn.Module):
         if self._has_norm:
             y = self._norm(y)
         if self._n is not None:
-            y = y.view(y.shape[0], self._n, self._out_channels, *y.shape[2:])
+            y = y.view(y.shape[0], y.shape[1] // self._out_channels, self._out_channels, *y.shape[2:])
         return self._activation(y)
 
-    def _stacked(self, inputs: torch.Tensor) -> bool:
+    def _stacked(self, inputs: torch.Tensor, n: int) -> bool:
         """Whether there is an input for each of the ``n`` layers."""
-        if inputs.ndim == 5 and inputs.shape[1] == self._n:
+        if inputs.ndim == 5 and inputs.shape[1] == n:
             return True
         if inputs.ndim == 4:
             return False
         raise ValueError(f'{type(self).__name__}: expected [B, {self._in_channels}, H, W] or '
-                         f'[B, {self._n}, {self._in_channels}, H, W], found {list(inputs.shape)}')
+                         f'[B, {n}, {self._in_channels}, H, W], found {list(inputs.shape)}')
 
     def extra_repr(self) -> str:
         """The arguments shown by ``print``."""
@@ -172,17 +173,29 @@ class ParallelConv2D(_ConvBase):
             weight_opt_args=weight_opt_args, bn_ctor=bn_ctor, kernel_initializer=kernel_initializer,
             kernel_init_gain=kernel_init_gain, bias_init_value=bias_init_value, use_torch_init=use_torch_init))
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, first: int | None = None) -> torch.Tensor:
         """``[B, n, in, H, W]``, or ``[B, in, H, W]`` shared by all, to ``[B, n, out, H', W']``.
+
+        Args:
+            inputs: see above.
+            first: compute only so many layers, the first ones; it takes the place of n in all shapes. Not with a norm.
 
         Raises:
             ValueError: any other shape.
         """
-        groups = 1
-        if self._stacked(inputs):
-            inputs, groups = inputs.flatten(1, 2), self._n
-        bias = None if self.bias is None else self.bias.view(-1)
-        return self._finish(F.conv2d(inputs, self.weight.flatten(0, 1), bias, self._strides, self._padding, 1, groups))
+        n, groups = self._n, 1
+        weight: torch.Tensor = self.weight
+        bias: torch.Tensor | None = self.bias
+        if first is not None:
+            n, weight, bias = first, weight.narrow(0, 0, first), None if bias is None else bias.narrow(0, 0, first)
+        if self._stacked(inputs, n):
+            inputs, groups = inputs.flatten(1, 2), n
+        bias = None if bias is None else bias.view(-1)
+        return self._finish(F.conv2d(inputs, weight.flatten(0, 1), bias, self._strides, self._padding, 1, groups))
+
+    def first_layers(self, k: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """See :func:`alfx.layers.containers.first_layers`; not with a norm, which is of all layers."""
+        return None if self._has_norm else partial(self, first=k)
 
 
 @configurable(module='alfx.layers')
@@ -274,7 +287,7 @@ class ParallelConvTranspose2D(_ConvBase):
         Raises:
             ValueError: any other shape.
         """
-        if self._stacked(inputs):
+        if self._stacked(inputs, self._n):
             inputs, groups, kernel = inputs.flatten(1, 2), self._n, self.weight.flatten(0, 1)
         else:
             groups, kernel = 1, self.weight.transpose(0, 1).flatten(1, 2)

@@ -1,5 +1,6 @@
 """Layers without weights: what they do to a batch does not depend on training."""
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,10 @@ class ElementwiseLayerBase(nn.Module):
 
     def make_parallel(self, n: int) -> nn.Module:
         """The layer itself, as it does the same to ``[B, n, ...]``."""
+        return self
+
+    def first_layers(self, k: int) -> nn.Module:
+        """The layer itself, likewise."""
         return self
 
 
@@ -131,13 +136,18 @@ class Reshape(nn.Module):
         super().__init__()
         self._shape = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """``[B, ...]`` to ``[B, *shape]``."""
-        return inputs.reshape(inputs.shape[0], *self._shape)
+    def forward(self, inputs: torch.Tensor, first: int | None = None) -> torch.Tensor:
+        """``[B, ...]`` to ``[B, *shape]``, or to ``[B, first, *shape[1:]]``."""
+        shape = self._shape if first is None else (first, *self._shape[1:])
+        return inputs.reshape(inputs.shape[0], *shape)
 
     def make_parallel(self, n: int) -> 'Reshape':
         """The layer for inputs ``[B, n, ...]``."""
         return Reshape(n, *self._shape)
+
+    def first_layers(self, k: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Of a layer for ``[B, n, ...]``, what does the same to ``[B, k, ...]``."""
+        return partial(self, first=k)
 
 
 class Lambda(nn.Module):

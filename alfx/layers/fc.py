@@ -1,5 +1,6 @@
 """Fully connected layers: one, and ``n`` of them as one product."""
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -170,43 +171,56 @@ class ParallelFC(nn.Module):
                 w.init_bias(self.bias[i], self.weight[i], *self._init_bias)
         w.reset_norm(self._norm)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, first: int | None = None) -> torch.Tensor:
         """``[B, n, input_size]``, or ``[B, input_size]`` shared by all layers, to ``[B, n, output_size]``.
+
+        Args:
+            inputs: see above.
+            first: compute only so many layers, the first ones; it takes the place of n in all shapes. Not with batch
+                norm.
 
         Raises:
             ValueError: any other shape.
         """
         n = self._n
+        weight: torch.Tensor = self.weight
+        bias: torch.Tensor | None = self.bias
+        if first is not None:
+            n, weight, bias = first, weight.narrow(0, 0, first), None if bias is None else bias.narrow(0, 0, first)
         if inputs.ndim != 2 and (inputs.ndim != 3 or inputs.shape[1] != n):
             raise ValueError(f'ParallelFC: expected [B, {self._input_size}] or [B, {n}, {self._input_size}], '
                              f'found {list(inputs.shape)}')
         batch_last = torch.is_grad_enabled() or inputs.shape[0] >= _LARGE_BATCH
-        y = self._batch_last_product(inputs) if batch_last else self._product(inputs)
+        y = (self._batch_last_product if batch_last else self._product)(inputs, weight, bias)
         if self._has_norm:
-            y = self._norm(y.reshape(-1, n * self._output_size)).view(y.shape) if self._use_bn else self._norm(y)
+            y = self._norm(y.reshape(-1, n * self._output_size)).view(y.shape) if self._use_bn else self._norm(y, first)
         return self._activation(y)
 
-    def _product(self, inputs: torch.Tensor) -> torch.Tensor:
-        weight, bias, activation = self.weight, self.bias, self._product_activation
+    def first_layers(self, k: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """See :func:`alfx.layers.containers.first_layers`; not with batch norm, whose statistics are of all layers."""
+        return None if self._use_bn else partial(self, first=k)
+
+    def _product(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        activation = self._product_activation
         if inputs.ndim == 2:
             flat_bias = None if bias is None else bias.view(-1)
             y = F.linear(inputs, weight.view(-1, self._input_size), flat_bias)
-            return activation(y).view(-1, self._n, self._output_size)
+            return activation(y).view(-1, *weight.shape[:2])
         x, kernel = inputs.transpose(0, 1), weight.transpose(1, 2)
         y = torch.bmm(x, kernel) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, kernel)
         return activation(y).transpose(0, 1)
 
-    def _batch_last_product(self, inputs: torch.Tensor) -> torch.Tensor:
+    def _batch_last_product(self, inputs: torch.Tensor, weight: torch.Tensor,
+                            bias: torch.Tensor | None) -> torch.Tensor:
         """:meth:`_product` with the batch as the last dimension in memory, also between the layers of a network.
 
         The gradient of the weights then has their layout; otherwise autograd copies it, which at a batch size of 8
         costs as much as all the rest. Without gradients it is the faster one for large batches.
         """
-        weight, bias = self.weight, self.bias
         if inputs.ndim == 2:
             kernel, x = weight.view(-1, self._input_size), inputs.t()
             y = torch.mm(kernel, x) if bias is None else torch.addmm(bias.view(-1, 1), kernel, x)
-            return self._product_activation(y).view(self._n, self._output_size, -1).permute(2, 0, 1)
+            return self._product_activation(y).view(*weight.shape[:2], -1).permute(2, 0, 1)
         x = inputs.permute(1, 2, 0)
         y = torch.bmm(weight, x) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, x)
         return self._product_activation(y).permute(2, 0, 1)

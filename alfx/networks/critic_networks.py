@@ -46,7 +46,11 @@ class _SharedEncoder(Network):
         if not is_stacked(inputs, self._input_tensor_spec):
             return self._encoder(inputs)[0], state
         flat = nest.map_structure(lambda x: x.flatten(0, 1), inputs)
-        return self._encoder(flat)[0].unflatten(0, (-1, self._parallelism)), state
+        return self._encoder(flat)[0].unflatten(0, nest.get_nest_shape(inputs)[:2]), state
+
+    def _first_networks(self, k: int) -> Callable[[NestedTensor], torch.Tensor]:
+        """See the base class."""
+        return lambda inputs: self.forward(inputs)[0]
 
 
 def _stacked_encoder(encoder: Network, n: int) -> Network:
@@ -77,11 +81,16 @@ class _CriticBase(Network):
         """A pair of nests (observation, action) of ``[B, ...]`` to values ``[B, *output_tensor_spec.shape]``."""
         observation, action = inputs
         observation, action = self._observation_encoder(observation)[0], self._action_encoder(action)[0]
-        if observation.ndim < action.ndim:  # one encoder of a stack is shared, the other is not
-            observation = make_parallel_input(observation, self._parallelism)
-        elif action.ndim < observation.ndim:
-            action = make_parallel_input(action, self._parallelism)
-        return self._joint_encoder((observation, action), state)
+        return self._joint_encoder(_aligned(observation, action, self._parallelism), state)
+
+
+def _aligned(observation: torch.Tensor, action: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both as they are, or both ``[B, n, ...]`` where one encoder of a stack is shared and the other is not."""
+    if observation.ndim < action.ndim:
+        observation = make_parallel_input(observation, n)
+    elif action.ndim < observation.ndim:
+        action = make_parallel_input(action, n)
+    return observation, action
 
 
 class ParallelCriticNetwork(_CriticBase):
@@ -100,6 +109,20 @@ class ParallelCriticNetwork(_CriticBase):
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[torch.Tensor, NestedTensor]:
         """A pair of nests of ``[B, ...]`` or ``[B, n, ...]`` to values ``[B, n, *output_tensor_spec.shape]``."""
         return super().forward(inputs, state)
+
+    def _first_networks(self, k: int) -> Callable[[NestedTensor], torch.Tensor] | None:
+        """See the base class."""
+        encode_observation = self._observation_encoder._first_networks(k)
+        encode_action = self._action_encoder._first_networks(k)
+        encode_both = self._joint_encoder._first_networks(k)
+        if encode_observation is None or encode_action is None or encode_both is None:
+            return None
+
+        def values(inputs: NestedTensor) -> torch.Tensor:
+            observation, action = inputs
+            return encode_both(_aligned(encode_observation(observation), encode_action(action), k))
+
+        return values
 
 
 def _encoders(input_tensor_spec: NestedTensorSpec, name: str, layers: dict[str, Any], observation_processors: Nested,

@@ -4,15 +4,17 @@ Read next: :mod:`alfx.networks.actor_distribution_networks` and :mod:`alfx.netwo
 on them. The way back, :mod:`alfx.networks.decoding_networks`, can be imported from here as well.
 """
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from alfx.gin_utils import configurable
-from alfx.layers import FC, Reshape, make_parallel_input, make_parallel_net, make_parallel_spec
+from alfx.layers import FC, Reshape, first_layers, make_parallel_input, make_parallel_net, make_parallel_spec
 from alfx.layers.conv import Size2d, pair
 from alfx.layers.weights import Activation, Initializer
+from alfx.nest.utils import NestCombiner
 from alfx.networks.decoding_networks import AutoShapeImageDeconvNetwork as AutoShapeImageDeconvNetwork
 from alfx.networks.decoding_networks import ImageDecodingNetwork as ImageDecodingNetwork
 from alfx.networks.decoding_networks import ImageDecodingNetworkV2 as ImageDecodingNetworkV2
@@ -215,17 +217,29 @@ class StackedEncodingNetwork(EncodingNetwork):
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
         """Nests of ``[B, ...]`` or ``[B, n, ...]`` to ``[B, n, size]``."""
+        return self._encode(inputs, self._chain, self._parallelism), state
+
+    def _encode(self, inputs: NestedTensor, chain: list[Any], n: int) -> torch.Tensor:
+        """By the layers ``chain`` of ``n`` encoders."""
         if self._preprocess is not None:
             inputs = self._preprocess(inputs)
-        chain = self._chain
         if inputs.ndim == self._processed_input_tensor_spec.ndim + 1:
             if not self._has_weights:
-                inputs = make_parallel_input(inputs, self._parallelism)
+                inputs = make_parallel_input(inputs, n)
             elif self._shared_reshape is not None:
                 inputs, chain = self._shared_reshape(inputs), chain[1:]
         for layer in chain:
             inputs = layer(inputs)
-        return inputs, state
+        return inputs
+
+    def _first_networks(self, k: int) -> Callable[[NestedTensor], torch.Tensor] | None:
+        """See the base class; not with preprocessors, nor with a combiner of one's own."""
+        if self._preprocessors is not None:
+            return None
+        if self._combiner is not None and not isinstance(self._stacked_combiner, NestCombiner):
+            return None
+        chain = [first_layers(layer, k) for layer in self._chain]
+        return None if None in chain else partial(self._encode, chain=chain, n=k)
 
     def make_parallel(self, n: int) -> Network:
         """Not available: raises ``ValueError``."""

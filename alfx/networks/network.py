@@ -196,6 +196,43 @@ class Network(nn.Module):
         """
         return NaiveParallelNetwork(self, n)
 
+    def first_of_stack(self, inputs: NestedTensor, state: NestedTensor, k: int) -> tuple[Any, NestedTensor]:
+        """What the first ``k`` networks of this stack of ``n`` make of ``inputs``.
+
+        The others are not computed where the stack can do without, which one with memory or batch norm cannot.
+
+        Args:
+            inputs: nest of ``[B, ...]`` or ``[B, n, ...]``.
+            state: that of the whole stack, ``[B, n, ...]``.
+            k: a number from 1 to ``n``.
+
+        Returns:
+            the output ``[B, k, ...]``, and the next state of the whole stack.
+
+        Raises:
+            SpecError: the inputs or the state do not match their specs.
+        """
+        first = self._first_networks(k) if k != self._parallelism else None
+        if first is None:
+            output, state = self(inputs, state)
+            return nest.map_structure(lambda x: x[:, :k], output), state
+        if self._unchecked:
+            self._check_call(inputs, state)
+        try:
+            stacked = is_stacked(inputs, self._input_tensor_spec)
+            return first(nest.map_structure(lambda x: x[:, :k], inputs) if stacked else inputs), state
+        except (RuntimeError, TypeError, IndexError, AttributeError):
+            self._check_call(inputs, state)
+            raise
+
+    def _first_networks(self, k: int) -> Callable[[NestedTensor], Any] | None:
+        """The first ``k`` of a stack without memory, from inputs ``[B, ...]`` or ``[B, k, ...]`` to outputs.
+
+        ``None`` if they cannot be computed alone. They read the parameters from the layers of the stack when they are
+        called.
+        """
+        return None
+
 
 def _recording(init: Callable[..., None]) -> Callable[..., None]:
     """``init`` that keeps the arguments of the outermost constructor, and the gin scope in which it was called."""

@@ -182,6 +182,19 @@ class NetworkContract:
         assert_same(output, expected, rtol=1e-4, atol=1e-5)
         assert_same(state, expected_state, rtol=1e-4, atol=1e-5)
 
+    @pytest.mark.parametrize('stacked_inputs', [False, True])
+    def test_the_first_networks_of_a_stack_compute_what_they_compute_in_it(self, stacked_inputs):
+        stack = self.network().make_parallel(STACK).eval()
+        inputs = random_batch(stack.input_tensor_spec, *((5, STACK) if stacked_inputs else (5, )))
+        state = state_after_one_step(stack, 5)
+        for k in range(1, STACK + 1):
+            torch.manual_seed(1)
+            output, expected_state = stack(inputs, state)
+            torch.manual_seed(1)
+            first, new_state = stack.first_of_stack(inputs, state, k)
+            assert_same(first, nest.map_structure(lambda x: x[:, :k], output), rtol=1e-4, atol=1e-5)  # noqa: B023
+            assert_same(new_state, expected_state, rtol=0, atol=0)
+
     def test_a_stack_can_be_copied_and_knows_its_output(self):
         stack = self.network().make_parallel(STACK)
         new = stack.copy()

@@ -80,7 +80,7 @@ def test_the_counts_are_in_the_checkpoint():
     for _ in range(3):
         agent.train_iter()  # the first one does not train yet
     rl = agent._rl_algorithm
-    assert int(rl._num_updates) == 2 and not rl._is_actor_trained()
+    assert rl.state_dict()['_num_updates'] == 2 and not rl._is_actor_trained()
     agent.train_iter()
     assert rl._is_actor_trained()
     saved = {key: value.clone() if isinstance(value, torch.Tensor) else value
@@ -137,7 +137,19 @@ def test_targets_take_the_smaller_value_and_the_policy_the_first_critic():
     q_values = torch.tensor([[1.0, 2.0], [4.0, 3.0]])
     rl._target_critic_networks.forward = lambda inputs, state: (q_values, state)
     assert rl._target_values(torch.zeros(2, 1), rl.train_state_spec.critics)[0].tolist() == [1.0, 3.0]
-    assert rl._objective(q_values).tolist() == [1.0, 4.0]
+    inputs = torch.randn(3, 1), torch.randn(3, 1)
+    assert torch.equal(rl._objective(inputs, ())[0], rl._critic_networks(inputs)[0][:, 0])
+
+
+def test_the_loss_of_the_policy_does_not_compute_the_second_critic():
+    agent, _ = make_agent(Td3Algorithm)
+    rl = agent._rl_algorithm
+    observation = torch.randn(3, 1)
+    expected = rl._actor_step(observation, rl.train_state_spec.actor)[1]
+    for p in rl._critic_networks.parameters():
+        p.data[1] = torch.nan  # 0 * nan is nan, so that its gradient would be seen too
+    assert expected.isfinite().all()
+    assert torch.equal(rl._actor_step(observation, rl.train_state_spec.actor)[1], expected)
 
 
 def test_the_target_is_that_of_a_slow_loop(monkeypatch):

@@ -166,3 +166,26 @@ def test_resetting_draws_new_weights_and_forgets_statistics():
     layer.reset_parameters()
     assert not torch.equal(layer.weight, before)
     assert not layer._norm.running_mean.any()
+
+
+@pytest.mark.parametrize('make, shape', [
+    (lambda: layers.FC(4, 5, torch.relu_), (4, )), (lambda: layers.FC(4, 5, nn.Softmax(-1), use_ln=True), (4, )),
+    (lambda: layers.FC(4, 5, use_bias=False), (4, )), (lambda: layers.Conv2D(2, 5, 3), (2, 6, 6)),
+    (lambda: layers.Reshape(2, 3), (6, )), (lambda: layers.Identity(), (6, )), (lambda: torch.tanh, (6, ))])
+@pytest.mark.parametrize('grad', [False, True])
+def test_the_first_layers_of_a_stack_compute_what_they_compute_in_it(make, shape, grad):
+    stack = layers.make_parallel_net(make(), 3)
+    first = layers.first_layers(stack, 2)
+    x = torch.randn(7, 3, *shape)
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(first(x[:, :2]), stack(x)[:, :2])
+        if isinstance(stack, (layers.ParallelFC, layers.ParallelConv2D)):
+            torch.testing.assert_close(first(x[:, 0]), stack(x[:, 0])[:, :2])
+            with pytest.raises(ValueError, match=r'expected \[B, .* or \[B, 2, .* found \[7, 3,'):
+                first(x)
+
+
+def test_the_first_layers_of_a_stack_are_none_where_they_cannot_be_computed_alone():
+    for layer in (layers.FC(4, 5, use_bn=True), layers.Conv2D(2, 5, 3, use_bn=True),
+                  layers.Conv2D(2, 5, 3, use_ln=True), lambda x: x - x.mean(-1, keepdim=True)):
+        assert layers.first_layers(layers.make_parallel_net(layer, 3), 2) is None

@@ -27,6 +27,21 @@ def linear(network, index):
     return [m for m in network.modules() if isinstance(m, FC)][index]
 
 
+def check_first_of_stack(stack, pair, k):
+    """Values and gradients of ``first_of_stack`` against those of the whole stack, cut afterwards."""
+
+    def evaluate(compute):
+        leaves = [x.clone().requires_grad_() for x in pair]
+        values = compute(tuple(leaves))
+        weights = torch.linspace(-1, 1, values.numel(), dtype=values.dtype).view(values.shape)
+        return values, *torch.autograd.grad((values * weights).sum(), [*leaves, *stack.parameters()])
+
+    whole, first = evaluate(lambda x: stack(x)[0][:, :k]), evaluate(lambda x: stack.first_of_stack(x, (), k)[0])
+    assert stack._first_networks(k) is not None
+    for a, b in zip(first, whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
 class TestCriticNetwork:
 
     def test_the_value_is_that_of_the_layers_applied_by_hand(self):
@@ -105,6 +120,61 @@ class TestCriticNetwork:
         shared = inputs()
         own = nest.map_structure(lambda x: x.unsqueeze(1).expand(-1, 2, -1), shared)
         torch.testing.assert_close(stack(shared)[0], stack(own)[0])
+
+    @pytest.mark.parametrize('layers', [
+        dict(joint_fc_layer_params=(16, 16)),
+        dict(joint_fc_layer_params=(16, ), use_fc_ln=True, last_use_fc_ln=True),
+        dict(observation_fc_layer_params=(8, ), joint_fc_layer_params=(16, ), action_input_processors=torch.tanh),
+        dict(observation_fc_layer_params=(8, ), action_fc_layer_params=(8, ),
+             observation_action_combiner=NestMultiply()),
+        {},
+    ])
+    @pytest.mark.parametrize('shape', [(), (2, )])
+    @pytest.mark.parametrize('stacked_inputs', [False, True])
+    def test_the_first_of_a_stack_alone_have_the_values_and_gradients_they_have_in_it(self, layers, shape,
+                                                                                      stacked_inputs):
+        stack = CriticNetwork(PAIR, TensorSpec(shape), **layers).make_parallel(3)
+        pair = inputs()
+        if stacked_inputs:
+            pair = nest.map_structure(lambda x: torch.stack([x, -x, x / 2], 1), pair)
+        for p in stack.parameters():
+            nn.init.normal_(p)
+        for k in (1, 2):
+            check_first_of_stack(stack, pair, k)
+
+    def test_the_first_of_a_stack_of_images_have_the_values_and_gradients_they_have_in_it(self):
+        spec = (TensorSpec((2, 9, 9)), ACTION)
+        stack = CriticNetwork(spec, observation_conv_layer_params=((4, 3, 2), (3, 2, 1, 0, 2)),
+                              joint_fc_layer_params=(6, )).make_parallel(3)
+        pair = torch.randn(4, 2, 9, 9), torch.rand(4, 2)
+        for k in (1, 2):
+            check_first_of_stack(stack, pair, k)
+
+    def test_the_first_of_a_stack_are_computed_without_the_others(self):
+        stack = CriticNetwork(PAIR, joint_fc_layer_params=(5, 5), use_fc_ln=True).make_parallel(3)
+        pair = inputs()
+        expected = stack(pair)[0][:, :2]
+        for p in stack.parameters():
+            p.data[2] = torch.nan
+        first = stack.first_of_stack(pair, (), 2)[0]
+        torch.testing.assert_close(first, expected)
+        gradients = torch.autograd.grad(first.sum(), list(stack.parameters()))
+        assert all(g[:2].isfinite().all() and not g[2].any() for g in gradients)
+
+    def test_statistics_of_batch_norm_are_those_of_the_whole_stack_where_only_the_first_are_asked_for(self):
+        stack, other = (CriticNetwork(PAIR, joint_fc_layer_params=(5, ), use_fc_bn=True).make_parallel(2)
+                        for _ in range(2))
+        other.load_state_dict(stack.state_dict())
+        pair = inputs()
+        assert torch.equal(stack.first_of_stack(pair, (), 1)[0], other(pair)[0][:, :1])
+        assert all(torch.equal(a, b) for a, b in zip(stack.buffers(), other.buffers()))
+
+    def test_inputs_for_the_first_of_a_stack_are_checked(self):
+        stack = CriticNetwork(PAIR, joint_fc_layer_params=(5, )).make_parallel(2)
+        for _ in range(2):
+            with pytest.raises(SpecError, match='expected .* found'):
+                stack.first_of_stack((torch.zeros(4, 3), torch.zeros(4, 3)), (), 1)
+            stack(inputs())
 
     def test_replicas_begin_different_and_a_copy_of_the_stack_too(self):
         stack = CriticNetwork(PAIR, joint_fc_layer_params=(5, )).make_parallel(2)
