@@ -82,15 +82,18 @@ def is_pretrain() -> bool:
     return _state.exe_mode == 'pretrain'
 
 
-@contextmanager
-def _replaced(attribute: str, value: Any) -> Iterator[None]:
+class _replaced(AbstractContextManager[None]):
     """Context manager within which the state has another value for ``attribute``."""
-    before = getattr(_state, attribute)
-    setattr(_state, attribute, value)
-    try:
-        yield
-    finally:
-        setattr(_state, attribute, before)
+
+    def __init__(self, attribute: str, value: Any) -> None:
+        self._attribute, self._value = attribute, value
+
+    def __enter__(self) -> None:
+        self._before = getattr(_state, self._attribute)
+        setattr(_state, self._attribute, self._value)
+
+    def __exit__(self, *_: Any) -> None:
+        setattr(_state, self._attribute, self._before)
 
 
 def _mode(mode: str) -> AbstractContextManager[None]:

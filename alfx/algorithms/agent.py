@@ -155,6 +155,7 @@ class Agent(RLAlgorithm):
         self._rewards_unrolls = rewards_unrolls
         self._intrinsic_reward_coef = intrinsic_reward_coef
         self._extrinsic_reward_coef = extrinsic_reward_coef
+        self._policy_acts_alone = False  # until it is known whether it is on-policy
         self._changes_reward = irm is not None or goals is not None or extrinsic_reward_coef != 1.0
         if reward_weight_algorithm is not None:
             rl_algorithm.set_reward_weights(reward_weight_algorithm.reward_weights)
@@ -200,6 +201,7 @@ class Agent(RLAlgorithm):
             self._set_parts_on_policy(is_on_policy)
 
     def _set_parts_on_policy(self, is_on_policy: bool) -> None:
+        self._policy_acts_alone = self._is_policy_all_of_rollout(is_on_policy)
         for part in self._parts():
             try:
                 part.set_on_policy(is_on_policy)
@@ -253,6 +255,15 @@ class Agent(RLAlgorithm):
         plain_reward = self._rewards_unrolls or not self._changes_reward
         return plain and plain_reward and self._rl_algorithm.recomputes_rollout_info
 
+    def _is_policy_all_of_rollout(self, is_on_policy: bool) -> bool:
+        """Whether a step of collecting experience is that of the policy algorithm and nothing else."""
+        if is_on_policy:
+            return self._parts() == [self._rl_algorithm] and not self._changes_reward
+        silent = [self._rl_algorithm, self._entropy_target_algorithm, self._policy_loss_addons]
+        if self._rewards_unrolls:
+            silent.append(self._irm)
+        return all(part in silent for part in self._parts())
+
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
@@ -282,6 +293,9 @@ class Agent(RLAlgorithm):
 
     def rollout_step(self, time_step: TimeStep, state: Any) -> AlgStep:
         """One step of collecting experience, with all parts."""
+        if self._policy_acts_alone:
+            step = self._rl_algorithm.rollout_step(time_step, state.rl)
+            return AlgStep(step.output, AgentState(rl=step.state), AgentInfo(rl=step.info))
         return self._step('rollout_step', time_step, state, None)
 
     def collect_step(self, time_step: TimeStep, state: Any) -> AlgStep:

@@ -5,6 +5,7 @@
 """
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,6 +43,21 @@ def adjust_replay_buffer_length(config: TrainerConfig, num_earliest_frames_ignor
     if config.trains_on_whole_unrolls:
         return int(-(-(config.unroll_length or config.max_unroll_length) // 1)) + 1 + num_earliest_frames_ignored
     return config.replay_buffer_length + num_earliest_frames_ignored
+
+
+@dataclass
+class _Standing:
+    """What changes in every iteration; to set an attribute of a module would take microseconds.
+
+    Attributes:
+        num_trained: samples, in the latest iteration.
+        unroll_debt: the fraction of a step by which unrolls have been too short so far.
+        unrolled_inputs: the transformed time steps of the latest unroll, until the iteration is over.
+    """
+
+    num_trained: int = 0
+    unroll_debt: float = 0.0
+    unrolled_inputs: TimeStep | None = None
 
 
 @configurable
@@ -92,10 +108,8 @@ class RLAlgorithm(Algorithm):
         self._rollout_info_spec: NestedTensorSpec = None
         self._cursor: Cursor | None = None
         self._remote_unroll: RemoteUnroll | None = None
-        self._num_trained = 0  # samples, in the latest iteration
+        self._standing = _Standing()
         self._collects_for_recomputation = False
-        self._unroll_debt = 0.0
-        self._unrolled_inputs: TimeStep | None = None
         self._reward_weights: torch.Tensor | None
         self.register_buffer('_reward_weights', torch.ones(reward_spec.numel) if reward_spec.ndim else None)
         if reward_weights is not None:
@@ -264,10 +278,10 @@ class RLAlgorithm(Algorithm):
         Returns:
             The number of samples trained on, repeated ones counted each time.
         """
-        started = time.perf_counter()
+        started, standing = time.perf_counter(), self._standing
         experience = self._unroll_if_due()
         unrolled = time.perf_counter()
-        root_inputs, rollout_info = self._unrolled_inputs, None
+        root_inputs, rollout_info = standing.unrolled_inputs, None
         if not self.on_policy:
             steps = self.train_from_replay_buffer(update_global_counter=True)
             rollout_info = None if experience is None else experience.rollout_info
@@ -280,11 +294,11 @@ class RLAlgorithm(Algorithm):
             steps = self.train_from_unroll(experience, rollout_info)
         if self.trains_after_iteration:
             self.after_train_iter(root_inputs, rollout_info)
-        self._unrolled_inputs = None
+        standing.unrolled_inputs = None
         if context.should_record_summaries():
             summary.scalar('time/unroll', unrolled - started)
             summary.scalar('time/train', time.perf_counter() - unrolled)
-        self._num_trained = steps
+        standing.num_trained = steps
         return steps
 
     def _on_policy_train_info(self, experience: Experience) -> NestedTensor:
@@ -295,18 +309,18 @@ class RLAlgorithm(Algorithm):
 
     def _unroll_if_due(self) -> Experience | None:
         """The unroll of this iteration, or ``None`` if ``unroll_length`` leaves it out or the steps are used up."""
-        config = self._config
+        config, standing = self._config, self._standing
         assert config is not None and self._env is not None, 'a root algorithm has a config and an environment'
         if config.num_env_steps and self._env_steps() >= config.num_env_steps:
             return None
         if self._remote_unroll is not None:
             self._remote_unroll.start_iteration(self, context.should_record_summaries(), context.get_global_counter())
             if not config.unroll_length:  # what there is; an iteration that could not train either waits for a step
-                return self._unroll_up_to(config.max_unroll_length, at_least=0 if self._num_trained else 1)
-        debt = self._unroll_debt + config.unroll_length
+                return self._unroll_up_to(config.max_unroll_length, at_least=0 if standing.num_trained else 1)
+        debt = standing.unroll_debt + config.unroll_length
         length = int(debt)
         experience = self.unroll(length) if length else None
-        self._unroll_debt = debt - length
+        standing.unroll_debt = debt - length
         return experience
 
     def _env_steps(self) -> int:
@@ -348,12 +362,13 @@ class RLAlgorithm(Algorithm):
             steps = self._unroll_here(length, bootstrap)
         if steps is None:
             return None
-        experience, env_steps, self._unrolled_inputs = steps
+        experience, env_steps, inputs = steps
+        self._standing.unrolled_inputs = inputs
         self._metrics.observe(env_steps)
         if self.completes_unrolls:
-            assert self._unrolled_inputs is not None, 'it has been kept'
+            assert inputs is not None, 'it has been kept'
             with context.rollout_context(), torch.no_grad():
-                rollout_info = self.complete_unroll(self._unrolled_inputs, experience.rollout_info)
+                rollout_info = self.complete_unroll(inputs, experience.rollout_info)
             experience = experience._replace(rollout_info=rollout_info)
         if not on_policy:
             self.observe_sequence_for_replay(experience if stores_bootstrap or not bootstrap else
@@ -425,7 +440,7 @@ class RLAlgorithm(Algorithm):
 
     def get_rollout_state(self) -> dict[str, Any]:
         """Where the rollout stands, as tensors and numbers; the environment's own state is kept apart."""
-        state: dict[str, Any] = {'unroll_debt': self._unroll_debt}
+        state: dict[str, Any] = {'unroll_debt': self._standing.unroll_debt}
         if self._cursor is not None:
             cursor = self._cursor
             state['cursor'] = nest.flatten((cursor.time_step, cursor.inputs, cursor.state, cursor.transform_state))
@@ -440,7 +455,7 @@ class RLAlgorithm(Algorithm):
 
         The newest steps in the replay buffer become the LAST ones of episodes that were cut off there.
         """
-        self._unroll_debt = state['unroll_debt']
+        self._standing.unroll_debt = state['unroll_debt']
         buffer = self._replay_buffer
         if buffer is None:
             return
@@ -451,13 +466,16 @@ class RLAlgorithm(Algorithm):
 
     def set_rollout_state(self, state: dict[str, Any]) -> None:
         """The inverse of :meth:`get_rollout_state`; the environment has been put back where it was."""
-        self._unroll_debt = state['unroll_debt']
+        self._standing.unroll_debt = state['unroll_debt']
         if 'cursor' in state:
             with probe.unchanged(self):  # the statistics of a data transformer among others
                 like = start(self, self._env)
             parts = (like.time_step, like.inputs, like.state, like.transform_state)
             places = [x.device for x in nest.flatten(parts)]  # a checkpoint is loaded into host memory
-            self._cursor = Cursor(*nest.pack_sequence_as(parts, [x.to(y) for x, y in zip(state['cursor'], places)]))
+            time_step, inputs, own_state, transform_state = nest.pack_sequence_as(
+                parts, [x.to(y) for x, y in zip(state['cursor'], places)])
+            self._cursor = replace(like, time_step=time_step, inputs=inputs, state=own_state,
+                                   transform_state=transform_state)
         if 'context' in state:
             assert self._replay_buffer is not None
             context_steps = [x.transpose(0, 1) for x in state['context']]

@@ -3,7 +3,7 @@
 ``unroll`` is the inner loop of collecting experience: ``rollout_step``, ``env.step``, repeat. It runs once an
 environment step, so that nothing in it may cost more than a few microseconds.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,12 +26,19 @@ class Cursor:
         inputs: the same after the data transformer.
         state: the policy state that goes with it, before a reset at FIRST.
         transform_state: the state of the data transformer after ``inputs``.
+        initial_state: the policy state at the first step of an episode.
+        has_state: whether there is any.
     """
 
     time_step: TimeStep
     inputs: TimeStep
     state: NestedTensor
     transform_state: NestedTensor
+    initial_state: NestedTensor
+    has_state: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.has_state = bool(nest.flatten(self.initial_state))
 
 
 def start(algorithm: 'RLAlgorithm', env: Any) -> Cursor:
@@ -41,7 +48,7 @@ def start(algorithm: 'RLAlgorithm', env: Any) -> Cursor:
     with context.rollout_context(), torch.no_grad():
         inputs, transform_state = algorithm.transform_timestep(
             time_step, algorithm.get_initial_transform_state(env.batch_size))
-    return Cursor(time_step, inputs, state, transform_state)
+    return Cursor(time_step, inputs, state, transform_state, initial_state=state)
 
 
 def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, with_grad: bool, bootstrap: bool,
@@ -68,17 +75,17 @@ def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, w
         - with ``keep_inputs`` the transformed time steps of the experience, otherwise ``None``
     """
     step = algorithm.acting_step
-    initial_state = algorithm.get_initial_rollout_state(env.batch_size)
-    stateful = bool(nest.flatten(initial_state))
-    keeps_state = algorithm.use_rollout_state
+    initial_state, stateful = cursor.initial_state, cursor.has_state
+    keeps_state, overwrites_action = algorithm.use_rollout_state, algorithm.overwrite_policy_output
     device = algorithm.device
     experiences, env_steps, inputs = [], [], []
     with context.rollout_context(), torch.set_grad_enabled(with_grad):
         for _ in range(length):
             state = reset_state_at_first(cursor.state, initial_state, cursor.inputs) if stateful else initial_state
             alg_step = step(cursor.inputs, state)
-            time_step = _on_device(env.step(_detached(alg_step.output)), device)
-            if algorithm.overwrite_policy_output:
+            action = _detached(alg_step.output) if with_grad else alg_step.output
+            time_step = _on_device(env.step(action), device)
+            if overwrites_action:
                 alg_step = alg_step._replace(output=time_step.prev_action)
             experiences.append(_experience(cursor, alg_step, state if keeps_state else (), transformed))
             env_steps.append(cursor.time_step)
@@ -95,8 +102,10 @@ def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, w
     if stateful:
         cursor.state = nest.map_structure(torch.Tensor.detach, cursor.state)
     experience = nest.stack(experiences)
-    own = (measured(experience.time_step, length) if experiences[0].time_step is env_steps[0] else
-           nest.stack([measured(time_step) for time_step in env_steps]))
+    if experiences[0].time_step is not env_steps[0]:
+        own = nest.stack([measured(time_step) for time_step in env_steps])
+    else:
+        own = measured(experience.time_step, length if bootstrap else None)
     if not keep_inputs:
         return experience, own, None
     return experience, own, experience.time_step if experiences[0].time_step is inputs[0] else nest.stack(inputs)

@@ -66,6 +66,7 @@ class RingBuffer:
         self._max_length = max_length
         self._shapes = [spec.shape for spec in specs]
         self._batch_shapes = [torch.Size((num_environments, *shape)) for shape in self._shapes]
+        self._sequence_shapes: tuple[int, list[torch.Size]] = 0, []  # of the latest sequence, and its length
         self._dtypes = [spec.dtype for spec in specs]
         self._all_envs = torch.arange(num_environments)
         self._store = RowStore(specs, max_length, num_environments, self._device, allow_multiprocess, memory_map_dir)
@@ -175,7 +176,9 @@ class RingBuffer:
         if tree != self._tree or [x.dtype for x in leaves] != self._dtypes:
             self._raise_spec_error('add_sequence', batch, 2)
         num_steps = leaves[0].shape[0] if leaves[0].ndim else 0
-        if any(x.shape != (num_steps, *shape) for x, shape in zip(leaves, self._batch_shapes)):
+        if num_steps != self._sequence_shapes[0]:
+            self._sequence_shapes = num_steps, [torch.Size((num_steps, *shape)) for shape in self._batch_shapes]
+        if [x.shape for x in leaves] != self._sequence_shapes[1]:
             self._raise_spec_error('add_sequence', batch, 2, (num_steps, self._num_envs))
         for start in range(0, num_steps, self._max_length):  # once, unless there is more than the buffer can hold
             if num_steps > self._max_length:

@@ -9,7 +9,7 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -84,9 +84,12 @@ class RowStore:
         self._dtypes = {layout.dtype for layout in self._layouts.values()}
         views = {**large, **self._unpack(packed, outer)}
         self._views = [views[i] for i in range(len(self.shapes))]
+        self._new_row = torch.zeros_like(packed[:1])
+        new_leaves = self._unpack(self._new_row, (1, self._num_columns))
+        self._new_leaves = [new_leaves.get(i) for i in range(len(self.shapes))]
 
     def __getstate__(self) -> dict[str, Any]:
-        views = ('_packed_cells', '_large_cells', '_dtypes', '_views')
+        views = ('_packed_cells', '_large_cells', '_dtypes', '_views', '_new_row', '_new_leaves')
         return {name: value for name, value in self.__dict__.items() if name not in views}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -129,13 +132,22 @@ class RowStore:
         return self._views[leaf].flatten(0, 1)
 
     def write_row(self, row: int, leaves: Sequence[Tensor]) -> None:
-        """Store ``leaves`` (``[num_columns, ...]`` each) as one row."""
-        torch._foreach_copy_([view[row] for view in self._views], list(leaves))
+        """Store ``leaves`` (``[num_columns, ...]`` or ``[1, num_columns, ...]`` each) as one row.
+
+        The small ones are put together in a row of their own: finding the place of each in the storage takes longer
+        than to copy them twice.
+        """
+        places = [self._large[i][row:row + 1] if x is None else x for i, x in enumerate(self._new_leaves)]
+        torch._foreach_copy_(places, list(leaves))
+        self._packed[row:row + 1].copy_(self._new_row)
 
     def write_rows(self, start: int, leaves: Sequence[Tensor]) -> None:
         """Store ``leaves`` (``[n, num_columns, ...]`` each) as ``n`` rows from ``start``, going on at the first row
         after the last; ``n`` is at most the number of rows."""
         n = leaves[0].shape[0]
+        if n == 1:
+            self.write_row(start, leaves)
+            return
         head = min(n, self._num_rows - start)
         torch._foreach_copy_([view[start:start + head] for view in self._views], [leaf[:head] for leaf in leaves])
         if head < n:
@@ -173,6 +185,26 @@ class RowStore:
         for i, block in self._large_cells.items():
             leaves[i] = self._select(block, cells, device).view(*outer, *block.shape[1:])
         return [leaves[i] for i in range(len(leaves))]
+
+    def reused_cells(self, outer: tuple[int, ...]) -> tuple[list[Tensor], Callable[[Tensor], None]]:
+        """Memory for as many cells as ``outer`` says, where the storage is, and what copies cells there.
+
+        Returns:
+            tuple:
+            - each leaf ``[*outer, ...]``, as :meth:`read_cells` returns them
+            - a function of the cells to copy, int64 ``[n]`` as there, which overwrites these leaves
+        """
+        count = math.prod(outer)
+        packed = self._packed_cells.new_zeros((count, *self._packed_cells.shape[1:]))
+        large = {i: block.new_zeros((count, *block.shape[1:])) for i, block in self._large_cells.items()}
+        leaves = {**self._unpack(packed, outer), **{i: x.view(*outer, *x.shape[1:]) for i, x in large.items()}}
+
+        def read(cells: Tensor) -> None:
+            torch.index_select(self._packed_cells, 0, cells, out=packed)
+            for i, copies in large.items():
+                torch.index_select(self._large_cells[i], 0, cells, out=copies)
+
+        return [leaves[i] for i in range(len(leaves))], read
 
     def _select(self, block: Tensor, cells: Tensor, device: torch.device) -> Tensor:
         """Copies of ``block[cells]`` on ``device``."""

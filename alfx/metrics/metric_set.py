@@ -15,6 +15,14 @@ from alfx.metrics.metrics import StepMetric, update_metrics
 _ENOUGH_STEPS = 32
 
 
+class _Waiting:
+    """Steps that the episodic metrics have not been shown; to set attributes of a module would take microseconds."""
+
+    def __init__(self) -> None:
+        self.sequences: list[TimeStep] = []
+        self.num_steps = 0
+
+
 class MetricSet(nn.ModuleList):
     """Metrics; the first ``num_counters`` of them are updated at once, the others when somebody looks.
 
@@ -29,8 +37,7 @@ class MetricSet(nn.ModuleList):
         super().__init__(metrics)
         everything: list[Any] = list(self)
         self._counters, self._others = everything[:num_counters], everything[num_counters:]
-        self._waiting: list[TimeStep] = []
-        self._steps_waiting = 0
+        self._waiting = _Waiting()
 
     @property
     def counters(self) -> list[Any]:
@@ -40,9 +47,10 @@ class MetricSet(nn.ModuleList):
     def observe(self, time_steps: TimeStep) -> None:
         """Show the steps of an unroll ``[T, B, ...]`` to the metrics."""
         update_metrics(self._counters, time_steps)
-        self._waiting.append(time_steps)
-        self._steps_waiting += time_steps.step_type.shape[0]
-        if self._steps_waiting >= _ENOUGH_STEPS:
+        waiting = self._waiting
+        waiting.sequences.append(time_steps)
+        waiting.num_steps += time_steps.step_type.shape[0]
+        if waiting.num_steps >= _ENOUGH_STEPS:
             self.catch_up()
 
     def observe_step(self, time_step: TimeStep) -> None:
@@ -51,9 +59,10 @@ class MetricSet(nn.ModuleList):
 
     def catch_up(self) -> list[Any]:
         """All metrics, after they have seen everything."""
-        if self._waiting:
-            waiting, self._waiting, self._steps_waiting = self._waiting, [], 0
-            update_metrics(self._others, waiting[0] if len(waiting) == 1 else nest.concatenate(waiting))
+        sequences = self._waiting.sequences
+        if sequences:
+            self._waiting = _Waiting()
+            update_metrics(self._others, sequences[0] if len(sequences) == 1 else nest.concatenate(sequences))
         return [*self._counters, *self._others]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
@@ -62,5 +71,5 @@ class MetricSet(nn.ModuleList):
         return super().state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        self._waiting, self._steps_waiting = [], 0
+        self._waiting = _Waiting()
         super()._load_from_state_dict(*args)

@@ -72,7 +72,7 @@ class StepSequence:
         self.stacked = stacked
         self.step_type = self.host(time_step.step_type)
         self.batch_size, self.num_steps = self.step_type.shape
-        self.crosses_boundary = bool((self.step_type != StepType.MID).any())
+        self.crosses_boundary = bool(np.count_nonzero(self.step_type != StepType.MID))
         self.num_transitions = self.step_type.size
         self.num_ended = 0
         if self.crosses_boundary:

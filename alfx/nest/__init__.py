@@ -260,10 +260,10 @@ def _is_empty(value: Any) -> bool:
 
 def stack(nests: Sequence[Any], dim: int = 0) -> Any:
     """Stack corresponding tensors of equally structured ``nests`` along a new dimension ``dim``."""
+    first, tree = flatten_with_structure(nests[0])
     if len(nests) == 1:
-        return map_structure(lambda x: x.unsqueeze(dim), nests[0])
-    tree = structure(nests[0])
-    columns = zip(*(flatten(n) for n in nests))
+        return tree.unflatten([x.unsqueeze(dim) for x in first])
+    columns = zip(first, *(flatten(n) for n in nests[1:]))
     return tree.unflatten([torch.stack(column, dim) for column in columns])
 
 

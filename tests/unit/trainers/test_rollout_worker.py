@@ -166,7 +166,7 @@ def test_an_unroll_begins_with_the_step_that_the_one_before_was_bootstrapped_fro
 
 def rewards_seen(algorithm):
     """The rewards that the metrics have been shown."""
-    seen = [time_step.reward[:, 0].int().tolist() for time_step in algorithm._metrics._waiting]
+    seen = [time_step.reward[:, 0].int().tolist() for time_step in algorithm._metrics._waiting.sequences]
     return sum(seen, [])
 
 
@@ -182,7 +182,7 @@ def test_what_there_is_is_taken_if_no_length_is_asked_for(tmp_path, monkeypatch,
     lengths = []
     for available in (3, 0, 0, 9, 5, 1):
         source.available = available
-        algorithm._num_trained = 1
+        algorithm._standing.num_trained = 1
         experience = algorithm._unroll_if_due()
         lengths.append(0 if experience is None else len(rewards(experience)) - (not sampled))
     assert lengths == ([3, 0, 0, 4, 4, 1] if sampled else [2, 0, 0, 4, 4, 1])
@@ -192,7 +192,7 @@ def test_an_iteration_that_could_neither_train_nor_collect_waits_for_a_step(tmp_
     params = ['TrainerConfig.unroll_length=0', 'TrainerConfig.max_unroll_length=4', *SAMPLED]
     algorithm, source = counting(run_folder(tmp_path, monkeypatch, *params))
     source.available = 0
-    assert algorithm._num_trained == 0
+    assert algorithm._standing.num_trained == 0
     assert len(rewards(algorithm._unroll_if_due())) == 1
 
 
