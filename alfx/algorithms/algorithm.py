@@ -62,6 +62,7 @@ class Algorithm(StoringAlgorithm):
         self._device: torch.device | None = None
         self._gradient_noise_scale: GradientNoiseScale | None = None
         self._fast_update: Any = None
+        self._batch_reader: Any = None  # and what it is for
         self._mixed_precision: MixedPrecision | None = None
         self._loss_scaler: LossScaler | None = None
         self._gradient_averager: GradientAverager | None = None
@@ -407,7 +408,7 @@ class Algorithm(StoringAlgorithm):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moving the module to another device, among others: forget which one it was."""
-        self._device = self._fast_update = None
+        self._device = self._fast_update = self._batch_reader = None
         return super()._apply(fn, recurse)
 
     def get_rollout_state(self) -> dict[str, Any]:

@@ -44,6 +44,7 @@ class DataTransformer(ModuleWithSpecs):
     needs_episodic_info = False  # the replay buffer has to know where episodes end
     must_be_first = False  # no other transformer may come before this one
     changes_time_steps = True  # those that look into the replay buffer have to come before this one
+    changes_experience = True  # what is trained on are not the tensors that the replay buffer returned
     stacked_fields: Sequence[str] = ()  # paths in the observation of what a FrameStacker stacks
     goal_fields: Sequence[str] = ()  # paths in the observation of what is compared and relabelled in hindsight
 
@@ -96,6 +97,7 @@ class IdentityDataTransformer(SimpleDataTransformer):
     """
 
     changes_time_steps = False
+    changes_experience = False
 
     def __init__(self, observation_spec: Optional[NestedTensorSpec] = None) -> None:
         super().__init__(observation_spec)
@@ -109,6 +111,7 @@ class UntransformedTimeStep(IdentityDataTransformer):
     """Keeps the time step as it was in its field ``untransformed``; has to come before all others."""
 
     must_be_first = True
+    changes_experience = True
 
     def _transform(self, time_step: TimeStep) -> TimeStep:
         return time_step._replace(untransformed=time_step._replace(untransformed=()))

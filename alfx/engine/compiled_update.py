@@ -15,7 +15,7 @@ from torch import Tensor
 from alfx import gin_utils
 from alfx.engine import cpu_graph
 from alfx.engine.cuda_graph import captured
-from alfx.engine.program import addresses
+from alfx.engine.program import addresses, copied
 from alfx.engine.recorded_update import Player, RecordedUpdate
 from alfx.engine.recording import Batch, NotRecordableError, TrainInfo, UpdateRecorder, has_fixed_update
 from alfx.gin_utils.checks import problem_at
@@ -89,7 +89,7 @@ class _Compiled:
         with inductor_config.patch(settings):
             function: Any = compile_fx(graph, inputs, **options)
             with torch.random.fork_rng(), torch.no_grad():
-                function(*[x.clone() for x in inputs])  # the backend does its work at the first call
+                function(*[copied(x) for x in inputs])  # the backend does its work at the first call
         self._function = function
 
     @property

@@ -28,13 +28,17 @@ class Program:
         graph: of aten operations, as ``make_fx`` records them; its inputs are ``fixed``, then ``changing``.
         fixed: tensors that the graph reads, and may write to, where they are.
         changing: examples of the other inputs: the shapes, strides and types that they always have.
+        num_reused: the first so many of them always are these tensors, and are read where they are.
     """
 
-    def __init__(self, graph: fx.GraphModule, fixed: Sequence[Tensor], changing: Sequence[Tensor]) -> None:
-        layout = _Layout(graph, fixed, changing)
+    def __init__(self, graph: fx.GraphModule, fixed: Sequence[Tensor], changing: Sequence[Tensor],
+                 num_reused: int = 0) -> None:
+        inputs = [*(x.detach() for x in changing[:num_reused]), *(copied(x) for x in changing[num_reused:])]
+        layout = _Layout(graph, fixed, inputs)
         self._fixed = [x for x, node in zip(fixed, graph.graph.nodes) if node.users]
         self._addresses = addresses(self._fixed)
-        self._inputs, self._calls, self._results = layout.inputs, layout.calls, layout.results
+        self._copied_inputs, self._num_reused = inputs[num_reused:], num_reused
+        self._calls, self._results = layout.calls, layout.results
         self._is_loose = any(isinstance(x, _Cell) for x in layout.results)
 
     @property
@@ -45,8 +49,8 @@ class Program:
     def __call__(self, changing: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """What the graph returns. The next call overwrites it."""
         with torch._C._AutoDispatchBelowAutograd():
-            if changing:
-                torch._foreach_copy_(self._inputs, list(changing))
+            if self._copied_inputs:
+                torch._foreach_copy_(self._copied_inputs, list(changing[self._num_reused:]))
             for call in self._calls:
                 call()
         return _current(self._results) if self._is_loose else self._results
@@ -106,13 +110,11 @@ class _Layout:
     A run on copies of the inputs shows the shape of each result and whose memory it lies in.
 
     Attributes:
-        inputs: where the changing inputs have to be copied to.
         calls: what has to be called, in this order.
         results: what the graph returns.
     """
 
     def __init__(self, graph: fx.GraphModule, fixed: Sequence[Tensor], changing: Sequence[Tensor]) -> None:
-        self.inputs = [copied(x) for x in changing]
         self.calls: list[_Call] = []
         self.results: Sequence[Tensor | None] = []
         self._nodes = list(graph.graph.nodes)
@@ -121,7 +123,7 @@ class _Layout:
             trial.run(*(copied(x) for x in (*fixed, *changing)))
         self._seen: dict[fx.Node, Any] = trial.env
         self._find_uses()
-        self._places: dict[fx.Node, Any] = dict(zip(self._nodes, (*(x.detach() for x in fixed), *self.inputs)))
+        self._places: dict[fx.Node, Any] = dict(zip(self._nodes, (*(x.detach() for x in fixed), *changing)))
         self._constant: set[fx.Node] = set()
         self._free: dict[Any, list[Tensor]] = defaultdict(list)
         self._taken: dict[int, Tensor] = {}
@@ -304,6 +306,10 @@ def _uniform(out: Tensor, *_: Any, **__: Any) -> _Called:
     return torch.Tensor.uniform_, (out, ), {}
 
 
+def _integers(out: Tensor, high: int, *_: Any, **__: Any) -> _Called:
+    return torch.Tensor.random_, (out, 0, high), {}
+
+
 def _subtracted_from(out: Tensor, x: Tensor, other: Any, alpha: Any = 1) -> _Called:
     minuend = other if isinstance(other, Tensor) else torch.tensor(other, dtype=out.dtype, device=out.device)
     return torch.sub, (minuend, x), {'alpha': alpha, 'out': out}
@@ -317,7 +323,8 @@ def _slice(x: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:
 _SPECIAL: dict[str, Callable[..., _Called]] = {
     'aten.sum.default': _sum, 'aten.mean.default': _mean, 'aten.clone.default': _copy, 'aten._to_copy.default': _copy,
     'aten.randn.default': _normal, 'aten.randn_like.default': _normal, 'aten.rand.default': _uniform,
-    'aten.rand_like.default': _uniform, 'aten.rsub.Scalar': _subtracted_from, 'aten.rsub.Tensor': _subtracted_from}
+    'aten.rand_like.default': _uniform, 'aten.randint.default': _integers,
+    'aten.rsub.Scalar': _subtracted_from, 'aten.rsub.Tensor': _subtracted_from}
 
 # The result is all zeros but for a part, of which the first argument is copied; and how to get to that part.
 _WITHIN_ZEROS: dict[str, Callable[..., Tensor]] = {

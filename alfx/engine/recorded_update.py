@@ -55,12 +55,14 @@ class RecordedUpdate:
         self._is_recordable = True
         self._counts: dict[Any, int] = {}
 
-    def __call__(self, experience: Experience, batch_info: BatchInfo | None) -> LossInfo | None:
+    def __call__(self, experience: Experience, batch_info: BatchInfo | None,
+                 is_reused: bool = False) -> LossInfo | None:
         """One update, if it is time to play it.
 
         Args:
             experience: ``[T, B, ...]``.
             batch_info: where the batch came from; its importance weights apply.
+            is_reused: the next experience will be this one with other values in its tensors.
 
         Returns:
             ``loss``: a scalar; ``priority``: ``[B]`` or ``()``; the next update overwrites them. ``None``: no parameter
@@ -73,7 +75,7 @@ class RecordedUpdate:
             return None
         if self._recorder is None:
             self._recorder = UpdateRecorder(self._algorithm, self._compute_train_info)
-        batch = self._recorder.batch(experience, batch_info, contiguous=self._needs_contiguous_batch)
+        batch = self._recorder.batch(experience, batch_info, self._needs_contiguous_batch, is_reused)
         play = self._records.get(batch.key)
         if play is None or not play.is_current:
             play = self._record_if_due(self._recorder, batch)
@@ -122,7 +124,7 @@ class RecordedUpdate:
         return _UPDATES_BEFORE
 
     def _record(self, recorder: UpdateRecorder, batch: Batch) -> Player:
-        return Program(recorder.record_gradients(batch), recorder.tensors, batch.leaves)
+        return Program(recorder.record_gradients(batch), recorder.tensors, batch.leaves, batch.num_reused)
 
     def _tell(self, error: NotRecordableError) -> None:
         logger.info('%s; it is made step by step, which takes longer', str(error).partition(':')[0])

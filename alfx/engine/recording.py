@@ -41,11 +41,22 @@ class Batch(NamedTuple):
         leaves: tensors of the experience and the importance weights.
         tree: their structure.
         key: updates of batches with the same key are the same operations.
+        num_reused: the first so many leaves are the same tensors in each batch with that key, with other values.
     """
 
     leaves: list[Tensor]
     tree: Any
     key: Hashable
+    num_reused: int = 0
+
+
+class _Reused(NamedTuple):
+    """An experience that each batch is read into, flat."""
+
+    experience: Experience
+    leaves: list[Tensor]
+    tree: Any
+    identity: object  # of the tensors, in keys
 
 
 class Gradients(NamedTuple):
@@ -83,21 +94,36 @@ class UpdateRecorder:
         self.params = [p for _, p in algorithm.what_is_updated()[1]]
         places = {id(x): i for i, x in enumerate(self.tensors)}
         self.trained = [places[id(p)] for p in self.params]
+        self._reused: dict[bool, _Reused] = {}  # without weights and with weights
 
-    def batch(self, experience: Experience, batch_info: BatchInfo | None, contiguous: bool) -> Batch:
+    def batch(self, experience: Experience, batch_info: BatchInfo | None, contiguous: bool, is_reused: bool) -> Batch:
         """The batch of an update.
 
         Args:
             experience: ``[T, B, ...]``.
             batch_info: where it came from.
             contiguous: lay the tensors out in memory one after the other, whatever they were views of.
+            is_reused: the next batches will be in the same tensors. They are taken as they lie.
         """
         weights = batch_info.importance_weights if batch_info is not None else ()
+        if is_reused:
+            return self._reused_batch(experience, weights)
         leaves, tree = nest.flatten_with_structure((experience, weights))
         if contiguous:
             leaves = [x.contiguous() for x in leaves]
         key = self._algorithm.update_variant, tree, tuple((x.shape, x.stride(), x.dtype) for x in leaves)
         return Batch(leaves, tree, key)
+
+    def _reused_batch(self, experience: Experience, weights: Any) -> Batch:
+        """The batch of an experience that others were read into before, known by its identity."""
+        is_weighted = isinstance(weights, Tensor)
+        reused = self._reused.get(is_weighted)
+        if reused is None or reused.experience is not experience:
+            leaves, tree = nest.flatten_with_structure((experience, weights))
+            reused = self._reused[is_weighted] = _Reused(experience, leaves[:len(leaves) - is_weighted], tree, object())
+        leaves = [*reused.leaves, weights] if is_weighted else reused.leaves
+        key = self._algorithm.update_variant, reused.identity
+        return Batch(leaves, reused.tree, key, len(reused.leaves))
 
     def gradients(self, tensors: Sequence[Tensor], leaves: Sequence[Tensor], tree: Any) -> Gradients:
         """Losses and gradients for ``tensors`` in the place of the algorithm's own."""

@@ -12,10 +12,12 @@ from alfx import context, gin_utils, nest
 from alfx.data_structures import BatchInfo, Experience, LossInfo, add_batch_info, clear_batch_info
 from alfx.engine.compiled_update import CompiledUpdate
 from alfx.engine.priorities import importance_weights, update_priorities
+from alfx.engine.program import copied
 from alfx.engine.recorded_update import RecordedUpdate
 from alfx.engine.recording import has_fixed_update
 from alfx.engine.unroll import reset_state_at_first
 from alfx.engine.update import counted_loss
+from alfx.experience_replayers.batch_reader import BatchReader
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils.checks import problem_at
 from alfx.tensor_specs import NestedTensor, extract_spec
@@ -184,24 +186,44 @@ def _train_on_samples(algorithm: 'Algorithm', count_updates: bool) -> int:
     if _steps_in(buffer) - buffer.num_earliest_frames_ignored < length or not _has_collected_enough(algorithm):
         return 0
     records, updates, steps = _records_each_update(algorithm), config.num_updates_per_train_iter, 0
-    samples = _samples(algorithm, config.mini_batch_size or buffer.num_environments, length, updates)
+    batch_size = config.mini_batch_size or buffer.num_environments
+    reader = _reader(algorithm, batch_size, length)
+    samples = _samples(algorithm, reader, batch_size, length, updates)
     for update, (experience, batch_info) in enumerate(samples):
         with context.record_if(records or (update == updates - 1 and context.should_record_summaries())):
             experience = _preprocessed(algorithm, experience, batch_info)
+            if reader is not None and reader.holds(experience):
+                steps += _update(algorithm, reader.time_major, batch_info, count_updates, is_reused=True)
+                continue
+            if reader is not None:  # from the next iteration on it is done without
+                algorithm._batch_reader = algorithm._batch_reader[0], None
+                experience = nest.map_structure(copied, experience)
             time_major = nest.map_structure(lambda x: x.transpose(0, 1), experience)
             steps += _update(algorithm, time_major, batch_info, count_updates)
     return steps
 
 
+def _reader(algorithm: 'Algorithm', batch_size: int, length: int) -> BatchReader | None:
+    """What reads samples into the same memory each time, where updates are played on them as they are stored."""
+    buffer, transformer = algorithm.replay_buffer, algorithm.data_transformer
+    if not _fast_update(algorithm) or (transformer is not None and transformer.changes_experience):
+        return None
+    key = buffer, batch_size, length
+    if algorithm._batch_reader is None or algorithm._batch_reader[0] != key:
+        assert buffer is not None
+        algorithm._batch_reader = key, buffer.reader(batch_size, length)
+    return algorithm._batch_reader[1]
+
+
 _DRAWN_TOGETHER = 2**22  # bytes of small samples that are worth it to be drawn at once
 
 
-def _samples(algorithm: 'Algorithm', batch_size: int, length: int,
+def _samples(algorithm: 'Algorithm', reader: BatchReader | None, batch_size: int, length: int,
              count: int) -> Iterator[tuple[Experience, BatchInfo]]:
     """Transformed samples ``[batch_size, length, ...]`` for ``count`` updates.
 
     Small ones are drawn several at a time, which saves most of the time that drawing takes; not where what is drawn
-    depends on the updates in between.
+    depends on the updates in between. With a ``reader`` each overwrites the one before it.
     """
     buffer = algorithm.replay_buffer
     assert buffer is not None
@@ -210,6 +232,12 @@ def _samples(algorithm: 'Algorithm', batch_size: int, length: int,
         together = max(_DRAWN_TOGETHER // (batch_size * length * _bytes_of_step(buffer)), 1)
     while count:
         number = min(together, count)
+        count -= number
+        if reader is not None:
+            for batch_info, read in reader.draw(number):
+                read()
+                yield reader.experience, batch_info
+            continue
         experience, batch_info = buffer.get_batch(batch_size * number, length)
         experience = _transformed(algorithm, experience, batch_info)
         if number == 1:
@@ -219,7 +247,6 @@ def _samples(algorithm: 'Algorithm', batch_size: int, length: int,
             for parts in zip(*(x.split(batch_size) for x in leaves)):
                 part, part_info = nest.unflatten(tree, parts)
                 yield part, part_info._replace(replay_buffer=buffer)
-        count -= number
 
 
 def _bytes_of_step(buffer: ReplayBuffer) -> int:
@@ -251,8 +278,12 @@ def _preprocessed(algorithm: 'Algorithm', experience: Experience, batch_info: Ba
     return experience
 
 
-def _update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInfo | None, count_updates: bool) -> int:
-    """One gradient update from a minibatch ``[L, B, ...]``; returns how many of its steps were trained on."""
+def _update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInfo | None, count_updates: bool,
+            is_reused: bool = False) -> int:
+    """One gradient update from a minibatch ``[L, B, ...]``; returns how many of its steps were trained on.
+
+    With ``is_reused`` the next minibatch is going to be in the same memory.
+    """
     if count_updates:
         context.increment_global_counter()
     config = algorithm._config
@@ -260,8 +291,10 @@ def _update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInf
         batch_info = importance_weights(config, batch_info)
     train_info: NestedTensor = ()
     params: list[Any] = []
-    loss_info = _played_update(algorithm, experience, batch_info)
+    loss_info = _played_update(algorithm, experience, batch_info, is_reused)
     if loss_info is None:
+        if is_reused:
+            experience = nest.map_structure(copied, experience)  # an algorithm may keep parts of it
         train_info = compute_train_info(algorithm, experience)
         if algorithm._train_info_spec is None:
             algorithm._train_info_spec = extract_spec(train_info, from_dim=2)
@@ -276,17 +309,23 @@ def _update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInf
     return (length - algorithm.bootstraps_sequences) * batch
 
 
-def _played_update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInfo | None) -> LossInfo | None:
+def _played_update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInfo | None,
+                   is_reused: bool) -> LossInfo | None:
     """One update by a compiled function or from a record; ``None`` if it has to be made step by step."""
-    if algorithm._fast_update is None:
-        algorithm._fast_update = _fast_update(algorithm)
-    if not algorithm._fast_update or context.should_record_summaries():
+    play = _fast_update(algorithm)
+    if not play or context.should_record_summaries():
         return None
-    return algorithm._fast_update(experience, batch_info)
+    return play(experience, batch_info, is_reused)
 
 
 def _fast_update(algorithm: 'Algorithm') -> Any:
     """What makes updates of ``algorithm`` faster; ``False`` if there is nothing."""
+    if algorithm._fast_update is None:
+        algorithm._fast_update = _make_fast_update(algorithm)
+    return algorithm._fast_update
+
+
+def _make_fast_update(algorithm: 'Algorithm') -> Any:
     if algorithm.loss_scaler is not None:
         logger.info('updates of %s are made step by step: whether one is skipped depends on its gradients (float16)',
                     algorithm.name)

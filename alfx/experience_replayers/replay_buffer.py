@@ -13,12 +13,13 @@ from torch import Tensor
 
 from alfx import context, gin_utils, nest
 from alfx.data_structures import BatchInfo
+from alfx.experience_replayers.batch_reader import BatchReader
 from alfx.experience_replayers.episode_records import EpisodeRecords, Leaves
 from alfx.experience_replayers.episodes import Episodes
 from alfx.experience_replayers.episodic_returns import EpisodicReturns
 from alfx.experience_replayers.priorities import Priorities, join_priorities, share_of_priorities
 from alfx.experience_replayers.ring_buffer import RingBuffer, atomic, require_at_least
-from alfx.experience_replayers.sampling import SequenceSampler
+from alfx.experience_replayers.sampling import Sample, SequenceSampler
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils.transfers import to_device
 
@@ -201,6 +202,15 @@ class ReplayBuffer(RingBuffer):
             ValueError: no environment has ``batch_length`` steps (besides the ignored ones), or all priorities are 0.
         """
         require_at_least(f'{self.name}.get_batch', 1, batch_size=batch_size, batch_length=batch_length)
+        sample = self._sample(batch_size, batch_length)
+        return self._batch(sample.env_ids, sample.positions, batch_length, sample.relative_probabilities)
+
+    def _sample(self, batch_size: int, batch_length: int) -> Sample:
+        """Draw sequences.
+
+        Raises:
+            ValueError: see :meth:`get_batch`.
+        """
         try:
             sample = self._sampler.sample(batch_size, batch_length)
         except ValueError as error:
@@ -211,7 +221,35 @@ class ReplayBuffer(RingBuffer):
             raise ValueError(f'{self.name}.get_batch: expected an environment with at least {batch_length} steps'
                              f'{ignored}, found {self.current_size.tolist()} (max_length is {self._max_length}); '
                              'collect more before sampling (TrainerConfig.initial_collect_steps)')
-        return self._batch(sample.env_ids, sample.positions, batch_length, sample.relative_probabilities)
+        return sample
+
+    def reader(self, batch_size: int, batch_length: int) -> BatchReader | None:
+        """What samples as :meth:`get_batch` does, but into the same memory each time.
+
+        ``None`` if that is not possible: the storage is not in host memory, samples are for another device, or other
+        processes use the buffer.
+        """
+        if self._lock is not None or self._device.type != 'cpu' or context.get_default_device().type != 'cpu':
+            return None
+        leaves, read = self._store.reused_cells((batch_length, batch_size))
+        return BatchReader(self._tree.unflatten(leaves), read,
+                           lambda count: self._draw(batch_size, batch_length, count))
+
+    @atomic
+    def _draw(self, batch_size: int, length: int, count: int) -> tuple[list[BatchInfo], Tensor]:
+        """What to read for ``count`` minibatches that are drawn together: int64 ``[count, T * B]``."""
+        sample = self._sample(batch_size * count, length)
+        env_ids, positions = (x.reshape(count, 1, batch_size) for x in (sample.env_ids, sample.positions))
+        cells = self._rings.cells(positions + np.arange(length)[:, None], env_ids).reshape(count, -1)
+        fields = {'env_ids': env_ids[:, 0], 'positions': positions[:, 0]}
+        if sample.relative_probabilities is not None:
+            fields['importance_weights'] = sample.relative_probabilities.reshape(count, batch_size)
+        if self._returns is not None:
+            returns = self._returns.get(cells.reshape(-1))
+            fields['discounted_return'] = returns.reshape(count, length, batch_size, *returns.shape[1:]).swapaxes(1, 2)
+        parts = zip(*(torch.from_numpy(x).unbind() for x in fields.values()))
+        infos = [BatchInfo(replay_buffer=self, **dict(zip(fields, values))) for values in parts]
+        return infos, torch.from_numpy(cells)
 
     @atomic
     def update_priority(self, env_ids: Tensor, positions: Tensor, priorities: Tensor) -> None:

@@ -5,6 +5,7 @@ import torch
 from test_compiled_update import _Changing, _Dqn, make_agent
 
 from alfx import context
+from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.engine import compiled_update, recorded_update
 from alfx.engine.data_parallel import GradientAverager, Ranks
 from alfx.engine.recording import has_fixed_update
@@ -142,3 +143,52 @@ def test_an_update_that_looks_at_values_is_made_step_by_step(monkeypatch, caplog
     told = [record.message for record in caplog.records if 'step by step' in record.message]
     assert told == ['the update of AgentAlgorithm looks at the values of a tensor, so that its operations cannot be '
                     'recorded; it is made step by step, which takes longer']
+
+
+class _Keeping(_Dqn):
+    """Keeps the rewards of each batch that its Python code sees."""
+
+    has_fixed_update = _Dqn.has_fixed_update
+
+    def calc_loss(self, info):
+        if not torch.jit.is_tracing() and hasattr(self, 'kept'):
+            self.kept.append((info.reward, info.reward.clone()))
+        return super().calc_loss(info)
+
+
+def test_a_batch_that_an_algorithm_keeps_is_not_overwritten(monkeypatch):
+    monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 10**6)
+    agent = make_agent(False, algorithm_cls=_Keeping, priority_replay=False)
+    kept = agent._rl_algorithm.kept = []
+    for _ in range(4):
+        agent.train_iter()
+    assert agent._batch_reader[1] is not None and len(kept) == 12
+    assert all(torch.equal(reward, at_that_time) for reward, at_that_time in kept)
+
+
+class _Shifting(DqnAlgorithm):
+    """Trains on other rewards than those that are stored."""
+
+    has_fixed_update = DqnAlgorithm.has_fixed_update
+
+    def preprocess_experience(self, root_inputs, rollout_info, batch_info):
+        root_inputs, rollout_info = super().preprocess_experience(root_inputs, rollout_info, batch_info)
+        return root_inputs._replace(reward=root_inputs.reward - 1), rollout_info
+
+
+@pytest.mark.parametrize('priority_replay', [False, True])
+@pytest.mark.parametrize('algorithm_cls', [DqnAlgorithm, _Shifting])
+def test_samples_read_into_one_memory_give_the_parameters_of_others(algorithm_cls, priority_replay):
+    results = []
+    for reuses in (True, False):
+        agent = make_agent(False, algorithm_cls=algorithm_cls, priority_replay=priority_replay)
+        torch.manual_seed(1)
+        agent.train_iter()
+        if not reuses:
+            agent.replay_buffer.reader = lambda *_: None
+            agent._batch_reader = None
+        for _ in range(4):
+            agent.train_iter()
+        assert records(agent) and (agent._batch_reader[1] is not None) == (reuses and algorithm_cls is DqnAlgorithm)
+        results.append([p.detach().clone() for p in agent.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results))

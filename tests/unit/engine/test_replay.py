@@ -146,6 +146,7 @@ def test_importance_weights_are_divided_by_the_largest_if_asked(monkeypatch):
         weights.append(batch_info.importance_weights)
         return update(loss_info, masks, weight, batch_info)
 
+    monkeypatch.setattr(buffer, 'reader', lambda *_: None)  # which would read past get_batch
     monkeypatch.setattr(buffer, 'get_batch', sample)
     monkeypatch.setattr(agent, 'update_with_gradient', record)
     agent.train_iter()

@@ -1,0 +1,73 @@
+"""A reader samples what the buffer samples, into memory that it keeps."""
+import pytest
+import torch
+
+from alfx import nest
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
+from alfx.tensor_specs import TensorSpec
+
+SPEC = {'image': TensorSpec((40, 20), torch.uint8), 'reward': TensorSpec(()), 'step_type': TensorSpec((), torch.int32),
+        'discount': TensorSpec(())}
+
+
+def filled(num_envs=3, length=20, steps=30, **options):
+    torch.manual_seed(0)
+    buffer = ReplayBuffer(SPEC, num_envs, length, **options)
+    for t in range(steps):
+        number = torch.arange(num_envs) + 10 * t
+        buffer.add_batch({'image': number[:, None, None].expand(-1, 40, 20).to(torch.uint8), 'reward': number.float(),
+                          'step_type': torch.full((num_envs, ), 1, dtype=torch.int32),
+                          'discount': torch.ones(num_envs)})
+    return buffer
+
+
+@pytest.mark.parametrize('options', [{}, {'prioritized_sampling': True}, {'record_episodic_return': True},
+                                     {'recent_data_steps': 3, 'recent_data_ratio': 0.5}])
+@pytest.mark.parametrize('length', [1, 3])
+def test_it_samples_what_the_buffer_samples(options, length):
+    buffer = filled(**options)
+    reader = buffer.reader(4, length)
+    torch.manual_seed(1)
+    expected, expected_info = buffer.get_batch(8, length)
+    torch.manual_seed(1)
+    for part, (info, read) in enumerate(reader.draw(2)):
+        read()
+        chosen = slice(4 * part, 4 * part + 4)
+        for name, x in expected.items():
+            torch.testing.assert_close(reader.experience[name], x[chosen])
+            torch.testing.assert_close(reader.time_major[name], x[chosen].transpose(0, 1))
+        for name in ('env_ids', 'positions', 'importance_weights', 'discounted_return'):
+            value, whole = getattr(info, name), getattr(expected_info, name)
+            assert (value == () and whole == ()) if isinstance(whole, tuple) else torch.equal(value, whole[chosen])
+        assert info.replay_buffer is buffer
+
+
+def test_the_next_minibatch_is_in_the_same_memory():
+    buffer = filled()
+    reader = buffer.reader(4, 2)
+    before = [x.data_ptr() for x in nest.flatten(reader.experience)]
+    (_, first), (_, second) = reader.draw(2)
+    first()
+    rewards = reader.experience['reward'].clone()
+    second()
+    assert not torch.equal(rewards, reader.experience['reward'])
+    assert [x.data_ptr() for x in nest.flatten(reader.experience)] == before
+
+
+def test_it_knows_its_own_tensors():
+    reader = filled().reader(4, 2)
+    own = reader.experience
+    assert reader.holds(dict(own))
+    assert not reader.holds({**own, 'reward': own['reward'] * 1})
+    assert not reader.holds({name: x for name, x in own.items() if name != 'step_type'})
+    assert not reader.holds({**own, 'more': own['reward']})
+
+
+def test_a_buffer_of_several_processes_has_no_reader():
+    assert filled(allow_multiprocess=True).reader(4, 2) is None
+
+
+def test_too_little_to_sample_is_told_as_by_the_buffer():
+    buffer = ReplayBuffer(SPEC, 1, 10)
+    with pytest.raises(ValueError, match='collect more'):
+        buffer.reader(4, 2).draw(1)
