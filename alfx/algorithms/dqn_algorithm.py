@@ -150,8 +150,14 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         self._train_first_step_only = train_first_step_only
         random_steps = config.initial_collect_steps if config is not None and random_initial_collection else 0
         self._random_steps = random_steps * context.num_ranks()  # of all of them together, as 'env_steps' is
-        self._greedy = (None if self._critic_networks.is_rnn or not is_fixed(self._critic_networks) else
-                        RecordedFunction(lambda observation: self._q_values(observation, ())[0].argmax(-1), self))
+        self._epsilon: Tensor
+        self.register_buffer('_epsilon', torch.zeros(()), persistent=False)  # of this step, for the record
+        self._greedy = self._exploring = None
+        if not self._critic_networks.is_rnn and is_fixed(self._critic_networks):
+            self._greedy = RecordedFunction(self._best_index, self)
+            if long_exploration is None:
+                self._exploring = RecordedFunction(lambda observation: self._discrete.action(
+                    self._discrete.replace_some(self._best_index(observation), self._epsilon)), self)
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks']
@@ -181,6 +187,10 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         epsilon = self._rollout_epsilon_greedy()
         if self._random_steps and context.get_progress('env_steps') < self._random_steps:
             epsilon = 1.0
+        if self._exploring is not None and 0.0 < epsilon < 1.0:
+            self._epsilon.fill_(epsilon)
+            action = self._exploring(inputs.observation)
+            return AlgStep(action, state, DqnInfo(action=action))
         has_memory = self._greedy is None and self._critic_networks.is_rnn
         if epsilon >= 1.0 and not has_memory:
             greedy, new_state = inputs.step_type.new_zeros(inputs.step_type.shape, dtype=torch.int64), ()
@@ -199,6 +209,10 @@ class DqnAlgorithm(OffPolicyAlgorithm):
             index, exploration = self._long_exploration(greedy, epsilon, exploration)
         action = self._discrete.action(index)
         return AlgStep(action, DqnState(new_state, target_state, exploration), DqnInfo(action=action))
+
+    def _best_index(self, observation: NestedTensor) -> Tensor:
+        """The index ``[B]`` of the best action, for critics without memory."""
+        return self._q_values(observation, ())[0].argmax(-1)
 
     def _q_values(self, observation: NestedTensor, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
         """What actions are compared by, ``[B, A]``, and the next state of the critics."""

@@ -44,9 +44,13 @@ class DiscreteAction:
         """``index`` ``[B]``, each with probability ``epsilon`` replaced by a uniformly random one."""
         if epsilon <= 0.0:
             return index
-        random = torch.randint(self.num_actions, index.shape, device=index.device)
         if epsilon >= 1.0:
-            return random
+            return torch.randint(self.num_actions, index.shape, device=index.device)
+        return self.replace_some(index, epsilon)
+
+    def replace_some(self, index: Tensor, epsilon: float | Tensor) -> Tensor:
+        """:meth:`explore` with the same operations whatever ``epsilon`` is, which may be a tensor ``[]``."""
+        random = torch.randint(self.num_actions, index.shape, device=index.device)
         return torch.where(torch.rand(index.shape, device=index.device) < epsilon, random, index)
 
 

@@ -6,6 +6,7 @@ import torch
 from agents import make_agent
 from torch import nn
 
+from alfx import nest
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.entropy_target_algorithm import EntropyTargetAlgorithm, SGDEntropyTargetAlgorithm
@@ -225,6 +226,20 @@ def test_nested_actions_get_a_nested_entropy_target(algorithm):
     agent, _ = make_agent(algorithm, 'mixed', enforce_entropy_target=True)
     agent.train_iter()
     assert type(agent._entropy_target_algorithm).__name__ == 'NestedEntropyTargetAlgorithm'
+
+
+@both
+@pytest.mark.parametrize('parts', [{}, {'enforce_entropy_target': True}, {'extrinsic_reward_coef': 2.0}])
+def test_a_step_of_the_policy_alone_is_what_going_through_all_parts_gives(algorithm, parts):
+    agent, env = make_agent(algorithm, 'discrete', **parts)
+    time_step, state = env.current_time_step(), agent.get_initial_rollout_state(env.batch_size)
+    steps = []
+    for step in (agent.rollout_step, partial(agent._step, 'rollout_step', rollout_info=None)):
+        torch.manual_seed(0)
+        steps.append(step(time_step, state))
+    assert nest.structure(steps[0]) == nest.structure(steps[1])
+    assert all(torch.equal(a, b) for a, b in zip(*map(nest.flatten, steps)))
+    assert agent._policy_acts_alone == (not agent.on_policy or not parts)
 
 
 def test_paths_lead_to_the_infos_of_the_parts():

@@ -12,6 +12,7 @@ from alfx.algorithms.dqn_algorithm import DqnAlgorithm, DqnInfo, DqnState, least
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType, TimeStep
+from alfx.engine import recorded_function
 from alfx.engine.replay import compute_train_info
 from alfx.environments.suite_unittest import PolicyUnittestEnv, RNNPolicyUnittestEnv, ValueUnittestEnv
 from alfx.networks.q_networks import QNetwork, QRNNNetwork
@@ -260,6 +261,25 @@ def test_epsilon_follows_its_schedule():
         context.update_progress('percent', progress)
         differs = (algorithm.rollout_step(step, DqnState()).output != greedy).float().mean().item()
         assert differs == pytest.approx(epsilon * 0.8, abs=0.015)
+
+
+def test_a_record_of_acting_explores_by_the_epsilon_of_each_step_with_the_same_random_numbers(monkeypatch):
+    monkeypatch.setattr(recorded_function, '_CALLS_BEFORE', 2)
+    algorithm = make(rollout_epsilon_greedy=LinearScheduler('percent', [(0.0, 0.9), (1.0, 0.1)]))
+    step = step_of(50)
+    taken = set()
+    for i in range(8):
+        context.update_progress('percent', i / 8)
+        torch.manual_seed(7)
+        with torch.no_grad():
+            action = algorithm.rollout_step(step, DqnState()).output
+        drawn = torch.rand(())
+        torch.manual_seed(7)
+        greedy = algorithm.predict_step(step, ()).output - 2
+        assert torch.equal(action, algorithm._discrete.explore(greedy, algorithm._rollout_epsilon_greedy()) + 2)
+        assert torch.equal(torch.rand(()), drawn)
+        taken.add(tuple(action.tolist()))
+    assert algorithm._exploring._records and len(taken) > 1
 
 
 def config_of(**arguments):

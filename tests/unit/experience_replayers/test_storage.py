@@ -8,7 +8,7 @@ from alfx import nest
 from alfx.data_structures import BasicRLInfo, BasicRolloutInfo, Experience, StepType, time_step_spec
 from alfx.experience_replayers import row_store
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
-from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 SPEC = {'step_type': TensorSpec((), torch.int32), 'value': TensorSpec((), torch.int64), 'frame': TensorSpec((600, ))}
 
@@ -64,6 +64,23 @@ def test_a_mapped_storage_is_in_the_folder_and_leaves_nothing_there(tmp_path, mo
     other = ReplayBuffer(SPEC, 2, 5, enable_checkpoint=True)
     other.load_state_dict(buffer.state_dict())
     assert other.gather_all()[0]['frame'].equal(buffer.gather_all()[0]['frame'])
+
+
+@pytest.mark.parametrize('spec', [SPEC, {'value': SPEC['value']}, {'frame': SPEC['frame']}])
+def test_single_steps_are_stored_where_longer_sequences_are(spec):
+    buffers = [ReplayBuffer(spec, 2, 5) for _ in range(3)]
+    values = torch.arange(14).reshape(7, 2)
+    sequence = {name: x for name, x in steps(values).items() if name in spec}
+    buffers[0].add_sequence(sequence)
+    for i in range(7):
+        buffers[1].add_sequence({name: x[i:i + 1] for name, x in sequence.items()})
+        buffers[2].add_batch({name: x[i] for name, x in sequence.items()})
+    for name, x in buffers[0].gather_all()[0].items():
+        assert torch.equal(x, sequence[name][2:].transpose(0, 1))
+    for buffer in buffers[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(buffers[0]._store.blocks, buffer._store.blocks))
+    with pytest.raises(SpecError, match='add_sequence'):
+        buffers[0].add_sequence({name: x[:, :1] for name, x in sequence.items()})
 
 
 def test_a_folder_that_cannot_hold_it_is_refused_before_anything_is_collected(tmp_path):
