@@ -6,8 +6,10 @@ just as precise, and on others (with AMX, or for small products) neither; so it 
 going to compute. The outcome is part of a run: it is kept with the checkpoints, since other threads or another path
 round differently.
 """
+import ctypes
 import logging
 import statistics
+import sys
 import time
 from typing import Any, NamedTuple
 
@@ -42,8 +44,24 @@ class Tuning(NamedTuple):
         arithmetic with them takes a multiple of the time.
         """
         torch.set_flush_denormal(True)
+        _keep_freed_memory()
         torch.set_num_threads(self.num_threads)
         torch.set_float32_matmul_precision(self.float32_matmul_precision)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep up to 128 MB that were freed, for the next update, which needs as much as the one before it.
+
+    By default it may hand results of a network back to the system and fetch new pages for the next ones, which the
+    system first fills with zeros. Does nothing with another C library.
+    """
+    mallopt = getattr(ctypes.CDLL(None), 'mallopt', None) if sys.platform == 'linux' else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 2**25)
+        mallopt(_M_TRIM_THRESHOLD, 2**27)
 
 
 def choose(algorithm: nn.Module, config: Any, batch_size: int) -> Tuning:

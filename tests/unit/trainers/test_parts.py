@@ -1,7 +1,11 @@
 """Tests of the parts of a trainer: generators, threads and precision, progress display, curves."""
 
 import io
+import os
+import platform
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -19,6 +23,30 @@ from alfx.trainers.run_summary import parameter_table
 def draw() -> list[float]:
     return [random.random(), random.gauss(0, 1), float(np.random.rand()), float(np.random.randn()),  # noqa: NPY002
             float(torch.rand(())), float(torch.randn(()))]
+
+
+_COUNT_FAULTS = """
+import resource, sys, torch
+from alfx.trainers.cpu_tuning import Tuning
+if sys.argv[1] == 'tuned':
+    Tuning(1, 'highest').apply()
+def update():
+    return [torch.ones(2**17) for _ in range(20)]
+for _ in range(20):
+    update()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(100):
+    update()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='a matter of glibc')
+def test_memory_that_an_update_has_freed_is_there_for_the_next_one():
+    env = {**os.environ, 'MALLOC_MMAP_THRESHOLD_': '131072'}  # what glibc may or may not come to by itself
+    faults = {how: int(subprocess.run([sys.executable, '-c', _COUNT_FAULTS, how], capture_output=True, text=True,
+                                      check=True, timeout=120, env=env).stdout) for how in ('tuned', 'as it is')}
+    assert faults['tuned'] < 1000 < faults['as it is']
 
 
 def test_all_generators_are_seeded_saved_and_restored():
