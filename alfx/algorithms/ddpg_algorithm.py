@@ -16,7 +16,7 @@ from torch import Tensor
 from alfx import nest
 from alfx.algorithms import critic_maths
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.exploration_noise import ActionBounds, OrnsteinUhlenbeckNoise, choose
+from alfx.algorithms.exploration_noise import ActionBounds, GaussianNoise, OrnsteinUhlenbeckNoise, choose
 from alfx.algorithms.fixed_update import is_fixed
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
@@ -160,7 +160,7 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
         if epsilon_greedy is None:
             epsilon_greedy = config.epsilon_greedy if config is not None else 0.0
         self._bounds = bounds
-        self._exploration = exploration
+        self._exploration: Any = exploration
         self._epsilon_greedy = epsilon_greedy
         self._calculate_priority = calculate_priority
         self._rollout_random_action = as_scheduler(rollout_random_action)
@@ -168,8 +168,12 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
         self._action_l2 = action_l2
         self._train_actor_on_last_step = train_actor_on_last_step
         self._is_recurrent = bool(nest.flatten(train_state_spec))
-        self._policy = (None if self._is_recurrent or not is_fixed(actor) else
-                        RecordedFunction(lambda observation: self._actor_network(observation)[0], actor))
+        self._policy = self._noisy_policy = None
+        if not self._is_recurrent and is_fixed(actor):
+            self._policy = RecordedFunction(lambda observation: self._actor_network(observation)[0], actor)
+            if getattr(type(exploration), 'forward', None) is GaussianNoise.forward:
+                self._noisy_policy = RecordedFunction(lambda observation: self._exploration.noisy(
+                    self._actor_network(observation)[0]), actor, exploration)
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         """The target networks."""
@@ -197,12 +201,16 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
     def rollout_step(self, inputs: TimeStep, state: Any = None) -> AlgStep:
         """The action of the policy with exploration noise, or a random one, ``[B, ...]``."""
         state = state or self.get_initial_rollout_state(inputs.step_type.shape[0])
+        probability = self._random_action_probability()
+        if self._noisy_policy is not None and probability <= 0:
+            self._exploration.follow_schedule()
+            taken = self._noisy_policy(inputs.observation)
+            return AlgStep(taken, state, DdpgInfo(action=taken))
         if self._policy is not None:
             action, actor_state = self._policy(inputs.observation), state.actor.actor
         else:
             action, actor_state = self._actor_network(inputs.observation, state.actor.actor)
         taken, noise_state = self._exploration(action, state.noise)
-        probability = self._random_action_probability()
         if probability > 0:
             taken = choose(probability, self._bounds.sample_like(action), taken)
         new_state = DdpgState(state.actor._replace(actor=actor_state), state.critics, noise_state)

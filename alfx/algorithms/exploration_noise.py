@@ -165,15 +165,26 @@ class GaussianNoise(ExplorationNoise):
     def __init__(self, action_spec: NestedTensorSpec, stddev: float | Callable[[], float] = 0.1):
         super().__init__(action_spec)
         self._stddev = as_scheduler(stddev)
+        self._stddev_now: Tensor
+        self.register_buffer('_stddev_now', torch.zeros(()), persistent=False)
         if not callable(stddev) and not stddev >= 0:
             raise ValueError(f'GaussianNoise.stddev: expected a number of at least 0, found {stddev}')
 
     def forward(self, action: NestedTensor, state: NestedTensor) -> tuple[NestedTensor, NestedTensor]:
         """See the base class."""
-        return self._bounds.add_noise(action, gaussian_like(action, self._stddev())), state
+        self.follow_schedule()
+        return self.noisy(action), state
+
+    def follow_schedule(self) -> None:
+        """Look up the standard deviation; what is played from a record does not."""
+        self._stddev_now.fill_(self._stddev())
+
+    def noisy(self, action: NestedTensor) -> NestedTensor:
+        """Noisy actions ``[B, ...]`` with the standard deviation that was looked up last."""
+        return self._bounds.add_noise(action, gaussian_like(action, self._stddev_now))
 
 
-def gaussian_like(nested: NestedTensor, stddev: float, clip: float | None = None) -> NestedTensor:
+def gaussian_like(nested: NestedTensor, stddev: float | Tensor, clip: float | None = None) -> NestedTensor:
     """A nest of normally distributed tensors of the shapes of ``nested``, clipped to ``[-clip, clip]``."""
     def draw(x: Tensor) -> Tensor:
         noise = torch.randn_like(x).mul_(stddev)

@@ -14,6 +14,7 @@ from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType, TimeStep
+from alfx.engine import recorded_function
 from alfx.engine.update import reduce_loss, valid_masks
 from alfx.gin_utils import ConfError
 from alfx.networks.actor_networks import ActorNetwork
@@ -350,6 +351,23 @@ def test_other_noise_can_be_chosen():
     assert nest.flatten(agent.rollout_state_spec) == []
     with pytest.raises(ConfError, match='ou_stddev'):
         agent_of('ddpg', exploration_noise_ctor=GaussianNoise, ou_stddev=0.3)
+
+
+def test_a_record_of_acting_adds_the_noise_of_each_step_with_the_same_random_numbers(monkeypatch):
+    monkeypatch.setattr(recorded_function, '_CALLS_BEFORE', 2)
+    level = [0.0]
+    agent, env = agent_of('ddpg', exploration_noise_ctor=partial(GaussianNoise, stddev=lambda: level[0]))
+    rl, time_step, state = agent._rl_algorithm, env.current_time_step(), agent.get_initial_rollout_state(env.batch_size)
+    for level[0] in (0.0, 0.1, 0.3, 0.3, 0.0):
+        with torch.no_grad():
+            torch.manual_seed(3)
+            step, drawn = agent.rollout_step(time_step, state), torch.rand(())
+            torch.manual_seed(3)
+            action = rl._actor_network(time_step.observation)[0]
+            noisy = rl._bounds.add_noise(action, nest.map_structure(lambda a: torch.randn_like(a) * level[0], action))
+        assert all(map(torch.equal, nest.flatten(step.output), nest.flatten(noisy)))
+        assert torch.equal(torch.rand(()), drawn)
+    assert rl._noisy_policy._records
 
 
 # Targets, priorities, arguments --------------------------------------------------------------------------------------
