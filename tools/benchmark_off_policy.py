@@ -67,6 +67,7 @@ TrainerConfig.num_summaries = None
 TrainerConfig.summarize_first_interval = True
 TrainerConfig.random_seed = {seed}
 TrainerConfig.compile = {compile}
+TrainerConfig.float32_matmul_precision = {precision!r}
 """
 _CONFS = {
     'sac': """include 'sac_continuous.gin'
@@ -126,13 +127,15 @@ def run_stable_baselines(package: Any, workload: OffPolicyWorkload, steps: int, 
         return agent._n_updates - before, time.perf_counter() - start
 
 
-def run_alfx(workload: OffPolicyWorkload, steps: int, seed: int, compile: bool = False) -> tuple[int, float]:
+def run_alfx(workload: OffPolicyWorkload, steps: int, seed: int, compile: bool = False,
+             precision: str | None = None) -> tuple[int, float]:
     """alfx as `python -m alfx.bin.train` runs it: summaries, progress.csv and checkpoints included."""
     from alfx import gin_utils
     from alfx.algorithms.config import TrainerConfig
     from alfx.trainers.policy_trainer import RLTrainer
 
-    fields = {**dataclasses.asdict(workload), 'total': workload.warm_up + steps, 'seed': seed, 'compile': compile}
+    fields = {**dataclasses.asdict(workload), 'total': workload.warm_up + steps, 'seed': seed, 'compile': compile,
+              'precision': precision}
     with tempfile.TemporaryDirectory() as folder:
         conf = Path(folder, 'benchmark.gin')
         conf.write_text((_CONFS[workload.algorithm] + _COMMON).format(**fields))

@@ -179,9 +179,14 @@ def run_alfx_compiled(workload: Any, steps: int, seed: int) -> tuple[int, float]
     return benchmark_off_policy.run_alfx(workload, steps, seed, compile=True)
 
 
+def run_alfx_bfloat16(workload: Any, steps: int, seed: int) -> tuple[int, float]:
+    """The same, and matrix products of numbers that are rounded to bfloat16, which is not what the others compute."""
+    return benchmark_off_policy.run_alfx(workload, steps, seed, compile=True, precision='medium')
+
+
 PEERS: dict[str, Callable[[Any, int, int], tuple[int, float]]] = {
-    'alfx': run_alfx, 'compiled': run_alfx_compiled, 'sb3': run_sb3, 'bare': run_bare, 'sbx': run_sbx,
-    'rnd': partial(run_alfx, bonus='rnd'), 'icm': partial(run_alfx, bonus='icm')}
+    'alfx': run_alfx, 'compiled': run_alfx_compiled, 'bfloat16': run_alfx_bfloat16, 'sb3': run_sb3,
+    'bare': run_bare, 'sbx': run_sbx, 'rnd': partial(run_alfx, bonus='rnd'), 'icm': partial(run_alfx, bonus='icm')}
 
 
 def unavailable(peer: str, workload: Any) -> str:
@@ -191,7 +196,7 @@ def unavailable(peer: str, workload: Any) -> str:
         return '' if compares_bonuses else 'it is measured by ppo_cart_pole_bonus'
     if compares_bonuses and peer != 'alfx':
         return 'alfx is compared with alfx'
-    if peer == 'compiled':
+    if peer in ('compiled', 'bfloat16'):
         return '' if isinstance(workload, OffPolicyWorkload) else 'TrainerConfig.compile does not apply to it'
     module = {'alfx': 'alfx', 'sb3': 'stable_baselines3', 'sbx': 'sbx', 'bare': 'torch'}[peer]
     if importlib.util.find_spec(module) is None:

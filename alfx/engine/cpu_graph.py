@@ -12,6 +12,7 @@ from torch import fx
 
 _aten = torch.ops.aten
 _WITHOUT_BIAS: dict[Any, Any] = {_aten.addmm.default: _aten.mm.default, _aten.baddbmm.default: _aten.bmm.default}
+_FEW_TERMS = 8
 _PRODUCTS = (_aten.mm.default, _aten.bmm.default)
 
 # Settings of the backend. The patterns that it looks for would put the biases back. Calls from C++ are cheaper.
@@ -22,17 +23,19 @@ def prepare(graph: fx.GraphModule) -> None:
     """Change a graph of aten operations, whose nodes know their values' shapes (``meta['val']``), in place.
 
     - A product plus a bias becomes a product and an addition, which is done together with the activation after it.
-    - Vectors that products read with gaps in between are copied first.
-    - A column times a row is a product of elements, done together with what is done with its result.
+    - Vectors that products read with gaps in between are copied first, and no product with a vector is taken apart.
+    - A product whose results are sums of few terms is written as these sums, done together with what follows.
     """
     for node in list(graph.graph.nodes):
         if node.target in _WITHOUT_BIAS and len(node.args) == 3 and not node.kwargs:
             _separate_bias(graph.graph, node)
     for node in list(graph.graph.nodes):
         if node.target in _PRODUCTS:
-            node.args = tuple(_without_gaps(graph.graph, node, operand) for operand in node.args)
-            if _shape(node.args[0])[-1:] == (1, ):
-                _replace(graph.graph, node, _aten.mul.Tensor, node.args)
+            if _num_terms(node) <= _FEW_TERMS:
+                _write_as_sum(graph.graph, node)
+            else:
+                node.args = tuple(_without_gaps(graph.graph, node, operand) for operand in node.args)
+                _keep_product(graph.graph, node)
     for node in graph.graph.nodes:
         node.meta.pop('val', None)  # the backend finds out by itself, and takes these for those of another run of it
     graph.recompile()
@@ -45,7 +48,7 @@ def decompositions() -> dict[Any, Any]:
     return {operation: how for operation, how in select_decomp_table().items() if operation not in _PRODUCTS}
 
 
-def _separate_bias(graph: fx.Graph, node: fx.Node) -> None:
+def _separate_bias(graph: fx.Graph, node: Any) -> None:
     bias, left, right = node.args
     with graph.inserting_before(node):
         product = graph.call_function(_WITHOUT_BIAS[node.target], (left, right))
@@ -53,13 +56,54 @@ def _separate_bias(graph: fx.Graph, node: fx.Node) -> None:
     _replace(graph, node, _aten.add.Tensor, (product, bias))
 
 
-def _without_gaps(graph: fx.Graph, product: fx.Node, operand: Any) -> Any:
-    """``operand``, or a copy of it where it is a vector whose elements are not neighbours."""
-    from torch._inductor import inductor_prims
+def _num_terms(product: Any) -> float:
+    """How many products of elements an element of the result is the sum of."""
+    value = product.args[0].meta.get('val')
+    return float('inf') if value is None else value.shape[-1]
 
+
+def _write_as_sum(graph: fx.Graph, product: Any) -> None:
+    """Columns of the left matrix times rows of the right one."""
+    left, right = product.args
+    if right.meta['val'].stride()[-1] != 1:
+        right = _contiguous(graph, product, right)
+    total = None
+    with graph.inserting_before(product):
+        for i in range(int(_num_terms(product))):
+            column = graph.call_function(_aten.slice.Tensor, (left, -1, i, i + 1))
+            row = graph.call_function(_aten.slice.Tensor, (right, -2, i, i + 1))
+            term = graph.call_function(_aten.mul.Tensor, (column, row))
+            total = term if total is None else graph.call_function(_aten.add.Tensor, (total, term))
+    assert total is not None, 'an empty sum is a product of no columns'
+    product.replace_all_uses_with(total)
+    graph.erase_node(product)
+
+
+def _keep_product(graph: fx.Graph, product: Any) -> None:
+    """Products of a stack of matrices with vectors would be taken apart; with something added, they are not."""
+    value = product.meta.get('val')
+    if product.target is _aten.bmm.default and value is not None and 1 in value.shape[-2:]:
+        with graph.inserting_before(product):
+            nothing = graph.call_function(_aten.full.default, ([1, 1, 1], 0.0), {
+                'dtype': value.dtype, 'device': value.device})
+            kept = graph.call_function(_aten.baddbmm.default, (nothing, *product.args), {'beta': 0})
+        product.replace_all_uses_with(kept)
+        graph.erase_node(product)
+
+
+def _without_gaps(graph: fx.Graph, product: Any, operand: Any) -> Any:
+    """``operand``, or a copy of it where it is a vector whose elements are not neighbours."""
     value = operand.meta.get('val')
     if value is None or 1 not in value.shape[-2:] or max(zip(value.shape[-2:], value.stride()[-2:]))[1] == 1:
         return operand
+    return _contiguous(graph, product, operand)
+
+
+def _contiguous(graph: fx.Graph, product: Any, operand: Any) -> Any:
+    """A copy of an operand whose elements are neighbours."""
+    from torch._inductor import inductor_prims
+
+    value = operand.meta['val']
     strides = list(torch.empty(value.shape, device='meta').stride())
     with graph.inserting_before(product):
         copy = graph.call_function(inductor_prims.force_stride_order, (operand, strides))
@@ -67,12 +111,7 @@ def _without_gaps(graph: fx.Graph, product: fx.Node, operand: Any) -> Any:
     return copy
 
 
-def _shape(node: Any) -> tuple[int, ...]:
-    value = node.meta.get('val')
-    return () if value is None else tuple(value.shape)
-
-
-def _replace(graph: fx.Graph, node: fx.Node, operation: Any, args: Any) -> None:
+def _replace(graph: fx.Graph, node: Any, operation: Any, args: Any) -> None:
     with graph.inserting_before(node):
         new = graph.call_function(operation, args)
     new.meta = dict(node.meta)

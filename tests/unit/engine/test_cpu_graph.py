@@ -21,9 +21,9 @@ def _prepared(function, *inputs):
 
 
 def test_a_bias_is_added_after_the_product():
-    graph = _prepared(torch.addmm, torch.randn(3), torch.randn(4, 5), torch.randn(5, 3))
+    graph = _prepared(torch.addmm, torch.randn(3), torch.randn(4, 9), torch.randn(9, 3))
     assert _targets(graph) == [_aten.mm.default, _aten.add.Tensor]
-    graph = _prepared(torch.baddbmm, torch.randn(2, 1, 3), torch.randn(2, 4, 5), torch.randn(2, 5, 3))
+    graph = _prepared(torch.baddbmm, torch.randn(2, 1, 3), torch.randn(2, 4, 9), torch.randn(2, 9, 3))
     assert _targets(graph) == [_aten.bmm.default, _aten.add.Tensor]
 
 
@@ -33,22 +33,28 @@ def test_a_product_that_is_scaled_stays_as_it_is():
     assert _targets(graph) == [_aten.addmm.default]
 
 
-@pytest.mark.parametrize('shapes', [((4, 1), (1, 3)), ((2, 4, 1), (2, 1, 3))])
-def test_a_column_times_a_row_is_a_product_of_elements(shapes):
-    graph = _prepared(torch.matmul if len(shapes[0]) == 2 else torch.bmm, *(torch.randn(shape) for shape in shapes))
-    assert _aten.mul.Tensor in _targets(graph)
-    assert _aten.mm.default not in _targets(graph) and _aten.bmm.default not in _targets(graph)
+@pytest.mark.parametrize('left, right', [
+    (torch.randn(4, 1), torch.randn(1, 3)), (torch.randn(4, 3), torch.randn(5, 3).t()),
+    (torch.randn(2, 4, 8), torch.randn(2, 8, 3)), (torch.randn(2, 8, 4).transpose(1, 2), torch.randn(2, 8, 3))])
+def test_a_product_with_sums_of_few_terms_is_written_as_these(left, right):
+    graph = _prepared(torch.mm if left.ndim == 2 else torch.bmm, left, right)
+    assert _targets(graph).count(_aten.mul.Tensor) == left.shape[-1]
+    assert not {_aten.mm.default, _aten.bmm.default} & set(_targets(graph))
 
 
-@pytest.mark.parametrize('operand, copied', [
-    (torch.randn(6, 2).t().unsqueeze(1), True),  # two rows with gaps
-    (torch.randn(2, 6).unsqueeze(1), False),
-    (torch.randn(2, 1).expand(2, 6).unsqueeze(1), True),  # one number six times
-    (torch.randn(2, 6, 5).transpose(1, 2), False),  # a matrix the other way round
-])
-def test_vectors_with_gaps_are_copied(operand, copied):
-    graph = _prepared(torch.bmm, operand, torch.randn(2, 6, 7))
-    assert len(_targets(graph)) == 1 + copied
+@pytest.mark.parametrize('vector, copied', [
+    (torch.randn(12, 2).t().unsqueeze(1), True),  # two rows with gaps
+    (torch.randn(2, 12).unsqueeze(1), False),
+    (torch.randn(2, 1).expand(2, 12).unsqueeze(1), True)])  # one number twelve times
+def test_vectors_are_multiplied_as_they_are_but_without_gaps(vector, copied):
+    graph = _prepared(torch.bmm, vector, torch.randn(2, 12, 7))
+    assert ('force_stride_order' in str(_targets(graph))) == copied
+    assert _targets(graph)[-1] is _aten.baddbmm.default
+
+
+def test_a_matrix_the_other_way_round_stays_as_it_is():
+    graph = _prepared(torch.bmm, torch.randn(2, 12, 5).transpose(1, 2), torch.randn(2, 12, 7))
+    assert _targets(graph) == [_aten.transpose.int, _aten.bmm.default] or _targets(graph) == [_aten.bmm.default]
 
 
 def test_what_the_compiler_makes_of_it_has_the_same_values():
