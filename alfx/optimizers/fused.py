@@ -112,7 +112,7 @@ class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Clip the gradients, then update every parameter that has one; see :meth:`ClippingMixin.step`."""
         loss = self._before_step(closure)
-        with torch._C._AutoDispatchBelowAutograd():  # no gradients, for less than what no_grad() costs
+        with torch.no_grad():
             batches = []
             for bucket in self.buckets():
                 grads: list[Any] = [p.grad for p in bucket.params]

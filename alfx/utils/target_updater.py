@@ -69,7 +69,7 @@ class TargetUpdater(nn.Module):
     def __call__(self) -> None:  # in place of forward(): no module calls this one, and most calls only count
         """Count one call; every ``period``-th one updates the target models."""
         if self._calls.add() % self._period == 0:
-            with torch._C._AutoDispatchBelowAutograd():  # no gradients, for less than what no_grad() costs
+            with torch.no_grad():
                 self._update()
 
     def _update(self) -> None:
