@@ -111,7 +111,7 @@ def test_the_second_device_computes_the_same_as_the_first(tmp_path, monkeypatch)
         folder = tmp_path / str(device)
         folder.mkdir()
         with second_device():
-            # within the bound gradients are not changed; beyond it their norm counts, which a CPU adds up in another order
+            # beyond the bound the norm of gradients counts, which a CPU adds up in another order
             trainer = trainer_of('PPO', str(folder), device, monkeypatch,
                                  bindings=['ppo/Adam.gradient_clipping = 1e6'])
             trainer.train()
