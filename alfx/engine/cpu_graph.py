@@ -31,7 +31,7 @@ def prepare(graph: fx.GraphModule) -> None:
             _separate_bias(graph.graph, node)
     for node in list(graph.graph.nodes):
         if node.target in _PRODUCTS:
-            if _num_terms(node) <= _FEW_TERMS:
+            if 0 < _num_terms(node) <= _FEW_TERMS:
                 _write_as_sum(graph.graph, node)
             else:
                 node.args = tuple(_without_gaps(graph.graph, node, operand) for operand in node.args)
@@ -52,8 +52,9 @@ def _separate_bias(graph: fx.Graph, node: Any) -> None:
     bias, left, right = node.args
     with graph.inserting_before(node):
         product = graph.call_function(_WITHOUT_BIAS[node.target], (left, right))
-    product.meta = dict(node.meta)
-    _replace(graph, node, _aten.add.Tensor, (product, bias))
+        product.meta = dict(node.meta)
+        total = graph.call_function(_aten.add.Tensor, (product, bias))
+    _replace(graph, node, total)
 
 
 def _num_terms(product: Any) -> float:
@@ -65,18 +66,16 @@ def _num_terms(product: Any) -> float:
 def _write_as_sum(graph: fx.Graph, product: Any) -> None:
     """Columns of the left matrix times rows of the right one."""
     left, right = product.args
-    if right.meta['val'].stride()[-1] != 1:
+    if 'val' in right.meta and right.meta['val'].stride()[-1] != 1:
         right = _contiguous(graph, product, right)
-    total = None
+    total: Any = None
     with graph.inserting_before(product):
         for i in range(int(_num_terms(product))):
             column = graph.call_function(_aten.slice.Tensor, (left, -1, i, i + 1))
             row = graph.call_function(_aten.slice.Tensor, (right, -2, i, i + 1))
             term = graph.call_function(_aten.mul.Tensor, (column, row))
             total = term if total is None else graph.call_function(_aten.add.Tensor, (total, term))
-    assert total is not None, 'an empty sum is a product of no columns'
-    product.replace_all_uses_with(total)
-    graph.erase_node(product)
+    _replace(graph, product, total)
 
 
 def _keep_product(graph: fx.Graph, product: Any) -> None:
@@ -87,8 +86,7 @@ def _keep_product(graph: fx.Graph, product: Any) -> None:
             nothing = graph.call_function(_aten.full.default, ([1, 1, 1], 0.0), {
                 'dtype': value.dtype, 'device': value.device})
             kept = graph.call_function(_aten.baddbmm.default, (nothing, *product.args), {'beta': 0})
-        product.replace_all_uses_with(kept)
-        graph.erase_node(product)
+        _replace(graph, product, kept)
 
 
 def _without_gaps(graph: fx.Graph, product: Any, operand: Any) -> Any:
@@ -111,9 +109,8 @@ def _contiguous(graph: fx.Graph, product: Any, operand: Any) -> Any:
     return copy
 
 
-def _replace(graph: fx.Graph, node: Any, operation: Any, args: Any) -> None:
-    with graph.inserting_before(node):
-        new = graph.call_function(operation, args)
+def _replace(graph: fx.Graph, node: Any, new: Any) -> None:
+    """Put ``new``, which has the same value, in the place of ``node``."""
     new.meta = dict(node.meta)
     node.replace_all_uses_with(new)
     graph.erase_node(node)

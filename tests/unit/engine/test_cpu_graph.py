@@ -42,6 +42,18 @@ def test_a_product_with_sums_of_few_terms_is_written_as_these(left, right):
     assert not {_aten.mm.default, _aten.bmm.default} & set(_targets(graph))
 
 
+def test_products_of_products_are_prepared_too():
+    few, many = torch.randn(4, 3), torch.randn(4, 12)
+    graph = _prepared(lambda a, b, c: torch.mm(c, torch.mm(a, b)), few, torch.randn(3, 6), torch.randn(5, 4))
+    assert _aten.mm.default not in _targets(graph)
+    graph = _prepared(lambda a, b, c: torch.mm(c, torch.mm(a, b)), many, torch.randn(12, 6), torch.randn(5, 4))
+    assert _targets(graph).count(_aten.mm.default) == 1
+
+
+def test_a_product_of_no_columns_stays_as_it_is():
+    assert _targets(_prepared(torch.mm, torch.randn(4, 0), torch.randn(0, 3))) == [_aten.mm.default]
+
+
 @pytest.mark.parametrize('vector, copied', [
     (torch.randn(12, 2).t().unsqueeze(1), True),  # two rows with gaps
     (torch.randn(2, 12).unsqueeze(1), False),
