@@ -61,6 +61,15 @@ def test_unrolls_and_metrics_are_those_of_a_local_run_bit_for_bit(tmp_path, monk
         assert_same(a.result(), b.result())
 
 
+def begun(tmp_path, monkeypatch, start, *bindings):
+    """A learner, and an unroller whose process has the weights of that."""
+    config = run_folder(tmp_path, monkeypatch, *SAMPLED, *bindings)
+    algorithm = learner(config)
+    unroller = start(config, algorithm)
+    unroller.update_parameter(algorithm)
+    return algorithm, unroller
+
+
 def test_results_of_single_steps_statistics_summaries_and_logs(tmp_path, monkeypatch, start, caplog):
     config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_queue_size=4', 'Steering.talks=True')
     local, algorithm = make_algorithm(config), learner(config)
@@ -107,10 +116,8 @@ def test_new_weights_reach_the_steps_which_keep_their_interval(tmp_path, monkeyp
 
 
 def test_the_queue_bounds_memory_and_a_killed_process_is_named_with_its_last_words(tmp_path, monkeypatch, start):
-    config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_queue_size=5', 'Steering.talks=True')
-    algorithm = learner(config)
-    unroller = start(config, algorithm)
-    unroller.update_parameter(algorithm)
+    algorithm, unroller = begun(tmp_path, monkeypatch, start, 'TrainerConfig.unroll_queue_size=5',
+                                'Steering.talks=True')
     ring = unroller._channel.ring
     size = ring.nbytes
     unroller.gather(50)
@@ -131,10 +138,7 @@ def test_the_queue_bounds_memory_and_a_killed_process_is_named_with_its_last_wor
 
 
 def test_a_process_that_waits_for_its_interval_ends_in_order(tmp_path, monkeypatch, start):
-    config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_step_interval=600')
-    algorithm = learner(config)
-    unroller = start(config, algorithm)
-    unroller.update_parameter(algorithm)
+    _, unroller = begun(tmp_path, monkeypatch, start, 'TrainerConfig.unroll_step_interval=600')
     unroller.gather(1)
     process, ring = unroller._process, unroller._channel.ring
     wait_for(lambda: ring._free.get_value() == ring.size - 1)  # it is about to take the next step
@@ -144,10 +148,7 @@ def test_a_process_that_waits_for_its_interval_ends_in_order(tmp_path, monkeypat
 
 
 def test_signals_to_all_processes_of_a_run_are_left_to_the_learner(tmp_path, monkeypatch, start):
-    config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_queue_size=2')
-    algorithm = learner(config)
-    unroller = start(config, algorithm)
-    unroller.update_parameter(algorithm)
+    _, unroller = begun(tmp_path, monkeypatch, start, 'TrainerConfig.unroll_queue_size=2')
     unroller.gather(1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         os.kill(unroller._process.pid, number)
@@ -171,10 +172,7 @@ def test_buffers_that_training_replaces_reach_the_process_and_get_its_statistics
 
 
 def test_an_error_of_its_environment_is_told_with_its_traceback(tmp_path, monkeypatch, start, capfd):
-    config = run_folder(tmp_path, monkeypatch, *SAMPLED, "load_drift.fault='raise'", 'load_drift.fault_at=4')
-    algorithm = learner(config)
-    unroller = start(config, algorithm)
-    unroller.update_parameter(algorithm)
+    _, unroller = begun(tmp_path, monkeypatch, start, "load_drift.fault='raise'", 'load_drift.fault_at=4')
     with pytest.raises(LostProcessError, match='exit code 1') as caught:
         unroller.gather(100)
     words = caught.value.last_words
