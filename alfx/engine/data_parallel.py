@@ -10,6 +10,7 @@ A rank that dies is noticed by the others in the next exchange, since its connec
 not show, by its process id. There is no limit to how long a rank may be slow.
 """
 import datetime
+import importlib
 import json
 import os
 import socket
@@ -380,6 +381,7 @@ def join(device: torch.device) -> Ranks:
     ranks.meet()
     if device.type != 'cpu':
         torch.cuda.set_device(device)
+    importlib.import_module('torch.distributed.nn')  # imported later, its defaults would keep the group alive
     dist.init_process_group('gloo' if device.type == 'cpu' else 'cpu:gloo,cuda:nccl', store=store, rank=rank,
                             world_size=size, timeout=_FOREVER)
     ranks.add_up(torch.zeros(1, device=device))  # all connections are made now

@@ -76,6 +76,27 @@ def test_two_ranks_with_half_the_batch_each_give_the_parameters_of_one_process(t
     assert whole[steps] == first[steps] + second[steps] > 0
 
 
+LEAVES = """
+import os, torch
+from alfx.engine import data_parallel
+ranks = data_parallel.join(torch.device('cpu'))
+threads = lambda: [open(f'/proc/self/task/{t}/comm').read().strip() for t in os.listdir('/proc/self/task')]
+assert any('gloo' in name for name in threads()), threads()
+ranks.mean(torch.ones(3))  # imports the compiler
+data_parallel.leave()
+assert not any('gloo' in name for name in threads()), threads()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_has_left_has_no_threads_that_exchange(tmp_path):
+    """One that still runs while Python ends could end the process with an abort."""
+    place = dict(RANK='0', WORLD_SIZE='1', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free_port()))
+    done = subprocess.run([sys.executable, '-c', LEAVES], env=environment(**place), timeout=PATIENCE,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 # Programs -----------------------------------------------------------------------------------------------------------
 
 
