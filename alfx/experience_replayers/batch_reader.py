@@ -7,13 +7,13 @@ import functools
 import operator
 from collections.abc import Callable
 
-from torch import Tensor
+import numpy as np
 
 from alfx import nest
 from alfx.data_structures import BatchInfo
 from alfx.tensor_specs import NestedTensor
 
-Draw = Callable[[int], tuple[list[BatchInfo], Tensor]]
+Draw = Callable[[int], tuple[list[BatchInfo], np.ndarray]]
 
 
 class BatchReader:
@@ -29,7 +29,7 @@ class BatchReader:
         experience: the same tensors as ``[B, T, ...]``.
     """
 
-    def __init__(self, time_major: NestedTensor, read: Callable[[Tensor], None], draw: Draw) -> None:
+    def __init__(self, time_major: NestedTensor, read: Callable[[np.ndarray], None], draw: Draw) -> None:
         self.time_major = time_major
         self.experience = nest.map_structure(lambda x: x.transpose(0, 1), time_major)
         self._leaves, self._structure = nest.flatten_with_structure(self.experience)
@@ -45,7 +45,7 @@ class BatchReader:
             ValueError: as ``get_batch``.
         """
         infos, cells = self._draw(count)
-        return [(info, functools.partial(self._read, of_one)) for info, of_one in zip(infos, cells.unbind())]
+        return [(info, functools.partial(self._read, of_one)) for info, of_one in zip(infos, cells)]
 
     def holds(self, experience: NestedTensor) -> bool:
         """Whether a nest consists of the tensors of :attr:`experience`, each in its place."""

@@ -4,7 +4,8 @@ Storing and looking up is in :mod:`~alfx.experience_replayers.ring_buffer`, draw
 :mod:`~alfx.experience_replayers.sampling` and :mod:`~alfx.experience_replayers.priorities`, what is known of episodes
 in :mod:`~alfx.experience_replayers.episodes` and :mod:`~alfx.experience_replayers.episodic_returns`.
 """
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Any, Optional
 
 import numpy as np
@@ -235,21 +236,22 @@ class ReplayBuffer(RingBuffer):
         return BatchReader(self._tree.unflatten(leaves), read,
                            lambda count: self._draw(batch_size, batch_length, count))
 
-    @atomic
-    def _draw(self, batch_size: int, length: int, count: int) -> tuple[list[BatchInfo], Tensor]:
+    def _draw(self, batch_size: int, length: int, count: int) -> tuple[list[BatchInfo], np.ndarray]:
         """What to read for ``count`` minibatches that are drawn together: int64 ``[count, T * B]``."""
-        sample = self._sample(batch_size * count, length)
-        env_ids, positions = (x.reshape(count, 1, batch_size) for x in (sample.env_ids, sample.positions))
-        cells = self._rings.cells(positions + np.arange(length)[:, None], env_ids).reshape(count, -1)
-        fields = {'env_ids': env_ids[:, 0], 'positions': positions[:, 0]}
-        if sample.relative_probabilities is not None:
-            fields['importance_weights'] = sample.relative_probabilities.reshape(count, batch_size)
+        env_ids, positions, probabilities = self._sample(batch_size * count, length)
+        cells = self._rings.cells_from(positions, length, env_ids).reshape(length, count, batch_size).swapaxes(0, 1)
+        cells = cells.reshape(count, -1)
+
+        def of_each(x: np.ndarray) -> tuple[Tensor, ...]:
+            return torch.from_numpy(x.reshape(count, batch_size)).unbind()
+
+        weights: Iterable[Any] = repeat(()) if probabilities is None else of_each(probabilities)
+        returns: Iterable[Any] = repeat(())
         if self._returns is not None:
-            returns = self._returns.get(cells.reshape(-1))
-            fields['discounted_return'] = returns.reshape(count, length, batch_size, *returns.shape[1:]).swapaxes(1, 2)
-        parts = zip(*(torch.from_numpy(x).unbind() for x in fields.values()))
-        infos = [BatchInfo(replay_buffer=self, **dict(zip(fields, values))) for values in parts]
-        return infos, torch.from_numpy(cells)
+            found = self._returns.get(cells.reshape(-1))
+            found = found.reshape(count, length, batch_size, *found.shape[1:]).swapaxes(1, 2)
+            returns = torch.from_numpy(found).unbind()
+        return list(map(BatchInfo, of_each(env_ids), of_each(positions), weights, repeat(self), returns)), cells
 
     @atomic
     def update_priority(self, env_ids: Tensor, positions: Tensor, priorities: Tensor) -> None:

@@ -3,13 +3,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from alfx.experience_replayers.priorities import Priorities
 from alfx.experience_replayers.rings import Rings
 
 
-def draw_distinct(n: int, k: int) -> Tensor:
+def draw_distinct(n: int, k: int) -> np.ndarray:
     """``k`` distinct integers from ``range(n)`` in random order, all choices equally likely.
 
     The first ``k`` different values of a stream of independent draws; no work in proportion to ``n``.
@@ -19,17 +18,17 @@ def draw_distinct(n: int, k: int) -> Tensor:
         k: how many.
 
     Returns:
-        int64 ``[k]`` on the CPU.
+        int64 ``[k]``.
     """
     if n <= 4 * k:
-        return torch.randperm(n)[:k]
-    drawn = torch.randint(n, (k, )).numpy()  # the rest is numpy, whose calls cost a fraction of torch's
-    while _has_repeats(drawn):
-        order = drawn.argsort(kind='stable')
-        ordered = drawn[order]
-        kept = np.delete(drawn, order[1:][ordered[1:] == ordered[:-1]])
-        drawn = np.concatenate((kept, torch.randint(n, (k - len(kept), )).numpy()))
-    return torch.from_numpy(drawn)
+        return torch.randperm(n)[:k].numpy()
+    drawn = torch.randint(n, (k, )).numpy()  # the rest is not torch, whose calls cost several times as much
+    if _has_repeats(drawn):
+        distinct = dict.fromkeys(drawn.tolist())
+        while len(distinct) < k:
+            distinct.update(dict.fromkeys(torch.randint(n, (k - len(distinct), )).tolist()))
+        drawn = np.fromiter(distinct, np.int64, k)
+    return drawn
 
 
 def _has_repeats(values: np.ndarray) -> bool:
@@ -113,7 +112,7 @@ class SequenceSampler:
         if self._with_replacement or count < batch_size:
             drawn = torch.randint(count, (batch_size, )).numpy()
         else:
-            drawn = draw_distinct(count, batch_size).numpy()
+            drawn = draw_distinct(count, batch_size)
         if isinstance(end, np.ndarray):
             ends = (end - first).cumsum()
             env_ids = ends.searchsorted(drawn, side='right')

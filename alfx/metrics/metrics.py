@@ -125,6 +125,10 @@ class _Counter(JoinsCounts, StepMetric):
         """The count as a number."""
         return int(self._count)
 
+    def _add(self, number: int) -> None:
+        count = self._count  # in place: to set an attribute of a module takes longer than the rest
+        count += number
+
     def result(self) -> torch.Tensor:
         """``[]`` the count."""
         return torch.tensor(self._count, dtype=self._dtype, device='cpu')
@@ -142,7 +146,7 @@ class EnvironmentSteps(_Counter):
 
     def update(self, steps: StepSequence) -> None:
         """Add the steps that are not FIRST."""
-        self._count[...] += steps.num_transitions
+        self._add(steps.num_transitions)
 
 
 class NumberOfEpisodes(_Counter):
@@ -154,7 +158,7 @@ class NumberOfEpisodes(_Counter):
     def update(self, steps: StepSequence) -> None:
         """Add the LAST steps."""
         if steps.num_ended:
-            self._count[...] += steps.num_ended
+            self._add(steps.num_ended)
 
     def std(self) -> torch.Tensor:
         """A count has no spread: 0."""

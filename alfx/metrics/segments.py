@@ -70,22 +70,34 @@ class StepSequence:
     def __init__(self, time_step: TimeStep, stacked: bool):
         self.time_step = time_step
         self.stacked = stacked
-        self.step_type = self.host(time_step.step_type)
-        self.batch_size, self.num_steps = self.step_type.shape
-        self.crosses_boundary = bool(np.count_nonzero(self.step_type != StepType.MID))
-        self.num_transitions = self.step_type.size
-        self.num_ended = 0
+        step_type = to_host(time_step.step_type)
+        self.num_steps, self.batch_size = step_type.shape if stacked else (1, len(step_type))
+        self.crosses_boundary = bool(np.count_nonzero(step_type != StepType.MID))
+        self.num_transitions, self.num_ended = step_type.size, 0
         if self.crosses_boundary:
-            self.first = self.step_type == StepType.FIRST
-            self.last = self.step_type == StepType.LAST
-            self.num_transitions -= int(np.count_nonzero(self.first))
-            self.num_ended = int(np.count_nonzero(self.last))
+            self.num_transitions -= int(np.count_nonzero(step_type == StepType.FIRST))
+            self.num_ended = int(np.count_nonzero(step_type == StepType.LAST))
         self._positions: dict[bytes, Positions] = {}
 
     def host(self, x: torch.Tensor | np.ndarray) -> np.ndarray:
         """``x`` as a contiguous ``[B, T, ...]`` array."""
         x = to_host(x)
         return np.ascontiguousarray(x.swapaxes(0, 1)) if self.stacked else x[:, None]
+
+    @cached_property
+    def step_type(self) -> np.ndarray:
+        """int32 ``[B, T]``."""
+        return self.host(self.time_step.step_type)
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """bool ``[B, T]``: whether the step is FIRST."""
+        return self.step_type == StepType.FIRST
+
+    @cached_property
+    def last(self) -> np.ndarray:
+        """bool ``[B, T]``: whether the step is LAST."""
+        return self.step_type == StepType.LAST
 
     def without_first(self, x: np.ndarray, neutral: float) -> np.ndarray:
         """``[B, T, ...]`` with ``neutral`` at FIRST."""
@@ -101,7 +113,7 @@ class StepSequence:
     @cached_property
     def transitions(self) -> np.ndarray:
         """float64 ``[B, T]``: 1 where the step is not FIRST, otherwise 0."""
-        return 1.0 - self.first if self.crosses_boundary else np.ones(self.step_type.shape)
+        return 1.0 - self.first if self.crosses_boundary else np.ones((self.batch_size, self.num_steps))
 
     @cached_property
     def segments(self) -> Segments:
