@@ -112,49 +112,46 @@ class EnvironmentGroup:
             ``[(environment, info), ...]``.
         """
         infos: list[Info] = []
-        self._cursor, count = 0, len(self.envs)
-        while self._cursor < count:
-            with self._guard:
-                self._advance(actions, out, infos)
-            if self._cursor < count:
-                self._recover(out, previous)
-        return infos
-
-    def _advance(self, actions: Sequence[Any], out: Buffers, infos: list[Info]) -> None:
         observations, rewards, terminations, truncations = out
         pending, flat, keep = self._pending, self._flat, self.info_keys != ()
-        for i in range(self._cursor, len(self.envs)):
+        i, count = 0, len(self.envs)
+        while i < count:
             self._cursor = i
-            if pending[i]:
-                self._during = 'reset()'
-                info = self._reset(i, None, out)
-            else:
-                self._during = 'step()'
-                observation, reward, terminated, truncated, info = self.envs[i].step(actions[i])
-                if flat:
-                    observations[i] = observation
+            try:
+                if pending[i]:
+                    self._during = 'reset()'
+                    info = self._reset(i, None, out)
                 else:
-                    self._write(observations, i, observation)
-                rewards[i] = reward
-                terminations[i] = terminated
-                truncations[i] = truncated
-                pending[i] = bool(terminated or truncated)
-            if keep and info:
-                infos.append((i, self._kept(info)))
-        self._cursor = len(self.envs)
+                    self._during = 'step()'
+                    observation, reward, terminated, truncated, info = self.envs[i].step(actions[i])
+                    if flat:
+                        observations[i] = observation
+                    else:
+                        self._write(observations, i, observation)
+                    rewards[i] = reward
+                    terminations[i] = terminated
+                    truncations[i] = truncated
+                    pending[i] = bool(terminated or truncated)
+                if keep and info:
+                    infos.append((i, self._kept(info)))
+            except Exception as error:
+                if isinstance(error, _SELF_EXPLANATORY):
+                    raise
+                self._handle(error)
+                if pending[i]:  # it raised in a reset: the new one is reset in its place
+                    continue
+                self._repeat(i, out, previous)
+            i += 1
+        return infos
 
-    def _recover(self, out: Buffers, previous: Buffers | None) -> None:
-        """Environment ``cursor`` raised and was restarted: give its step a result, if it was not a reset."""
-        i = self._cursor
-        if self._pending[i]:  # it raised in a reset: the new one is reset when the loop goes on
-            return
+    def _repeat(self, i: int, out: Buffers, previous: Buffers | None) -> None:
+        """Environment ``i`` raised in a step and was restarted: give this step a result."""
         self._pending[i] = True
         assert previous is not None
         for row, last in zip(flatten_sample(self.envs[i].observation_space, out.observations),
                              flatten_sample(self.envs[i].observation_space, previous.observations)):
             row[i] = last[i]
         out.rewards[i], out.terminations[i], out.truncations[i] = 0, False, True
-        self._cursor += 1
 
     def reset(self, rows: Iterable[int], seeds: Sequence[int | None] | None, options: dict[str, Any] | None,
               out: Buffers) -> list[Info]:

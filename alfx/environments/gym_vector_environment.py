@@ -55,6 +55,9 @@ class GymVectorEnvironment(AlfEnvironment):
         self._batch_size = env.num_envs
         self._name = name or _name(vector_env)
         self._discount = float(discount)
+        # of a step at which no episode begins or ends
+        self._mid_types = np.ones(self._batch_size, np.int32)
+        self._mid_discounts = np.full(self._batch_size, self._discount, np.float32)
         self._owned = getattr(env, 'owns_arrays', False)
         first = 0 if env_id is None else int(env_id)
         self._env_ids = torch.arange(first, first + self._batch_size)
@@ -122,24 +125,21 @@ class GymVectorEnvironment(AlfEnvironment):
             observation, reward, terminated, truncated, infos = self._step_and_force(encoded)
         if not self._owned:  # natively batched environments need not give numpy arrays
             reward, terminated, truncated = np.asarray(reward), np.asarray(terminated), np.asarray(truncated)
-        done = terminated | truncated
-        step_type = done.astype(np.int32)
-        step_type += 1
-        discounts = (~terminated).astype(np.float32)
-        if self._discount != 1.0:
-            discounts *= self._discount
-        rewards = reward.astype(np.float32)
-        if first is not None:
-            done &= ~first
-            step_type[first], discounts[first], rewards[first] = 0, 1.0, 0.0
-            for leaf in given:
-                leaf[first] = 0
-        self._first = done if np.count_nonzero(done) else None
+        rewards, step_types, discounts = reward.astype(np.float32), self._mid_types.copy(), self._mid_discounts.copy()
+        if first is not None or np.count_nonzero(terminated) or np.count_nonzero(truncated):
+            done = terminated | truncated
+            step_types += done
+            discounts[terminated] = 0.0
+            if first is not None:
+                done &= ~first
+                step_types[first], discounts[first], rewards[first] = 0, 1.0, 0.0
+                for leaf in given:
+                    leaf[first] = 0
+            self._first = done if np.count_nonzero(done) else None
         from_numpy = torch.from_numpy
-        return TimeStep(from_numpy(step_type), from_numpy(rewards), from_numpy(discounts),
-                        self._observations.decode(observation, self._owned),
-                        self._actions.pack([from_numpy(leaf) for leaf in given]), self._env_ids, (),
-                        self._decode_infos(infos) if self._info_specs else ())
+        return TimeStep(from_numpy(step_types), from_numpy(rewards), from_numpy(discounts),
+                        self._observations.decode(observation, self._owned), self._actions.pack(given), self._env_ids,
+                        (), self._decode_infos(infos) if self._info_specs else ())
 
     def _decode_infos(self, infos: dict[str, Any]) -> dict[str, torch.Tensor]:
         decoded = {}

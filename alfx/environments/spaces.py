@@ -204,6 +204,8 @@ class ObservationCodec:
             owned: whether nothing else will ever write to its arrays; otherwise they are copied.
         """
         if self._is_leaf:
+            if owned and type(observation) is np.ndarray and observation.dtype == self._dtype:
+                return torch.from_numpy(observation)
             return _tensor(observation, self._dtype, owned)
         leaves = flatten_sample(self._space, observation)
         return self._structure.unflatten([_tensor(x, d, owned) for x, d in zip(leaves, self._dtypes)])
@@ -236,7 +238,7 @@ class ActionCodec:
         self._structure = nest.structure(self.spec)
         self._is_leaf = not isinstance(space, (spaces.Dict, spaces.Tuple))
         specs = nest.flatten(self.spec)
-        self._shapes = [torch.Size((batch_size, *spec.shape)) for spec in specs]
+        self._shapes = [(batch_size, *spec.shape) for spec in specs]
         self._dtypes = [np.dtype(spec.dtype_str) for spec in specs]
         leaves = [leaf for _, leaf in flatten_space(space)]
         self._converters = [_action_converter(leaf, spec, normalize, clip) for leaf, spec in zip(leaves, specs)]
@@ -252,11 +254,11 @@ class ActionCodec:
             SpecError: the action has another structure or shape than the specs.
         """
         if self._is_leaf and type(action) is torch.Tensor:
-            if action.shape != self._shape:
-                self._refuse(action)
             if action.requires_grad:
                 action = action.detach()
-            array = action.cpu().numpy()
+            array = (action if action.is_cpu else action.cpu()).numpy()
+            if array.shape != self._shape:
+                self._refuse(action)
             return self._convert(array), [array.astype(self._dtype)]
         leaves, structure = nest.flatten_with_structure(action)
         if structure != self._structure or any(x.shape != shape for x, shape in zip(leaves, self._shapes)):
@@ -266,9 +268,11 @@ class ActionCodec:
         given = [array.astype(dtype) for array, dtype in zip(arrays, self._dtypes)]
         return unflatten_sample(self._space, encoded), given
 
-    def pack(self, leaves: Sequence[torch.Tensor]) -> NestedTensor:
-        """The nest of actions with these leaves."""
-        return leaves[0] if self._is_leaf else self._structure.unflatten(leaves)
+    def pack(self, leaves: Sequence[np.ndarray]) -> NestedTensor:
+        """The nest of actions with these leaves, as tensors that share their memory."""
+        if self._is_leaf:
+            return torch.from_numpy(leaves[0])
+        return self._structure.unflatten([torch.from_numpy(leaf) for leaf in leaves])
 
     def _refuse(self, action: NestedTensor) -> None:
         found = nest.map_structure(lambda x: tuple(getattr(x, 'shape', ())), action)
@@ -286,12 +290,14 @@ def _action_converter(space: spaces.Space, spec: TensorSpec, normalize: bool,
     half = (high.astype(np.float64) - low) / 2
     trivial = bool(np.all(low == -1) and np.all(high == 1))
     scale, offset = half.astype(dtype), (low + half).astype(dtype)
+    is_centred = not offset.any()
 
     def convert(array: np.ndarray) -> np.ndarray:
         array = array.astype(dtype)
         if normalize and not trivial:
             array *= scale
-            array += offset
+            if not is_centred:
+                array += offset
         if clip:
             np.maximum(array, low, out=array)
             np.minimum(array, high, out=array)

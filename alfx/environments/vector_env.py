@@ -116,8 +116,8 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
         Raises:
             EnvironmentStepError: an environment raised.
         """
-        self._assert_open()
-        if self._busy:
+        if self.closed or self._busy:
+            self._assert_open()
             raise RuntimeError('the last step was interrupted, and some environments have moved on: call reset() first')
         self._busy = True
         out, infos = self._step(actions)
@@ -135,9 +135,7 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
         return collected
 
     def _rows(self, actions: Any) -> list[Any]:
-        """One action for each environment."""
-        if self._flat_action:
-            return list(actions)
+        """Nests of actions, one for each environment."""
         columns = flatten_sample(self.single_action_space, actions)
         return [unflatten_sample(self.single_action_space, row) for row in zip(*columns)]
 
@@ -258,7 +256,7 @@ class SerialVectorEnv(SupervisedVectorEnv):
                           np.empty(count, bool))
         else:
             out = self._buffers()
-        infos = self._group.step(self._rows(actions), out, self._last)
+        infos = self._group.step(actions if self._flat_action else self._rows(actions), out, self._last)
         self._last = out
         return out, infos
 
