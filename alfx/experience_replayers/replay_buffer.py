@@ -239,8 +239,8 @@ class ReplayBuffer(RingBuffer):
     def _draw(self, batch_size: int, length: int, count: int) -> tuple[list[BatchInfo], np.ndarray]:
         """What to read for ``count`` minibatches that are drawn together: int64 ``[count, T * B]``."""
         env_ids, positions, probabilities = self._sample(batch_size * count, length)
-        cells = self._rings.cells_from(positions, length, env_ids).reshape(length, count, batch_size).swapaxes(0, 1)
-        cells = cells.reshape(count, -1)
+        steps = self._rings.cells_from(positions, length, env_ids)  # [T, count * B]
+        cells = steps.reshape(length, count, batch_size).swapaxes(0, 1).reshape(count, -1)
 
         def of_each(x: np.ndarray) -> tuple[Tensor, ...]:
             return torch.from_numpy(x.reshape(count, batch_size)).unbind()

@@ -22,18 +22,10 @@ def draw_distinct(n: int, k: int) -> np.ndarray:
     """
     if n <= 4 * k:
         return torch.randperm(n)[:k].numpy()
-    drawn = torch.randint(n, (k, )).numpy()  # the rest is not torch, whose calls cost several times as much
-    if _has_repeats(drawn):
-        distinct = dict.fromkeys(drawn.tolist())
-        while len(distinct) < k:
-            distinct.update(dict.fromkeys(torch.randint(n, (k - len(distinct), )).tolist()))
-        drawn = np.fromiter(distinct, np.int64, k)
-    return drawn
-
-
-def _has_repeats(values: np.ndarray) -> bool:
-    ordered = np.sort(values)
-    return bool((ordered[1:] == ordered[:-1]).any())
+    distinct = dict.fromkeys(torch.randint(n, (k, )).tolist())
+    while len(distinct) < k:
+        distinct.update(dict.fromkeys(torch.randint(n, (k - len(distinct), )).tolist()))
+    return np.fromiter(distinct, np.int64, k)
 
 
 class Sample(NamedTuple):
