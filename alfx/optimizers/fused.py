@@ -8,6 +8,27 @@ from torch import Tensor
 from alfx.optimizers.clipping import (ClippingMixin, LearningRate, Parameters, clip_divisor, global_norm,
                                       group_by_kind)
 from alfx.optimizers.hooks import HookedOnRequest
+from alfx.utils.autograd import below_autograd
+
+
+class _StepCounts:
+    """How many steps each parameter of a bucket has made: numbers in one block of memory.
+
+    Attributes:
+        tensors: the same numbers, a scalar tensor for each parameter.
+    """
+
+    def __init__(self, steps: list[Tensor]) -> None:
+        self._block = torch.stack(steps)
+        self._address: Optional[int] = None
+        self.tensors = list(self._block.unbind())
+
+    def values(self) -> Any:
+        """All numbers, to be changed in place: on the CPU in an array, since numpy takes less time for so few."""
+        if self._block.data_ptr() != self._address:  # also once somebody has moved the tensors to shared memory
+            self._address = self._block.data_ptr()
+            self._values: Any = self._block.numpy() if self._block.is_cpu else self._block
+        return self._values
 
 
 class _Bucket(NamedTuple):
@@ -18,28 +39,39 @@ class _Bucket(NamedTuple):
     exp_avg_sqs: list[Tensor]
     max_exp_avg_sqs: list[Tensor]
     steps: list[Tensor]
-    strides: list[tuple[int, ...]]
-    step_block: Optional[Tensor]  # what ``steps`` are views of, if it holds nothing else
+    is_contiguous: bool  # whether all parameters are
+    counts: Optional[_StepCounts]  # those in ``steps``, if it holds nothing else
 
-    def with_gradients(self, grads: list[Any]) -> tuple['_Bucket', list[Tensor]]:
+    def with_gradients(self) -> tuple['_Bucket', list[Tensor]]:
         """The parameters that have a gradient, and the gradients, each laid out in memory as its parameter.
 
         The kernels read memory in order and would silently take a transposed gradient for a straight one.
         """
-        indices = [i for i, grad in enumerate(grads) if grad is not None]
-        present = []
-        for i in indices:
-            param, grad = self.params[i], grads[i]
+        grads: list[Any] = [p.grad for p in self.params]
+        if self.is_contiguous:
+            for grad in grads:
+                if grad is None or not grad.is_contiguous():
+                    break
+            else:
+                return self, grads
+        return self._with_some_of(grads)
+
+    def _with_some_of(self, grads: list[Optional[Tensor]]) -> tuple['_Bucket', list[Tensor]]:
+        indices, present = [], []
+        for i, grad in enumerate(grads):
+            if grad is None:
+                continue
+            param = self.params[i]
             if not _same_layout(param, grad):
                 param.grad = grad = torch.empty_like(param).copy_(grad)
+            indices.append(i)
             present.append(grad)
-        if len(indices) == len(grads):
+        if len(indices) in (0, len(grads)):
             return self, present
-
-        def pick(items: list[Any]) -> list[Any]:
-            return [items[i] for i in indices] if items else []
-
-        return _Bucket(self.group, *(pick(items) for items in self[1:-1]), None), present  # type: ignore[call-arg, arg-type]
+        params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps = (
+            [items[i] for i in indices] if items else [] for items in self[1:6])
+        return _Bucket(self.group, params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, self.is_contiguous,
+                       None), present
 
 
 def _same_layout(a: Tensor, b: Tensor) -> bool:
@@ -112,15 +144,12 @@ class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Clip the gradients, then update every parameter that has one; see :meth:`ClippingMixin.step`."""
         loss = self._before_step(closure)
-        with torch.no_grad():
+        with below_autograd():
             batches = []
             for bucket in self.buckets():
-                grads: list[Any] = [p.grad for p in bucket.params]
-                if [g.stride() for g in grads if g is not None] != bucket.strides:
-                    bucket, grads = bucket.with_gradients(grads)
-                if not grads:
-                    continue
-                batches.append((bucket, grads))
+                bucket, grads = bucket.with_gradients()
+                if grads:
+                    batches.append((bucket, grads))
             if batches:
                 divisor = self._clip(batches)
                 self._count_steps(batches)
@@ -167,8 +196,9 @@ class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
     def _count_steps(self, batches: list[tuple[_Bucket, list[Tensor]]]) -> None:
         """Add 1 to the number of steps of each parameter."""
         for bucket, _ in batches:
-            if bucket.step_block is not None:
-                bucket.step_block.add_(1)
+            if bucket.counts is not None:
+                values = bucket.counts.values()
+                values += 1
             else:
                 torch._foreach_add_(bucket.steps, 1.0)
 
@@ -191,12 +221,12 @@ class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
                 if key not in state:
                     state[key] = torch.zeros_like(param, memory_format=torch.preserve_format)
         steps = [torch.as_tensor(s.get('step', 0.), dtype=torch.float32, device=params[0].device) for s in states]
-        block = torch.stack(steps)
-        for state, step in zip(states, block.unbind()):
+        counts = _StepCounts(steps)
+        for state, step in zip(states, counts.tensors):
             state['step'] = step
         max_exp_avg_sqs = [s['max_exp_avg_sq'] for s in states] if group['amsgrad'] else []
         return _Bucket(group, params, [s['exp_avg'] for s in states], [s['exp_avg_sq'] for s in states],
-                       max_exp_avg_sqs, [s['step'] for s in states], [p.stride() for p in params], block)
+                       max_exp_avg_sqs, counts.tensors, all(p.is_contiguous() for p in params), counts)
 
 
 def _check_adam_arguments(betas: tuple[float, float], eps: float, weight_decay: float, name: str) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx.gin_utils import configurable
+from alfx.utils.autograd import below_autograd
 from alfx.utils.saved_count import SavedCount
 
 Models = nn.Module | Tensor | Sequence[nn.Module | Tensor]
@@ -69,7 +70,7 @@ class TargetUpdater(nn.Module):
     def __call__(self) -> None:  # in place of forward(): no module calls this one, and most calls only count
         """Count one call; every ``period``-th one updates the target models."""
         if self._calls.add() % self._period == 0:
-            with torch.no_grad():
+            with below_autograd():
                 self._update()
 
     def _update(self) -> None:

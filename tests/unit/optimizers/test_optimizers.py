@@ -289,6 +289,28 @@ def test_a_gradient_that_is_nan_makes_all_parameters_nan_if_all_are_clipped_toge
     assert math.isnan(optimizer.grad_norm) and all(p.isnan().all() for p in parameters)
 
 
+def test_adam_counts_the_steps_of_each_parameter_also_once_the_counts_lie_in_shared_memory():
+    parameters = make_parameters()
+    optimizer = Adam(parameters, lr=0.1)
+    run(optimizer, parameters, range(2))
+    optimizer.state[parameters[1]]['step'].share_memory_()
+    run(optimizer, parameters, range(2, 5))
+    parameters[0].grad = None
+    optimizer.step()
+    assert [optimizer.state[p]['step'].item() for p in parameters] == [5.0, 6.0, 6.0, 6.0]
+
+
+@pytest.mark.parametrize('cls', [Adam, AdamW, AdamTF])
+def test_without_any_gradient_adam_neither_updates_nor_counts(cls):
+    parameters = make_parameters()
+    optimizer = cls(parameters, lr=0.1)
+    before = run(optimizer, parameters, range(2))
+    optimizer.zero_grad()
+    optimizer.step()
+    assert_same(parameters, before, rtol=0, atol=0)
+    assert [optimizer.state[p]['step'].item() for p in parameters] == [2.0] * 4
+
+
 def test_adam_refuses_parameters_its_kernel_cannot_update():
     with pytest.raises(TypeError, match='floating-point'):
         Adam([torch.nn.Parameter(torch.zeros(2, dtype=torch.int64), requires_grad=False)])

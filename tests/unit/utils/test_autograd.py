@@ -1,0 +1,23 @@
+"""Work that autograd has no part in."""
+import pytest
+import torch
+
+from alfx.utils.autograd import below_autograd
+
+
+def test_nothing_is_recorded_and_parameters_may_be_changed_in_place():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    with below_autograd():
+        doubled = 2 * parameter
+        parameter.add_(1.0)
+    assert not doubled.requires_grad and doubled.tolist() == [2.0, 2.0] and parameter.tolist() == [2.0, 2.0]
+    assert (2 * parameter).requires_grad
+
+
+def test_a_gradient_is_refused_if_what_it_needs_has_been_changed():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    squares = (parameter * parameter).sum()
+    with below_autograd():
+        torch._foreach_add_([parameter], [torch.ones(2)])
+    with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+        squares.backward()
