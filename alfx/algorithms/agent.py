@@ -410,8 +410,10 @@ class Agent(RLAlgorithm):
             root_inputs = root_inputs._replace(reward=self._training_reward(root_inputs.reward, rewards))
         for part in self._parts():
             field = self._helper.field(part)
-            root_inputs, processed = part.preprocess_experience(root_inputs, getattr(rollout_info, field), batch_info)
-            rollout_info = rollout_info._replace(**{field: processed})
+            info = getattr(rollout_info, field)
+            root_inputs, processed = part.preprocess_experience(root_inputs, info, batch_info)
+            if processed is not info:
+                rollout_info = rollout_info._replace(**{field: processed})
         return root_inputs, rollout_info
 
     # Losses and hooks ------------------------------------------------------------------------------------------

@@ -102,7 +102,8 @@ class StoringAlgorithm(OptimizedAlgorithm):
 
     def _prepare_for_replay(self, exp: Experience) -> Experience:
         """Drop what training does not read, cut gradients."""
-        if not self.use_rollout_state:
+        has_state = not isinstance(exp.state, tuple) or exp.state
+        if has_state and not self.use_rollout_state:
             exp = exp._replace(state=())
         if self._config is not None and self._config.unroll_with_grad:
             exp = nest.map_structure(torch.Tensor.detach, exp)

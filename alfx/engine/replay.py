@@ -272,7 +272,8 @@ def _preprocessed(algorithm: 'Algorithm', experience: Experience, batch_info: Ba
     """What ``preprocess_experience`` makes of a batch ``[B, T, ...]``."""
     root_inputs, rollout_info = algorithm.preprocess_experience(experience.time_step, experience.rollout_info,
                                                                 batch_info)
-    experience = experience._replace(time_step=root_inputs, rollout_info=rollout_info)
+    if root_inputs is not experience.time_step or rollout_info is not experience.rollout_info:
+        experience = experience._replace(time_step=root_inputs, rollout_info=rollout_info)
     if algorithm._processed_experience_spec is None:
         algorithm._processed_experience_spec = extract_spec(experience, from_dim=2)
     return experience

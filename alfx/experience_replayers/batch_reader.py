@@ -49,5 +49,7 @@ class BatchReader:
 
     def holds(self, experience: NestedTensor) -> bool:
         """Whether a nest consists of the tensors of :attr:`experience`, each in its place."""
+        if experience is self.experience:
+            return True
         leaves, structure = nest.flatten_with_structure(experience)
         return all(map(operator.is_, leaves, self._leaves)) and structure == self._structure

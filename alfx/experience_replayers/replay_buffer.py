@@ -242,15 +242,15 @@ class ReplayBuffer(RingBuffer):
         steps = self._rings.cells_from(positions, length, env_ids)  # [T, count * B]
         cells = steps.reshape(length, count, batch_size).swapaxes(0, 1).reshape(count, -1)
 
-        def of_each(x: np.ndarray) -> tuple[Tensor, ...]:
-            return torch.from_numpy(x.reshape(count, batch_size)).unbind()
+        def of_each(x: np.ndarray) -> Iterable[Tensor]:
+            return map(torch.from_numpy, x.reshape(count, batch_size))
 
         weights: Iterable[Any] = repeat(()) if probabilities is None else of_each(probabilities)
         returns: Iterable[Any] = repeat(())
         if self._returns is not None:
             found = self._returns.get(cells.reshape(-1))
             found = found.reshape(count, length, batch_size, *found.shape[1:]).swapaxes(1, 2)
-            returns = torch.from_numpy(found).unbind()
+            returns = map(torch.from_numpy, found)
         return list(map(BatchInfo, of_each(env_ids), of_each(positions), weights, repeat(self), returns)), cells
 
     @atomic

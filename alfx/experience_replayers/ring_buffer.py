@@ -20,18 +20,22 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, check_c
 _Method = TypeVar('_Method', bound=Callable[..., Any])
 
 
-def atomic(method: _Method) -> _Method:
-    """Make a method of a buffer without gradients and, if other processes use the buffer, one at a time."""
+def one_at_a_time(method: _Method) -> _Method:
+    """Call a method of a buffer that other processes use only while none of them does."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad():
-            if self._lock is None:
-                return method(self, *args, **kwargs)
-            with self._lock:
-                return method(self, *args, **kwargs)
+        if self._lock is None:
+            return method(self, *args, **kwargs)
+        with self._lock:
+            return method(self, *args, **kwargs)
 
     return call  # type: ignore[return-value]
+
+
+def atomic(method: _Method) -> _Method:
+    """Make a method of a buffer without gradients and, if other processes use the buffer, one at a time."""
+    return one_at_a_time(torch.no_grad()(method))
 
 
 class RingBuffer:
@@ -127,7 +131,7 @@ class RingBuffer:
 
     # Storing --------------------------------------------------------------------------------------------------
 
-    @atomic
+    @one_at_a_time
     def add_batch(self, batch: NestedTensor, env_ids: Optional[Tensor] = None) -> None:
         """Store one step of several environments, as copies.
 
@@ -139,7 +143,7 @@ class RingBuffer:
             SpecError: ``batch`` does not have the spec of the buffer.
             ValueError: ``env_ids`` are not distinct environments of the buffer.
         """
-        leaves, tree = nest.flatten_with_structure(batch)
+        leaves, tree = self._leaves_of(batch)
         if tree != self._tree or [x.dtype for x in leaves] != self._dtypes:
             self._raise_spec_error('add_batch', batch, 1)
         size = self._num_envs if env_ids is None else env_ids.numel()
@@ -162,7 +166,7 @@ class RingBuffer:
         rings.advance_some(envs)
         self._stored(positions, 1, envs, leaves)
 
-    @atomic
+    @one_at_a_time
     def add_sequence(self, batch: NestedTensor) -> None:
         """Store T steps of all environments, as copies: the same as :meth:`add_batch` for each of them in turn.
 
@@ -172,7 +176,7 @@ class RingBuffer:
         Raises:
             SpecError: ``batch`` does not have the spec of the buffer.
         """
-        leaves, tree = nest.flatten_with_structure(batch)
+        leaves, tree = self._leaves_of(batch)
         if tree != self._tree or [x.dtype for x in leaves] != self._dtypes:
             self._raise_spec_error('add_sequence', batch, 2)
         num_steps = leaves[0].shape[0] if leaves[0].ndim else 0
@@ -186,6 +190,12 @@ class RingBuffer:
             else:
                 part = leaves
             self._add_rows(part)
+
+    @staticmethod
+    def _leaves_of(batch: NestedTensor) -> tuple[list[Tensor], Any]:
+        """The leaves, without their gradients, and the structure; ``torch.no_grad`` takes longer than to look."""
+        leaves, tree = nest.flatten_with_structure(batch)
+        return [x.detach() if x.requires_grad else x for x in leaves], tree
 
     def _add_rows(self, leaves: Sequence[Tensor]) -> None:
         """Store ``[T, num_environments, ...]`` with T of at most ``max_length``."""

@@ -21,7 +21,7 @@ INITIAL = {'sum': 0., 'mean': 0., 'max': -np.inf, 'min': np.inf}
 def to_host(x: torch.Tensor | np.ndarray) -> np.ndarray:
     """The numbers of ``x`` as a numpy array; shares the memory of a CPU tensor."""
     if isinstance(x, torch.Tensor):
-        return x.numpy() if x.device.type == 'cpu' and not x.requires_grad else x.detach().cpu().numpy()
+        return x.numpy() if x.is_cpu and not x.requires_grad else x.detach().cpu().numpy()
     return np.asarray(x)
 
 

@@ -71,3 +71,13 @@ def test_too_little_to_sample_is_told_as_by_the_buffer():
     buffer = ReplayBuffer(SPEC, 1, 10)
     with pytest.raises(ValueError, match='collect more'):
         buffer.reader(4, 2).draw(1)
+
+
+def test_it_reads_where_all_leaves_are_large():
+    buffer = ReplayBuffer({'image': TensorSpec((40, 40), torch.uint8)}, 1, 4)
+    for t in range(6):
+        buffer.add_batch({'image': torch.full((1, 40, 40), t, dtype=torch.uint8)})
+    reader = buffer.reader(3, 2)
+    (info, read), = reader.draw(1)
+    read()
+    assert reader.time_major['image'][:, :, 0, 0].tolist() == torch.stack([info.positions, info.positions + 1]).tolist()

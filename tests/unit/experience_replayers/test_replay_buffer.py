@@ -379,3 +379,14 @@ def test_storage_and_batches_may_live_on_different_devices():
             assert info.positions.device.type == 'cuda'
             assert_cells(nest.map_structure(lambda x: x.cpu(), batch), torch.arange(26, 42).reshape(8, 2).T)
             assert buffer.get_field('value', info.env_ids, info.positions).tolist() == [26, 27]
+
+
+@pytest.mark.parametrize('steps', [1, 3])
+def test_nothing_stored_has_a_gradient(steps):
+    buffer = ReplayBuffer({'value': TensorSpec(())}, 2, 8)
+    batch = torch.ones(steps, 2, requires_grad=True)
+    buffer.add_sequence({'value': batch * 2})
+    buffer.add_batch({'value': batch[0] * 3}, torch.tensor([1, 0]))
+    experience, _ = buffer.gather_all()
+    assert not experience['value'].requires_grad
+    assert experience['value'].tolist() == [[2.0] * steps + [3.0]] * 2
