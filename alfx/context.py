@@ -146,8 +146,11 @@ def update_progress(progress_type: str, value: float) -> None:
 
 def update_all_progresses(progresses: dict[str, float]) -> None:
     """Set several progresses at once."""
+    own = _state.progress
     for progress_type, value in progresses.items():
-        update_progress(progress_type, value)
+        if progress_type not in own:
+            _check_progress_type(progress_type)
+        own[progress_type] = float(value)
 
 
 def get_progress(progress_type: str) -> float:

@@ -98,10 +98,13 @@ class StepMetric(HostModule):
             summary.scalar(f'{self.prefix}/{path}', value, step=train_step)
             for metric in step_metrics:
                 if metric is not self:
-                    summary.scalar(f'{self.prefix}_vs_{metric.name}/{path}', value, step=int(metric.result()))
+                    step = metric.count if isinstance(metric, _Counter) else int(metric.result())
+                    summary.scalar(f'{self.prefix}_vs_{metric.name}/{path}', value, step=step)
 
 
 def _named_scalars(name: str, result: Any) -> list[tuple[str, float]]:
+    if isinstance(result, torch.Tensor) and result.ndim == 0:
+        return [(name, result.item())]
     named = []
     for path, value in nest.flatten_with_path(result):
         base = f'{name}/{path}' if path else name

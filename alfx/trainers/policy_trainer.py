@@ -86,7 +86,7 @@ class Trainer:
         self._last_summary_counter = -1
         self._evaluated_at = -1
         self._saved_counter, self._checkpoints_done = -1, 0
-        self._last_save, self._save_seconds = time.monotonic(), 0.0
+        self._next_save = time.monotonic() + _TEMPORARY_CHECKPOINT_SECONDS
         self._conf_recorded = self._evaluation_conf_checked = self._warned_of_env = self._wait_is_over = False
 
     # The schedule ----------------------------------------------------------------------------------------------
@@ -137,14 +137,14 @@ class Trainer:
         self._state.iteration += 1
         if not self._config.update_counter_every_mini_batch:
             context.increment_global_counter()
-        wait = max(_TEMPORARY_CHECKPOINT_SECONDS, self._save_seconds / _TEMPORARY_CHECKPOINT_SHARE)
-        self._wait_is_over = self._team.agree(self._state.iteration, time.monotonic() - self._last_save > wait)
+        self._wait_is_over = self._team.agree(self._state.iteration, time.monotonic() > self._next_save)
         self._update_progress()
 
     def _update_progress(self) -> None:
+        env_steps = self.current_env_steps()
         context.update_all_progresses({
-            'percent': self.progress(), 'iterations': self.current_iterations(),
-            'env_steps': self.current_env_steps(), 'global_counter': context.get_global_counter()})
+            'percent': self._progress_after(env_steps), 'iterations': self._state.iteration, 'env_steps': env_steps,
+            'global_counter': context.get_global_counter()})
 
     def _summary_is_due(self) -> bool:
         counter = context.get_global_counter()
@@ -169,7 +169,7 @@ class Trainer:
         return not isinstance(self._evaluator, Evaluator)
 
     def _checkpoints_to_be_done(self) -> int:
-        return int(self.progress() * self._config.num_checkpoints + 1e-9)
+        return int(context.get_progress('percent') * self._config.num_checkpoints + 1e-9)
 
     def _checkpoint_is_due(self) -> bool:
         due = self._checkpoints_done < self._checkpoints_to_be_done() < self._config.num_checkpoints
@@ -232,9 +232,13 @@ class Trainer:
         """Whether the run has come to its end."""
         raise NotImplementedError
 
+    def _progress_after(self, env_steps: int) -> float:
+        """How much of the run is done, in ``[0, 1]``, if so many environment steps have been taken."""
+        raise NotImplementedError
+
     def progress(self) -> float:
         """How much of the run is done, in ``[0, 1]``."""
-        raise NotImplementedError
+        return self._progress_after(self.current_env_steps())
 
     def current_iterations(self) -> int:
         """Number of iterations done."""
@@ -294,9 +298,9 @@ class Trainer:
             self._display.message(f'going on from {self._checkpointer.path(step)}, {self.progress():.1%} done')
         if self._team.writes:
             self._cut_files(saved_at, counter)
+        self._update_progress()
         self._checkpoints_done = self._checkpoints_to_be_done()
         self._last_summary_counter = counter - 1
-        self._update_progress()
         if counter >= 0 and self._eval_is_due() and not self._team.decide(self._has_evaluation):
             self._evaluate()
 
@@ -362,8 +366,8 @@ class Trainer:
         if not temporary:
             self._saved_counter = context.get_global_counter()
             self._checkpoints_done = self._checkpoints_to_be_done()
-        self._last_save = time.monotonic()
-        self._save_seconds = self._last_save - start
+        now = time.monotonic()
+        self._next_save = now + max(_TEMPORARY_CHECKPOINT_SECONDS, (now - start) / _TEMPORARY_CHECKPOINT_SHARE)
 
     def _save_after_error(self, error: BaseException | None) -> None:
         """Save what is still good when training ends with an error.
@@ -383,10 +387,9 @@ class Trainer:
 
     def _record_conf(self) -> None:
         """Write the operative configuration and tell which bindings nothing has used; evaluation has yet to come."""
-        if not self._team.writes:
-            return
-        gin_utils.write_operative(self._config.root_dir)
-        gin_utils.warn_of_unused([b for b in gin_utils.unused_bindings() if not b.is_for_evaluation])
+        if self._team.writes:
+            gin_utils.write_operative(self._config.root_dir)
+            gin_utils.warn_of_unused([b for b in gin_utils.unused_bindings() if not b.is_for_evaluation])
 
 
 class RLTrainer(Trainer):
@@ -442,13 +445,12 @@ class RLTrainer(Trainer):
             return False
         return not (config.num_iterations and self._trains_without_new_steps())
 
-    def progress(self) -> float:
-        """How much of the run is done, in ``[0, 1]``."""
+    def _progress_after(self, env_steps: int) -> float:
         config, done = self._config, 0.0
         if config.num_iterations:
             done = self._state.iteration / config.num_iterations
         if config.num_env_steps and not (config.num_iterations and self._trains_without_new_steps()):
-            done = max(done, self.current_env_steps() / config.num_env_steps)
+            done = max(done, env_steps / config.num_env_steps)
         return min(done, 1.0)
 
     def _check_length(self) -> None:
@@ -494,6 +496,5 @@ class SLTrainer(Trainer):
     def _is_finished(self) -> bool:
         return self._state.iteration >= self._config.num_iterations
 
-    def progress(self) -> float:
-        """How much of the run is done, in ``[0, 1]``."""
+    def _progress_after(self, env_steps: int) -> float:
         return min(self._state.iteration / self._config.num_iterations, 1.0)
