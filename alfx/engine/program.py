@@ -49,7 +49,9 @@ class Program:
     def __call__(self, changing: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """What the graph returns. The next call overwrites it."""
         with torch._C._AutoDispatchBelowAutograd():
-            if self._copied_inputs:
+            if len(self._copied_inputs) == 1:
+                self._copied_inputs[0].copy_(changing[self._num_reused])
+            elif self._copied_inputs:
                 torch._foreach_copy_(self._copied_inputs, list(changing[self._num_reused:]))
             for call in self._calls:
                 call()
@@ -67,7 +69,7 @@ def copied(x: Tensor) -> Tensor:
 
 def addresses(tensors: Iterable[Tensor]) -> list[int]:
     """Where in memory tensors lie."""
-    return [x.data_ptr() for x in tensors]
+    return list(map(Tensor.data_ptr, tensors))
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -147,7 +149,7 @@ class _Layout:
                     self._last_use[_storage(x)] = len(self._nodes) if node.op == 'output' else index
             for x in _tensors(self._seen.get(node)):
                 self._last_use.setdefault(_storage(x), index)
-            for written in _written_by(node):
+            for written in written_by(node):
                 self._written.update(_storage(x) for x in _tensors(self._seen[written]))
 
     def _arguments(self, node: fx.Node) -> tuple[Any, Any]:
@@ -159,7 +161,7 @@ class _Layout:
         seen, inputs = self._seen[node], node.all_input_nodes
         args, kwargs = self._arguments(node)
         is_loose = any(isinstance(self._places[used], _Cell) for used in inputs)
-        written = _written_by(node)
+        written = written_by(node)
         if written:
             if isinstance(seen, Tensor) and isinstance(self._places[written[0]], _Cell):
                 return self._anew(_in_place(op), args, kwargs)
@@ -167,7 +169,7 @@ class _Layout:
             return self._places[written[0]] if isinstance(seen, Tensor) else None
         results = _tensors(seen)
         storages = {_storage(x) for x in results}
-        is_constant = all(used in self._constant for used in inputs) and not _draws_numbers(op)
+        is_constant = all(used in self._constant for used in inputs) and not draws_numbers(op)
         if storages <= {_storage(x) for used in inputs for x in _tensors(self._seen[used])}:  # a view
             if is_constant:
                 self._constant.add(node)
@@ -220,7 +222,7 @@ class _Layout:
             self._free[whole.device, whole.numel()].append(whole)
 
 
-def _written_by(node: fx.Node) -> list[fx.Node]:
+def written_by(node: fx.Node) -> list[fx.Node]:
     """What an operation changes in place."""
     schema: Any = getattr(node.target, '_schema', None)
     if schema is None or not schema.is_mutable:
@@ -231,13 +233,14 @@ def _written_by(node: fx.Node) -> list[fx.Node]:
     return [x for value in written for x in (value if isinstance(value, (tuple, list)) else [value])]
 
 
-def _draws_numbers(op: Any) -> bool:
+def draws_numbers(op: Any) -> bool:
+    """Whether an operation draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(op, 'tags', ())
 
 
 def has_effect(node: fx.Node) -> bool:
     """Whether a node may not be left out although nobody uses its result: it changes a tensor or draws numbers."""
-    return node.op in ('placeholder', 'output') or bool(_written_by(node)) or _draws_numbers(node.target)
+    return node.op in ('placeholder', 'output') or bool(written_by(node)) or draws_numbers(node.target)
 
 
 # How operations are called -------------------------------------------------------------------------------------------

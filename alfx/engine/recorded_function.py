@@ -41,7 +41,7 @@ class RecordedFunction:
             leaves, structure = [inputs], None
         else:
             leaves, structure = nest.flatten_with_structure(inputs)
-        key = structure, *[(x.shape, x.stride(), x.dtype, x.device) for x in leaves]
+        key = structure, *[(x.shape, x.stride(), x.dtype, x.get_device()) for x in leaves]
         record = self._records.get(key)
         if record is None or not record.program.is_current:
             count = self._counts[key] = self._counts.get(key, 0) + 1
