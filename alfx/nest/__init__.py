@@ -259,18 +259,34 @@ def _is_empty(value: Any) -> bool:
 
 
 def stack(nests: Sequence[Any], dim: int = 0) -> Any:
-    """Stack corresponding tensors of equally structured ``nests`` along a new dimension ``dim``."""
-    first, tree = flatten_with_structure(nests[0])
+    """Stack corresponding tensors of equally structured ``nests`` along a new dimension ``dim``.
+
+    A single nest is not copied: its tensors get the dimension as views.
+    """
     if len(nests) == 1:
-        return tree.unflatten([x.unsqueeze(dim) for x in first])
-    columns = zip(first, *(flatten(n) for n in nests[1:]))
-    return tree.unflatten([torch.stack(column, dim) for column in columns])
+        return _combined(nests, lambda column: column[0].unsqueeze(dim))
+    return _combined(nests, lambda column: torch.stack(column, dim))
 
 
 def concatenate(nests: Sequence[Any], dim: int = 0) -> Any:
     """Concatenate corresponding tensors of equally structured ``nests`` along dimension ``dim``."""
-    columns = zip(*(flatten(n) for n in nests))
-    return structure(nests[0]).unflatten([torch.cat(column, dim) for column in columns])
+    return _combined(nests, lambda column: torch.cat(column, dim))
+
+
+def _combined(nests: Sequence[Any], combine: Callable[[Any], torch.Tensor]) -> Any:
+    """``combine`` of each sequence of corresponding tensors of ``nests``, in the structure of the first.
+
+    Tuples are taken apart together: to flatten each of hundreds of steps takes longer than to stack them.
+    """
+    first = nests[0]
+    if isinstance(first, torch.Tensor):
+        return combine(nests)
+    if type(first) is tuple or is_namedtuple(first):
+        parts = [combine(column) if isinstance(column[0], torch.Tensor) else
+                 () if column[0] == () else _combined(column, combine) for column in zip(*nests)]
+        return tuple(parts) if type(first) is tuple else type(first)(*parts)
+    leaves, tree = flatten_with_structure(first)
+    return tree.unflatten(map(combine, zip(leaves, *map(flatten, nests[1:]))))
 
 
 def batch_nested_tensor(nested_tensor: Any) -> Any:

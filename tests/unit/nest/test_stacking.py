@@ -1,0 +1,57 @@
+"""Stacking and concatenating nests is stacking and concatenating each of their leaves."""
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from alfx import nest
+from alfx.utils import dist_utils  # noqa: F401 - makes distributions nests
+
+
+class Pair(NamedTuple):
+    left: Any = ()
+    right: Any = ()
+
+
+def nest_of(number, shape=(2, )):
+    """A nest of every kind of node, whose leaves differ from each other."""
+    x = torch.full(shape, float(number))
+    normal = torch.distributions.Independent(torch.distributions.Normal(x, x + 1), 1)
+    return Pair((x, [x + 2, Pair(x + 3)], ()), {'b': x + 4, 'a': Pair(right=(x + 5, normal)), 'empty': {}})
+
+
+@pytest.mark.parametrize('count', [1, 2, 5])
+@pytest.mark.parametrize('dim', [0, 1])
+def test_each_leaf_is_stacked(count, dim):
+    nests = [nest_of(10 * i) for i in range(count)]
+    stacked = nest.stack(nests, dim)
+    nest.assert_same_structure_up_to(nests[0].left, stacked.left)
+    expected = [torch.stack(leaves, dim) for leaves in zip(*map(nest.flatten, nests))]
+    found = nest.flatten(stacked)
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+    assert isinstance(stacked.right['a'].right[1], torch.distributions.Independent)
+    assert isinstance(stacked.left[1][1], Pair) and stacked.left[2] == () and stacked.right['empty'] == {}
+
+
+@pytest.mark.parametrize('count', [1, 3])
+def test_each_leaf_is_concatenated(count):
+    nests = [nest_of(10 * i, (i + 1, 3)) for i in range(count)]
+    joined = nest.concatenate(nests)
+    expected = [torch.cat(leaves) for leaves in zip(*map(nest.flatten, nests))]
+    assert all(torch.equal(x, y) for x, y in zip(nest.flatten(joined), expected, strict=True))
+    assert nest.structure(nest_of(0).left) == nest.structure(joined.left)
+
+
+def test_a_single_tensor_is_a_nest():
+    x = torch.arange(3)
+    assert nest.stack([x, x]).tolist() == [[0, 1, 2]] * 2
+    assert nest.concatenate([x, x]).tolist() == [0, 1, 2] * 2
+
+
+def test_nothing_stacks_to_nothing():
+    assert nest.stack([(), ()]) == () and nest.concatenate([Pair(), Pair()]) == Pair()
+
+
+def test_a_single_nest_is_not_copied():
+    x = torch.zeros(2)
+    assert nest.stack([(x, )])[0].data_ptr() == x.data_ptr()
