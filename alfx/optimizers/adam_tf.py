@@ -57,11 +57,8 @@ class AdamTF(FusedAdamBase):
         for group in groups.values():
             group['iterations'] += 1
         for bucket, _ in batches:
-            if bucket.counts is not None:
-                bucket.counts.values()[:] = bucket.group['iterations']
-            else:
-                for step in bucket.steps:
-                    step.fill_(bucket.group['iterations'])
+            for step in bucket.steps if bucket.counts is None else [bucket.counts.block]:
+                step.fill_(bucket.group['iterations'])
 
     def _eps(self, group: dict[str, Any]) -> float:
         # The kernel computes m_hat / (sqrt(v) / sqrt(1 - beta2^t) + eps).

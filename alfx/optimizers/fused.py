@@ -15,20 +15,26 @@ class _StepCounts:
     """How many steps each parameter of a bucket has made: numbers in one block of memory.
 
     Attributes:
+        block: the numbers, ``[number of parameters]``.
         tensors: the same numbers, a scalar tensor for each parameter.
     """
 
     def __init__(self, steps: list[Tensor]) -> None:
-        self._block = torch.stack(steps)
+        self.block = torch.stack(steps)
+        self.tensors = list(self.block.unbind())
         self._address: Optional[int] = None
-        self.tensors = list(self._block.unbind())
 
-    def values(self) -> Any:
-        """All numbers, to be changed in place: on the CPU in an array, since numpy takes less time for so few."""
-        if self._block.data_ptr() != self._address:  # also once somebody has moved the tensors to shared memory
-            self._address = self._block.data_ptr()
-            self._values: Any = self._block.numpy() if self._block.is_cpu else self._block
-        return self._values
+    def add_one(self) -> None:
+        """Count a step of all parameters."""
+        if not self.block.is_cpu:
+            self.block.add_(1)
+            return
+        if self.block.data_ptr() != self._address:  # also once somebody has moved the tensors to shared memory
+            self._address = self.block.data_ptr()
+            array: Any = self.block.numpy()
+            self._numbers = memoryview(array)
+        for i, number in enumerate(self._numbers):  # the way to torch's addition is longer than this
+            self._numbers[i] = number + 1
 
 
 class _Bucket(NamedTuple):
@@ -197,8 +203,7 @@ class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
         """Add 1 to the number of steps of each parameter."""
         for bucket, _ in batches:
             if bucket.counts is not None:
-                values = bucket.counts.values()
-                values += 1
+                bucket.counts.add_one()
             else:
                 torch._foreach_add_(bucket.steps, 1.0)
 
