@@ -256,16 +256,18 @@ class ActionCodec:
         if self._is_leaf and type(action) is torch.Tensor:
             if action.requires_grad:
                 action = action.detach()
-            array = (action if action.is_cpu else action.cpu()).numpy()
+            if not action.is_cpu:
+                action = action.cpu()
+            array = action.numpy()
             if array.shape != self._shape:
                 self._refuse(action)
-            return self._convert(array), [array.astype(self._dtype)]
+            return self._convert(action), [array.astype(self._dtype)]
         leaves, structure = nest.flatten_with_structure(action)
         if structure != self._structure or any(x.shape != shape for x, shape in zip(leaves, self._shapes)):
             self._refuse(action)
-        arrays = [leaf.detach().cpu().numpy() for leaf in leaves]
-        encoded = [convert(array) for convert, array in zip(self._converters, arrays)]
-        given = [array.astype(dtype) for array, dtype in zip(arrays, self._dtypes)]
+        leaves = [leaf.detach().cpu() for leaf in leaves]
+        encoded = [convert(leaf) for convert, leaf in zip(self._converters, leaves)]
+        given = [leaf.numpy().astype(dtype) for leaf, dtype in zip(leaves, self._dtypes)]
         return unflatten_sample(self._space, encoded), given
 
     def pack(self, leaves: Sequence[np.ndarray]) -> NestedTensor:
@@ -281,26 +283,31 @@ class ActionCodec:
 
 
 def _action_converter(space: spaces.Space, spec: TensorSpec, normalize: bool,
-                      clip: bool) -> Callable[[np.ndarray], np.ndarray]:
+                      clip: bool) -> Callable[[torch.Tensor], np.ndarray]:
     dtype = np.dtype(space.dtype)
     if not (isinstance(spec, BoundedTensorSpec) and spec.is_continuous and spec.numel and (normalize or clip)):
-        return lambda array: array.astype(dtype)
+        return lambda action: action.numpy().astype(dtype)
     assert isinstance(space, spaces.Box)
-    low, high = space.low, space.high
-    half = (high.astype(np.float64) - low) / 2
-    trivial = bool(np.all(low == -1) and np.all(high == 1))
-    scale, offset = half.astype(dtype), (low + half).astype(dtype)
+    half = (space.high.astype(np.float64) - space.low) / 2
+    scale = torch.from_numpy(half.astype(dtype) if normalize else np.ones_like(space.low))
+    offset = torch.from_numpy((space.low + half).astype(dtype) if normalize else np.zeros_like(space.low))
+    low, high = _bound(space.low), _bound(space.high)
     is_centred = not offset.any()
 
-    def convert(array: np.ndarray) -> np.ndarray:
-        array = array.astype(dtype)
-        if normalize and not trivial:
-            array *= scale
-            if not is_centred:
-                array += offset
+    def convert(action: torch.Tensor) -> np.ndarray:
+        # by torch, as the policy before it: the first use of numpy's arithmetic after an update takes long
+        if action.dtype != scale.dtype:
+            action = action.to(scale.dtype)
+        action = action * scale
+        if not is_centred:
+            action += offset
         if clip:
-            np.maximum(array, low, out=array)
-            np.minimum(array, high, out=array)
-        return array
+            action.clamp_(low, high)
+        return action.numpy()
 
     return convert
+
+
+def _bound(bounds: np.ndarray) -> Any:
+    """The bounds of all elements: a number if they are equal, which is quicker, otherwise a tensor."""
+    return bounds.flat[0].item() if np.all(bounds == bounds.flat[0]) else torch.from_numpy(bounds.copy())
