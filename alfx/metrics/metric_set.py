@@ -12,7 +12,7 @@ from alfx import nest
 from alfx.data_structures import TimeStep
 from alfx.metrics.metrics import StepMetric, update_metrics
 
-_ENOUGH_STEPS = 128
+_ENOUGH_STEPS = 32
 
 
 class _Waiting:
