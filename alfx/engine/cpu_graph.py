@@ -2,8 +2,9 @@
 
 What remains of an update there once it is compiled are its matrix products. The backend leaves them to a library, and
 what surrounds them as they are recorded costs a fifth of the time of small networks: biases are copied into the results
-before the products are added to them, products with a single row or column in between are sums over strides. Results
-differ by rounding.
+before the products are added to them, products with a single row or column in between are sums over strides. The
+library is also far from its best where a product has few rows or columns: such a product reads a matrix once, which the
+loop that computes the matrix can do in passing. Results differ by rounding.
 """
 from typing import Any
 
@@ -13,18 +14,23 @@ from torch import fx
 _aten = torch.ops.aten
 _WITHOUT_BIAS: dict[Any, Any] = {_aten.addmm.default: _aten.mm.default, _aten.baddbmm.default: _aten.bmm.default}
 _FEW_TERMS = 8
+_FEW_VECTORS = 4
+_MAX_MATRIX = 2**18  # elements; a larger one leaves the cache between the reads of two of its columns
 _PRODUCTS = (_aten.mm.default, _aten.bmm.default)
 
-# Settings of the backend. The patterns that it looks for would put the biases back. Calls from C++ are cheaper.
-SETTINGS = {'pattern_matcher': False, 'cpp_wrapper': True}
+# Settings of the backend. The patterns that it looks for would put the biases back. Calls from C++ are cheaper. Loops
+# that share less than these bytes, as two calls of a network share its biases, are not joined: the first would wait
+# for what the second reads, and find its own matrices no longer in the cache.
+SETTINGS = {'pattern_matcher': False, 'cpp_wrapper': True, 'score_fusion_memory_threshold': 8192}
 
 
 def prepare(graph: fx.GraphModule) -> None:
     """Change a graph of aten operations, whose nodes know their values' shapes (``meta['val']``), in place.
 
     - A product plus a bias becomes a product and an addition, which is done together with the activation after it.
-    - Vectors that products read with gaps in between are copied first, and no product with a vector is taken apart.
     - A product whose results are sums of few terms is written as these sums, done together with what follows.
+    - A product of a matrix with few vectors is written as a sum for each, done together with what precedes.
+    - Large matrices' products with vectors are not taken apart, and vectors with gaps are copied first.
     """
     for node in list(graph.graph.nodes):
         if node.target in _WITHOUT_BIAS and len(node.args) == 3 and not node.kwargs:
@@ -33,6 +39,8 @@ def prepare(graph: fx.GraphModule) -> None:
         if node.target in _PRODUCTS:
             if 0 < _num_terms(node) <= _FEW_TERMS:
                 _write_as_sum(graph.graph, node)
+            elif _has_few_vectors(node):
+                _write_as_reductions(graph.graph, node)
             else:
                 node.args = tuple(_without_gaps(graph.graph, node, operand) for operand in node.args)
                 _keep_product(graph.graph, node)
@@ -76,6 +84,39 @@ def _write_as_sum(graph: fx.Graph, product: Any) -> None:
             term = graph.call_function(_aten.mul.Tensor, (column, row))
             total = term if total is None else graph.call_function(_aten.add.Tensor, (total, term))
     _replace(graph, product, total)
+
+
+def _has_few_vectors(product: Any) -> bool:
+    """Whether the result has few rows or columns, and the matrix that they are read from is small."""
+    value = product.meta.get('val')
+    if value is None:
+        return False
+    few, many = sorted(value.shape[-2:])
+    return 0 < few <= _FEW_VECTORS and many * _num_terms(product) <= _MAX_MATRIX
+
+
+def _write_as_reductions(graph: fx.Graph, product: Any) -> None:
+    """Each column of the result is the matrix times a vector, element by element, summed; or each row is."""
+    left, right = product.args
+    rows, columns = product.meta['val'].shape[-2:]
+    with graph.inserting_before(product):
+        turned = graph.call_function(_aten.transpose.int, (right, -2, -1))
+        turned.meta = {'val': right.meta['val'].transpose(-2, -1)}
+    matrix, vectors, dim = (left, turned, -1) if columns <= rows else (turned, left, -2)
+    if _last_stride(matrix) == 1 != _last_stride(vectors):  # in both, the elements of a sum are neighbours
+        vectors = _contiguous(graph, product, vectors)
+    sums = []
+    with graph.inserting_before(product):
+        for i in range(min(rows, columns)):
+            vector = graph.call_function(_aten.slice.Tensor, (vectors, -2, i, i + 1))
+            terms = graph.call_function(_aten.mul.Tensor, (matrix, vector))
+            sums.append(graph.call_function(_aten.sum.dim_IntList, (terms, [-1])))
+        total = graph.call_function(_aten.stack.default, (sums, dim))
+    _replace(graph, product, total)
+
+
+def _last_stride(node: Any) -> int:
+    return int(node.meta['val'].stride()[-1])
 
 
 def _keep_product(graph: fx.Graph, product: Any) -> None:
