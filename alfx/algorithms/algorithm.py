@@ -20,6 +20,7 @@ from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
 from alfx.engine.replay import train_from_replay_buffer
 from alfx.engine.update import apply_gradients, train_from_unroll
+from alfx.engine.update_summaries import without_train_info
 from alfx.gin_utils import configurable
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, zeros_from_spec
@@ -318,13 +319,15 @@ class Algorithm(StoringAlgorithm):
     def train_from_replay_buffer(self, update_global_counter: bool = False) -> int:
         return train_from_replay_buffer(self, update_global_counter)
 
+    @without_train_info
     def summarize_train(self, experience: Experience, train_info: NestedTensor, loss_info: LossInfo,
                         params: list[tuple[str, nn.Parameter]]) -> None:
         """Write summaries after an update; called only in iterations that write them.
 
         Args:
             experience: ``[T, B, ...]``: what was trained on.
-            train_info: ``[T, B, ...]``: what ``calc_loss`` got.
+            train_info: ``[T, B, ...]``: what ``calc_loss`` got; see
+                :func:`~alfx.engine.update_summaries.without_train_info`.
             loss_info: the losses.
             params: the parameters updated, with gradients.
         """

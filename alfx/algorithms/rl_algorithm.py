@@ -20,6 +20,7 @@ from alfx.engine.compiled_update import check_compilable
 from alfx.engine.remote_unroll import RemoteUnroll, Steps, UnrollSource
 from alfx.engine.replay import check_sequences, compute_train_info
 from alfx.engine.unroll import Cursor, start, unroll
+from alfx.engine.update_summaries import without_train_info
 from alfx.gin_utils import configurable
 from alfx.metrics.metric_set import MetricSet
 from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageEnvInfoMetric, AverageEpisodeLengthMetric,
@@ -425,6 +426,7 @@ class RLAlgorithm(Algorithm):
         if custom_summary is not None:
             custom_summary(experience)
 
+    @without_train_info
     def summarize_train(self, experience: Experience, train_info: NestedTensor, loss_info: LossInfo,
                         params: list[tuple[str, nn.Parameter]]) -> None:
         """Write losses, gradients and, if asked, actions and action distributions of what was trained on."""

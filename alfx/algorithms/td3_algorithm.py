@@ -111,7 +111,8 @@ class Td3Algorithm(DdpgAlgorithm):
         self._updates = SavedCount(self, '_num_updates')
         self.register_buffer('_num_random_steps', torch.zeros((), dtype=torch.int64))
         self._has_random_steps_left = True  # once they are taken their number is not looked at any more
-        self._latest_actor_loss: Any = None  # shown in summaries of updates that have none
+        self._latest_actor_loss: Tensor  # shown in summaries of updates that have none; 0 before there is one
+        self.register_buffer('_latest_actor_loss', torch.zeros(()), persistent=False)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -161,13 +162,11 @@ class Td3Algorithm(DdpgAlgorithm):
         loss_info = super().calc_loss(info)
         actor_loss = loss_info.extra.actor
         if isinstance(actor_loss, Tensor):
-            self._latest_actor_loss = actor_loss.detach(), info.step_type, self._updates.value
-        elif self._latest_actor_loss is not None and context.should_record_summaries():
-            latest, step_type, updates = self._latest_actor_loss
-            if self._updates.value - updates < self._policy_update_period:
-                masks = valid_masks(step_type)
-                mean = (latest * masks).sum() / masks.sum().clamp(min=1)
-                loss_info = loss_info._replace(extra=loss_info.extra._replace(actor=mean))
+            masks = valid_masks(info.step_type)
+            mean = (actor_loss.detach() * masks).sum() / masks.sum().clamp(min=1)
+            self._latest_actor_loss.copy_(mean)
+        elif context.should_record_summaries():
+            loss_info = loss_info._replace(extra=loss_info.extra._replace(actor=self._latest_actor_loss))
         return loss_info
 
     def after_update(self, root_inputs: TimeStep, info: Any) -> None:

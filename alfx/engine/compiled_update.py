@@ -18,6 +18,7 @@ from alfx.engine.cuda_graph import captured
 from alfx.engine.program import addresses, copied
 from alfx.engine.recorded_update import Player, RecordedUpdate
 from alfx.engine.recording import Batch, NotRecordableError, TrainInfo, UpdateRecorder, has_fixed_update
+from alfx.engine.update_summaries import can_summarize, record_summarized
 from alfx.gin_utils.checks import problem_at
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class CompiledUpdate(RecordedUpdate):
     def __init__(self, algorithm: 'Algorithm', compute_train_info: TrainInfo) -> None:
         check_compilable(algorithm)
         super().__init__(algorithm, compute_train_info)
+        self.can_summarize = can_summarize(algorithm)
 
     def _updates_before(self) -> int:
         return 0
@@ -51,34 +53,51 @@ class CompiledUpdate(RecordedUpdate):
     def _record(self, recorder: UpdateRecorder, batch: Batch) -> Player:
         started = time.monotonic()
         logger.info('compiling the update of %s; this takes some seconds, once', self._algorithm.name)
-        compiled = _Compiled(recorder, batch)
+        graph = self._graph(recorder, batch)
+        compiled = _Compiled(graph, recorder.tensors, batch.leaves)
         logger.info('compiled in %.0f seconds', time.monotonic() - started)
         if compiled.asks_other_ranks:
             logger.info('the update of %s asks the other processes, so that it is no CUDA graph', self._algorithm.name)
             return compiled
         return captured(compiled, recorder.tensors, batch.leaves, self._algorithm.name)
 
+    def _graph(self, recorder: UpdateRecorder, batch: Batch) -> Any:
+        """What is compiled, with the summaries of the update if that is possible."""
+        if self.can_summarize:
+            try:
+                graph, self._summaries[batch.key] = record_summarized(recorder, batch)
+                return graph
+            except (RuntimeError, TypeError, ValueError) as error:  # what looks at values fails in many ways
+                logger.info('updates of %s that write summaries are made step by step: %s', self._algorithm.name,
+                            str(error).partition('\n')[0])
+        self._summaries[batch.key] = None
+        return recorder.record_gradients(batch)
+
     def _tell(self, error: NotRecordableError) -> None:
         logger.warning('TrainerConfig.compile = True has no effect: %s', error)
 
 
 class _Compiled:
-    """The compiled update of batches like ``batch``.
+    """A recorded update as a compiled function.
+
+    Args:
+        graph: from ``fixed`` and then ``leaves`` to the results.
+        fixed: tensors that it reads, and may write to, where they are.
+        leaves: an example of the tensors of a batch.
 
     Attributes:
         asks_other_ranks: whether it waits for other processes in between, which no CUDA graph can.
     """
 
-    def __init__(self, recorder: UpdateRecorder, batch: Batch) -> None:
+    def __init__(self, graph: Any, fixed: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
         from torch._inductor import config as inductor_config
         from torch._inductor.compile_fx import compile_fx
 
-        graph = recorder.record_gradients(batch)
         self.asks_other_ranks = any('mean_over_ranks' in str(node.target) for node in graph.graph.nodes)
-        self._tensors = recorder.tensors
-        self._addresses = addresses(self._tensors)
-        self._fixed = [x.detach() for x in self._tensors]
-        inputs: list[Any] = [*self._fixed, *batch.leaves]
+        self._tensors = fixed
+        self._addresses = addresses(fixed)
+        self._fixed = [x.detach() for x in fixed]
+        inputs: list[Any] = [*self._fixed, *leaves]
         options: dict[str, Any] = {}
         # the same random numbers as without compiling, from the generator that a checkpoint saves
         settings: dict[str, Any] = {'fallback_random': True, 'size_asserts': False}

@@ -17,6 +17,7 @@ from alfx.data_structures import BatchInfo, Experience, LossInfo
 from alfx.engine.program import Program
 from alfx.engine.recording import Batch, NotRecordableError, TrainInfo, UpdateRecorder
 from alfx.engine.update import NonFiniteLossError, describe_non_finite
+from alfx.engine.update_summaries import UpdateSummaries
 
 if TYPE_CHECKING:
     from alfx.algorithms.algorithm import Algorithm
@@ -45,13 +46,19 @@ class RecordedUpdate:
     Args:
         algorithm: trains; ``has_fixed_update``.
         compute_train_info: as for :class:`~alfx.engine.recording.UpdateRecorder`.
+
+    Attributes:
+        can_summarize: whether it may be asked to play an update that writes summaries.
     """
+
+    can_summarize = False
 
     def __init__(self, algorithm: 'Algorithm', compute_train_info: TrainInfo) -> None:
         self._algorithm = algorithm
         self._compute_train_info = compute_train_info
         self._recorder: UpdateRecorder | None = None
         self._records: dict[Any, Player] = {}
+        self._summaries: dict[Any, UpdateSummaries | None] = {}
         self._is_recordable = True
         self._counts: dict[Any, int] = {}
 
@@ -65,8 +72,9 @@ class RecordedUpdate:
             is_reused: the next experience will be this one with other values in its tensors.
 
         Returns:
-            ``loss``: a scalar; ``priority``: ``[B]`` or ``()``; the next update overwrites them. ``None``: no parameter
-            has been changed, since it is not time yet or the loss is not finite.
+            ``loss``: a scalar; ``priority``: ``[B]`` or ``()``; where summaries are written ``scalar_loss`` and the
+            means of ``extra`` as well. The next update overwrites them. ``None``: no parameter has been changed, since
+            it is not time yet, the loss is not finite, or the record does not have the summaries.
 
         Raises:
             NonFiniteLossError: the loss is not finite, in this or another one of several ranks.
@@ -81,7 +89,11 @@ class RecordedUpdate:
             play = self._record_if_due(self._recorder, batch)
         if play is None:
             return None
-        loss, priority, *grads = play(batch.leaves)
+        summaries = self._summaries.get(batch.key)
+        is_summarized = context.should_record_summaries()
+        if is_summarized and summaries is None:
+            return None
+        loss, priority, *results = play(batch.leaves)
         assert loss is not None
         averager = self._algorithm.gradient_averager
         if not math.isfinite(loss.item()):
@@ -89,13 +101,17 @@ class RecordedUpdate:
                 return None  # made step by step, it stops with the name of the loss that is not finite
             averager.report_bad_loss()
             raise NonFiniteLossError(self._what_is_not_finite(experience))
-        for param, grad in zip(self._recorder.params, grads):
+        params = self._recorder.params
+        for param, grad in zip(params, results):
             param.grad = grad
         if averager is not None:
             averager.average()
         for optimizer in self._algorithm.what_is_updated()[0]:
             optimizer.step()
-        return LossInfo(loss=loss, priority=() if priority is None else priority)
+        loss_info = LossInfo(loss=loss, priority=() if priority is None else priority)
+        if summaries is None or not is_summarized:
+            return loss_info
+        return summaries.complete(loss_info, results[len(params):])
 
     def _what_is_not_finite(self, experience: Experience) -> str:
         """Which part of the loss of a batch is not finite; the other ranks are not asked: they have gone on."""

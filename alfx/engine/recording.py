@@ -13,7 +13,7 @@ from alfx import context, nest
 from alfx.data_structures import BatchInfo, Experience, LossInfo
 from alfx.engine.program import copied, has_effect
 from alfx.engine.update import counted_loss, reduce_loss
-from alfx.tensor_specs import NestedTensor
+from alfx.tensor_specs import NestedTensor, extract_spec
 from alfx.utils.schedulers import disallow_scheduler
 
 if TYPE_CHECKING:
@@ -66,11 +66,15 @@ class Gradients(NamedTuple):
         loss: scalar.
         priority: ``[B]`` or ``()``.
         grads: one for each parameter, ``None`` for those that the loss does not depend on.
+        loss_info: what ``calc_loss`` returned of the steps that count.
+        masks: ``[T, B]``, of these steps.
     """
 
     loss: Tensor
     priority: Any
     grads: Sequence[Tensor | None]
+    loss_info: LossInfo
+    masks: Tensor
 
 
 class UpdateRecorder:
@@ -137,10 +141,15 @@ class UpdateRecorder:
             total = reduce_loss(loss_info, masks, 1.0, weights)
             grads = torch.autograd.grad(total, tracked, allow_unused=True)
         priority = loss_info.priority
-        return Gradients(total.detach(), priority.detach() if isinstance(priority, Tensor) else (), grads)
+        return Gradients(total.detach(), priority.detach() if isinstance(priority, Tensor) else (), grads, loss_info,
+                         masks)
 
-    def record_gradients(self, batch: Batch) -> Any:
+    def record_gradients(self, batch: Batch, more: Callable[[Gradients], list[Tensor]] | None = None) -> Any:
         """A graph from all tensors and the leaves of a batch to loss, priorities or None, and gradients or None.
+
+        Args:
+            batch: what the update is made from.
+            more: what the graph returns besides, of an update that writes summaries.
 
         Raises:
             NotRecordableError: see :func:`recorded`.
@@ -148,8 +157,10 @@ class UpdateRecorder:
         count = len(self.tensors)
 
         def update(*flat: Tensor) -> list[Any]:
-            loss, priority, grads = self.gradients(flat[:count], flat[count:], batch.tree)
-            return [loss, priority if isinstance(priority, Tensor) else None, *grads]
+            with context.record_if(more is not None):
+                found = self.gradients(flat[:count], flat[count:], batch.tree)
+            priority = found.priority if isinstance(found.priority, Tensor) else None
+            return [found.loss, priority, *found.grads, *(more(found) if more is not None else ())]
 
         return recorded(update, [*self.tensors, *batch.leaves], f'the update of {self._algorithm.name}')
 
@@ -203,4 +214,7 @@ class _Losses(nn.Module):
 
     def forward(self, experience: Experience) -> LossInfo:
         """``[T, B, ...]`` to the losses ``[T, B]``."""
-        return self.algorithm.calc_loss(self._compute_train_info(self.algorithm, experience))
+        train_info = self._compute_train_info(self.algorithm, experience)
+        if self.algorithm._train_info_spec is None:
+            self.algorithm._train_info_spec = extract_spec(train_info, from_dim=2)
+        return self.algorithm.calc_loss(train_info)

@@ -293,7 +293,10 @@ def _update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInf
     train_info: NestedTensor = ()
     params: list[Any] = []
     loss_info = _played_update(algorithm, experience, batch_info, is_reused)
-    if loss_info is None:
+    if loss_info is not None:
+        if context.should_record_summaries():
+            params = algorithm.what_is_updated()[1]
+    else:
         if is_reused:
             experience = nest.map_structure(copied, experience)  # an algorithm may keep parts of it
         train_info = compute_train_info(algorithm, experience)
@@ -314,7 +317,7 @@ def _played_update(algorithm: 'Algorithm', experience: Experience, batch_info: B
                    is_reused: bool) -> LossInfo | None:
     """One update by a compiled function or from a record; ``None`` if it has to be made step by step."""
     play = _fast_update(algorithm)
-    if not play or context.should_record_summaries():
+    if not play or (context.should_record_summaries() and not play.can_summarize):
         return None
     return play(experience, batch_info, is_reused)
 

@@ -91,7 +91,7 @@ def apply_gradients(algorithm: 'Algorithm', loss_info: LossInfo, masks: torch.Te
             optimizer.step()
     loss_info = loss_info._replace(loss=total.detach())
     if context.should_record_summaries():
-        loss_info = loss_info._replace(extra=_masked_means(loss_info.extra, masks))
+        loss_info = loss_info._replace(extra=masked_means(loss_info.extra, masks))
     return loss_info, params
 
 
@@ -104,7 +104,7 @@ def _gradient_noise(algorithm: 'Algorithm', loss: Any, masks: torch.Tensor | Non
     return algorithm.gradient_noise_scale(loss if masks is None else loss * masks, [p for _, p in params])
 
 
-def _masked_means(extra: NestedTensor, masks: torch.Tensor | None) -> NestedTensor:
+def masked_means(extra: NestedTensor, masks: torch.Tensor | None) -> NestedTensor:
     """Statistics of shape ``[T, B]`` averaged over the valid steps, any other over everything."""
     def mean(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):

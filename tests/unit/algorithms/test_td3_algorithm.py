@@ -183,7 +183,7 @@ def test_the_loss_of_the_policy_is_in_the_summaries_of_updates_that_have_none():
     assert infos[0].actor_loss == () and infos[2].actor_loss == ()
     context.set_summary_writer(object())
     with context.record_if(True):
-        assert rl.calc_loss(infos[0]).extra.actor == ()  # there has been none yet
+        assert rl.calc_loss(infos[0]).extra.actor == 0  # there has been none yet
         rl.calc_loss(infos[1])
         shown = rl.calc_loss(infos[2]).extra.actor
     loss = infos[1].actor_loss.detach()
