@@ -85,6 +85,12 @@ class TestActions:
                                                         '[^;]*; bound it with gym_wrappers.ContinuousActionClip'):
             action_spec_from_gym_space(space)
 
+    def test_each_element_of_an_action_is_clipped_to_its_own_bounds(self):
+        """Bounds (-1, 1) and (0, 6): 2 -> 2, clipped to 1, and 0.5 -> 3 + 0.5 * 3 = 4.5; -3 -> -6, clipped to 0."""
+        space = spaces.Box(np.float32([-1, 0]), np.float32([1, 6]))
+        encoded, _ = ActionCodec(space, 2, normalize=True, clip=True).encode(torch.tensor([[2., 0.5], [0.25, -3.]]))
+        assert encoded.dtype == np.float32 and encoded.tolist() == [[1., 4.5], [0.25, 0.]]
+
     def test_normalized_actions_are_mapped_linearly_and_clipped(self):
         """Bounds 0 and 4: -1 -> 0, 0.5 -> 2 + 0.5 * 2 = 3, and 3 -> 8, clipped to 4."""
         space = spaces.Box(0, 4, (3, ), np.float64)
