@@ -67,7 +67,7 @@ class CompiledUpdate(RecordedUpdate):
             try:
                 graph, self._summaries[batch.key] = record_summarized(recorder, batch)
                 return graph
-            except (RuntimeError, TypeError, ValueError) as error:  # what looks at values fails in many ways
+            except Exception as error:  # what looks at values fails in many ways; what is wrong fails again below
                 logger.info('updates of %s that write summaries are made step by step: %s', self._algorithm.name,
                             str(error).partition('\n')[0])
         self._summaries[batch.key] = None
