@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from alfx.algorithms.algorithm import Algorithm
 
 logger = logging.getLogger(__name__)
+# how summaries that look at the values of tensors fail while they are recorded
+_REFUSALS = RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError
 
 
 class CompiledUpdate(RecordedUpdate):
@@ -67,7 +69,7 @@ class CompiledUpdate(RecordedUpdate):
             try:
                 graph, self._summaries[batch.key] = record_summarized(recorder, batch)
                 return graph
-            except Exception as error:  # what looks at values fails in many ways; what is wrong fails again below
+            except _REFUSALS as error:  # what is really wrong is met again below
                 logger.info('updates of %s that write summaries are made step by step: %s', self._algorithm.name,
                             str(error).partition('\n')[0])
         self._summaries[batch.key] = None
