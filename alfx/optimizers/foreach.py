@@ -11,7 +11,7 @@ from torch import Tensor
 
 from alfx.optimizers.clipping import ClippingMixin, group_by_kind
 from alfx.optimizers.hooks import HookedOnRequest
-from alfx.utils.autograd import below_autograd
+from alfx.utils.autograd import without_autograd
 
 
 class ForeachMixin(HookedOnRequest, ClippingMixin):
@@ -23,7 +23,7 @@ class ForeachMixin(HookedOnRequest, ClippingMixin):
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Clip the gradients, then update every parameter that has one; see :meth:`ClippingMixin.step`."""
         loss = self._before_step(closure)
-        with below_autograd():
+        with without_autograd(p for group in self.param_groups for p in group['params']):
             self.clip_gradients()
             for group in self.param_groups:
                 params = [p for p in group['params'] if p.grad is not None]

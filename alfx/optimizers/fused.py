@@ -8,7 +8,7 @@ from torch import Tensor
 from alfx.optimizers.clipping import (ClippingMixin, LearningRate, Parameters, clip_divisor, global_norm,
                                       group_by_kind)
 from alfx.optimizers.hooks import HookedOnRequest
-from alfx.utils.autograd import below_autograd
+from alfx.utils.autograd import without_autograd
 
 
 class _StepCounts:
@@ -144,15 +144,17 @@ class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
     def buckets(self) -> list[_Bucket]:
         """The parameters with their state, which is made now if there is none yet."""
         if self._buckets is None:
-            self._buckets = self._make_buckets()
+            with torch.no_grad():
+                self._buckets = self._make_buckets()
         return self._buckets
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Clip the gradients, then update every parameter that has one; see :meth:`ClippingMixin.step`."""
         loss = self._before_step(closure)
-        with below_autograd():
+        buckets = self.buckets()
+        with without_autograd(bucket.params[0] for bucket in buckets):
             batches = []
-            for bucket in self.buckets():
+            for bucket in buckets:
                 bucket, grads = bucket.with_gradients()
                 if grads:
                     batches.append((bucket, grads))

@@ -51,11 +51,9 @@ def scalar(name: str, data: Any, step: int | None = None, walltime: float | None
             raise ValueError(f'summary.scalar({name!r}): expected one element, found shape {tuple(data.shape)}; '
                              'reduce it first, or use summary.histogram')
     writer = context.get_summary_writer()
-    if isinstance(data, torch.Tensor) and getattr(writer, 'takes_tensors', False):
-        value = data
-    else:
-        value = float(data.item() if isinstance(data, (torch.Tensor, np.ndarray)) else data)
-    writer.add_scalar(scope_name() + name, value, _step(step), walltime)
+    if not (isinstance(data, torch.Tensor) and getattr(writer, 'takes_tensors', False)):
+        data = float(data.item() if isinstance(data, (torch.Tensor, np.ndarray)) else data)
+    writer.add_scalar(scope_name() + name, data, _step(step), walltime)
 
 
 def histogram(name: str, data: Any, step: int | None = None, bins: int | Sequence[float] | np.ndarray | None = None,

@@ -1,12 +1,13 @@
 """Target networks: slowly moving copies that bootstrapped targets are computed with."""
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from alfx.gin_utils import configurable
-from alfx.utils.autograd import below_autograd
+from alfx.utils.autograd import without_autograd
 from alfx.utils.saved_count import SavedCount
 
 Models = nn.Module | Tensor | Sequence[nn.Module | Tensor]
@@ -70,14 +71,14 @@ class TargetUpdater(nn.Module):
     def __call__(self) -> None:  # in place of forward(): no module calls this one, and most calls only count
         """Count one call; every ``period``-th one updates the target models."""
         if self._calls.add() % self._period == 0:
-            with below_autograd():
-                self._update()
+            if self._pairs is None:
+                self._pairs = (_parameters(self._models), _parameters(self._target_models), _buffers(self._models),
+                               _buffers(self._target_models))
+            with without_autograd(chain(*self._pairs)):
+                self._update(*self._pairs)
 
-    def _update(self) -> None:
-        if self._pairs is None:
-            self._pairs = (_parameters(self._models), _parameters(self._target_models), _buffers(self._models),
-                           _buffers(self._target_models))
-        models, targets, buffers, target_buffers = self._pairs
+    def _update(self, models: list[Tensor], targets: list[Tensor], buffers: list[Tensor],
+                target_buffers: list[Tensor]) -> None:
         if self._delayed:
             delayed = [getattr(self, name) for name in self._delayed]
             self._move(delayed, targets)

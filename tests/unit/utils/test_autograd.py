@@ -2,12 +2,12 @@
 import pytest
 import torch
 
-from alfx.utils.autograd import below_autograd
+from alfx.utils.autograd import without_autograd
 
 
 def test_nothing_is_recorded_and_parameters_may_be_changed_in_place():
     parameter = torch.nn.Parameter(torch.ones(2))
-    with below_autograd():
+    with without_autograd([parameter]):
         doubled = 2 * parameter
         parameter.add_(1.0)
     assert not doubled.requires_grad and doubled.tolist() == [2.0, 2.0] and parameter.tolist() == [2.0, 2.0]
@@ -17,7 +17,11 @@ def test_nothing_is_recorded_and_parameters_may_be_changed_in_place():
 def test_a_gradient_is_refused_if_what_it_needs_has_been_changed():
     parameter = torch.nn.Parameter(torch.ones(2))
     squares = (parameter * parameter).sum()
-    with below_autograd():
+    with without_autograd([parameter]):
         torch._foreach_add_([parameter], [torch.ones(2)])
     with pytest.raises(RuntimeError, match='modified by an inplace operation'):
         squares.backward()
+
+
+def test_elsewhere_than_on_the_cpu_it_is_no_grad():
+    assert isinstance(without_autograd([torch.ones(1), torch.ones(1, device='meta')]), torch.no_grad)
