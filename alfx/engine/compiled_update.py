@@ -20,6 +20,7 @@ from alfx.engine.recorded_update import Player, RecordedUpdate
 from alfx.engine.recording import Batch, NotRecordableError, TrainInfo, UpdateRecorder, has_fixed_update
 from alfx.engine.update_summaries import can_summarize, record_summarized
 from alfx.gin_utils.checks import problem_at
+from alfx.utils.autograd import without_autograd
 
 if TYPE_CHECKING:
     from alfx.algorithms.algorithm import Algorithm
@@ -100,15 +101,12 @@ class _Compiled:
         self._addresses = addresses(fixed)
         self._fixed = [x.detach() for x in fixed]
         inputs: list[Any] = [*self._fixed, *leaves]
-        options: dict[str, Any] = {}
         # the same random numbers as without compiling, from the generator that a checkpoint saves
-        settings: dict[str, Any] = {'fallback_random': True, 'size_asserts': False}
-        if all(x.device.type == 'cpu' for x in inputs):
-            cpu_graph.prepare(graph)
-            options['decompositions'] = cpu_graph.decompositions()
-            settings.update(cpu_graph.SETTINGS)
-        with inductor_config.patch(settings):
-            function: Any = compile_fx(graph, inputs, **options)
+        with inductor_config.patch(fallback_random=True, size_asserts=False):
+            if all(x.device.type == 'cpu' for x in inputs):
+                self._function = cpu_graph.compiled(graph, inputs)
+                return
+            function: Any = compile_fx(graph, inputs)
             with torch.random.fork_rng(), torch.no_grad():
                 function(*[copied(x) for x in inputs])  # the backend does its work at the first call
         self._function = function
@@ -118,7 +116,7 @@ class _Compiled:
         return addresses(self._tensors) == self._addresses
 
     def __call__(self, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        with torch.no_grad():
+        with without_autograd(leaves):
             return self._function(*self._fixed, *leaves)
 
 

@@ -108,3 +108,47 @@ def test_what_the_compiler_makes_of_it_has_the_same_values():
     with config.patch(cpu_graph.SETTINGS):
         compiled = compile_fx(graph, inputs, decompositions=cpu_graph.decompositions())
         torch.testing.assert_close(compiled(*inputs), expected)
+
+
+def _of_graph(function, *inputs):
+    compiled = cpu_graph.compiled(make_fx(function)(*inputs), inputs)
+    mine, plain = [x.clone() for x in inputs], [x.clone() for x in inputs]
+    torch.manual_seed(3)
+    results = compiled(*mine)
+    torch.manual_seed(3)
+    expected = function(*plain)
+    torch.testing.assert_close(list(results), list(expected), equal_nan=True)
+    torch.testing.assert_close(mine, plain)
+    return mine, results
+
+
+def _changes_an_input(x, y):
+    x.add_(1.0)
+    return [torch.mm(x, y), x.sum()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('function', [
+    lambda x, y: [torch.mm(x, y).relu_(), x.mean()], lambda x, y: [x + torch.rand_like(x) + y, x * 2],
+    _changes_an_input, lambda x, y: [x / 0.0, (x * 0.0) / 0.0]], ids=['product', 'noise', 'in place', 'not finite'])
+def test_the_compiled_code_alone_does_the_same(function, monkeypatch):
+    found = []
+    check = cpu_graph._does_the_same
+    monkeypatch.setattr(cpu_graph, '_does_the_same', lambda *args: found.append(check(*args)) or found[-1])
+    with torch._inductor.config.patch(fallback_random=True):
+        _of_graph(function, torch.randn(16, 16), torch.randn(16, 16))
+    assert found == [True]
+
+
+@pytest.mark.slow
+def test_results_that_are_views_of_what_is_given_stay_so():
+    mine, results = _of_graph(lambda x, y: [x.view(4, 64), y + 1], torch.randn(16, 16), torch.randn(16, 16))
+    assert results[0].untyped_storage().data_ptr() == mine[0].untyped_storage().data_ptr()
+
+
+def test_code_that_does_something_else_is_not_called_alone():
+    x = torch.randn(3)
+    for bare in (lambda inputs: [inputs[0] + 1], lambda inputs: [inputs[0]], lambda inputs: [None],
+                 lambda inputs: [], lambda inputs: [(inputs[0] * 2).double()], lambda inputs: inputs[0].missing):
+        assert not cpu_graph._does_the_same(bare, [x], [x], [x * 2])
+    assert cpu_graph._does_the_same(lambda inputs: [inputs[0] * 2], [x], [x], [x * 2])
