@@ -291,7 +291,7 @@ def _action_converter(space: spaces.Space, spec: TensorSpec, normalize: bool,
     half = (space.high.astype(np.float64) - space.low) / 2
     scale = torch.from_numpy(half.astype(dtype) if normalize else np.ones_like(space.low))
     offset = torch.from_numpy((space.low + half).astype(dtype) if normalize else np.zeros_like(space.low))
-    low, high = _bound(space.low), _bound(space.high)
+    low, high = _bounds(space)
     is_centred = not offset.any()
 
     def convert(action: torch.Tensor) -> np.ndarray:
@@ -308,6 +308,9 @@ def _action_converter(space: spaces.Space, spec: TensorSpec, normalize: bool,
     return convert
 
 
-def _bound(bounds: np.ndarray) -> Any:
-    """The bounds of all elements: a number if they are equal, which is quicker, otherwise a tensor."""
-    return bounds.flat[0].item() if np.all(bounds == bounds.flat[0]) else torch.from_numpy(bounds.copy())
+def _bounds(space: spaces.Box) -> tuple[Any, Any]:
+    """The bounds of all elements: numbers if all are bounded alike, which is quicker, otherwise tensors."""
+    low, high = space.low, space.high
+    if np.all(low == low.flat[0]) and np.all(high == high.flat[0]):
+        return low.flat[0].item(), high.flat[0].item()
+    return torch.from_numpy(low.copy()), torch.from_numpy(high.copy())

@@ -91,6 +91,13 @@ class TestActions:
         encoded, _ = ActionCodec(space, 2, normalize=True, clip=True).encode(torch.tensor([[2., 0.5], [0.25, -3.]]))
         assert encoded.dtype == np.float32 and encoded.tolist() == [[1., 4.5], [0.25, 0.]]
 
+    @pytest.mark.parametrize('low, high, clipped', [([-1, 0, 0], [1, 1, 1], [-1, 0, 1]),
+                                                    ([0, 0, 0], [1, 2, 3], [0, 0, 3])])
+    def test_lower_bounds_may_differ_where_upper_ones_do_not_and_the_other_way_round(self, low, high, clipped):
+        space = spaces.Box(np.float32(low), np.float32(high))
+        encoded, _ = ActionCodec(space, 1, normalize=False, clip=True).encode(torch.tensor([[-2., -2., 9.]]))
+        assert encoded.tolist() == [clipped]
+
     def test_normalized_actions_are_mapped_linearly_and_clipped(self):
         """Bounds 0 and 4: -1 -> 0, 0.5 -> 2 + 0.5 * 2 = 3, and 3 -> 8, clipped to 4."""
         space = spaces.Box(0, 4, (3, ), np.float64)
