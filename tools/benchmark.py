@@ -4,10 +4,12 @@
     python tools/benchmark.py ppo_cart_pole --rounds 5 --json docs/benchmark.json
     python tools/benchmark.py a2c_cart_pole --peers alfx bare --steps 40000
     python tools/benchmark.py ppo_cart_pole_bonus --rounds 5    # what RND and ICM add to the time of an iteration
+    python tools/benchmark.py sac_pendulum --cores 2            # where libraries that have more threads may use them
 
-Each measurement is a process of its own on one thread, so that memory is counted for each peer alone; a round
-runs every peer once and the next round begins with the next peer, so that a machine that grows slower or faster
-meanwhile favours none. Ratios are taken within a round, then their median.
+Each measurement is a process of its own, so that memory is counted for each peer alone, and held to one core, since XLA
+computes in threads of its own whatever its flags say; a round runs every peer once and the next round begins with the
+next peer, so that a machine that grows slower or faster meanwhile favours none. Ratios are taken within a round, then
+their median.
 """
 import argparse
 import datetime
@@ -19,31 +21,52 @@ import resource
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ONE_THREAD = {**{name: '1' for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS')},
               'XLA_FLAGS': '--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1'}
 
 
-def _measure_here(peer: str, workload_name: str, steps: int, seed: int) -> None:
+def hold_to_cores(number: int) -> None:
+    """Keep this process, with all threads that it will start, on its last so many cores.
+
+    Raises:
+        SystemExit: the system cannot do that, or there are fewer.
+    """
+    if not hasattr(os, 'sched_setaffinity'):
+        raise SystemExit('this system cannot hold a process to some cores; measure on Linux, or with --cores 0')
+    cores = sorted(os.sched_getaffinity(0))
+    if not 0 < number <= len(cores):
+        raise SystemExit(f'--cores {number}: expected a number from 1 to {len(cores)}, the cores that this process may '
+                         'use, or 0 for all of them')
+    os.sched_setaffinity(0, cores[-number:])
+
+
+def _measure_here(peer: str, workload_name: str, steps: int, seed: int, cores: int) -> None:
     """Runs in the subprocess: prints one JSON line with what was measured."""
+    if cores:
+        hold_to_cores(cores)
     from benchmark_peers import PEERS, WORKLOADS
 
     import torch
     torch.set_num_threads(1)
+    started, processor_seconds = time.perf_counter(), time.process_time()
     taken, seconds = PEERS[peer](WORKLOADS[workload_name], steps, seed)
+    busy = (time.process_time() - processor_seconds) / (time.perf_counter() - started)  # cores, building included
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({'steps': taken, 'seconds': seconds, 'rate': taken / seconds, 'peak_mib': peak}))
+    print(json.dumps({'steps': taken, 'seconds': seconds, 'rate': taken / seconds, 'peak_mib': peak,
+                      'cores_busy': round(busy, 2)}))
 
 
-def measure(peer: str, workload_name: str, steps: int, seed: int) -> dict[str, float]:
-    """One measurement in a process of its own.
+def measure(peer: str, workload_name: str, steps: int, seed: int, cores: int = 1) -> dict[str, float]:
+    """One measurement in a process of its own, which may use so many cores; 0: all.
 
     Raises:
         SystemExit: the process failed; its own output is shown.
     """
     command = [sys.executable, str(Path(__file__).resolve()), workload_name, '--measure', peer,
-               '--steps', str(steps), '--seed', str(seed)]
+               '--steps', str(steps), '--seed', str(seed), '--cores', str(cores)]
     done = subprocess.run(command, env={**os.environ, **ONE_THREAD}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True, check=False)
     if done.returncode:
@@ -92,7 +115,7 @@ def _processor() -> str:
     return next((line.split(':', 1)[1].strip() for line in text.splitlines() if line.startswith('model name')), '')
 
 
-def run_workload(name: str, peers: list[str], rounds: int, steps: int | None, seed: int) -> dict:
+def run_workload(name: str, peers: list[str], rounds: int, steps: int | None, seed: int, cores: int = 1) -> dict:
     """Every round of one workload; prints as it goes and returns what the JSON file keeps."""
     from benchmark_peers import WORKLOADS, unavailable
 
@@ -109,13 +132,13 @@ def run_workload(name: str, peers: list[str], rounds: int, steps: int | None, se
     results = []
     for i in range(rounds):
         order = here[i % len(here):] + here[:i % len(here)]
-        measured = {peer: measure(peer, name, steps or workload.steps, seed + i) for peer in order}
+        measured = {peer: measure(peer, name, steps or workload.steps, seed + i, cores) for peer in order}
         results.append({peer: measured[peer] for peer in here})
         rates = '   '.join(f"{peer} {results[-1][peer]['rate']:,.0f}" for peer in here)
         print(f'  round {i + 1}/{rounds}: {rates} {unit}/s', flush=True)
     rows = summarise(results, here[0])
     print('\n' + format_table(rows, here[0], unit))
-    return {'unit': unit, 'description': workload.description, 'summary': rows, 'rounds': results,
+    return {'unit': unit, 'description': workload.description, 'cores': cores, 'summary': rows, 'rounds': results,
             'date': datetime.date.today().isoformat(), 'processor': _processor(), 'versions': _versions()}
 
 
@@ -131,6 +154,8 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--steps', type=int, help='environment steps of one measurement')
     parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--cores', type=int, default=int(hasattr(os, 'sched_setaffinity')),
+                        help='how many each measurement may use; 0: all')
     parser.add_argument('--json', type=Path, help='keeps the numbers here; other workloads in the file stay')
     parser.add_argument('--measure', choices=list(PEERS), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -139,11 +164,11 @@ def main() -> None:
         if name not in WORKLOADS:
             parser.error(f'there is no workload {name!r}; there are {", ".join(WORKLOADS)}')
     if args.measure:
-        _measure_here(args.measure, names[0], args.steps, args.seed)
+        _measure_here(args.measure, names[0], args.steps, args.seed, args.cores)
         return
     kept = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
     for name in names:
-        kept[name] = run_workload(name, args.peers, args.rounds, args.steps, args.seed)
+        kept[name] = run_workload(name, args.peers, args.rounds, args.steps, args.seed, args.cores)
         if args.json:
             args.json.write_text(json.dumps(kept, indent=1) + '\n')
 

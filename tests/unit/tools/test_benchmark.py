@@ -1,4 +1,7 @@
+import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -21,6 +24,49 @@ def test_the_ratio_is_the_median_of_the_ratios_within_rounds():
     assert rows['peer'] == {'rate': 100.0, 'lowest': 100.0, 'highest': 200.0, 'peak_mib': 30.0, 'ratio': 2.0}
     assert rows['alfx']['rate'] == 300.0
     assert '| peer | 100 | 100 to 200 | 2.00 | 30 MiB |' in benchmark.format_table(rows, 'alfx')
+
+
+needs_affinity = pytest.mark.skipif(not hasattr(os, 'sched_setaffinity'), reason='Linux only')
+
+
+@needs_affinity
+def test_threads_that_a_measurement_starts_stay_on_its_core():
+    program = '''
+import os, threading, benchmark
+benchmark.hold_to_cores(1)
+found = []
+thread = threading.Thread(target=lambda: found.append(os.sched_getaffinity(0)))
+thread.start(), thread.join()
+assert len(found[0]) == 1 and found[0] == os.sched_getaffinity(0), found
+'''
+    subprocess.run([sys.executable, '-c', program], check=True, env={**os.environ, 'PYTHONPATH': str(TOOLS)})
+
+
+@needs_affinity
+@pytest.mark.parametrize('number', [-1, 10_000])
+def test_cores_that_are_not_there_are_refused(number):
+    import benchmark
+
+    before = os.sched_getaffinity(0)
+    with pytest.raises(SystemExit, match=rf'--cores {number}: expected a number from 1 to {len(before)}'):
+        benchmark.hold_to_cores(number)
+    assert os.sched_getaffinity(0) == before
+
+
+@needs_affinity
+def test_a_measurement_is_held_to_one_core_unless_more_are_asked_for(monkeypatch):
+    import benchmark
+
+    commands = []
+
+    def run(command, **_):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, '{"rate": 1.0}', '')
+
+    monkeypatch.setattr(subprocess, 'run', run)
+    benchmark.measure('alfx', 'ppo_cart_pole', 10, 0)
+    benchmark.measure('alfx', 'ppo_cart_pole', 10, 0, cores=2)
+    assert [command[command.index('--cores') + 1] for command in commands] == ['1', '2']
 
 
 @pytest.mark.parametrize('workload', ['ppo_cart_pole', 'a2c_cart_pole'])
