@@ -152,6 +152,7 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         self._random_steps = random_steps * context.num_ranks()  # of all of them together, as 'env_steps' is
         self._epsilon: Tensor
         self.register_buffer('_epsilon', torch.zeros(()), persistent=False)  # of this step, for the record
+        self._filled_epsilon = 0.0, -1  # the latest, and the version then: what sets buffers back writes to it too
         self._greedy = self._exploring = None
         if not self._critic_networks.is_rnn and is_fixed(self._critic_networks):
             self._greedy = RecordedFunction(self._best_index, self)
@@ -188,7 +189,9 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         if self._random_steps and context.get_progress('env_steps') < self._random_steps:
             epsilon = 1.0
         if self._exploring is not None and 0.0 < epsilon < 1.0:
-            self._epsilon.fill_(epsilon)
+            tensor: Any = self._buffers['_epsilon']  # as an attribute it is found in ten times as long
+            if (epsilon, tensor._version) != self._filled_epsilon:
+                self._filled_epsilon = epsilon, tensor.fill_(epsilon)._version
             action = self._exploring(inputs.observation)
             return AlgStep(action, state, DqnInfo(action=action))
         has_memory = self._greedy is None and self._critic_networks.is_rnn

@@ -2,7 +2,8 @@
 
 What one update computes is recorded (:mod:`alfx.engine.recording`); ``torch.compile``'s backend turns the record into
 one function, in which what is done element by element is done in few passes. On a GPU that function is captured as a
-CUDA graph (:mod:`alfx.engine.cuda_graph`). The optimizer makes its own step, with torch's fused kernels.
+CUDA graph (:mod:`alfx.engine.cuda_graph`). On a CPU it makes the steps of Adam as well
+(:mod:`alfx.engine.compiled_step`); other optimizers make their own.
 """
 import logging
 import time
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from alfx import gin_utils
 from alfx.engine import cpu_graph
+from alfx.engine.compiled_step import AdamStep
 from alfx.engine.cuda_graph import captured
 from alfx.engine.program import addresses, copied
 from alfx.engine.recorded_update import Player, RecordedUpdate
@@ -56,25 +58,26 @@ class CompiledUpdate(RecordedUpdate):
     def _record(self, recorder: UpdateRecorder, batch: Batch) -> Player:
         started = time.monotonic()
         logger.info('compiling the update of %s; this takes some seconds, once', self._algorithm.name)
-        graph = self._graph(recorder, batch)
-        compiled = _Compiled(graph, recorder.tensors, batch.leaves)
+        step = AdamStep.of(self._algorithm, recorder)
+        graph = self._graph(recorder, batch, step)
+        compiled = _Compiled(graph, recorder.tensors, batch.leaves, step)
         logger.info('compiled in %.0f seconds', time.monotonic() - started)
         if compiled.asks_other_ranks:
             logger.info('the update of %s asks the other processes, so that it is no CUDA graph', self._algorithm.name)
             return compiled
         return captured(compiled, recorder.tensors, batch.leaves, self._algorithm.name)
 
-    def _graph(self, recorder: UpdateRecorder, batch: Batch) -> Any:
+    def _graph(self, recorder: UpdateRecorder, batch: Batch, step: AdamStep | None) -> Any:
         """What is compiled, with the summaries of the update if that is possible."""
         if self.can_summarize:
             try:
-                graph, self._summaries[batch.key] = record_summarized(recorder, batch)
+                graph, self._summaries[batch.key] = record_summarized(recorder, batch, step)
                 return graph
             except _REFUSALS as error:  # what is really wrong is met again below
                 logger.info('updates of %s that write summaries are made step by step: %s', self._algorithm.name,
                             str(error).partition('\n')[0])
         self._summaries[batch.key] = None
-        return recorder.record_gradients(batch)
+        return recorder.record_gradients(batch, step=step)
 
     def _tell(self, error: NotRecordableError) -> None:
         logger.warning('TrainerConfig.compile = True has no effect: %s', error)
@@ -87,12 +90,15 @@ class _Compiled:
         graph: from ``fixed`` and then ``leaves`` to the results.
         fixed: tensors that it reads, and may write to, where they are.
         leaves: an example of the tensors of a batch.
+        step: is part of the graph, with tensors between ``fixed`` and ``leaves``.
 
     Attributes:
+        makes_step: whether it makes the steps of the optimizers as well.
         asks_other_ranks: whether it waits for other processes in between, which no CUDA graph can.
     """
 
-    def __init__(self, graph: Any, fixed: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+    def __init__(self, graph: Any, fixed: Sequence[Tensor], leaves: Sequence[Tensor],
+                 step: AdamStep | None = None) -> None:
         from torch._inductor import config as inductor_config
         from torch._inductor.compile_fx import compile_fx
 
@@ -100,7 +106,8 @@ class _Compiled:
         self._tensors = fixed
         self._addresses = addresses(fixed)
         self._fixed = [x.detach() for x in fixed]
-        inputs: list[Any] = [*self._fixed, *leaves]
+        self._step, self.makes_step = step, step is not None
+        inputs: list[Any] = [*self._fixed, *(step.prepare() if step is not None else ()), *leaves]
         # the same random numbers as without compiling, from the generator that a checkpoint saves
         with inductor_config.patch(fallback_random=True, size_asserts=False):
             if all(x.device.type == 'cpu' for x in inputs):
@@ -113,11 +120,15 @@ class _Compiled:
 
     @property
     def is_current(self) -> bool:
-        return addresses(self._tensors) == self._addresses
+        return addresses(self._tensors) == self._addresses and (self._step is None or self._step.is_current)
 
     def __call__(self, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
         with without_autograd(leaves):
-            return self._function(*self._fixed, *leaves)
+            if self._step is None:
+                return self._function(*self._fixed, *leaves)
+            results = self._function(*self._fixed, *self._step.prepare(), *leaves)
+        self._step.tell_norms(results[-self._step.num_results:])
+        return results
 
 
 def check_compilable(algorithm: 'Algorithm') -> None:

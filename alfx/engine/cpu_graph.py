@@ -7,6 +7,7 @@ library is also far from its best where a product has few rows or columns: such 
 loop that computes the matrix can do in passing. Results differ by rounding.
 """
 from collections.abc import Callable, Sequence
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ _WITHOUT_BIAS: dict[Any, Any] = {_aten.addmm.default: _aten.mm.default, _aten.ba
 _FEW_TERMS = 8
 _FEW_VECTORS = 4
 _MAX_MATRIX = 2**18  # elements; a larger one leaves the cache between the reads of two of its columns
+_LONG_LOOP = 2**10  # elements
 _PRODUCTS = (_aten.mm.default, _aten.bmm.default)
 
 # Settings of the backend. The patterns that it looks for would put the biases back. Calls from C++ are cheaper. Loops
@@ -39,19 +41,40 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., S
 
     prepare(graph)
     bare: Any = None
+    takes: list[Any] = []
 
-    def compile_and_keep(*args: Any, **kwargs: Any) -> Any:
+    def compile_and_keep(inner: Any, examples: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         nonlocal bare
-        bare = compile_fx_inner(*args, **kwargs)
+        bare, takes[:] = compile_fx_inner(inner, examples, *args, **kwargs), map(_kind, examples)
         return bare
 
     with inductor_config.patch(SETTINGS), torch.random.fork_rng(), torch.no_grad():
         function: Any = compile_fx(graph, list(inputs), inner_compile=compile_and_keep, decompositions=decompositions())
         arguments = [copied(x) for x in inputs]
         results = function(*arguments)  # the backend does its work at the first call
-    if bare is not None and _does_the_same(bare, inputs, arguments, results):
-        return lambda *tensors: bare(list(tensors))
+    for shortcut in (_entry(bare), bare) if takes == list(map(_kind, inputs)) else ():
+        if shortcut is not None and _does_the_same(shortcut, inputs, arguments, results):
+            return lambda *tensors: shortcut(list(tensors))
     return function
+
+
+def _kind(x: Any) -> Any:
+    return (tuple(x.shape), x.stride(), x.dtype) if isinstance(x, Tensor) else None
+
+
+def _entry(bare: Any) -> Callable[[list[Tensor]], Sequence[Any]] | None:
+    """The function in C++ that ``bare`` ends in, without the functions in Python around it; ``None`` if not found."""
+    try:
+        wrapper = bare.current_callable
+        (entry, ) = [cell.cell_contents for cell in wrapper.__closure__]
+        used = wrapper.__code__.co_names
+        handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+        tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+    except (AttributeError, TypeError, ValueError):
+        return None
+    if not isinstance(entry, BuiltinFunctionType) or not {handles.__name__, tensors.__name__} <= set(used):
+        return None
+    return lambda inputs: tensors(entry(handles(inputs)))
 
 
 def _does_the_same(bare: Any, inputs: Sequence[Tensor], arguments: Sequence[Tensor], results: Sequence[Any]) -> bool:
@@ -91,6 +114,7 @@ def prepare(graph: fx.GraphModule) -> None:
     - A product whose results are sums of few terms is written as these sums, done together with what follows.
     - A product of a matrix with few vectors is written as a sum for each, done together with what precedes.
     - Large matrices' products with vectors are not taken apart, and vectors with gaps are copied first.
+    - A number that a long loop reads is computed before the loop, which would compute it again for each few elements.
     """
     for node in list(graph.graph.nodes):
         if node.target in _WITHOUT_BIAS and len(node.args) == 3 and not node.kwargs:
@@ -104,6 +128,9 @@ def prepare(graph: fx.GraphModule) -> None:
             else:
                 node.args = tuple(_without_gaps(graph.graph, node, operand) for operand in node.args)
                 _keep_product(graph.graph, node)
+    for node in list(graph.graph.nodes):
+        if _is_scalar_of_loops(node):
+            _compute_once(graph.graph, node)
     for node in graph.graph.nodes:
         node.meta.pop('val', None)  # the backend finds out by itself, and takes these for those of another run of it
     graph.recompile()
@@ -198,16 +225,38 @@ def _without_gaps(graph: fx.Graph, product: Any, operand: Any) -> Any:
     return _contiguous(graph, product, operand)
 
 
+def _numel(node: Any) -> int:
+    value = node.meta.get('val')
+    return value.numel() if isinstance(value, Tensor) else 0
+
+
+def _is_scalar_of_loops(node: Any) -> bool:
+    """Whether a node computes a single number that goes into many."""
+    return (node.op == 'call_function' and torch.Tag.pointwise in getattr(node.target, 'tags', ()) and _numel(node) == 1
+            and any(_numel(user) >= _LONG_LOOP for user in node.users))
+
+
+def _compute_once(graph: fx.Graph, node: Any) -> None:
+    with graph.inserting_after(node):
+        once = graph.call_function(_inductor_prims().force_stride_order, (node, list(node.meta['val'].stride())))
+    once.meta = dict(node.meta)
+    node.replace_all_uses_with(once, lambda user: _numel(user) >= _LONG_LOOP)
+
+
 def _contiguous(graph: fx.Graph, product: Any, operand: Any) -> Any:
     """A copy of an operand whose elements are neighbours."""
-    from torch._inductor import inductor_prims
-
     value = operand.meta['val']
     strides = list(torch.empty(value.shape, device='meta').stride())
     with graph.inserting_before(product):
-        copy = graph.call_function(inductor_prims.force_stride_order, (operand, strides))
+        copy = graph.call_function(_inductor_prims().force_stride_order, (operand, strides))
     copy.meta = {'val': torch.empty(value.shape, dtype=value.dtype, device='meta')}
     return copy
+
+
+def _inductor_prims() -> Any:
+    from torch._inductor import inductor_prims
+
+    return inductor_prims
 
 
 def _replace(graph: fx.Graph, node: Any, new: Any) -> None:

@@ -18,6 +18,8 @@ _WARM_UPS = 3  # before what is done is always the same: kernels are chosen, wor
 class Update(Protocol):
     """Computes losses and gradients, see ``Player`` in :mod:`alfx.engine.recorded_update`."""
 
+    makes_step: bool
+
     @property
     def is_current(self) -> bool: ...
 
@@ -56,6 +58,8 @@ class CudaGraph:
     Raises:
         RuntimeError: it does what cannot be captured, such as to wait for a result.
     """
+
+    makes_step = False  # optimizers of parameters on a GPU make their own
 
     def __init__(self, update: Update, fixed: Sequence[Tensor], leaves: Sequence[Tensor]):
         self._update = update

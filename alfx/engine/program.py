@@ -31,6 +31,8 @@ class Program:
         num_reused: the first so many of them always are these tensors, and are read where they are.
     """
 
+    makes_step = False  # of an optimizer
+
     def __init__(self, graph: fx.GraphModule, fixed: Sequence[Tensor], changing: Sequence[Tensor],
                  num_reused: int = 0) -> None:
         inputs = [*(x.detach() for x in changing[:num_reused]), *(copied(x) for x in changing[num_reused:])]

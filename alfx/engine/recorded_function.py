@@ -37,11 +37,13 @@ class RecordedFunction:
         """What the function returns for ``inputs``; where gradients are recorded, by calling it."""
         if not self._is_recordable or torch.is_grad_enabled():
             return self._function(inputs)
+        key: Any
         if isinstance(inputs, Tensor):
             leaves, structure = [inputs], None
+            key = inputs.shape, inputs.stride(), inputs.dtype, inputs.get_device()
         else:
             leaves, structure = nest.flatten_with_structure(inputs)
-        key = structure, *[(x.shape, x.stride(), x.dtype, x.get_device()) for x in leaves]
+            key = structure, *[(x.shape, x.stride(), x.dtype, x.get_device()) for x in leaves]
         record = self._records.get(key)
         if record is None or not record.program.is_current:
             count = self._counts[key] = self._counts.get(key, 0) + 1

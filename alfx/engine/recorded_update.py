@@ -30,8 +30,11 @@ class Player(Protocol):
     """An update of batches of one kind.
 
     Attributes:
+        makes_step: whether it makes the steps of the optimizers as well.
         is_current: whether the tensors of the algorithm still are where it expects them.
     """
+
+    makes_step: bool
 
     @property
     def is_current(self) -> bool: ...
@@ -102,12 +105,14 @@ class RecordedUpdate:
             averager.report_bad_loss()
             raise NonFiniteLossError(self._what_is_not_finite(experience))
         params = self._recorder.params
-        for param, grad in zip(params, results):
-            param.grad = grad
+        if not play.makes_step or is_summarized:
+            for param, grad in zip(params, results):
+                param.grad = grad
         if averager is not None:
             averager.average()
-        for optimizer in self._algorithm.what_is_updated()[0]:
-            optimizer.step()
+        if not play.makes_step:
+            for optimizer in self._algorithm.what_is_updated()[0]:
+                optimizer.step()
         loss_info = LossInfo(loss=loss, priority=() if priority is None else priority)
         if summaries is None or not is_summarized:
             return loss_info

@@ -4,7 +4,7 @@ For algorithms whose update is the same operations every time (``Algorithm.has_f
 played (:mod:`alfx.engine.recorded_update`) or compiled (:mod:`alfx.engine.compiled_update`).
 """
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +77,17 @@ class Gradients(NamedTuple):
     masks: Tensor
 
 
+class Step(Protocol):
+    """The steps of optimizers, as part of a recorded update: see :class:`~alfx.engine.compiled_step.AdamStep`."""
+
+    num_results: int
+
+    def prepare(self) -> list[Tensor]: ...
+
+    def record(self, tensors: Sequence[Tensor], state: Sequence[Tensor], loss: Tensor,
+               grads: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]: ...
+
+
 class UpdateRecorder:
     """Losses and gradients of an algorithm as a function of its tensors and a batch.
 
@@ -144,25 +155,33 @@ class UpdateRecorder:
         return Gradients(total.detach(), priority.detach() if isinstance(priority, Tensor) else (), grads, loss_info,
                          masks)
 
-    def record_gradients(self, batch: Batch, more: Callable[[Gradients], list[Tensor]] | None = None) -> Any:
+    def record_gradients(self, batch: Batch, more: Callable[[Gradients], list[Tensor]] | None = None,
+                         step: Step | None = None) -> Any:
         """A graph from all tensors and the leaves of a batch to loss, priorities or None, and gradients or None.
 
         Args:
             batch: what the update is made from.
             more: what the graph returns besides, of an update that writes summaries.
+            step: makes the steps of the optimizers, too; its tensors come between those two, its results last.
 
         Raises:
             NotRecordableError: see :func:`recorded`.
         """
+        state = step.prepare() if step is not None else []
         count = len(self.tensors)
 
         def update(*flat: Tensor) -> list[Any]:
+            tensors, moments, leaves = flat[:count], flat[count:count + len(state)], flat[count + len(state):]
             with context.record_if(more is not None):
-                found = self.gradients(flat[:count], flat[count:], batch.tree)
+                found = self.gradients(tensors, leaves, batch.tree)
             priority = found.priority if isinstance(found.priority, Tensor) else None
-            return [found.loss, priority, *found.grads, *(more(found) if more is not None else ())]
+            told = more(found) if more is not None else []
+            if step is None:
+                return [found.loss, priority, *found.grads, *told]
+            grads, last = step.record(tensors, moments, found.loss, found.grads)
+            return [found.loss, priority, *grads, *told, *last]
 
-        return recorded(update, [*self.tensors, *batch.leaves], f'the update of {self._algorithm.name}')
+        return recorded(update, [*self.tensors, *state, *batch.leaves], f'the update of {self._algorithm.name}')
 
 
 def recorded(function: Callable[..., list[Any]], inputs: Sequence[Tensor], what: str) -> Any:

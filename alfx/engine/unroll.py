@@ -77,21 +77,25 @@ def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, w
     step = algorithm.acting_step
     initial_state, stateful = cursor.initial_state, cursor.has_state
     keeps_state, overwrites_action = algorithm.use_rollout_state, algorithm.overwrite_policy_output
-    device = algorithm.device
+    device, transform, act = algorithm.device, algorithm.transform_timestep, env.step
+    is_on_host = device.type == 'cpu'
     experiences, env_steps, inputs = [], [], []
     with context.rollout_context(), torch.set_grad_enabled(with_grad):
         for _ in range(length):
             state = reset_state_at_first(cursor.state, initial_state, cursor.inputs) if stateful else initial_state
             alg_step = step(cursor.inputs, state)
             action = _detached(alg_step.output) if with_grad else alg_step.output
-            time_step = _on_device(env.step(action), device)
+            time_step = act(action)
+            if not is_on_host:
+                time_step = to_device(time_step, device)
             if overwrites_action:
                 alg_step = alg_step._replace(output=time_step.prev_action)
             experiences.append(_experience(cursor, alg_step, state if keeps_state else (), transformed))
             env_steps.append(cursor.time_step)
             if keep_inputs:
                 inputs.append(cursor.inputs)
-            _advance(algorithm, cursor, time_step, alg_step.state)
+            cursor.time_step, cursor.state = time_step, alg_step.state
+            cursor.inputs, cursor.transform_state = transform(time_step, cursor.transform_state)
         if bootstrap:
             state = reset_state_at_first(cursor.state, initial_state, cursor.inputs) if stateful else initial_state
             if not algorithm.collects_for_recomputation:  # otherwise all that is needed of this step is its inputs
@@ -120,11 +124,6 @@ def measured(time_step: TimeStep, length: int | None = None) -> TimeStep:
 
 def _experience(cursor: Cursor, alg_step: AlgStep, state: NestedTensor, transformed: bool) -> Experience:
     return Experience(cursor.inputs if transformed else cursor.time_step, alg_step.output, alg_step.info, state)
-
-
-def _advance(algorithm: 'RLAlgorithm', cursor: Cursor, time_step: TimeStep, state: NestedTensor) -> None:
-    cursor.time_step, cursor.state = time_step, state
-    cursor.inputs, cursor.transform_state = algorithm.transform_timestep(time_step, cursor.transform_state)
 
 
 def _detached(action: NestedTensor) -> NestedTensor:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from alfx import context, nest, summary
 from alfx.data_structures import LossInfo
 from alfx.engine.program import draws_numbers, written_by
-from alfx.engine.recording import Batch, Gradients, NotRecordableError, UpdateRecorder
+from alfx.engine.recording import Batch, Gradients, NotRecordableError, Step, UpdateRecorder
 from alfx.engine.update import masked_means
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class UpdateSummaries(NamedTuple):
         writer, step = context.get_summary_writer(), context.get_global_counter()
         for tag, value in zip(self.tags, values):
             writer.add_scalar(tag, float(value), step)
-        told = nest.unflatten(self.tree, values[len(self.tags):])
+        told = nest.unflatten(self.tree, values[len(self.tags):len(self.tags) + self.tree.num_leaves])
         return loss_info._replace(scalar_loss=told.scalar_loss, extra=told.extra)
 
 
@@ -78,7 +78,8 @@ def can_summarize(algorithm: 'Algorithm') -> bool:
             and not (config is not None and config.summarize_action_distributions))
 
 
-def record_summarized(recorder: UpdateRecorder, batch: Batch) -> tuple[Any, UpdateSummaries]:
+def record_summarized(recorder: UpdateRecorder, batch: Batch,
+                      step: Step | None = None) -> tuple[Any, UpdateSummaries]:
     """A graph as of ``recorder.record_gradients`` with the summaries of the update as further results.
 
     Returns:
@@ -98,9 +99,8 @@ def record_summarized(recorder: UpdateRecorder, batch: Batch) -> tuple[Any, Upda
         return values
 
     with summary.push_summary_writer(listener):  # type: ignore[arg-type]
-        graph = recorder.record_gradients(batch, tell)
-    count = len(graph.graph.output_node().args[0]) - 2 - len(recorder.params)
-    _check(graph, count)
+        graph = recorder.record_gradients(batch, tell, step)
+    _check(graph, 2 + len(recorder.params), step.num_results if step is not None else 0)
     return graph, summaries
 
 
@@ -116,11 +116,13 @@ def _told(listener: Listener, loss_info: LossInfo, masks: Tensor) -> tuple[Updat
     return UpdateSummaries(list(listener.scalars), tree), values
 
 
-def _check(graph: fx.GraphModule, count: int) -> None:
-    """See that the last ``count`` results of a graph change with its inputs, and that it draws no numbers for them."""
+def _check(graph: fx.GraphModule, num_before: int, num_after: int) -> None:
+    """See that the results between those of the update and those of its step change with the inputs of the graph, and
+    that it draws no numbers for them."""
     nodes = list(graph.graph.nodes)
     results = list(nodes[-1].args[0])
-    summaries, others = results[len(results) - count:], results[:len(results) - count]
+    end = len(results) - num_after
+    summaries, others = results[num_before:end], results[:num_before] + results[end:]
     kept = _what_leads_to([*(x for x in others if x is not None),
                            *(node for node in nodes if written_by(node))])
     if any(draws_numbers(node.target) and node not in kept for node in nodes):

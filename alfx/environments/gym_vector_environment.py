@@ -124,9 +124,11 @@ class GymVectorEnvironment(AlfEnvironment):
         else:
             observation, reward, terminated, truncated, infos = self._step_and_force(encoded)
         if not self._owned:  # natively batched environments need not give numpy arrays
-            reward, terminated, truncated = np.asarray(reward), np.asarray(terminated), np.asarray(truncated)
+            reward = np.asarray(reward)
+            terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
         rewards, step_types, discounts = reward.astype(np.float32), self._mid_types.copy(), self._mid_discounts.copy()
-        if first is not None or np.count_nonzero(terminated) or np.count_nonzero(truncated):
+        # searched as bytes, which takes a third of the time of np.count_nonzero
+        if first is not None or 1 in terminated.tobytes() or 1 in truncated.tobytes():
             done = terminated | truncated
             step_types += done
             discounts[terminated] = 0.0

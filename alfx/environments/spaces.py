@@ -244,6 +244,8 @@ class ActionCodec:
         self._converters = [_action_converter(leaf, spec, normalize, clip) for leaf, spec in zip(leaves, specs)]
         if self._is_leaf:
             self._shape, self._convert, self._dtype = self._shapes[0], self._converters[0], self._dtypes[0]
+            is_plain = not _is_mapped(self.spec, normalize, clip)
+            self._plain_dtype = np.dtype(space.dtype) if is_plain else None
 
     def encode(self, action: NestedTensor) -> tuple[Any, list[np.ndarray]]:
         """The batch of actions for the environment, and copies of the given ones, leaf by leaf, as the specs say.
@@ -261,7 +263,8 @@ class ActionCodec:
             array = action.numpy()
             if array.shape != self._shape:
                 self._refuse(action)
-            return self._convert(action), [array.astype(self._dtype)]
+            encoded = array.astype(self._plain_dtype) if self._plain_dtype is not None else self._convert(action)
+            return encoded, [array.astype(self._dtype)]
         leaves, structure = nest.flatten_with_structure(action)
         if structure != self._structure or any(x.shape != shape for x, shape in zip(leaves, self._shapes)):
             self._refuse(action)
@@ -282,10 +285,15 @@ class ActionCodec:
         raise SpecError(f'action: expected tensors of shapes {expected} (batch size first), found {found}')
 
 
+def _is_mapped(spec: TensorSpec, normalize: bool, clip: bool) -> bool:
+    """Whether the actions of ``spec`` reach the environment scaled or clipped."""
+    return isinstance(spec, BoundedTensorSpec) and spec.is_continuous and spec.numel > 0 and (normalize or clip)
+
+
 def _action_converter(space: spaces.Space, spec: TensorSpec, normalize: bool,
                       clip: bool) -> Callable[[torch.Tensor], np.ndarray]:
     dtype = np.dtype(space.dtype)
-    if not (isinstance(spec, BoundedTensorSpec) and spec.is_continuous and spec.numel and (normalize or clip)):
+    if not _is_mapped(spec, normalize, clip):
         return lambda action: action.numpy().astype(dtype)
     assert isinstance(space, spaces.Box)
     half = (space.high.astype(np.float64) - space.low) / 2

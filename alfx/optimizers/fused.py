@@ -29,12 +29,17 @@ class _StepCounts:
         if not self.block.is_cpu:
             self.block.add_(1)
             return
+        numbers = self.numbers()
+        for i, number in enumerate(numbers):  # the way to torch's addition is longer than this
+            numbers[i] = number + 1
+
+    def numbers(self) -> memoryview:
+        """The numbers where they are, on the CPU."""
         if self.block.data_ptr() != self._address:  # also once somebody has moved the tensors to shared memory
             self._address = self.block.data_ptr()
             array: Any = self.block.numpy()
             self._numbers = memoryview(array)
-        for i, number in enumerate(self._numbers):  # the way to torch's addition is longer than this
-            self._numbers[i] = number + 1
+        return self._numbers
 
 
 class _Bucket(NamedTuple):

@@ -163,6 +163,17 @@ class TestAutoresetModes:
         for i, length in enumerate(lengths):
             assert (times[step_type[:, i] == StepType.LAST, i] == length).all()
 
+    def test_natively_batched_environments_may_give_numbers_as_flags(self, monkeypatch):
+        expected = record(GymVectorEnvironment(BatchedCountEnv(4, AutoresetMode.NEXT_STEP)), 30)
+        step = BatchedCountEnv.step
+
+        def step_with_numbers(self, actions):
+            observation, reward, terminated, truncated, infos = step(self, actions)
+            return observation, reward, terminated.astype(np.float64), truncated.tolist(), infos
+
+        monkeypatch.setattr(BatchedCountEnv, 'step', step_with_numbers)
+        assert_same(record(GymVectorEnvironment(BatchedCountEnv(4, AutoresetMode.NEXT_STEP)), 30), expected)
+
     def test_same_step_without_single_resets_drops_the_first_step_and_says_so(self, caplog):
         env = GymVectorEnvironment(BatchedCountEnv(4, AutoresetMode.SAME_STEP, reset_mask=False))
         assert 'observation after an ignored action' in caplog.text

@@ -12,7 +12,7 @@ from alfx.algorithms.dqn_algorithm import DqnAlgorithm, DqnInfo, DqnState, least
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType, TimeStep
-from alfx.engine import recorded_function
+from alfx.engine import probe, recorded_function
 from alfx.engine.replay import compute_train_info
 from alfx.environments.suite_unittest import PolicyUnittestEnv, RNNPolicyUnittestEnv, ValueUnittestEnv
 from alfx.networks.q_networks import QNetwork, QRNNNetwork
@@ -280,6 +280,18 @@ def test_a_record_of_acting_explores_by_the_epsilon_of_each_step_with_the_same_r
         assert torch.equal(torch.rand(()), drawn)
         taken.add(tuple(action.tolist()))
     assert algorithm._exploring._records and len(taken) > 1
+
+
+def test_a_record_of_acting_explores_although_the_buffers_have_been_set_back():
+    algorithm = make(rollout_epsilon_greedy=0.9)
+    step = step_of(1000)
+    greedy = algorithm.predict_step(step, ()).output
+    with probe.unchanged(algorithm):
+        algorithm.rollout_step(step, DqnState())
+    assert float(algorithm._epsilon) == 0
+    for _ in range(2):
+        differs = (algorithm.rollout_step(step, DqnState()).output != greedy).float().mean().item()
+        assert differs == pytest.approx(0.9 * 0.8, abs=0.06)
 
 
 def config_of(**arguments):

@@ -1,4 +1,6 @@
 """A graph that is made ready for the compiler computes what it did."""
+from types import BuiltinFunctionType, SimpleNamespace
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -110,6 +112,10 @@ def test_what_the_compiler_makes_of_it_has_the_same_values():
         torch.testing.assert_close(compiled(*inputs), expected)
 
 
+def _calls(function):
+    return lambda inputs: function(inputs)
+
+
 def _of_graph(function, *inputs):
     compiled = cpu_graph.compiled(make_fx(function)(*inputs), inputs)
     mine, plain = [x.clone() for x in inputs], [x.clone() for x in inputs]
@@ -138,6 +144,37 @@ def test_the_compiled_code_alone_does_the_same(function, monkeypatch):
     with torch._inductor.config.patch(fallback_random=True):
         _of_graph(function, torch.randn(16, 16), torch.randn(16, 16))
     assert found == [True]
+
+
+@pytest.mark.slow
+def test_a_constant_that_the_compiler_makes_an_input_of_is_not_left_out():
+    numbers = list(map(float, range(16)))
+    _of_graph(lambda x, y: [x + torch.tensor(numbers), y * 2], torch.randn(16, 16), torch.randn(16, 16))
+
+
+@pytest.mark.slow
+def test_what_is_called_is_the_function_in_c():
+    with torch._inductor.config.patch(fallback_random=True):
+        compiled = cpu_graph.compiled(make_fx(lambda x: [x + 1])(torch.ones(3)), [torch.ones(3)])
+    (called, ) = [cell.cell_contents for cell in compiled.__closure__]
+    assert any(isinstance(cell.cell_contents, BuiltinFunctionType) for cell in called.__closure__)
+
+
+@pytest.mark.parametrize('bare', [
+    None, object(), SimpleNamespace(current_callable=len), SimpleNamespace(current_callable=lambda inputs: inputs),
+    SimpleNamespace(current_callable=_calls(len)), SimpleNamespace(current_callable=_calls(_calls))])
+def test_a_function_of_another_kind_is_not_taken_for_it(bare):
+    assert cpu_graph._entry(bare) is None
+
+
+@pytest.mark.parametrize('numel, is_once', [(64, False), (4096, True)])
+def test_a_number_that_a_long_loop_reads_is_computed_once(numel, is_once):
+    x, number = torch.randn(numel), torch.tensor(0.3)
+    graph = _prepared(lambda x, number: x * number.exp(), x, number)
+    assert ('force_stride_order' in str(_targets(graph))) == is_once
+    torch.testing.assert_close(graph(x, number), x * number.exp())
+    of_inputs = _prepared(lambda x, numbers: x * numbers[0] + numbers.sum(), x, torch.ones(3))
+    assert 'force_stride_order' not in str(_targets(of_inputs))  # neither a view nor what is a loop itself
 
 
 @pytest.mark.slow

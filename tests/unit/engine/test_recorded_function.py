@@ -66,6 +66,15 @@ def test_each_batch_size_has_a_record(net):
     assert len(recorded._records) == 2
 
 
+def test_each_layout_and_type_has_a_record():
+    recorded = RecordedFunction(lambda x: 2 * x)
+    x = torch.arange(6.)
+    for inputs in (x.reshape(2, 3), x.reshape(3, 2).T, x.reshape(2, 3).long()):
+        result = calls(recorded, 4, inputs)[-1]
+        assert torch.equal(result, 2 * inputs) and result.dtype == inputs.dtype
+    assert len(recorded._records) == 3
+
+
 def test_a_function_that_looks_at_values_is_called_as_it_is(net, caplog):
     def act(x):
         return net(x) if x.sum() > 0 else -net(x)

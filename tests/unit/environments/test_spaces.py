@@ -5,6 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from alfx import nest
 from alfx.environments.errors import UnsupportedSpaceError
 from alfx.environments.spaces import (ActionCodec, ObservationCodec, action_spec_from_gym_space, flatten_sample,
                                       tensor_spec_from_gym_space, unflatten_sample)
@@ -119,6 +120,16 @@ class TestActions:
         codec = ActionCodec(spaces.Box(-1, 1, (1, )), 2)
         encoded, given = codec.encode(torch.zeros(2, 1, dtype=torch.float64, requires_grad=True))
         assert encoded.dtype == np.float32 and given[0].dtype == np.float32
+
+    @pytest.mark.parametrize('space', [spaces.Discrete(3), spaces.Tuple([spaces.Discrete(3)]), spaces.Box(-1, 1, ())])
+    def test_what_an_action_becomes_shares_no_memory_with_it(self, space):
+        codec = ActionCodec(space, 2)
+        action = nest.map_structure(lambda spec: spec.zeros((2, )), codec.spec)
+        encoded, given = codec.encode(action)
+        arrays = [*nest.flatten(encoded), *given, *(x.numpy() for x in nest.flatten(action))]
+        for array in arrays:
+            array += 1
+        assert len(arrays) == 3 and all(array.tolist() == [1, 1] for array in arrays)
 
     @pytest.mark.parametrize('action', [torch.zeros(3), torch.zeros(2, 2), (torch.zeros(2, 1), ),
                                         {'a': torch.zeros(2, 1)}])

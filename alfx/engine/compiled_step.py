@@ -1,0 +1,197 @@
+"""Adam's step as part of a compiled update on the CPU.
+
+Called by itself after the update, the step of an optimizer finds the gradients, the moments and the parameters outside
+of the nearest caches, and with small networks the way to its kernel takes as long as the kernel. Here it follows within
+the compiled function. It changes nothing where the loss is not finite.
+"""
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+import torch
+from torch import Tensor
+
+from alfx.engine.recording import UpdateRecorder
+from alfx.optimizers.fused import FusedAdamBase
+
+if TYPE_CHECKING:
+    from alfx.algorithms.algorithm import Algorithm
+
+
+class _Part:
+    """The parameters of one bucket of an optimizer.
+
+    Args:
+        places: where they are among the parameters of the recorder.
+
+    Attributes:
+        scales: ``[3, n]``: for each parameter the learning rate over the correction of the first moment; what the root
+            of the second moment is multiplied by to correct it; what decoupled weight decay leaves of the parameter.
+    """
+
+    def __init__(self, places: list[int]) -> None:
+        self.places = places
+        self.scales = torch.zeros(3, len(places))
+        array: Any = self.scales.view(-1).numpy()
+        self._numbers: Any = memoryview(array)
+
+    def set_scales(self, bucket: Any) -> None:
+        """Those of the next step. In Python: a loop over a parameter would compute them again for each few elements."""
+        group, number = bucket.group, len(self.places)
+        rate, betas = group['lr'], group['betas']
+        left = 1.0 - rate * group['weight_decay']
+        known: dict[float, tuple[float, float]] = {}
+        for i, count in enumerate(bucket.counts.numbers()):
+            if count not in known:
+                known[count] = _scales(count + 1.0, rate, *betas)
+            self._numbers[i], self._numbers[number + i] = known[count]
+            self._numbers[2 * number + i] = left
+
+
+def _scales(steps: float, rate: float, beta1: float, beta2: float) -> tuple[float, float]:
+    return rate / (1.0 - beta1**steps), (1.0 - beta2**steps)**-0.5
+
+
+class AdamStep:
+    """The steps of all optimizers of an algorithm. Make it with :meth:`of`.
+
+    Attributes:
+        num_results: how many values :meth:`record` adds to those of an update.
+    """
+
+    @classmethod
+    def of(cls, algorithm: 'Algorithm', recorder: UpdateRecorder) -> Optional['AdamStep']:
+        """The steps of the optimizers of ``algorithm``; ``None`` if they have to make them themselves."""
+        optimizers = algorithm.what_is_updated()[0]
+        if _are_gradients_needed(algorithm) or not all(map(_is_plain_adam, optimizers)):
+            return None
+        step = cls(algorithm, optimizers, recorder)
+        places = [place for parts in step._parts for part in parts for place in part.places]
+        return step if sorted(places) == list(range(len(recorder.params))) else None
+
+    def __init__(self, algorithm: 'Algorithm', optimizers: Sequence[FusedAdamBase], recorder: UpdateRecorder) -> None:
+        places = {id(p): i for i, p in enumerate(recorder.params)}
+        self._algorithm = algorithm
+        self._optimizers = optimizers
+        self._trained = recorder.trained
+        self._parts = [[_Part([places.get(id(p), -1) for p in bucket.params]) for bucket in optimizer.buckets()]
+                       for optimizer in optimizers]
+        self._settings = list(map(_settings, optimizers))
+        self._buckets: list[Any] = []
+        self._tensors: list[Tensor] = []
+        self.num_results = len(optimizers)
+        self.prepare()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the optimizers still have the settings that were recorded, and nobody has asked for hooks."""
+        return (not _are_gradients_needed(self._algorithm) and not any('step' in vars(x) for x in self._optimizers)
+                and list(map(_settings, self._optimizers)) == self._settings)
+
+    def prepare(self) -> list[Tensor]:
+        """The tensors that the recorded step reads and changes besides the parameters, as they are now."""
+        buckets: list[Any] = []
+        for optimizer, parts in zip(self._optimizers, self._parts):
+            optimizer.ask_schedules()
+            buckets.append(optimizer.buckets())
+            for bucket, part in zip(buckets[-1], parts):
+                part.set_scales(bucket)
+        if len(buckets) != len(self._buckets) or any(a is not b for a, b in zip(buckets, self._buckets)):
+            self._buckets = buckets
+            self._tensors = [x for of_one, parts in zip(buckets, self._parts) for bucket, part in zip(of_one, parts)
+                             for x in (bucket.counts.block, part.scales, *bucket.exp_avgs, *bucket.exp_avg_sqs)]
+        return self._tensors
+
+    def record(self, tensors: Sequence[Tensor], state: Sequence[Tensor], loss: Tensor,
+               grads: Sequence[Tensor | None]) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Make the steps; for recording.
+
+        Args:
+            tensors: those of the recorder; the parameters among them are changed.
+            state: in the place of the tensors of :meth:`prepare`; they are changed.
+            loss: scalar; where it is not finite, everything stays.
+            grads: one for each parameter of the recorder; those without one stay.
+
+        Returns:
+            tuple:
+            - ``grads``, clipped
+            - the norm of the gradients of each optimizer before clipping, ``None`` where nothing is clipped
+        """
+        params, clipped, rest = [tensors[i] for i in self._trained], list(grads), list(state)
+        norms: list[Tensor | None] = []
+        is_finite = torch.isfinite(loss)
+        for optimizer, parts in zip(self._optimizers, self._parts):
+            mine = [i for part in parts for i in part.places if grads[i] is not None]
+            norms.append(_clip(clipped, mine, optimizer.gradient_clipping))
+            for part, bucket in zip(parts, optimizer.buckets()):
+                number = len(part.places)
+                counts, scales, *moments = rest[:2 + 2 * number]
+                del rest[:2 + 2 * number]
+                found = [clipped[i] for i in part.places]
+                _count(counts, [g is not None for g in found], is_finite)
+                for i, grad in enumerate(found):
+                    if grad is not None:
+                        _adam(params[part.places[i]], grad, moments[i], moments[number + i], scales[:, i], bucket.group,
+                              optimizer._decoupled_weight_decay, is_finite)
+        return clipped, norms
+
+    def tell_norms(self, norms: Sequence[Any]) -> None:
+        """Let the optimizers know the norms that :meth:`record` returned."""
+        for optimizer, norm in zip(self._optimizers, norms):
+            if norm is not None:
+                optimizer._grad_norm = norm
+
+
+def _are_gradients_needed(algorithm: 'Algorithm') -> bool:
+    """Whether something looks at the gradients between the update and the step."""
+    return algorithm.gradient_averager is not None or algorithm.gradient_noise_scale is not None
+
+
+def _is_plain_adam(optimizer: Any) -> bool:
+    """Whether a step is what :class:`FusedAdamBase` does, on numbers that this module can handle."""
+    cls = type(optimizer)
+    return (isinstance(optimizer, FusedAdamBase) and 'step' not in vars(optimizer)
+            and all(getattr(cls, name) is getattr(FusedAdamBase, name)
+                    for name in ('step', '_update', '_count_steps', '_eps', '_clip'))
+            and (optimizer.gradient_clipping is None or optimizer.clip_by_global_norm)
+            and all(not bucket.group['amsgrad'] and bucket.counts is not None and bucket.is_contiguous
+                    and all(p.is_cpu and p.dtype == torch.float32 for p in bucket.params)
+                    for bucket in optimizer.buckets()))
+
+
+def _settings(optimizer: FusedAdamBase) -> list[Any]:
+    """What is constant in a recorded step."""
+    groups = [(bucket.group, len(bucket.params)) for bucket in optimizer.buckets()]
+    return [(group['betas'], group['eps'], group['weight_decay'], group['amsgrad'], n) for group, n in groups]
+
+
+def _clip(grads: list[Any], mine: list[int], max_norm: float | None) -> Tensor | None:
+    """Divide those of ``grads`` at ``mine`` by ``max(1, norm / max_norm)``; returns their norm, if it does."""
+    if max_norm is None or not mine:
+        return None
+    norm = torch.stack([(grads[i] * grads[i]).sum() for i in mine]).sum().sqrt()
+    factor = 1.0 / (norm / max_norm).clamp(min=1.0)
+    for i in mine:
+        grads[i] = grads[i] * factor
+    return norm
+
+
+def _count(counts: Tensor, have_gradients: list[bool], is_finite: Tensor) -> None:
+    """Count a step of those that have a gradient."""
+    steps = counts + 1.0
+    if not all(have_gradients):
+        steps = torch.stack([(steps if has else counts)[i] for i, has in enumerate(have_gradients)])
+    counts.copy_(torch.where(is_finite, steps, counts))
+
+
+def _adam(param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, scales: Tensor, group: dict[str, Any],
+          is_decoupled: bool, is_finite: Tensor) -> None:
+    """One step of a parameter (Kingma and Ba 2015, algorithm 1) with its ``scales`` ``[3]``."""
+    (beta1, beta2), decay = group['betas'], group['weight_decay']
+    if decay and not is_decoupled:
+        grad = grad + decay * param
+    first = exp_avg + (1.0 - beta1) * (grad - exp_avg)
+    second = beta2 * exp_avg_sq + (1.0 - beta2) * grad * grad
+    start = param * scales[2] if decay and is_decoupled else param
+    end = start - scales[0] * first / (second.sqrt() * scales[1] + group['eps'])
+    for old, new in ((param, end), (exp_avg, first), (exp_avg_sq, second)):
+        old.copy_(torch.where(is_finite, new, old))
