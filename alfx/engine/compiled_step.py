@@ -71,6 +71,7 @@ class AdamStep:
     def __init__(self, algorithm: 'Algorithm', optimizers: Sequence[FusedAdamBase], recorder: UpdateRecorder) -> None:
         places = {id(p): i for i, p in enumerate(recorder.params)}
         self._algorithm = algorithm
+        self._shows_gradients = algorithm._config is not None and algorithm._config.summarize_grads_and_vars
         self._optimizers = optimizers
         self._trained = recorder.trained
         self._parts = [[_Part([places.get(id(p), -1) for p in bucket.params]) for bucket in optimizer.buckets()]
@@ -113,7 +114,7 @@ class AdamStep:
 
         Returns:
             tuple:
-            - ``grads``, clipped
+            - ``grads``, clipped; ``None`` for each if nobody looks at them
             - the norm of the gradients of each optimizer before clipping, ``None`` where nothing is clipped
         """
         params, clipped, rest = [tensors[i] for i in self._trained], list(grads), list(state)
@@ -132,7 +133,7 @@ class AdamStep:
                     if grad is not None:
                         _adam(params[part.places[i]], grad, moments[i], moments[number + i], scales[:, i], bucket.group,
                               optimizer._decoupled_weight_decay, is_finite)
-        return clipped, norms
+        return clipped if self._shows_gradients else [None] * len(grads), norms
 
     def tell_norms(self, norms: Sequence[Any]) -> None:
         """Let the optimizers know the norms that :meth:`record` returned."""

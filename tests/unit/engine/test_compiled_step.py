@@ -1,12 +1,13 @@
 """Adam's step within a compiled update does what the optimizer does by itself."""
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from alfx import context
+from alfx import context, summary
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
@@ -16,12 +17,20 @@ from alfx.networks.q_networks import QNetwork
 from alfx.optimizers import SGD, Adam, AdamTF, AdamW
 
 
+class _NoWriter:
+    """Writes nothing."""
+
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+
 class _Algorithm:
     """What a step asks an algorithm for."""
 
     def __init__(self, *optimizers):
         self.optimizers = list(optimizers)
         self.gradient_averager = self.gradient_noise_scale = None
+        self._config = SimpleNamespace(summarize_grads_and_vars=True)
 
     def what_is_updated(self):
         return self.optimizers, []
@@ -105,6 +114,16 @@ def test_steps_are_those_of_the_optimizer(make, split):
         torch.testing.assert_close(optimizer.grad_norm, other.grad_norm)
 
 
+def test_gradients_that_no_summary_shows_are_not_returned():
+    params, optimizers = _make(partial(Adam, lr=0.1), False)
+    algorithm = _Algorithm(*optimizers)
+    algorithm._config.summarize_grads_and_vars = False
+    before = [p.detach().clone() for p in params]
+    recorder = _Recorder(params)
+    assert _played(AdamStep.of(algorithm, recorder), recorder, torch.zeros(()), _grads(0)) == [None] * len(params)
+    assert not any(torch.equal(a, b) for a, b in zip(before, params))
+
+
 @pytest.mark.parametrize('loss', [float('nan'), float('inf'), -float('inf')])
 def test_nothing_changes_where_the_loss_is_not_finite(loss):
     params, optimizers = _make(partial(Adam, lr=0.1, gradient_clipping=0.5, clip_by_global_norm=True), False)
@@ -180,7 +199,7 @@ def test_a_record_is_not_current_once_the_step_would_be_another(change):
     assert not step.is_current
 
 
-def _agent():
+def _agent(**config):
     torch.manual_seed(0)
     context.reset()
     env = PolicyUnittestEnv(batch_size=4, episode_length=5, action_type=ActionType.Discrete)
@@ -188,7 +207,7 @@ def _agent():
     env.reset()
     config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=4, mini_batch_size=8, mini_batch_length=2,
                            num_updates_per_train_iter=3, whole_replay_buffer_training=False, clear_replay_buffer=False,
-                           replay_buffer_length=100, compile=True)
+                           replay_buffer_length=100, compile=True, **config)
     rl = partial(DqnAlgorithm, q_network_cls=partial(QNetwork, fc_layer_params=(8, )))
     agent = Agent(env.observation_spec(), env.action_spec(), env=env, config=config, rl_algorithm_cls=rl,
                   optimizer=Adam(lr=1e-2, gradient_clipping=0.1, clip_by_global_norm=True))
@@ -205,3 +224,14 @@ def test_hooks_are_called_also_once_steps_were_compiled():
     optimizer.register_step_post_hook(lambda *_: called.append(1))
     agent.train_iter()
     assert len(called) == 3 and {int(s['step']) for s in optimizer.state.values()} == {6}
+
+
+def test_summaries_show_the_gradients_that_the_optimizer_was_given(monkeypatch):
+    shown = []
+    monkeypatch.setattr('alfx.summary.summary_utils.summarize_gradients',
+                        lambda params: shown.append([p.grad.clone() for _, p in params]))
+    agent = _agent(summarize_grads_and_vars=True)
+    with summary.push_summary_writer(_NoWriter()), context.record_if(True):
+        agent.train_iter()
+    norm = torch.cat([x.flatten() for x in shown[-1]]).norm()
+    assert shown and 0 < norm <= 0.1 * (1 + 1e-5)  # clipped
