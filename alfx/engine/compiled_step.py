@@ -80,7 +80,9 @@ class AdamStep:
         self._buckets: list[Any] = []
         self._tensors: list[Tensor] = []
         self.num_results = len(optimizers)
-        self.prepare()
+
+    def __deepcopy__(self, memo: Any) -> 'AdamStep':
+        return self  # the record of a copied algorithm is made anew, since its tensors lie elsewhere
 
     @property
     def is_current(self) -> bool:
@@ -89,14 +91,23 @@ class AdamStep:
                 and list(map(_settings, self._optimizers)) == self._settings)
 
     def prepare(self) -> list[Tensor]:
-        """The tensors that the recorded step reads and changes besides the parameters, as they are now."""
-        buckets: list[Any] = []
+        """Get ready for a step; returns the :meth:`tensors`."""
         for optimizer, parts in zip(self._optimizers, self._parts):
             optimizer.ask_schedules()
-            buckets.append(optimizer.buckets())
-            for bucket, part in zip(buckets[-1], parts):
+            for bucket, part in zip(optimizer.buckets(), parts):
                 part.set_scales(bucket)
+        return self.tensors()
+
+    def tensors(self) -> list[Tensor]:
+        """What the recorded step reads and changes besides the parameters, as it is now.
+
+        Raises:
+            ValueError: a moment does not have the shape of its parameter.
+        """
+        buckets: list[Any] = [optimizer.buckets() for optimizer in self._optimizers]
         if len(buckets) != len(self._buckets) or any(a is not b for a, b in zip(buckets, self._buckets)):
+            for bucket in (bucket for of_one in buckets for bucket in of_one):
+                _check_moments(bucket)
             self._buckets = buckets
             self._tensors = [x for of_one, parts in zip(buckets, self._parts) for bucket, part in zip(of_one, parts)
                              for x in (bucket.counts.block, part.scales, *bucket.exp_avgs, *bucket.exp_avg_sqs)]
@@ -108,7 +119,7 @@ class AdamStep:
 
         Args:
             tensors: those of the recorder; the parameters among them are changed.
-            state: in the place of the tensors of :meth:`prepare`; they are changed.
+            state: in the place of :meth:`tensors`; they are changed.
             loss: scalar; where it is not finite, everything stays.
             grads: one for each parameter of the recorder; those without one stay.
 
@@ -147,12 +158,26 @@ def _are_gradients_needed(algorithm: 'Algorithm') -> bool:
     return algorithm.gradient_averager is not None or algorithm.gradient_noise_scale is not None
 
 
+_METHODS = ('step', 'buckets', 'ask_schedules', 'clip_gradients', '_before_step', '_clip', '_update', '_count_steps',
+            '_eps')
+
+
+def _check_moments(bucket: Any) -> None:
+    """The compiled code takes them to be laid out as they were, and looks no more."""
+    for param, *moments in zip(bucket.params, bucket.exp_avgs, bucket.exp_avg_sqs):
+        for moment in moments:
+            if moment.shape != param.shape or not moment.is_contiguous() or moment.dtype != param.dtype:
+                raise ValueError(f'the state of an optimizer: expected a moment {tuple(param.shape)} without gaps, of '
+                                 f'{param.dtype}, found {tuple(moment.shape)} with strides {moment.stride()}, of '
+                                 f'{moment.dtype}; was it loaded from a checkpoint of other networks?')
+
+
 def _is_plain_adam(optimizer: Any) -> bool:
     """Whether a step is what :class:`FusedAdamBase` does, on numbers that this module can handle."""
     cls = type(optimizer)
     return (isinstance(optimizer, FusedAdamBase) and 'step' not in vars(optimizer)
             and all(getattr(cls, name) is getattr(FusedAdamBase, name)
-                    for name in ('step', '_update', '_count_steps', '_eps', '_clip'))
+                    for name in _METHODS)
             and (optimizer.gradient_clipping is None or optimizer.clip_by_global_norm)
             and all(not bucket.group['amsgrad'] and bucket.counts is not None and bucket.is_contiguous
                     and all(p.is_cpu and p.dtype == torch.float32 for p in bucket.params)

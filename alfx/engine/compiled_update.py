@@ -107,7 +107,7 @@ class _Compiled:
         self._addresses = addresses(fixed)
         self._fixed = [x.detach() for x in fixed]
         self._step, self.makes_step = step, step is not None
-        inputs: list[Any] = [*self._fixed, *(step.prepare() if step is not None else ()), *leaves]
+        inputs: list[Any] = [*self._fixed, *(step.tensors() if step is not None else ()), *leaves]
         # the same random numbers as without compiling, from the generator that a checkpoint saves
         with inductor_config.patch(fallback_random=True, size_asserts=False):
             if all(x.device.type == 'cpu' for x in inputs):

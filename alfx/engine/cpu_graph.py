@@ -72,7 +72,8 @@ def _entry(bare: Any) -> Callable[[list[Tensor]], Sequence[Any]] | None:
         tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
     except (AttributeError, TypeError, ValueError):
         return None
-    if not isinstance(entry, BuiltinFunctionType) or not {handles.__name__, tensors.__name__} <= set(used):
+    does_more = {'extend', 'item'} & set(used)  # with constants, with numbers among the results
+    if does_more or not {handles.__name__, tensors.__name__} <= set(used) or not isinstance(entry, BuiltinFunctionType):
         return None
     return lambda inputs: tensors(entry(handles(inputs)))
 

@@ -82,7 +82,7 @@ class Step(Protocol):
 
     num_results: int
 
-    def prepare(self) -> list[Tensor]: ...
+    def tensors(self) -> list[Tensor]: ...
 
     def record(self, tensors: Sequence[Tensor], state: Sequence[Tensor], loss: Tensor,
                grads: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]: ...
@@ -167,7 +167,7 @@ class UpdateRecorder:
         Raises:
             NotRecordableError: see :func:`recorded`.
         """
-        state = step.prepare() if step is not None else []
+        state = step.tensors() if step is not None else []
         count = len(self.tensors)
 
         def update(*flat: Tensor) -> list[Any]:

@@ -1,4 +1,5 @@
 """Adam's step within a compiled update does what the optimizer does by itself."""
+import copy
 from functools import partial
 from types import SimpleNamespace
 
@@ -59,6 +60,7 @@ def _played(step, recorder, loss, grads):
     """Make a step as a recorded function makes it: on tensors given to a graph."""
     present = [g for g in grads if g is not None]
     state = step.prepare()
+    assert state is step.tensors()
     count = len(recorder.tensors)
 
     def function(*flat):
@@ -138,22 +140,22 @@ def test_nothing_changes_where_the_loss_is_not_finite(loss):
 
 
 def test_a_schedule_is_asked_before_each_step_and_a_loaded_state_is_gone_on_with():
-    rates = iter([0.1] + [0.1, 0.2, 0.3] * 3)  # the first one when the optimizer is made
+    asked = []
     params = _params()
-    optimizer = Adam(params, lr=lambda: next(rates, 0.3))
+    optimizer = Adam(params, lr=lambda: asked.append(1) or 0.1 * len(asked))
     other_params = _params()
     other = Adam(other_params, lr=0.1)
     recorder = _Recorder(params)
     step = AdamStep.of(_Algorithm(optimizer), recorder)
-    seen = []
+    seen, before = [], len(asked)
     for i in range(3):
         for p, grad in zip(other_params, _grads(i)):
             p.grad = grad
         _played(step, recorder, torch.zeros(()), _grads(i))
         seen.append(optimizer.param_groups[0]['lr'])
+        assert len(asked) == before + i + 1 and seen[-1] == 0.1 * len(asked)
         other.param_groups[0]['lr'] = seen[-1]
         other.step()
-    assert len(set(seen)) > 1
     torch.testing.assert_close(params, other_params, atol=1e-6, rtol=1e-5)
     optimizer.load_state_dict(other.state_dict())  # other tensors
     assert step.is_current
@@ -235,3 +237,32 @@ def test_summaries_show_the_gradients_that_the_optimizer_was_given(monkeypatch):
         agent.train_iter()
     norm = torch.cat([x.flatten() for x in shown[-1]]).norm()
     assert shown and 0 < norm <= 0.1 * (1 + 1e-5)  # clipped
+
+
+def test_an_algorithm_that_was_compiled_can_be_copied_and_goes_on_by_itself():
+    agent = _agent()
+    agent.train_iter()
+    step = next(iter(agent._fast_update._records.values()))._step
+    other = copy.deepcopy(agent._fast_update._records)
+    (copied, ) = other.values()
+    assert copied._step is step and not copied.is_current
+
+
+def test_moments_of_another_shape_are_refused():
+    params, (optimizer, ) = _make(partial(Adam, lr=0.1), False)
+    recorder = _Recorder(params)
+    step = AdamStep.of(_Algorithm(optimizer), recorder)
+    _played(step, recorder, torch.zeros(()), _grads(0))
+    state = optimizer.state_dict()
+    state['state'][1]['exp_avg'] = torch.zeros(1)
+    optimizer.load_state_dict(state)
+    with pytest.raises(ValueError, match=r'expected a moment \(5,\) .* found \(1,\)'):
+        step.prepare()
+
+
+@pytest.mark.parametrize('name', ['_before_step', 'clip_gradients', 'buckets', 'step'])
+def test_a_subclass_that_does_something_else_steps_by_itself(name):
+    params = _params()
+    method = getattr(Adam, name)
+    other = type('Other', (Adam, ), {name: lambda self, *args: method(self, *args)})
+    assert AdamStep.of(_Algorithm(other(params, lr=0.1)), _Recorder(params)) is None
