@@ -176,8 +176,7 @@ def _is_plain_adam(optimizer: Any) -> bool:
     """Whether a step is what :class:`FusedAdamBase` does, on numbers that this module can handle."""
     cls = type(optimizer)
     return (isinstance(optimizer, FusedAdamBase) and 'step' not in vars(optimizer)
-            and all(getattr(cls, name) is getattr(FusedAdamBase, name)
-                    for name in _METHODS)
+            and all(getattr(cls, name) is getattr(FusedAdamBase, name) for name in _METHODS)
             and (optimizer.gradient_clipping is None or optimizer.clip_by_global_norm)
             and all(not bucket.group['amsgrad'] and bucket.counts is not None and bucket.is_contiguous
                     and all(p.is_cpu and p.dtype == torch.float32 for p in bucket.params)

@@ -239,13 +239,11 @@ def test_summaries_show_the_gradients_that_the_optimizer_was_given(monkeypatch):
     assert shown and 0 < norm <= 0.1 * (1 + 1e-5)  # clipped
 
 
-def test_an_algorithm_that_was_compiled_can_be_copied_and_goes_on_by_itself():
+def test_a_compiled_record_can_be_copied_and_the_copy_is_not_current():
     agent = _agent()
     agent.train_iter()
-    step = next(iter(agent._fast_update._records.values()))._step
-    other = copy.deepcopy(agent._fast_update._records)
-    (copied, ) = other.values()
-    assert copied._step is step and not copied.is_current
+    (record, ) = agent._fast_update._records.values()
+    assert record.makes_step and record.is_current and not copy.deepcopy(record).is_current
 
 
 def test_moments_of_another_shape_are_refused():
