@@ -17,46 +17,32 @@ if TYPE_CHECKING:
     from alfx.algorithms.algorithm import Algorithm
 
 
-class _Part:
-    """The parameters of one bucket of an optimizer.
+class _State:
+    """What the step of one optimizer reads and changes besides the parameters and their moments.
 
     Args:
-        places: where they are among the parameters of the recorder.
+        places: of each bucket of the optimizer, where its parameters are among those of the recorder.
 
     Attributes:
-        scales: ``[3, n]``: for each parameter the learning rate over the correction of the first moment; what the root
-            of the second moment is multiplied by to correct it; what decoupled weight decay leaves of the parameter.
+        rates: the learning rate of each bucket, float64.
+        norm: of all gradients before they were clipped; that of the latest step.
     """
 
-    def __init__(self, places: list[int]) -> None:
+    def __init__(self, places: list[list[int]]) -> None:
         self.places = places
-        self.scales = torch.zeros(3, len(places))
-        array: Any = self.scales.view(-1).numpy()
+        self.rates = torch.zeros(len(places), dtype=torch.float64)
+        self.norm = torch.zeros(())
+        array: Any = self.rates.numpy()
         self._numbers: Any = memoryview(array)
 
-    def set_scales(self, bucket: Any) -> None:
-        """Those of the next step. In Python: a loop over a parameter would compute them again for each few elements."""
-        group, number = bucket.group, len(self.places)
-        rate, betas = group['lr'], group['betas']
-        left = 1.0 - rate * group['weight_decay']
-        known: dict[float, tuple[float, float]] = {}
-        for i, count in enumerate(bucket.counts.numbers()):
-            if count not in known:
-                known[count] = _scales(count + 1.0, rate, *betas)
-            self._numbers[i], self._numbers[number + i] = known[count]
-            self._numbers[2 * number + i] = left
-
-
-def _scales(steps: float, rate: float, beta1: float, beta2: float) -> tuple[float, float]:
-    return rate / (1.0 - beta1**steps), (1.0 - beta2**steps)**-0.5
+    def set_rates(self, buckets: Sequence[Any]) -> None:
+        """Those of the next step."""
+        for i, bucket in enumerate(buckets):
+            self._numbers[i] = bucket.group['lr']
 
 
 class AdamStep:
-    """The steps of all optimizers of an algorithm. Make it with :meth:`of`.
-
-    Attributes:
-        num_results: how many values :meth:`record` adds to those of an update.
-    """
+    """The steps of all optimizers of an algorithm. Make it with :meth:`of`."""
 
     @classmethod
     def of(cls, algorithm: 'Algorithm', recorder: UpdateRecorder) -> Optional['AdamStep']:
@@ -65,7 +51,7 @@ class AdamStep:
         if _are_gradients_needed(algorithm) or not all(map(_is_plain_adam, optimizers)):
             return None
         step = cls(algorithm, optimizers, recorder)
-        places = [place for parts in step._parts for part in parts for place in part.places]
+        places = [place for state in step._states for of_bucket in state.places for place in of_bucket]
         return step if sorted(places) == list(range(len(recorder.params))) else None
 
     def __init__(self, algorithm: 'Algorithm', optimizers: Sequence[FusedAdamBase], recorder: UpdateRecorder) -> None:
@@ -74,12 +60,11 @@ class AdamStep:
         self._shows_gradients = algorithm._config is not None and algorithm._config.summarize_grads_and_vars
         self._optimizers = optimizers
         self._trained = recorder.trained
-        self._parts = [[_Part([places.get(id(p), -1) for p in bucket.params]) for bucket in optimizer.buckets()]
-                       for optimizer in optimizers]
+        self._states = [_State([[places.get(id(p), -1) for p in bucket.params] for bucket in optimizer.buckets()])
+                        for optimizer in optimizers]
         self._settings = list(map(_settings, optimizers))
         self._buckets: list[Any] = []
         self._tensors: list[Tensor] = []
-        self.num_results = len(optimizers)
 
     def __deepcopy__(self, memo: Any) -> 'AdamStep':
         return self  # the record of a copied algorithm is made anew, since its tensors lie elsewhere
@@ -92,10 +77,11 @@ class AdamStep:
 
     def prepare(self) -> list[Tensor]:
         """Get ready for a step; returns the :meth:`tensors`."""
-        for optimizer, parts in zip(self._optimizers, self._parts):
+        for optimizer, state in zip(self._optimizers, self._states):
             optimizer.ask_schedules()
-            for bucket, part in zip(optimizer.buckets(), parts):
-                part.set_scales(bucket)
+            state.set_rates(optimizer.buckets())
+            if optimizer.gradient_clipping is not None:
+                optimizer._grad_norm = state.norm
         return self.tensors()
 
     def tensors(self) -> list[Tensor]:
@@ -109,48 +95,45 @@ class AdamStep:
             for bucket in (bucket for of_one in buckets for bucket in of_one):
                 _check_moments(bucket)
             self._buckets = buckets
-            self._tensors = [x for of_one, parts in zip(buckets, self._parts) for bucket, part in zip(of_one, parts)
-                             for x in (bucket.counts.block, part.scales, *bucket.exp_avgs, *bucket.exp_avg_sqs)]
+            self._tensors = []
+            for of_one, state in zip(buckets, self._states):
+                self._tensors += [state.rates, state.norm]
+                for bucket in of_one:
+                    self._tensors += [bucket.counts.block, *bucket.exp_avgs, *bucket.exp_avg_sqs]
         return self._tensors
 
     def record(self, tensors: Sequence[Tensor], state: Sequence[Tensor], loss: Tensor,
-               grads: Sequence[Tensor | None]) -> tuple[list[Tensor | None], list[Tensor | None]]:
+               grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Make the steps; for recording.
 
         Args:
             tensors: those of the recorder; the parameters among them are changed.
             state: in the place of :meth:`tensors`; they are changed.
-            loss: scalar; where it is not finite, everything stays.
+            loss: scalar; where it is not finite, everything but the norms of gradients stays.
             grads: one for each parameter of the recorder; those without one stay.
 
         Returns:
-            tuple:
-            - ``grads``, clipped; ``None`` for each if nobody looks at them
-            - the norm of the gradients of each optimizer before clipping, ``None`` where nothing is clipped
+            ``grads``, clipped; ``None`` for each if nobody looks at them
         """
         params, clipped, rest = [tensors[i] for i in self._trained], list(grads), list(state)
-        norms: list[Tensor | None] = []
         is_finite = torch.isfinite(loss)
-        for optimizer, parts in zip(self._optimizers, self._parts):
-            mine = [i for part in parts for i in part.places if grads[i] is not None]
-            norms.append(_clip(clipped, mine, optimizer.gradient_clipping))
-            for part, bucket in zip(parts, optimizer.buckets()):
-                number = len(part.places)
-                counts, scales, *moments = rest[:2 + 2 * number]
-                del rest[:2 + 2 * number]
-                found = [clipped[i] for i in part.places]
-                _count(counts, [g is not None for g in found], is_finite)
+        for optimizer, own in zip(self._optimizers, self._states):
+            rates, norm = rest[:2]
+            del rest[:2]
+            mine = [i for of_bucket in own.places for i in of_bucket if grads[i] is not None]
+            _clip(clipped, mine, optimizer.gradient_clipping, norm)
+            for places, bucket, rate in zip(own.places, optimizer.buckets(), rates.unbind()):
+                number = len(places)
+                counts, *moments = rest[:1 + 2 * number]
+                del rest[:1 + 2 * number]
+                found = [clipped[i] for i in places]
+                scales = _scales(counts, rate, bucket.group)
                 for i, grad in enumerate(found):
                     if grad is not None:
-                        _adam(params[part.places[i]], grad, moments[i], moments[number + i], scales[:, i], bucket.group,
+                        _adam(params[places[i]], grad, moments[i], moments[number + i], scales[:, i], bucket.group,
                               optimizer._decoupled_weight_decay, is_finite)
-        return clipped if self._shows_gradients else [None] * len(grads), norms
-
-    def tell_norms(self, norms: Sequence[Any]) -> None:
-        """Let the optimizers know the norms that :meth:`record` returned."""
-        for optimizer, norm in zip(self._optimizers, norms):
-            if norm is not None:
-                optimizer._grad_norm = norm
+                _count(counts, [g is not None for g in found], is_finite)
+        return clipped if self._shows_gradients else [None] * len(grads)
 
 
 def _are_gradients_needed(algorithm: 'Algorithm') -> bool:
@@ -189,15 +172,33 @@ def _settings(optimizer: FusedAdamBase) -> list[Any]:
     return [(group['betas'], group['eps'], group['weight_decay'], group['amsgrad'], n) for group, n in groups]
 
 
-def _clip(grads: list[Any], mine: list[int], max_norm: float | None) -> Tensor | None:
-    """Divide those of ``grads`` at ``mine`` by ``max(1, norm / max_norm)``; returns their norm, if it does."""
+def _clip(grads: list[Any], mine: list[int], max_norm: float | None, norm: Tensor) -> None:
+    """Divide those of ``grads`` at ``mine`` by ``max(1, norm / max_norm)`` and keep their norm in ``norm``."""
     if max_norm is None or not mine:
-        return None
-    norm = torch.stack([(grads[i] * grads[i]).sum() for i in mine]).sum().sqrt()
-    factor = 1.0 / (norm / max_norm).clamp(min=1.0)
+        return
+    found = torch.stack([(grads[i] * grads[i]).sum() for i in mine]).sum().sqrt()
+    factor = 1.0 / (found / max_norm).clamp(min=1.0)
     for i in mine:
         grads[i] = grads[i] * factor
-    return norm
+    norm.copy_(found)
+
+
+def _scales(counts: Tensor, rate: Tensor, group: dict[str, Any]) -> Tensor:
+    """The numbers in the next step of each parameter, ``[3, n]``.
+
+    They are the learning rate over the correction of the first moment, what the root of the second moment is multiplied
+    by to correct it, and what decoupled weight decay leaves of the parameter. Computed in float64: the corrections are
+    differences of nearly equal numbers.
+
+    Args:
+        counts: of the steps so far, ``[n]``.
+        rate: scalar, float64.
+        group: of the optimizer.
+    """
+    steps = counts.double() + 1.0
+    beta1, beta2 = group['betas']
+    left = (1.0 - rate * group['weight_decay']).expand_as(steps)
+    return torch.stack([rate / (1.0 - beta1**steps), (1.0 - beta2**steps).rsqrt(), left]).float()
 
 
 def _count(counts: Tensor, have_gradients: list[bool], is_finite: Tensor) -> None:

@@ -22,7 +22,6 @@ from alfx.engine.recorded_update import Player, RecordedUpdate
 from alfx.engine.recording import Batch, NotRecordableError, TrainInfo, UpdateRecorder, has_fixed_update
 from alfx.engine.update_summaries import can_summarize, record_summarized
 from alfx.gin_utils.checks import problem_at
-from alfx.utils.autograd import without_autograd
 
 if TYPE_CHECKING:
     from alfx.algorithms.algorithm import Algorithm
@@ -113,22 +112,18 @@ class _Compiled:
             if all(x.device.type == 'cpu' for x in inputs):
                 self._function = cpu_graph.compiled(graph, inputs)
                 return
-            function: Any = compile_fx(graph, inputs)
-            with torch.random.fork_rng(), torch.no_grad():
+            function: Any = torch.no_grad()(compile_fx(graph, inputs))
+            with torch.random.fork_rng():
                 function(*[copied(x) for x in inputs])  # the backend does its work at the first call
-        self._function = function
+        self._function = lambda tensors: function(*tensors)
 
     @property
     def is_current(self) -> bool:
         return addresses(self._tensors) == self._addresses and (self._step is None or self._step.is_current)
 
     def __call__(self, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        with without_autograd(leaves):
-            if self._step is None:
-                return self._function(*self._fixed, *leaves)
-            results = self._function(*self._fixed, *self._step.prepare(), *leaves)
-        self._step.tell_norms(results[-self._step.num_results:])
-        return results
+        state = self._step.prepare() if self._step is not None else ()
+        return self._function([*self._fixed, *state, *leaves])
 
 
 def check_compilable(algorithm: 'Algorithm') -> None:

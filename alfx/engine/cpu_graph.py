@@ -6,6 +6,7 @@ before the products are added to them, products with a single row or column in b
 library is also far from its best where a product has few rows or columns: such a product reads a matrix once, which the
 loop that computes the matrix can do in passing. Results differ by rounding.
 """
+import operator
 from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType
 from typing import Any
@@ -21,6 +22,8 @@ _FEW_TERMS = 8
 _FEW_VECTORS = 4
 _MAX_MATRIX = 2**18  # elements; a larger one leaves the cache between the reads of two of its columns
 _LONG_LOOP = 2**10  # elements
+_FEW_NUMBERS = 2**10  # more are not worth the check
+_JOINED_WITH_LOOPS = (_aten.stack.default, _aten.cat.default, _aten._to_copy.default)  # as what is tagged so
 _PRODUCTS = (_aten.mm.default, _aten.bmm.default)
 
 # Settings of the backend. The patterns that it looks for would put the biases back. Calls from C++ are cheaper. Loops
@@ -29,12 +32,15 @@ _PRODUCTS = (_aten.mm.default, _aten.bmm.default)
 SETTINGS = {'pattern_matcher': False, 'cpp_wrapper': True, 'score_fusion_memory_threshold': 8192}
 
 
-def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor | None]]:
+def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor | None]]:
     """A function that computes what ``graph`` does, after :func:`prepare`.
 
     Args:
         graph: of aten operations; it is changed.
         inputs: examples of the tensors that it takes, without gradient.
+
+    Returns:
+        from the list of these tensors to what ``graph`` returns
     """
     from torch._inductor import config as inductor_config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -52,10 +58,18 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., S
         function: Any = compile_fx(graph, list(inputs), inner_compile=compile_and_keep, decompositions=decompositions())
         arguments = [copied(x) for x in inputs]
         results = function(*arguments)  # the backend does its work at the first call
-    for shortcut in (_entry(bare), bare) if takes == list(map(_kind, inputs)) else ():
+    for shortcut in (_entry(bare), _without_autograd(bare)) if takes == list(map(_kind, inputs)) else ():
         if shortcut is not None and _does_the_same(shortcut, inputs, arguments, results):
-            return lambda *tensors: shortcut(list(tensors))
-    return function
+            return shortcut
+    return _without_autograd(lambda tensors: function(*tensors))
+
+
+def _without_autograd(function: Callable[[list[Tensor]], Any]) -> Callable[[list[Tensor]], Any]:
+    def call(tensors: list[Tensor]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return function(tensors)
+
+    return call
 
 
 def _kind(x: Any) -> Any:
@@ -115,7 +129,7 @@ def prepare(graph: fx.GraphModule) -> None:
     - A product whose results are sums of few terms is written as these sums, done together with what follows.
     - A product of a matrix with few vectors is written as a sum for each, done together with what precedes.
     - Large matrices' products with vectors are not taken apart, and vectors with gaps are copied first.
-    - A number that a long loop reads is computed before the loop, which would compute it again for each few elements.
+    - Numbers that a long loop reads are computed before the loop, which would compute them again for each few elements.
     """
     for node in list(graph.graph.nodes):
         if node.target in _WITHOUT_BIAS and len(node.args) == 3 and not node.kwargs:
@@ -130,7 +144,7 @@ def prepare(graph: fx.GraphModule) -> None:
                 node.args = tuple(_without_gaps(graph.graph, node, operand) for operand in node.args)
                 _keep_product(graph.graph, node)
     for node in list(graph.graph.nodes):
-        if _is_scalar_of_loops(node):
+        if _has_numbers_of_loops(node):
             _compute_once(graph.graph, node)
     for node in graph.graph.nodes:
         node.meta.pop('val', None)  # the backend finds out by itself, and takes these for those of another run of it
@@ -231,17 +245,33 @@ def _numel(node: Any) -> int:
     return value.numel() if isinstance(value, Tensor) else 0
 
 
-def _is_scalar_of_loops(node: Any) -> bool:
-    """Whether a node computes a single number that goes into many."""
-    return (node.op == 'call_function' and torch.Tag.pointwise in getattr(node.target, 'tags', ()) and _numel(node) == 1
-            and any(_numel(user) >= _LONG_LOOP for user in node.users))
+def _is_view(node: Any) -> bool:
+    """Whether a node is a part of what another one has computed."""
+    if node.target is operator.getitem:
+        return True
+    results = node.target._schema.returns if hasattr(node.target, '_schema') else ()
+    return any(x.alias_info is not None and not x.alias_info.is_write for x in results)
+
+
+def _has_numbers_of_loops(node: Any) -> bool:
+    """Whether a node computes a few numbers, without a loop of its own, of which single ones go into long loops."""
+    is_computed = torch.Tag.pointwise in getattr(node.target, 'tags', ()) or node.target in _JOINED_WITH_LOOPS
+    return is_computed and 0 < _numel(node) <= _FEW_NUMBERS and any(_leads_to_loop(node, user) for user in node.users)
+
+
+def _leads_to_loop(node: Any, user: Any) -> bool:
+    if _numel(node) == 1 and _numel(user) >= _LONG_LOOP:
+        return True
+    return _is_view(user) and _numel(user) <= _FEW_NUMBERS and any(_leads_to_loop(user, x) for x in user.users)
 
 
 def _compute_once(graph: fx.Graph, node: Any) -> None:
+    """Give the numbers a place in memory: this operation needs one."""
+    value = node.meta['val']
     with graph.inserting_after(node):
-        once = graph.call_function(_inductor_prims().force_stride_order, (node, list(node.meta['val'].stride())))
+        once = graph.call_function(_aten.as_strided.default, (node, list(value.shape), list(value.stride())))
     once.meta = dict(node.meta)
-    node.replace_all_uses_with(once, lambda user: _numel(user) >= _LONG_LOOP)
+    node.replace_all_uses_with(once, lambda user: user is not once and _leads_to_loop(node, user))
 
 
 def _contiguous(graph: fx.Graph, product: Any, operand: Any) -> Any:

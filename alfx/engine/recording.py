@@ -80,12 +80,10 @@ class Gradients(NamedTuple):
 class Step(Protocol):
     """The steps of optimizers, as part of a recorded update: see :class:`~alfx.engine.compiled_step.AdamStep`."""
 
-    num_results: int
-
     def tensors(self) -> list[Tensor]: ...
 
     def record(self, tensors: Sequence[Tensor], state: Sequence[Tensor], loss: Tensor,
-               grads: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None]]: ...
+               grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]: ...
 
 
 class UpdateRecorder:
@@ -162,7 +160,7 @@ class UpdateRecorder:
         Args:
             batch: what the update is made from.
             more: what the graph returns besides, of an update that writes summaries.
-            step: makes the steps of the optimizers, too; its tensors come between those two, its results last.
+            step: makes the steps of the optimizers, too; its tensors come between those two.
 
         Raises:
             NotRecordableError: see :func:`recorded`.
@@ -176,10 +174,8 @@ class UpdateRecorder:
                 found = self.gradients(tensors, leaves, batch.tree)
             priority = found.priority if isinstance(found.priority, Tensor) else None
             told = more(found) if more is not None else []
-            if step is None:
-                return [found.loss, priority, *found.grads, *told]
-            grads, last = step.record(tensors, moments, found.loss, found.grads)
-            return [found.loss, priority, *grads, *told, *last]
+            grads = found.grads if step is None else step.record(tensors, moments, found.loss, found.grads)
+            return [found.loss, priority, *grads, *told]
 
         return recorded(update, [*self.tensors, *state, *batch.leaves], f'the update of {self._algorithm.name}')
 

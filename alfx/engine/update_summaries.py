@@ -100,7 +100,7 @@ def record_summarized(recorder: UpdateRecorder, batch: Batch,
 
     with summary.push_summary_writer(listener):  # type: ignore[arg-type]
         graph = recorder.record_gradients(batch, tell, step)
-    _check(graph, 2 + len(recorder.params), step.num_results if step is not None else 0)
+    _check(graph, 2 + len(recorder.params))
     return graph, summaries
 
 
@@ -116,18 +116,16 @@ def _told(listener: Listener, loss_info: LossInfo, masks: Tensor) -> tuple[Updat
     return UpdateSummaries(list(listener.scalars), tree), values
 
 
-def _check(graph: fx.GraphModule, num_before: int, num_after: int) -> None:
-    """See that the results between those of the update and those of its step change with the inputs of the graph, and
-    that it draws no numbers for them."""
+def _check(graph: fx.GraphModule, num_before: int) -> None:
+    """See that the results after those of the update change with the inputs of the graph, and that it draws no numbers
+    for them."""
     nodes = list(graph.graph.nodes)
     results = list(nodes[-1].args[0])
-    end = len(results) - num_after
-    summaries, others = results[num_before:end], results[:num_before] + results[end:]
-    kept = _what_leads_to([*(x for x in others if x is not None),
+    kept = _what_leads_to([*(x for x in results[:num_before] if x is not None),
                            *(node for node in nodes if written_by(node))])
     if any(draws_numbers(node.target) and node not in kept for node in nodes):
         raise NotRecordableError('summaries that random numbers are drawn for')
-    for result in summaries:
+    for result in results[num_before:]:
         if all(node.op != 'placeholder' for node in _what_leads_to([result])):
             raise NotRecordableError('a summary that depends on nothing that is known to change')
 

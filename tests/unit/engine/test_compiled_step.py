@@ -66,15 +66,12 @@ def _played(step, recorder, loss, grads):
     def function(*flat):
         left = list(flat[count + len(state) + 1:])
         mine = [None if g is None else left.pop(0) for g in grads]
-        clipped, norms = step.record(flat[:count], flat[count:count + len(state)], flat[count + len(state)], mine)
-        return [*clipped, *norms]
+        return list(step.record(flat[:count], flat[count:count + len(state)], flat[count + len(state)], mine))
 
     with torch.no_grad():
         inputs = [*(x.detach() for x in recorder.tensors), *state, loss, *present]
         graph = make_fx(function)(*(x.clone() for x in inputs))
-        results = graph(*inputs)
-    step.tell_norms(results[len(grads):])
-    return results[:len(grads)]
+        return graph(*inputs)
 
 
 def _make(optimizer_cls, split, **kwargs):
