@@ -7,7 +7,7 @@ CUDA graph (:mod:`alfx.engine.cuda_graph`). On a CPU it makes the steps of Adam 
 """
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,7 +44,7 @@ class CompiledUpdate(RecordedUpdate):
         ConfError: the algorithm cannot be compiled.
     """
 
-    _needs_contiguous_batch = True
+    takes_batches_in_place = False
 
     def __init__(self, algorithm: 'Algorithm', compute_train_info: TrainInfo) -> None:
         check_compilable(algorithm)
@@ -110,12 +110,12 @@ class _Compiled:
         # the same random numbers as without compiling, from the generator that a checkpoint saves
         with inductor_config.patch(fallback_random=True, size_asserts=False):
             if all(x.device.type == 'cpu' for x in inputs):
-                self._function = cpu_graph.compiled(graph, inputs)
+                self._function: Callable[[list[Tensor]], Sequence[Tensor | None]] = cpu_graph.compiled(graph, inputs)
                 return
-            function: Any = torch.no_grad()(compile_fx(graph, inputs))
+            function: Any = compile_fx(graph, inputs)
+            self._function = torch.no_grad()(lambda tensors: function(*tensors))
             with torch.random.fork_rng():
-                function(*[copied(x) for x in inputs])  # the backend does its work at the first call
-        self._function = lambda tensors: function(*tensors)
+                self._function([copied(x) for x in inputs])  # the backend does its work at the first call
 
     @property
     def is_current(self) -> bool:

@@ -18,6 +18,7 @@ from alfx.engine.program import Program
 from alfx.engine.recording import Batch, NotRecordableError, TrainInfo, UpdateRecorder
 from alfx.engine.update import NonFiniteLossError, describe_non_finite
 from alfx.engine.update_summaries import UpdateSummaries
+from alfx.experience_replayers.batch_reader import Slot
 
 if TYPE_CHECKING:
     from alfx.algorithms.algorithm import Algorithm
@@ -52,9 +53,11 @@ class RecordedUpdate:
 
     Attributes:
         can_summarize: whether it may be asked to play an update that writes summaries.
+        takes_batches_in_place: whether a record is for batches in one place; otherwise for all of one layout.
     """
 
     can_summarize = False
+    takes_batches_in_place = True
 
     def __init__(self, algorithm: 'Algorithm', compute_train_info: TrainInfo) -> None:
         self._algorithm = algorithm
@@ -65,14 +68,19 @@ class RecordedUpdate:
         self._is_recordable = True
         self._counts: dict[Any, int] = {}
 
+    def forget_stale(self) -> None:
+        """Forget the records of tensors that are not where they were: made sure of once before a number of updates."""
+        for key in [key for key, play in self._records.items() if not play.is_current]:
+            del self._records[key]
+
     def __call__(self, experience: Experience, batch_info: BatchInfo | None,
-                 is_reused: bool = False) -> LossInfo | None:
+                 slot: Slot | None = None) -> LossInfo | None:
         """One update, if it is time to play it.
 
         Args:
             experience: ``[T, B, ...]``.
             batch_info: where the batch came from; its importance weights apply.
-            is_reused: the next experience will be this one with other values in its tensors.
+            slot: holds ``experience``; other batches follow it there.
 
         Returns:
             ``loss``: a scalar; ``priority``: ``[B]`` or ``()``; where summaries are written ``scalar_loss`` and the
@@ -86,37 +94,50 @@ class RecordedUpdate:
             return None
         if self._recorder is None:
             self._recorder = UpdateRecorder(self._algorithm, self._compute_train_info)
-        batch = self._recorder.batch(experience, batch_info, self._needs_contiguous_batch, is_reused)
+        batch = self._recorder.batch(experience, batch_info, self.takes_batches_in_place, slot)
         play = self._records.get(batch.key)
-        if play is None or not play.is_current:
+        if play is None:
             play = self._record_if_due(self._recorder, batch)
         if play is None:
             return None
-        summaries = self._summaries.get(batch.key)
         is_summarized = context.should_record_summaries()
+        summaries = self._summaries.get(batch.key) if is_summarized else None
         if is_summarized and summaries is None:
             return None
-        loss, priority, *results = play(batch.leaves)
+        results = play(batch.leaves)
+        loss, priority = results[0], results[1]
         assert loss is not None
-        averager = self._algorithm.gradient_averager
         if not math.isfinite(loss.item()):
-            if averager is None:
-                return None  # made step by step, it stops with the name of the loss that is not finite
+            self._stop_ranks(experience)
+            return None
+        if not play.makes_step:
+            self._step(results)
+        elif is_summarized:
+            self._set_gradients(results)
+        loss_info = LossInfo(loss=loss, priority=() if priority is None else priority)
+        if summaries is None:
+            return loss_info
+        return summaries.complete(loss_info, results[2 + len(self._recorder.params):])
+
+    def _set_gradients(self, results: Sequence[Tensor | None]) -> None:
+        assert self._recorder is not None
+        for param, grad in zip(self._recorder.params, results[2:]):
+            param.grad = grad
+
+    def _step(self, results: Sequence[Tensor | None]) -> None:
+        """Let the optimizers make a step with the gradients among the results of an update."""
+        self._set_gradients(results)
+        if self._algorithm.gradient_averager is not None:
+            self._algorithm.gradient_averager.average()
+        for optimizer in self._algorithm.what_is_updated()[0]:
+            optimizer.step()
+
+    def _stop_ranks(self, experience: Experience) -> None:
+        """Stop where several ranks train; one alone goes on step by step, and stops with the name of the bad loss."""
+        averager = self._algorithm.gradient_averager
+        if averager is not None:
             averager.report_bad_loss()
             raise NonFiniteLossError(self._what_is_not_finite(experience))
-        params = self._recorder.params
-        if not play.makes_step or is_summarized:
-            for param, grad in zip(params, results):
-                param.grad = grad
-        if averager is not None:
-            averager.average()
-        if not play.makes_step:
-            for optimizer in self._algorithm.what_is_updated()[0]:
-                optimizer.step()
-        loss_info = LossInfo(loss=loss, priority=() if priority is None else priority)
-        if summaries is None or not is_summarized:
-            return loss_info
-        return summaries.complete(loss_info, results[len(params):])
 
     def _what_is_not_finite(self, experience: Experience) -> str:
         """Which part of the loss of a batch is not finite; the other ranks are not asked: they have gone on."""
@@ -137,8 +158,6 @@ class RecordedUpdate:
         return play
 
     # What a subclass may do in another way ----------------------------------------------------------------------
-
-    _needs_contiguous_batch = False
 
     def _updates_before(self) -> int:
         """How many updates of a kind are made step by step before there is a record."""

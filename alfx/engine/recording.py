@@ -13,6 +13,7 @@ from alfx import context, nest
 from alfx.data_structures import BatchInfo, Experience, LossInfo
 from alfx.engine.program import copied, has_effect
 from alfx.engine.update import counted_loss, reduce_loss
+from alfx.experience_replayers.batch_reader import Slot
 from alfx.tensor_specs import NestedTensor, extract_spec
 from alfx.utils.schedulers import disallow_scheduler
 
@@ -48,15 +49,6 @@ class Batch(NamedTuple):
     tree: Any
     key: Hashable
     num_reused: int = 0
-
-
-class _Reused(NamedTuple):
-    """An experience that each batch is read into, flat."""
-
-    experience: Experience
-    leaves: list[Tensor]
-    tree: Any
-    identity: object  # of the tensors, in keys
 
 
 class Gradients(NamedTuple):
@@ -107,36 +99,39 @@ class UpdateRecorder:
         self.params = [p for _, p in algorithm.what_is_updated()[1]]
         places = {id(x): i for i, x in enumerate(self.tensors)}
         self.trained = [places[id(p)] for p in self.params]
-        self._reused: dict[bool, _Reused] = {}  # without weights and with weights
+        self._layouts: dict[Hashable, object] = {}  # of batches in slots
 
-    def batch(self, experience: Experience, batch_info: BatchInfo | None, contiguous: bool, is_reused: bool) -> Batch:
+    def batch(self, experience: Experience, batch_info: BatchInfo | None, in_place: bool,
+              slot: Slot | None = None) -> Batch:
         """The batch of an update.
 
         Args:
             experience: ``[T, B, ...]``.
             batch_info: where it came from.
-            contiguous: lay the tensors out in memory one after the other, whatever they were views of.
-            is_reused: the next batches will be in the same tensors. They are taken as they lie.
+            in_place: batches are taken from where the first one of their kind lies, if others are going to lie there as
+                well. Otherwise they may lie anywhere, but without gaps between their numbers.
+            slot: holds ``experience``; other batches follow it there.
         """
         weights = batch_info.importance_weights if batch_info is not None else ()
-        if is_reused:
-            return self._reused_batch(experience, weights)
+        if slot is not None:
+            return self._batch_in_slot(slot, weights, in_place)
         leaves, tree = nest.flatten_with_structure((experience, weights))
-        if contiguous:
+        if not in_place:
             leaves = [x.contiguous() for x in leaves]
         key = self._algorithm.update_variant, tree, tuple((x.shape, x.stride(), x.dtype) for x in leaves)
         return Batch(leaves, tree, key)
 
-    def _reused_batch(self, experience: Experience, weights: Any) -> Batch:
-        """The batch of an experience that others were read into before, known by its identity."""
+    def _batch_in_slot(self, slot: Slot, weights: Any, in_place: bool) -> Batch:
+        """The batch in a slot, with gaps or without: all slots of a reader are alike."""
         is_weighted = isinstance(weights, Tensor)
-        reused = self._reused.get(is_weighted)
-        if reused is None or reused.experience is not experience:
-            leaves, tree = nest.flatten_with_structure((experience, weights))
-            reused = self._reused[is_weighted] = _Reused(experience, leaves[:len(leaves) - is_weighted], tree, object())
-        leaves = [*reused.leaves, weights] if is_weighted else reused.leaves
-        key = self._algorithm.update_variant, reused.identity
-        return Batch(leaves, reused.tree, key, len(reused.leaves))
+        if is_weighted not in slot.flat:
+            leaves, tree = nest.flatten_with_structure((slot.time_major, weights))
+            layout = tree, tuple((x.shape, x.stride(), x.dtype) for x in leaves)
+            kind = object() if in_place else self._layouts.setdefault(layout, object())
+            slot.flat[is_weighted] = leaves[:len(leaves) - is_weighted], tree, kind
+        leaves, tree, kind = slot.flat[is_weighted]
+        key = self._algorithm.update_variant, kind
+        return Batch([*leaves, weights] if is_weighted else leaves, tree, key, len(leaves) if in_place else 0)
 
     def gradients(self, tensors: Sequence[Tensor], leaves: Sequence[Tensor], tree: Any) -> Gradients:
         """Losses and gradients for ``tensors`` in the place of the algorithm's own."""

@@ -17,7 +17,7 @@ from alfx.engine.recorded_update import RecordedUpdate
 from alfx.engine.recording import has_fixed_update
 from alfx.engine.unroll import reset_state_at_first
 from alfx.engine.update import counted_loss
-from alfx.experience_replayers.batch_reader import BatchReader
+from alfx.experience_replayers.batch_reader import BatchReader, Slot
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils.checks import problem_at
 from alfx.tensor_specs import NestedTensor, extract_spec
@@ -41,6 +41,8 @@ def train_from_replay_buffer(algorithm: 'Algorithm', update_global_counter: bool
     config, buffer = algorithm._config, algorithm.replay_buffer
     assert config is not None and buffer is not None, 'an algorithm with a replay buffer has a config'
     count_updates = update_global_counter and config.update_counter_every_mini_batch
+    if algorithm._fast_update:
+        algorithm._fast_update.forget_stale()
     with context.replay_context():
         if config.whole_replay_buffer_training:
             return _train_on_whole_buffer(algorithm, count_updates)
@@ -75,7 +77,8 @@ def _train_on_whole_buffer(algorithm: 'Algorithm', count_updates: bool) -> int:
         for batch, is_last in _minibatches(sequences, count, batch_size):
             is_last = is_last and epoch == epochs - 1
             with context.record_if(records or (is_last and context.should_record_summaries())):
-                steps += _update(algorithm, batch, None, count_updates)
+                _update(algorithm, batch, None, count_updates)
+            steps += _num_trained(algorithm, batch)
     return steps
 
 
@@ -187,66 +190,77 @@ def _train_on_samples(algorithm: 'Algorithm', count_updates: bool) -> int:
         return 0
     records, updates, steps = _records_each_update(algorithm), config.num_updates_per_train_iter, 0
     batch_size = config.mini_batch_size or buffer.num_environments
-    reader = _reader(algorithm, batch_size, length)
-    samples = _samples(algorithm, reader, batch_size, length, updates)
-    for update, (experience, batch_info) in enumerate(samples):
+    together = min(_drawn_together(buffer, batch_size * length), updates)
+    reader = _reader(algorithm, batch_size, length, together)
+    samples = (_samples(algorithm, batch_size, length, updates, together) if reader is None else
+               _samples_in_slots(reader, updates, together))
+    for update, (slot, experience, batch_info) in enumerate(samples):
         with context.record_if(records or (update == updates - 1 and context.should_record_summaries())):
             experience = _preprocessed(algorithm, experience, batch_info)
-            if reader is not None and reader.holds(experience):
-                steps += _update(algorithm, reader.time_major, batch_info, count_updates, is_reused=True)
-                continue
-            if reader is not None:  # from the next iteration on it is done without
-                algorithm._batch_reader = algorithm._batch_reader[0], None
-                experience = nest.map_structure(copied, experience)
-            time_major = nest.map_structure(lambda x: x.transpose(0, 1), experience)
-            steps += _update(algorithm, time_major, batch_info, count_updates)
+            if slot is not None and slot.holds(experience):
+                time_major = slot.time_major
+            else:
+                if slot is not None:  # from the next iteration on it is done without
+                    algorithm._batch_reader, slot = (algorithm._batch_reader[0], None), None
+                    experience = nest.map_structure(copied, experience)
+                time_major = nest.map_structure(lambda x: x.transpose(0, 1), experience)
+            _update(algorithm, time_major, batch_info, count_updates, slot)
+        if slot is None or not update:
+            trained = _num_trained(algorithm, time_major)
+        steps += trained
     return steps
 
 
-def _reader(algorithm: 'Algorithm', batch_size: int, length: int) -> BatchReader | None:
+def _reader(algorithm: 'Algorithm', batch_size: int, length: int, together: int) -> BatchReader | None:
     """What reads samples into the same memory each time, where updates are played on them as they are stored."""
     buffer, transformer = algorithm.replay_buffer, algorithm.data_transformer
-    if not _fast_update(algorithm) or (transformer is not None and transformer.changes_experience):
+    fast_update = _fast_update(algorithm)
+    if not fast_update or (transformer is not None and transformer.changes_experience):
         return None
-    key = buffer, batch_size, length
+    key = buffer, batch_size, length, 1 if fast_update.takes_batches_in_place else together
     if algorithm._batch_reader is None or algorithm._batch_reader[0] != key:
         assert buffer is not None
-        algorithm._batch_reader = key, buffer.reader(batch_size, length)
+        algorithm._batch_reader = key, buffer.reader(*key[1:])
     return algorithm._batch_reader[1]
 
 
 _DRAWN_TOGETHER = 2**22  # bytes of small samples that are worth it to be drawn at once
 
 
-def _samples(algorithm: 'Algorithm', reader: BatchReader | None, batch_size: int, length: int,
-             count: int) -> Iterator[tuple[Experience, BatchInfo]]:
-    """Transformed samples ``[batch_size, length, ...]`` for ``count`` updates.
+def _drawn_together(buffer: ReplayBuffer, steps: int) -> int:
+    """How many samples of so many steps are drawn at a time, which saves most of the time that drawing small ones
+    takes; one where what is drawn depends on the updates in between."""
+    return 1 if buffer.prioritized_sampling else max(_DRAWN_TOGETHER // (steps * _bytes_of_step(buffer)), 1)
 
-    Small ones are drawn several at a time, which saves most of the time that drawing takes; not where what is drawn
-    depends on the updates in between. With a ``reader`` each overwrites the one before it.
-    """
-    buffer = algorithm.replay_buffer
-    assert buffer is not None
-    together = 1
-    if count > 1 and not buffer.prioritized_sampling:
-        together = max(_DRAWN_TOGETHER // (batch_size * length * _bytes_of_step(buffer)), 1)
+
+_Samples = Iterator[tuple[Slot | None, Experience, BatchInfo]]
+
+
+def _samples_in_slots(reader: BatchReader, count: int, together: int) -> _Samples:
+    """Samples ``[B, T, ...]`` for ``count`` updates, and where they are until they are overwritten."""
     while count:
         number = min(together, count)
         count -= number
-        if reader is not None:
-            for batch_info, read in reader.draw(number):
-                read()
-                yield reader.experience, batch_info
-            continue
+        for batch_info, slot in reader.draw(number):
+            yield slot, slot.experience, batch_info
+
+
+def _samples(algorithm: 'Algorithm', batch_size: int, length: int, count: int, together: int) -> _Samples:
+    """Transformed samples ``[batch_size, length, ...]`` for ``count`` updates."""
+    buffer = algorithm.replay_buffer
+    assert buffer is not None
+    while count:
+        number = min(together, count)
+        count -= number
         experience, batch_info = buffer.get_batch(batch_size * number, length)
         experience = _transformed(algorithm, experience, batch_info)
         if number == 1:
-            yield experience, batch_info
+            yield None, experience, batch_info
         else:
             leaves, tree = nest.flatten_with_structure((experience, batch_info._replace(replay_buffer=())))
             for parts in zip(*(x.split(batch_size) for x in leaves)):
                 part, part_info = nest.unflatten(tree, parts)
-                yield part, part_info._replace(replay_buffer=buffer)
+                yield None, part, part_info._replace(replay_buffer=buffer)
 
 
 def _bytes_of_step(buffer: ReplayBuffer) -> int:
@@ -279,12 +293,15 @@ def _preprocessed(algorithm: 'Algorithm', experience: Experience, batch_info: Ba
     return experience
 
 
-def _update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInfo | None, count_updates: bool,
-            is_reused: bool = False) -> int:
-    """One gradient update from a minibatch ``[L, B, ...]``; returns how many of its steps were trained on.
+def _num_trained(algorithm: 'Algorithm', experience: Experience) -> int:
+    """How many steps of a minibatch ``[L, B, ...]`` are trained on."""
+    length, batch = experience.time_step.step_type.shape
+    return (length - algorithm.bootstraps_sequences) * batch
 
-    With ``is_reused`` the next minibatch is going to be in the same memory.
-    """
+
+def _update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInfo | None, count_updates: bool,
+            slot: Slot | None = None) -> None:
+    """One gradient update from a minibatch ``[L, B, ...]``, which is in ``slot`` for now, if anything is."""
     if count_updates:
         context.increment_global_counter()
     config = algorithm._config
@@ -292,34 +309,32 @@ def _update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInf
         batch_info = importance_weights(config, batch_info)
     train_info: NestedTensor = ()
     params: list[Any] = []
-    loss_info = _played_update(algorithm, experience, batch_info, is_reused)
+    loss_info = _played_update(algorithm, experience, batch_info, slot)
     if loss_info is not None:
         if context.should_record_summaries():
             params = algorithm.what_is_updated()[1]
     else:
-        if is_reused:
+        if slot is not None:
             experience = nest.map_structure(copied, experience)  # an algorithm may keep parts of it
         train_info = compute_train_info(algorithm, experience)
         if algorithm._train_info_spec is None:
             algorithm._train_info_spec = extract_spec(train_info, from_dim=2)
         loss_info, masks = counted_loss(algorithm, algorithm.calc_loss(train_info), experience.time_step.step_type)
         loss_info, params = algorithm.update_with_gradient(loss_info, masks, 1.0, batch_info)
-    if batch_info is not None and algorithm._config is not None:
-        update_priorities(algorithm._config, algorithm.replay_buffer, batch_info, loss_info)
+    if batch_info is not None and config is not None:
+        update_priorities(config, algorithm.replay_buffer, batch_info, loss_info)
     algorithm.after_update(experience.time_step, train_info)
     if context.should_record_summaries():
         algorithm.summarize_train(experience, train_info, loss_info, params)
-    length, batch = experience.time_step.step_type.shape
-    return (length - algorithm.bootstraps_sequences) * batch
 
 
 def _played_update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInfo | None,
-                   is_reused: bool) -> LossInfo | None:
+                   slot: Slot | None) -> LossInfo | None:
     """One update by a compiled function or from a record; ``None`` if it has to be made step by step."""
     play = _fast_update(algorithm)
     if not play or (context.should_record_summaries() and not play.can_summarize):
         return None
-    return play(experience, batch_info, is_reused)
+    return play(experience, batch_info, slot)
 
 
 def _fast_update(algorithm: 'Algorithm') -> Any:

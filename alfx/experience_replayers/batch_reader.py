@@ -3,9 +3,9 @@
 A minibatch is a nest of small tensors, and an update of small networks takes so little time that making it anew for
 each is a noticeable part of it. Here its tensors are views of one block of memory, made once; the block is filled anew.
 """
-import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,36 +16,23 @@ from alfx.tensor_specs import NestedTensor
 Draw = Callable[[int], tuple[list[BatchInfo], np.ndarray]]
 
 
-class BatchReader:
-    """Samples minibatches; made by ``ReplayBuffer.reader``.
+class Slot:
+    """Memory for a minibatch.
 
     Args:
-        time_major: nest ``[T, B, ...]`` of tensors that ``read`` fills.
-        read: copies the steps in given cells (int64 ``[T * B]``) there.
-        draw: draws a number of minibatches; returns what is told of each, and the cells, int64 ``[number, T * B]``.
+        time_major: nest ``[T, B, ...]`` of tensors.
 
     Attributes:
         time_major: the minibatch that was read last.
         experience: the same tensors as ``[B, T, ...]``.
+        flat: what somebody who trains on it has found out about the tensors.
     """
 
-    def __init__(self, time_major: NestedTensor, read: Callable[[np.ndarray], None], draw: Draw) -> None:
+    def __init__(self, time_major: NestedTensor) -> None:
         self.time_major = time_major
         self.experience = nest.map_structure(lambda x: x.transpose(0, 1), time_major)
+        self.flat: dict[Any, Any] = {}
         self._leaves, self._structure = nest.flatten_with_structure(self.experience)
-        self._read, self._draw = read, draw
-
-    def draw(self, count: int) -> list[tuple[BatchInfo, Callable[[], None]]]:
-        """Decide what the next ``count`` minibatches are. Nothing may be stored before the last of them has been read.
-
-        Returns:
-            for each what ``ReplayBuffer.get_batch`` tells of it, and what makes it the current one.
-
-        Raises:
-            ValueError: as ``get_batch``.
-        """
-        infos, cells = self._draw(count)
-        return [(info, functools.partial(self._read, of_one)) for info, of_one in zip(infos, cells)]
 
     def holds(self, experience: NestedTensor) -> bool:
         """Whether a nest consists of the tensors of :attr:`experience`, each in its place."""
@@ -53,3 +40,34 @@ class BatchReader:
             return True
         leaves, structure = nest.flatten_with_structure(experience)
         return all(map(operator.is_, leaves, self._leaves)) and structure == self._structure
+
+
+class BatchReader:
+    """Samples minibatches; made by ``ReplayBuffer.reader``.
+
+    Args:
+        slots: for so many minibatches at a time there is memory.
+        read: copies the steps in given cells (int64 ``[n * T * B]``) into the first n slots.
+        draw: draws a number of minibatches; returns what is told of each, and the cells, int64 ``[number, T * B]``.
+    """
+
+    def __init__(self, slots: Sequence[Slot], read: Callable[[np.ndarray], None], draw: Draw) -> None:
+        self.slots = slots
+        self._read, self._draw = read, draw
+
+    def draw(self, count: int) -> Iterator[tuple[BatchInfo, Slot]]:
+        """Decide what the next ``count`` minibatches are, then read them, as many at a time as there are slots.
+
+        Nothing may be stored before the last of them has been read.
+
+        Yields:
+            for each what ``ReplayBuffer.get_batch`` tells of it, and where it is, until others are read into its place
+
+        Raises:
+            ValueError: as ``get_batch``.
+        """
+        infos, cells = self._draw(count)
+        number = len(self.slots)
+        for start in range(0, count, number):
+            self._read(cells[start:start + number].reshape(-1))
+            yield from zip(infos[start:start + number], self.slots)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from alfx import context, gin_utils, nest
 from alfx.data_structures import BatchInfo
-from alfx.experience_replayers.batch_reader import BatchReader
+from alfx.experience_replayers.batch_reader import BatchReader, Slot
 from alfx.experience_replayers.episode_records import EpisodeRecords, Leaves
 from alfx.experience_replayers.episodes import Episodes
 from alfx.experience_replayers.episodic_returns import EpisodicReturns
@@ -224,16 +224,16 @@ class ReplayBuffer(RingBuffer):
                              'collect more before sampling (TrainerConfig.initial_collect_steps)')
         return sample
 
-    def reader(self, batch_size: int, batch_length: int) -> BatchReader | None:
-        """What samples as :meth:`get_batch` does, but into the same memory each time.
+    def reader(self, batch_size: int, batch_length: int, slots: int = 1) -> BatchReader | None:
+        """What samples as :meth:`get_batch` does, but into the same memory each time: that of ``slots`` minibatches.
 
         ``None`` if that is not possible: the storage is not in host memory, samples are for another device, or other
         processes use the buffer.
         """
         if self._lock is not None or self._device.type != 'cpu' or context.get_default_device().type != 'cpu':
             return None
-        leaves, read = self._store.reused_cells((batch_length, batch_size))
-        return BatchReader(self._tree.unflatten(leaves), read,
+        leaves, read = self._store.reused_cells((slots, batch_length, batch_size))
+        return BatchReader([Slot(self._tree.unflatten(of_one)) for of_one in zip(*(x.unbind() for x in leaves))], read,
                            lambda count: self._draw(batch_size, batch_length, count))
 
     def _draw(self, batch_size: int, length: int, count: int) -> tuple[list[BatchInfo], np.ndarray]:

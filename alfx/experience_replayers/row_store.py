@@ -197,7 +197,8 @@ class RowStore:
         Returns:
             tuple:
             - each leaf ``[*outer, ...]``, as :meth:`read_cells` returns them
-            - a function of the cells to copy, int64 ``[n]`` as there, which overwrites these leaves
+            - a function of the cells to copy, int64 ``[n]`` as there, which overwrites these leaves, or the first of
+              them if it is given fewer
         """
         count = math.prod(outer)
         packed = self._packed_cells.new_zeros((count, *self._packed_cells.shape[1:]))
@@ -206,9 +207,9 @@ class RowStore:
         leaves = {**self._unpack(packed, outer), **{i: x.view(*outer, *x.shape[1:]) for i, x in large.items()}}
 
         def read(cells: np.ndarray) -> None:
-            stored_rows.take(cells, 0, packed_rows, 'clip')  # half the time of torch's; 'raise' would copy twice
+            stored_rows.take(cells, 0, packed_rows[:len(cells)], 'clip')  # half of torch's time; 'raise' copies twice
             for i, copies in large.items():
-                torch.index_select(self._large_cells[i], 0, torch.from_numpy(cells), out=copies)
+                torch.index_select(self._large_cells[i], 0, torch.from_numpy(cells), out=copies[:len(cells)])
 
         return [leaves[i] for i in range(len(leaves))], read
 

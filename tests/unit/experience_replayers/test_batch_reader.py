@@ -24,43 +24,41 @@ def filled(num_envs=3, length=20, steps=30, **options):
 @pytest.mark.parametrize('options', [{}, {'prioritized_sampling': True}, {'record_episodic_return': True},
                                      {'recent_data_steps': 3, 'recent_data_ratio': 0.5}])
 @pytest.mark.parametrize('length', [1, 3])
-def test_it_samples_what_the_buffer_samples(options, length):
+@pytest.mark.parametrize('slots', [1, 2, 3, 7])
+def test_it_samples_what_the_buffer_samples(options, length, slots):
     buffer = filled(**options)
-    reader = buffer.reader(4, length)
+    reader = buffer.reader(4, length, slots)
     torch.manual_seed(1)
-    expected, expected_info = buffer.get_batch(8, length)
+    expected, expected_info = buffer.get_batch(20, length)
     torch.manual_seed(1)
-    for part, (info, read) in enumerate(reader.draw(2)):
-        read()
+    for part, (info, slot) in enumerate(reader.draw(5)):
+        assert slot is reader.slots[part % slots]
         chosen = slice(4 * part, 4 * part + 4)
         for name, x in expected.items():
-            torch.testing.assert_close(reader.experience[name], x[chosen])
-            torch.testing.assert_close(reader.time_major[name], x[chosen].transpose(0, 1))
+            torch.testing.assert_close(slot.experience[name], x[chosen])
+            torch.testing.assert_close(slot.time_major[name], x[chosen].transpose(0, 1))
         for name in ('env_ids', 'positions', 'importance_weights', 'discounted_return'):
             value, whole = getattr(info, name), getattr(expected_info, name)
             assert (value == () and whole == ()) if isinstance(whole, tuple) else torch.equal(value, whole[chosen])
         assert info.replay_buffer is buffer
 
 
-def test_the_next_minibatch_is_in_the_same_memory():
-    buffer = filled()
-    reader = buffer.reader(4, 2)
-    before = [x.data_ptr() for x in nest.flatten(reader.experience)]
-    (_, first), (_, second) = reader.draw(2)
-    first()
-    rewards = reader.experience['reward'].clone()
-    second()
-    assert not torch.equal(rewards, reader.experience['reward'])
-    assert [x.data_ptr() for x in nest.flatten(reader.experience)] == before
+@pytest.mark.parametrize('slots', [1, 2])
+def test_minibatches_are_in_the_same_memory_again(slots):
+    reader = filled().reader(4, 2, slots)
+    before = [[x.data_ptr() for x in nest.flatten(slot.experience)] for slot in reader.slots]
+    rewards = [slot.experience['reward'].clone() for _, slot in reader.draw(4)]
+    assert not torch.equal(rewards[0], rewards[slots]) and len(reader.slots) == slots
+    assert [[x.data_ptr() for x in nest.flatten(slot.experience)] for slot in reader.slots] == before
 
 
 def test_it_knows_its_own_tensors():
-    reader = filled().reader(4, 2)
-    own = reader.experience
-    assert reader.holds(dict(own))
-    assert not reader.holds({**own, 'reward': own['reward'] * 1})
-    assert not reader.holds({name: x for name, x in own.items() if name != 'step_type'})
-    assert not reader.holds({**own, 'more': own['reward']})
+    slot = filled().reader(4, 2).slots[0]
+    own = slot.experience
+    assert slot.holds(dict(own))
+    assert not slot.holds({**own, 'reward': own['reward'] * 1})
+    assert not slot.holds({name: x for name, x in own.items() if name != 'step_type'})
+    assert not slot.holds({**own, 'more': own['reward']})
 
 
 def test_a_buffer_of_several_processes_has_no_reader():
@@ -70,7 +68,7 @@ def test_a_buffer_of_several_processes_has_no_reader():
 def test_too_little_to_sample_is_told_as_by_the_buffer():
     buffer = ReplayBuffer(SPEC, 1, 10)
     with pytest.raises(ValueError, match='collect more'):
-        buffer.reader(4, 2).draw(1)
+        next(buffer.reader(4, 2).draw(1))
 
 
 def test_it_reads_where_all_leaves_are_large():
@@ -78,6 +76,5 @@ def test_it_reads_where_all_leaves_are_large():
     for t in range(6):
         buffer.add_batch({'image': torch.full((1, 40, 40), t, dtype=torch.uint8)})
     reader = buffer.reader(3, 2)
-    (info, read), = reader.draw(1)
-    read()
-    assert reader.time_major['image'][:, :, 0, 0].tolist() == torch.stack([info.positions, info.positions + 1]).tolist()
+    (info, slot), = reader.draw(1)
+    assert slot.time_major['image'][:, :, 0, 0].tolist() == torch.stack([info.positions, info.positions + 1]).tolist()
