@@ -5,6 +5,7 @@ one function, in which what is done element by element is done in few passes. On
 CUDA graph (:mod:`alfx.engine.cuda_graph`). On a CPU it makes the steps of Adam as well
 (:mod:`alfx.engine.compiled_step`); other optimizers make their own.
 """
+import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -60,6 +61,8 @@ class CompiledUpdate(RecordedUpdate):
         step = AdamStep.of(self._algorithm, recorder)
         graph = self._graph(recorder, batch, step)
         compiled = _Compiled(graph, recorder.tensors, batch.leaves, step)
+        del graph
+        gc.collect()  # a compiler leaves so much behind that Python would soon stop some updates for a third of a second
         logger.info('compiled in %.0f seconds', time.monotonic() - started)
         if compiled.asks_other_ranks:
             logger.info('the update of %s asks the other processes, so that it is no CUDA graph', self._algorithm.name)
