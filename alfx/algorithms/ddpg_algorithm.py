@@ -170,10 +170,11 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
         self._is_recurrent = bool(nest.flatten(train_state_spec))
         self._policy = self._noisy_policy = None
         if not self._is_recurrent and is_fixed(actor):
-            self._policy = RecordedFunction(lambda observation: self._actor_network(observation)[0], actor)
+            self._policy = RecordedFunction(lambda observation: self._actor_network(observation)[0], actor,
+                                            config=config)
             if getattr(type(exploration), 'forward', None) is GaussianNoise.forward:
                 self._noisy_policy = RecordedFunction(lambda observation: self._exploration.noisy(
-                    self._actor_network(observation)[0]), actor, exploration)
+                    self._actor_network(observation)[0]), actor, exploration, config=config)
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         """The target networks."""

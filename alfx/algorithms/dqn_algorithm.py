@@ -155,10 +155,10 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         self._filled_epsilon = 0.0, -1  # the latest, and the version then: what sets buffers back writes to it too
         self._greedy = self._exploring = None
         if not self._critic_networks.is_rnn and is_fixed(self._critic_networks):
-            self._greedy = RecordedFunction(self._best_index, self)
+            self._greedy = RecordedFunction(self._best_index, self, config=config)
             if long_exploration is None:
                 self._exploring = RecordedFunction(lambda observation: self._discrete.action(
-                    self._discrete.replace_some(self._best_index(observation), self._epsilon)), self)
+                    self._discrete.replace_some(self._best_index(observation), self._epsilon)), self, config=config)
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks']
@@ -352,7 +352,7 @@ class DqnAlgorithm(OffPolicyAlgorithm):
 
     def after_update(self, root_inputs: NestedTensor, info: Any) -> None:
         """Move the target critics."""
-        self._update_target()
+        self._modules['_update_target']()  # type: ignore[misc]  # as an attribute it is found in ten times as long
 
 
 # Pure functions of tensors -----------------------------------------------------------------------------------------

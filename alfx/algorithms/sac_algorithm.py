@@ -225,7 +225,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
         if not samples or self._keeps_distribution or not is_fixed(self._actor_network):
             return None
         return RecordedFunction(lambda observation: dist_utils.sample_action_distribution(
-            self._actor_network(observation)[0]), self._actor_network)
+            self._actor_network(observation)[0]), self._actor_network, config=self._config)
 
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
         """The best action, or with probability ``epsilon_greedy`` a sampled one."""

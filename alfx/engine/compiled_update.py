@@ -1,24 +1,19 @@
 """The update of an algorithm as a compiled function: losses, targets and gradients.
 
-What one update computes is recorded (:mod:`alfx.engine.recording`); ``torch.compile``'s backend turns the record into
-one function, in which what is done element by element is done in few passes. On a GPU that function is captured as a
-CUDA graph (:mod:`alfx.engine.cuda_graph`). On a CPU it makes the steps of Adam as well
-(:mod:`alfx.engine.compiled_step`); other optimizers make their own.
+What one update computes is recorded (:mod:`alfx.engine.recording`) and compiled
+(:mod:`alfx.engine.compiled_function`). On a GPU the function is captured as a CUDA graph
+(:mod:`alfx.engine.cuda_graph`). On a CPU it makes the steps of Adam as well (:mod:`alfx.engine.compiled_step`); other
+optimizers make their own.
 """
 import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from alfx import gin_utils
-from alfx.engine import cpu_graph
+from alfx.engine.compiled_function import CompiledFunction
 from alfx.engine.compiled_step import AdamStep
 from alfx.engine.cuda_graph import captured
-from alfx.engine.program import addresses, copied
 from alfx.engine.recorded_update import Player, RecordedUpdate
 from alfx.engine.recording import Batch, NotRecordableError, TrainInfo, UpdateRecorder, has_fixed_update
 from alfx.engine.update_summaries import can_summarize, record_summarized
@@ -60,9 +55,9 @@ class CompiledUpdate(RecordedUpdate):
         logger.info('compiling the update of %s; this takes some seconds, once', self._algorithm.name)
         step = AdamStep.of(self._algorithm, recorder)
         graph = self._graph(recorder, batch, step)
-        compiled = _Compiled(graph, recorder.tensors, batch.leaves, step)
+        compiled = CompiledFunction(graph, recorder.tensors, batch.leaves, step)
         del graph
-        gc.collect()  # a compiler leaves so much behind that Python would soon stop some updates for a third of a second
+        gc.collect()  # of all that a compiler leaves behind: otherwise some update would soon wait a third of a second
         logger.info('compiled in %.0f seconds', time.monotonic() - started)
         if compiled.asks_other_ranks:
             logger.info('the update of %s asks the other processes, so that it is no CUDA graph', self._algorithm.name)
@@ -83,50 +78,6 @@ class CompiledUpdate(RecordedUpdate):
 
     def _tell(self, error: NotRecordableError) -> None:
         logger.warning('TrainerConfig.compile = True has no effect: %s', error)
-
-
-class _Compiled:
-    """A recorded update as a compiled function.
-
-    Args:
-        graph: from ``fixed`` and then ``leaves`` to the results.
-        fixed: tensors that it reads, and may write to, where they are.
-        leaves: an example of the tensors of a batch.
-        step: is part of the graph, with tensors between ``fixed`` and ``leaves``.
-
-    Attributes:
-        makes_step: whether it makes the steps of the optimizers as well.
-        asks_other_ranks: whether it waits for other processes in between, which no CUDA graph can.
-    """
-
-    def __init__(self, graph: Any, fixed: Sequence[Tensor], leaves: Sequence[Tensor],
-                 step: AdamStep | None = None) -> None:
-        from torch._inductor import config as inductor_config
-        from torch._inductor.compile_fx import compile_fx
-
-        self.asks_other_ranks = any('mean_over_ranks' in str(node.target) for node in graph.graph.nodes)
-        self._tensors = fixed
-        self._addresses = addresses(fixed)
-        self._fixed = [x.detach() for x in fixed]
-        self._step, self.makes_step = step, step is not None
-        inputs: list[Any] = [*self._fixed, *(step.tensors() if step is not None else ()), *leaves]
-        # the same random numbers as without compiling, from the generator that a checkpoint saves
-        with inductor_config.patch(fallback_random=True, size_asserts=False):
-            if all(x.device.type == 'cpu' for x in inputs):
-                self._function: Callable[[list[Tensor]], Sequence[Tensor | None]] = cpu_graph.compiled(graph, inputs)
-                return
-            function: Any = compile_fx(graph, inputs)
-            self._function = torch.no_grad()(lambda tensors: function(*tensors))
-            with torch.random.fork_rng():
-                self._function([copied(x) for x in inputs])  # the backend does its work at the first call
-
-    @property
-    def is_current(self) -> bool:
-        return addresses(self._tensors) == self._addresses and (self._step is None or self._step.is_current)
-
-    def __call__(self, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        state = self._step.prepare() if self._step is not None else ()
-        return self._function([*self._fixed, *state, *leaves])
 
 
 def check_compilable(algorithm: 'Algorithm') -> None:

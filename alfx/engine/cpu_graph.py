@@ -176,8 +176,10 @@ def _num_terms(product: Any) -> float:
 def _write_as_sum(graph: fx.Graph, product: Any) -> None:
     """Columns of the left matrix times rows of the right one."""
     left, right = product.args
-    if 'val' in right.meta and right.meta['val'].stride()[-1] != 1:
+    if 'val' in right.meta and (right.meta['val'].stride()[-1] != 1 or _is_computed(right)):
         right = _contiguous(graph, product, right)
+    if _is_computed(left):
+        left = _contiguous(graph, product, left)
     total: Any = None
     with graph.inserting_before(product):
         for i in range(int(_num_terms(product))):
@@ -205,8 +207,8 @@ def _write_as_reductions(graph: fx.Graph, product: Any) -> None:
         turned = graph.call_function(_aten.transpose.int, (right, -2, -1))
         turned.meta = {'val': right.meta['val'].transpose(-2, -1)}
     matrix, vectors, dim = (left, turned, -1) if columns <= rows else (turned, left, -2)
-    if _last_stride(matrix) == 1 != _last_stride(vectors):  # in both, the elements of a sum are neighbours
-        vectors = _contiguous(graph, product, vectors)
+    if _is_computed(vectors) or _last_stride(matrix) == 1 != _last_stride(vectors):
+        vectors = _contiguous(graph, product, vectors)  # computed once; of both, the elements of a sum are neighbours
     sums = []
     with graph.inserting_before(product):
         for i in range(min(rows, columns)):
@@ -251,6 +253,13 @@ def _is_view(node: Any) -> bool:
         return True
     results = node.target._schema.returns if hasattr(node.target, '_schema') else ()
     return any(x.alias_info is not None and not x.alias_info.is_write for x in results)
+
+
+def _is_computed(node: Any) -> bool:
+    """Whether a loop that reads a node may compute it again: it does not lie in memory for some other reason."""
+    while node.op == 'call_function' and _is_view(node):
+        node = node.args[0]
+    return node.op == 'call_function' and torch.Tag.pointwise in getattr(node.target, 'tags', ())
 
 
 def _has_numbers_of_loops(node: Any) -> bool:

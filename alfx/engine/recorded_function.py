@@ -1,8 +1,10 @@
 """A function of networks played from a record, as updates are: for acting, which calls a policy on a row or two.
 
-There the layers take less time than the calls of modules and distributions around them. Results are equal to the bit.
+There the layers take less time than the calls of modules and distributions around them. Results are equal to the bit,
+or up to rounding if the record is compiled.
 """
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest
+from alfx.algorithms.config import TrainerConfig
+from alfx.engine.compiled_function import CompiledFunction
 from alfx.engine.program import Program
 from alfx.engine.recording import NotRecordableError, recorded
 from alfx.tensor_specs import NestedTensor
@@ -25,9 +29,12 @@ class RecordedFunction:
         function: from a nest of tensors to a nest of tensors; the same operations at each call, of which none looks at
             the values of tensors. It may draw random numbers.
         modules: hold the parameters and buffers that it reads.
+        config: of the run; with ``compile`` a record on the CPU is compiled.
     """
 
-    def __init__(self, function: Callable[[NestedTensor], NestedTensor], *modules: nn.Module) -> None:
+    def __init__(self, function: Callable[[NestedTensor], NestedTensor], *modules: nn.Module,
+                 config: TrainerConfig | None = None) -> None:
+        self._compiles = config is not None and config.compile
         self._function = _Function(function, modules)
         self._records: dict[Any, _Record] = {}
         self._counts: dict[Any, int] = {}
@@ -45,7 +52,7 @@ class RecordedFunction:
             leaves, structure = nest.flatten_with_structure(inputs)
             key = structure, *[(x.shape, x.stride(), x.dtype, x.get_device()) for x in leaves]
         record = self._records.get(key)
-        if record is None or not record.program.is_current:
+        if record is None or not record.play.is_current:
             count = self._counts[key] = self._counts.get(key, 0) + 1
             if count <= _CALLS_BEFORE:
                 return self._function(inputs)
@@ -55,10 +62,10 @@ class RecordedFunction:
                 logger.info('%s; it acts step by step, which takes longer', error)
                 self._is_recordable = False
                 return self._function(inputs)
-        results: Any = record.program(leaves)
-        if record.structure is None:
-            return results[0].clone()
-        return record.structure.unflatten([x.clone() for x in results])
+        results: Any = record.play(leaves)
+        if record.overwrites_results:
+            results = [x.clone() for x in results]
+        return results[0] if record.structure is None else record.structure.unflatten(results)
 
     def _record(self, leaves: list[Tensor], structure: Any) -> '_Record':
         named = {name: x for name, x in (*self._function.named_parameters(), *self._function.named_buffers())}
@@ -76,12 +83,26 @@ class RecordedFunction:
 
         with torch.no_grad():
             graph = recorded(flat, [*tensors, *leaves], 'a policy')
-        return _Record(Program(graph, tensors, leaves), result_structure)
+        if not self._compiles or not all(x.is_cpu for x in (*tensors, *leaves)):
+            return _Record(Program(graph, tensors, leaves), result_structure, True)
+        started = time.monotonic()
+        play = CompiledFunction(graph, tensors, leaves)
+        logger.info('compiled how to act in %.0f seconds', time.monotonic() - started)
+        return _Record(play, result_structure, _returns_inputs(play, leaves, tensors))
+
+
+def _returns_inputs(play: CompiledFunction, leaves: list[Tensor], tensors: list[Tensor]) -> bool:
+    """Whether a result lies in the memory of what it is computed from."""
+    with torch.random.fork_rng():
+        results: Any = play(leaves)
+    given = {x.untyped_storage().data_ptr() for x in (*leaves, *tensors) if x.numel()}
+    return any(x.untyped_storage().data_ptr() in given for x in results)
 
 
 class _Record(NamedTuple):
-    program: Program
+    play: Program | CompiledFunction
     structure: Any  # of the result; None for a single tensor
+    overwrites_results: bool
 
 
 class _Function(nn.Module):

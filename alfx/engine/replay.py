@@ -2,6 +2,7 @@
 
 ``train_from_replay_buffer`` -> ``preprocess_experience`` -> ``train_step`` -> ``calc_loss`` -> one update.
 """
+import contextlib
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -192,10 +193,11 @@ def _train_on_samples(algorithm: 'Algorithm', count_updates: bool) -> int:
     batch_size = config.mini_batch_size or buffer.num_environments
     together = min(_drawn_together(buffer, batch_size * length), updates)
     reader = _reader(algorithm, batch_size, length, together)
-    samples = (_samples(algorithm, batch_size, length, updates, together) if reader is None else
-               _samples_in_slots(reader, updates, together))
+    samples: _Samples = (_samples(algorithm, batch_size, length, updates, together) if reader is None else
+                         ((slot, slot.experience, info) for info, slot in reader.draw(updates, together)))
+    wanted = context.should_record_summaries()
     for update, (slot, experience, batch_info) in enumerate(samples):
-        with context.record_if(records or (update == updates - 1 and context.should_record_summaries())):
+        with context.record_if(records or update == updates - 1) if wanted else _NOTHING:
             experience = _preprocessed(algorithm, experience, batch_info)
             if slot is not None and slot.holds(experience):
                 time_major = slot.time_major
@@ -209,6 +211,10 @@ def _train_on_samples(algorithm: 'Algorithm', count_updates: bool) -> int:
             trained = _num_trained(algorithm, time_major)
         steps += trained
     return steps
+
+
+_NOTHING = contextlib.nullcontext()
+_Samples = Iterator[tuple[Slot | None, Experience, BatchInfo]]
 
 
 def _reader(algorithm: 'Algorithm', batch_size: int, length: int, together: int) -> BatchReader | None:
@@ -231,18 +237,6 @@ def _drawn_together(buffer: ReplayBuffer, steps: int) -> int:
     """How many samples of so many steps are drawn at a time, which saves most of the time that drawing small ones
     takes; one where what is drawn depends on the updates in between."""
     return 1 if buffer.prioritized_sampling else max(_DRAWN_TOGETHER // (steps * _bytes_of_step(buffer)), 1)
-
-
-_Samples = Iterator[tuple[Slot | None, Experience, BatchInfo]]
-
-
-def _samples_in_slots(reader: BatchReader, count: int, together: int) -> _Samples:
-    """Samples ``[B, T, ...]`` for ``count`` updates, and where they are until they are overwritten."""
-    while count:
-        number = min(together, count)
-        count -= number
-        for batch_info, slot in reader.draw(number):
-            yield slot, slot.experience, batch_info
 
 
 def _samples(algorithm: 'Algorithm', batch_size: int, length: int, count: int, together: int) -> _Samples:

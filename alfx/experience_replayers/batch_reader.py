@@ -55,10 +55,13 @@ class BatchReader:
         self.slots = slots
         self._read, self._draw = read, draw
 
-    def draw(self, count: int) -> Iterator[tuple[BatchInfo, Slot]]:
-        """Decide what the next ``count`` minibatches are, then read them, as many at a time as there are slots.
+    def draw(self, count: int, together: int | None = None) -> Iterator[tuple[BatchInfo, Slot]]:
+        """Sample ``count`` minibatches.
 
-        Nothing may be stored before the last of them has been read.
+        Args:
+            count: how many.
+            together: what so many at a time are is decided at once, by default for all. Nothing may be stored before
+                the last of them has been read.
 
         Yields:
             for each what ``ReplayBuffer.get_batch`` tells of it, and where it is, until others are read into its place
@@ -66,8 +69,11 @@ class BatchReader:
         Raises:
             ValueError: as ``get_batch``.
         """
-        infos, cells = self._draw(count)
         number = len(self.slots)
-        for start in range(0, count, number):
-            self._read(cells[start:start + number].reshape(-1))
-            yield from zip(infos[start:start + number], self.slots)
+        while count:
+            drawn = min(count, together or count)
+            count -= drawn
+            infos, cells = self._draw(drawn)
+            for start in range(0, drawn, number):
+                self._read(cells[start:start + number].reshape(-1))
+                yield from zip(infos[start:start + number], self.slots)
