@@ -1,9 +1,13 @@
-"""A recorded function gives what the function gives, to the bit."""
+"""A recorded function gives what the function gives, to the bit; compiled, up to rounding."""
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from alfx.engine import recorded_function
+from alfx.engine.compiled_function import CompiledFunction
+from alfx.engine.program import Program
 from alfx.engine.recorded_function import RecordedFunction
 
 
@@ -86,3 +90,49 @@ def test_a_function_that_looks_at_values_is_called_as_it_is(net, caplog):
                 assert torch.equal(recorded(sign * torch.ones(1, 3)), act(sign * torch.ones(1, 3)))
     assert not recorded._records
     assert len([r for r in caplog.records if 'looks at the values' in r.getMessage()]) == 1
+
+
+COMPILES = SimpleNamespace(compile=True)
+
+
+@pytest.mark.slow
+def test_compiled_it_gives_the_same_up_to_rounding_with_the_same_random_numbers(net):
+    def act(inputs):
+        mean = net(inputs['x'])
+        return mean + torch.randn_like(mean), [mean.argmax(-1), torch.rand(1) < 0.5]
+
+    recorded = RecordedFunction(act, net, nn.Linear(2, 2), config=COMPILES)  # whose parameters nobody reads
+    for _ in range(2):
+        for (a, [b, c]), (d, [e, f]) in zip(calls(act, 6), calls(recorded, 6)):
+            torch.testing.assert_close(a, d)
+            assert torch.equal(b, e) and torch.equal(c, f)
+        with torch.no_grad():
+            for p in net.parameters():
+                p.add_(0.1)
+    (record, ) = recorded._records.values()
+    assert isinstance(record.play, CompiledFunction) and not record.overwrites_results
+    assert len(record.play._fixed) == 4
+    net[0].weight.data = net[0].weight.data.neg()  # lies elsewhere
+    assert not record.play.is_current
+    for a, b in zip(calls(act, 3), calls(recorded, 3)):
+        torch.testing.assert_close(a[0], b[0])
+    assert next(iter(recorded._records.values())) is not record
+
+
+@pytest.mark.slow
+def test_compiled_it_returns_no_memory_that_somebody_else_writes_to(net):
+    scale = nn.Parameter(torch.ones(2))
+    owner = nn.ParameterList([scale])
+    recorded = RecordedFunction(lambda x: (net(x), owner[0].expand(len(x), 2)), net, owner, config=COMPILES)
+    results = calls(recorded, 5, torch.ones(1, 3))[2:]  # from the record
+    with torch.no_grad():
+        scale.add_(1.0)
+    assert all(torch.equal(s, torch.ones(1, 2)) for _, s in results)
+    assert torch.equal(calls(recorded, 1, torch.ones(1, 3))[0][1], torch.full((1, 2), 2.0))
+    assert len({values.data_ptr() for values, _ in results}) == 3
+
+
+def test_where_nothing_is_compiled_the_record_is_played(net):
+    recorded = RecordedFunction(lambda x: net(x), net, config=SimpleNamespace(compile=False))
+    calls(recorded, 4, torch.ones(1, 3))
+    assert isinstance(next(iter(recorded._records.values())).play, Program)
