@@ -112,7 +112,7 @@ class AgentHelper:
     def after_update(self, algorithms: list[Algorithm], root_inputs: NestedTensor, train_info: NestedTensor) -> None:
         """Call ``after_update`` of each part with its own info."""
         for alg in algorithms:
-            alg.after_update(root_inputs, self.part(alg, train_info) if train_info else train_info)
+            alg.after_update(root_inputs, self.part(alg, train_info))
 
     def after_train_iter(self, algorithms: list[Algorithm], root_inputs: NestedTensor,
                          rollout_info: NestedTensor = None) -> None:

@@ -352,7 +352,7 @@ class DqnAlgorithm(OffPolicyAlgorithm):
 
     def after_update(self, root_inputs: NestedTensor, info: Any) -> None:
         """Move the target critics."""
-        self._modules['_update_target']()  # type: ignore[misc]  # as an attribute it is found in ten times as long
+        self._update_target()
 
 
 # Pure functions of tensors -----------------------------------------------------------------------------------------

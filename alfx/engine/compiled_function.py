@@ -3,6 +3,7 @@
 ``torch.compile``'s backend turns a record into one function, in which what is done element by element is done in few
 passes. :mod:`alfx.engine.cpu_graph` prepares the record for a CPU.
 """
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,7 +38,10 @@ class CompiledFunction:
         self._addresses = addresses(self._tensors)
         self._fixed = [x.detach() for x in self._tensors]
         self._step, self.makes_step = step, step is not None
-        self._function = _compiled(graph, [*self._fixed, *(step.tensors() if step is not None else ()), *changing])
+        state = step.tensors() if step is not None else ()
+        self._function: _Function = _compiled(graph, [*self._fixed, *state, *changing])
+        del graph
+        gc.collect()  # of all that a compiler leaves behind: otherwise some update would soon wait a third of a second
 
     @property
     def is_current(self) -> bool:

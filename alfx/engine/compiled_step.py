@@ -2,7 +2,7 @@
 
 Called by itself after the update, the step of an optimizer finds the gradients, the moments and the parameters outside
 of the nearest caches, and with small networks the way to its kernel takes as long as the kernel. Here it follows within
-the compiled function. It changes nothing where the loss is not finite.
+the compiled function. It changes no parameter and no moment where the loss is not finite.
 """
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Optional
@@ -26,12 +26,14 @@ class _State:
     Attributes:
         rates: the learning rate of each bucket, float64.
         norm: of all gradients before they were clipped; that of the latest step.
+        clips: whether the recorded step computes it.
     """
 
     def __init__(self, places: list[list[int]]) -> None:
         self.places = places
         self.rates = torch.zeros(len(places), dtype=torch.float64)
         self.norm = torch.zeros(())
+        self.clips = False
         array: Any = self.rates.numpy()
         self._numbers: Any = memoryview(array)
 
@@ -80,7 +82,7 @@ class AdamStep:
         for optimizer, state in zip(self._optimizers, self._states):
             optimizer.ask_schedules()
             state.set_rates(optimizer.buckets())
-            if optimizer.gradient_clipping is not None:
+            if state.clips:
                 optimizer._grad_norm = state.norm
         return self.tensors()
 
@@ -121,7 +123,10 @@ class AdamStep:
             rates, norm = rest[:2]
             del rest[:2]
             mine = [i for of_bucket in own.places for i in of_bucket if grads[i] is not None]
-            _clip(clipped, mine, optimizer.gradient_clipping, norm)
+            max_norm = optimizer.gradient_clipping
+            own.clips = max_norm is not None and bool(mine)
+            if max_norm is not None and mine:
+                _clip(clipped, mine, max_norm, norm)
             for places, bucket, rate in zip(own.places, optimizer.buckets(), rates.unbind()):
                 number = len(places)
                 counts, *moments = rest[:1 + 2 * number]
@@ -172,10 +177,8 @@ def _settings(optimizer: FusedAdamBase) -> list[Any]:
     return [(group['betas'], group['eps'], group['weight_decay'], group['amsgrad'], n) for group, n in groups]
 
 
-def _clip(grads: list[Any], mine: list[int], max_norm: float | None, norm: Tensor) -> None:
+def _clip(grads: list[Any], mine: list[int], max_norm: float, norm: Tensor) -> None:
     """Divide those of ``grads`` at ``mine`` by ``max(1, norm / max_norm)`` and keep their norm in ``norm``."""
-    if max_norm is None or not mine:
-        return
     found = torch.stack([(grads[i] * grads[i]).sum() for i in mine]).sum().sqrt()
     factor = 1.0 / (found / max_norm).clamp(min=1.0)
     for i in mine:

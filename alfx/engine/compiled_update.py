@@ -5,7 +5,6 @@ What one update computes is recorded (:mod:`alfx.engine.recording`) and compiled
 (:mod:`alfx.engine.cuda_graph`). On a CPU it makes the steps of Adam as well (:mod:`alfx.engine.compiled_step`); other
 optimizers make their own.
 """
-import gc
 import logging
 import time
 from typing import TYPE_CHECKING, Any
@@ -56,8 +55,6 @@ class CompiledUpdate(RecordedUpdate):
         step = AdamStep.of(self._algorithm, recorder)
         graph = self._graph(recorder, batch, step)
         compiled = CompiledFunction(graph, recorder.tensors, batch.leaves, step)
-        del graph
-        gc.collect()  # of all that a compiler leaves behind: otherwise some update would soon wait a third of a second
         logger.info('compiled in %.0f seconds', time.monotonic() - started)
         if compiled.asks_other_ranks:
             logger.info('the update of %s asks the other processes, so that it is no CUDA graph', self._algorithm.name)

@@ -1,4 +1,4 @@
-"""A recorded update made ready for ``torch.compile``'s backend on a CPU.
+"""A recorded update, or policy, made ready for ``torch.compile``'s backend on a CPU.
 
 What remains of an update there once it is compiled are its matrix products. The backend leaves them to a library, and
 what surrounds them as they are recorded costs a fifth of the time of small networks: biases are copied into the results
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from alfx.engine.program import copied
+from alfx.engine.program import copied, written_by
 
 _aten = torch.ops.aten
 _WITHOUT_BIAS: dict[Any, Any] = {_aten.addmm.default: _aten.mm.default, _aten.baddbmm.default: _aten.bmm.default}
@@ -129,6 +129,7 @@ def prepare(graph: fx.GraphModule) -> None:
     - A product whose results are sums of few terms is written as these sums, done together with what follows.
     - A product of a matrix with few vectors is written as a sum for each, done together with what precedes.
     - Large matrices' products with vectors are not taken apart, and vectors with gaps are copied first.
+    - What is computed to be read again and again by such sums is computed before them.
     - Numbers that a long loop reads are computed before the loop, which would compute them again for each few elements.
     """
     for node in list(graph.graph.nodes):
@@ -259,12 +260,18 @@ def _is_computed(node: Any) -> bool:
     """Whether a loop that reads a node may compute it again: it does not lie in memory for some other reason."""
     while node.op == 'call_function' and _is_view(node):
         node = node.args[0]
-    return node.op == 'call_function' and torch.Tag.pointwise in getattr(node.target, 'tags', ())
+    return _is_pointwise(node)
+
+
+def _is_pointwise(node: Any) -> bool:
+    """Whether a node computes a new tensor element by element; what is changed in place lies in memory anyway."""
+    tags = getattr(node.target, 'tags', ())
+    return node.op == 'call_function' and torch.Tag.pointwise in tags and not written_by(node)
 
 
 def _has_numbers_of_loops(node: Any) -> bool:
     """Whether a node computes a few numbers, without a loop of its own, of which single ones go into long loops."""
-    is_computed = torch.Tag.pointwise in getattr(node.target, 'tags', ()) or node.target in _JOINED_WITH_LOOPS
+    is_computed = _is_pointwise(node) or node.target in _JOINED_WITH_LOOPS
     return is_computed and 0 < _numel(node) <= _FEW_NUMBERS and any(_leads_to_loop(node, user) for user in node.users)
 
 

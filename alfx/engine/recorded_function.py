@@ -3,6 +3,7 @@
 There the layers take less time than the calls of modules and distributions around them. Results are equal to the bit,
 or up to rounding if the record is compiled.
 """
+import copy
 import logging
 import time
 from collections.abc import Callable
@@ -63,7 +64,7 @@ class RecordedFunction:
                 self._is_recordable = False
                 return self._function(inputs)
         results: Any = record.play(leaves)
-        if record.overwrites_results:
+        if record.copies_results:
             results = [x.clone() for x in results]
         return results[0] if record.structure is None else record.structure.unflatten(results)
 
@@ -86,23 +87,28 @@ class RecordedFunction:
         if not self._compiles or not all(x.is_cpu for x in (*tensors, *leaves)):
             return _Record(Program(graph, tensors, leaves), result_structure, True)
         started = time.monotonic()
-        play = CompiledFunction(graph, tensors, leaves)
+        try:
+            play = CompiledFunction(copy.deepcopy(graph), tensors, leaves)
+        except RuntimeError as error:  # what the backend raises is derived from it
+            logger.warning('how to act cannot be compiled, which takes longer: %s', str(error).partition('\n')[0])
+            return _Record(Program(graph, tensors, leaves), result_structure, True)
         logger.info('compiled how to act in %.0f seconds', time.monotonic() - started)
-        return _Record(play, result_structure, _returns_inputs(play, leaves, tensors))
+        return _Record(play, result_structure, _share_memory(play, leaves, tensors))
 
 
-def _returns_inputs(play: CompiledFunction, leaves: list[Tensor], tensors: list[Tensor]) -> bool:
-    """Whether a result lies in the memory of what it is computed from."""
+def _share_memory(play: CompiledFunction, leaves: list[Tensor], tensors: list[Tensor]) -> bool:
+    """Whether results lie in the same memory as each other or as what they are computed from."""
     with torch.random.fork_rng():
         results: Any = play(leaves)
-    given = {x.untyped_storage().data_ptr() for x in (*leaves, *tensors) if x.numel()}
-    return any(x.untyped_storage().data_ptr() in given for x in results)
+    given, own = ({x.untyped_storage().data_ptr() for x in of_these if x.numel()}
+                  for of_these in ([*leaves, *tensors], results))
+    return bool(given & own) or len(own) < sum(x.numel() > 0 for x in results)
 
 
 class _Record(NamedTuple):
     play: Program | CompiledFunction
     structure: Any  # of the result; None for a single tensor
-    overwrites_results: bool
+    copies_results: bool
 
 
 class _Function(nn.Module):

@@ -75,7 +75,7 @@ class RecordedUpdate:
 
     def __call__(self, experience: Experience, batch_info: BatchInfo | None,
                  slot: Slot | None = None) -> LossInfo | None:
-        """One update, if it is time to play it.
+        """One update, if it is time to play it. Call :meth:`forget_stale` once before a number of updates.
 
         Args:
             experience: ``[T, B, ...]``.

@@ -100,6 +100,7 @@ class UpdateRecorder:
         places = {id(x): i for i, x in enumerate(self.tensors)}
         self.trained = [places[id(p)] for p in self.params]
         self._layouts: dict[Hashable, object] = {}  # of batches in slots
+        self._in_slots: dict[tuple[Slot, bool], tuple[list[Tensor], Any, object]] = {}  # leaves, their tree, layout
 
     def batch(self, experience: Experience, batch_info: BatchInfo | None, in_place: bool,
               slot: Slot | None = None) -> Batch:
@@ -124,12 +125,13 @@ class UpdateRecorder:
     def _batch_in_slot(self, slot: Slot, weights: Any, in_place: bool) -> Batch:
         """The batch in a slot, with gaps or without: all slots of a reader are alike."""
         is_weighted = isinstance(weights, Tensor)
-        if is_weighted not in slot.flat:
+        found = self._in_slots.get((slot, is_weighted))
+        if found is None:
             leaves, tree = nest.flatten_with_structure((slot.time_major, weights))
             layout = tree, tuple((x.shape, x.stride(), x.dtype) for x in leaves)
             kind = object() if in_place else self._layouts.setdefault(layout, object())
-            slot.flat[is_weighted] = leaves[:len(leaves) - is_weighted], tree, kind
-        leaves, tree, kind = slot.flat[is_weighted]
+            found = self._in_slots[slot, is_weighted] = leaves[:len(leaves) - is_weighted], tree, kind
+        leaves, tree, kind = found
         key = self._algorithm.update_variant, kind
         return Batch([*leaves, weights] if is_weighted else leaves, tree, key, len(leaves) if in_place else 0)
 

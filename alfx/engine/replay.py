@@ -213,7 +213,7 @@ def _train_on_samples(algorithm: 'Algorithm', count_updates: bool) -> int:
     return steps
 
 
-_NOTHING = contextlib.nullcontext()
+_NOTHING = contextlib.nullcontext()  # where no summaries are wanted, nothing has to be said before each update
 _Samples = Iterator[tuple[Slot | None, Experience, BatchInfo]]
 
 

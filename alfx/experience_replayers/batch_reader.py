@@ -5,7 +5,6 @@ each is a noticeable part of it. Here its tensors are views of one block of memo
 """
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -25,13 +24,11 @@ class Slot:
     Attributes:
         time_major: the minibatch that was read last.
         experience: the same tensors as ``[B, T, ...]``.
-        flat: what somebody who trains on it has found out about the tensors.
     """
 
     def __init__(self, time_major: NestedTensor) -> None:
         self.time_major = time_major
         self.experience = nest.map_structure(lambda x: x.transpose(0, 1), time_major)
-        self.flat: dict[Any, Any] = {}
         self._leaves, self._structure = nest.flatten_with_structure(self.experience)
 
     def holds(self, experience: NestedTensor) -> bool:

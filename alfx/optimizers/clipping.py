@@ -133,7 +133,7 @@ class ClippingMixin:
     @property
     def grad_norm(self) -> Optional[Tensor]:
         """The global norm of the gradients before they were last clipped (scalar); None unless
-        ``clip_by_global_norm`` is on and there was a step."""
+        ``clip_by_global_norm`` is on and there was a step. The next step may overwrite it."""
         return None if self._grad_norm is None else torch.as_tensor(self._grad_norm)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -59,8 +59,7 @@ def _grads(seed, without=()):
 def _played(step, recorder, loss, grads):
     """Make a step as a recorded function makes it: on tensors given to a graph."""
     present = [g for g in grads if g is not None]
-    state = step.prepare()
-    assert state is step.tensors()
+    state = step.tensors()
     count = len(recorder.tensors)
 
     def function(*flat):
@@ -71,6 +70,7 @@ def _played(step, recorder, loss, grads):
     with torch.no_grad():
         inputs = [*(x.detach() for x in recorder.tensors), *state, loss, *present]
         graph = make_fx(function)(*(x.clone() for x in inputs))
+        assert step.prepare() is state
         return graph(*inputs)
 
 
@@ -111,6 +111,18 @@ def test_steps_are_those_of_the_optimizer(make, split):
         assert str(optimizer.state_dict()['param_groups']) == str(other.state_dict()['param_groups'])
         torch.testing.assert_close(optimizer.state_dict()['state'], other.state_dict()['state'], atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(optimizer.grad_norm, other.grad_norm)
+
+
+def test_an_optimizer_without_any_gradient_keeps_its_norm():
+    params, optimizers = _make(partial(Adam, lr=0.1, gradient_clipping=0.5, clip_by_global_norm=True), True)
+    recorder = _Recorder(params)
+    steps = [AdamStep.of(_Algorithm(*optimizers), recorder) for _ in range(2)]
+    _played(steps[0], recorder, torch.zeros(()), _grads(0, without=(0, 1)))
+    assert optimizers[0].grad_norm is None and optimizers[1].grad_norm > 0
+    _played(steps[1], recorder, torch.zeros(()), _grads(1))
+    norm = optimizers[0].grad_norm.clone()
+    _played(steps[0], recorder, torch.zeros(()), _grads(2, without=(0, 1)))
+    assert norm > 0 and optimizers[0].grad_norm == norm
 
 
 def test_gradients_that_no_summary_shows_are_not_returned():

@@ -184,6 +184,25 @@ def test_of_numbers_computed_together_each_is_computed_once():
     assert _aten.as_strided.default not in _targets(few)
 
 
+def _added_to_a_part(x, numbers):
+    return [x * (numbers * 2)[2].add_(1)]
+
+
+def _changed_later(x, numbers):
+    doubled = numbers * 2
+    before = x * doubled[1]
+    doubled.add_(1)
+    return [before, x * doubled[1]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('function', [
+    _added_to_a_part, _changed_later, lambda x, n: [x * n.view(2, 3).t().exp()[2, 1]],
+    lambda x, n: [x.view(64, 64) * torch.stack([n, n * 3]).double().float()[1, 4:5]]])
+def test_numbers_that_are_computed_once_are_the_same(function):
+    _of_graph(function, torch.randn(4096), torch.rand(6))
+
+
 @pytest.mark.slow
 def test_the_loop_of_the_compiled_code_does_not_compute_its_numbers(monkeypatch):
     from torch._inductor import config

@@ -110,7 +110,7 @@ def test_compiled_it_gives_the_same_up_to_rounding_with_the_same_random_numbers(
             for p in net.parameters():
                 p.add_(0.1)
     (record, ) = recorded._records.values()
-    assert isinstance(record.play, CompiledFunction) and not record.overwrites_results
+    assert isinstance(record.play, CompiledFunction) and not record.copies_results
     assert len(record.play._fixed) == 4
     net[0].weight.data = net[0].weight.data.neg()  # lies elsewhere
     assert not record.play.is_current
@@ -130,6 +130,28 @@ def test_compiled_it_returns_no_memory_that_somebody_else_writes_to(net):
     assert all(torch.equal(s, torch.ones(1, 2)) for _, s in results)
     assert torch.equal(calls(recorded, 1, torch.ones(1, 3))[0][1], torch.full((1, 2), 2.0))
     assert len({values.data_ptr() for values, _ in results}) == 3
+
+
+def test_where_the_compiler_fails_the_record_is_played(net, monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError('no compiler')
+
+    monkeypatch.setattr(recorded_function, 'CompiledFunction', fail)
+    recorded = RecordedFunction(lambda x: net(x), net, config=COMPILES)
+    assert torch.equal(calls(recorded, 4, torch.ones(1, 3))[-1], net(torch.ones(1, 3)))
+    assert isinstance(next(iter(recorded._records.values())).play, Program) and 'no compiler' in caplog.text
+
+
+@pytest.mark.slow
+def test_compiled_results_in_the_same_memory_are_copied(net):
+    def act(x):
+        value = net(x)
+        return value, value.view(-1)
+
+    recorded = RecordedFunction(act, net, config=COMPILES)
+    value, flat = calls(recorded, 4, torch.ones(1, 3))[-1]
+    value.add_(1)
+    torch.testing.assert_close(flat, net(torch.ones(1, 3)).view(-1))
 
 
 def test_where_nothing_is_compiled_the_record_is_played(net):
