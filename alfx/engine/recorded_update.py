@@ -7,7 +7,7 @@ other. The results are equal to the bit.
 """
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -64,18 +64,18 @@ class RecordedUpdate:
         self._compute_train_info = compute_train_info
         self._recorder: UpdateRecorder | None = None
         self._records: dict[Any, Player] = {}
+        self._current: set[Hashable] = set()  # the keys of records that are sure to be so in this iteration
         self._summaries: dict[Any, UpdateSummaries | None] = {}
         self._is_recordable = True
         self._counts: dict[Any, int] = {}
 
-    def forget_stale(self) -> None:
-        """Forget the records of tensors that are not where they were: made sure of once before a number of updates."""
-        for key in [key for key, play in self._records.items() if not play.is_current]:
-            del self._records[key]
+    def begin_iteration(self) -> None:
+        """Call this once before a number of updates: each record is looked at once more, whether it is current."""
+        self._current.clear()
 
     def __call__(self, experience: Experience, batch_info: BatchInfo | None,
                  slot: Slot | None = None) -> LossInfo | None:
-        """One update, if it is time to play it. Call :meth:`forget_stale` once before a number of updates.
+        """One update, if it is time to play it. Call :meth:`begin_iteration` once before a number of updates.
 
         Args:
             experience: ``[T, B, ...]``.
@@ -96,7 +96,7 @@ class RecordedUpdate:
             self._recorder = UpdateRecorder(self._algorithm, self._compute_train_info)
         batch = self._recorder.batch(experience, batch_info, self.takes_batches_in_place, slot)
         play = self._records.get(batch.key)
-        if play is None:
+        if play is None or not self._is_current(batch.key, play):
             play = self._record_if_due(self._recorder, batch)
         if play is None:
             return None
@@ -118,6 +118,11 @@ class RecordedUpdate:
         if summaries is None:
             return loss_info
         return summaries.complete(loss_info, results[2 + len(self._recorder.params):])
+
+    def _is_current(self, key: Hashable, play: Player) -> bool:
+        if key not in self._current and play.is_current:
+            self._current.add(key)
+        return key in self._current
 
     def _set_gradients(self, results: Sequence[Tensor | None]) -> None:
         assert self._recorder is not None

@@ -43,7 +43,7 @@ def train_from_replay_buffer(algorithm: 'Algorithm', update_global_counter: bool
     assert config is not None and buffer is not None, 'an algorithm with a replay buffer has a config'
     count_updates = update_global_counter and config.update_counter_every_mini_batch
     if algorithm._fast_update:
-        algorithm._fast_update.forget_stale()
+        algorithm._fast_update.begin_iteration()
     with context.replay_context():
         if config.whole_replay_buffer_training:
             return _train_on_whole_buffer(algorithm, count_updates)
