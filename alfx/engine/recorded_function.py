@@ -7,17 +7,19 @@ import copy
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
 from alfx import nest
-from alfx.algorithms.config import TrainerConfig
 from alfx.engine.compiled_function import CompiledFunction
 from alfx.engine.program import Program
 from alfx.engine.recording import NotRecordableError, recorded
 from alfx.tensor_specs import NestedTensor
+
+if TYPE_CHECKING:
+    from alfx.algorithms.config import TrainerConfig
 
 logger = logging.getLogger(__name__)
 _CALLS_BEFORE = 500  # recording takes as long as a thousand calls
@@ -34,7 +36,7 @@ class RecordedFunction:
     """
 
     def __init__(self, function: Callable[[NestedTensor], NestedTensor], *modules: nn.Module,
-                 config: TrainerConfig | None = None) -> None:
+                 config: Optional['TrainerConfig'] = None) -> None:
         self._compiles = config is not None and config.compile
         self._function = _Function(function, modules)
         self._records: dict[Any, _Record] = {}
