@@ -7,6 +7,7 @@ for _name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS'):
 os.environ.setdefault('SDL_VIDEODRIVER', 'dummy')
 os.environ.setdefault('MPLBACKEND', 'Agg')
 
+import logging  # noqa: E402
 import random  # noqa: E402
 
 import hypothesis  # noqa: E402
@@ -37,11 +38,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def fresh_process_state():
-    """Seeds every generator; leaves no configuration, run mode, counter or writer to the next test."""
+    """Seeds every generator; leaves no configuration, run mode, counter, writer or way of logging to the next test."""
+    logger = logging.getLogger('alfx')
+    logging_before = logger.level, logger.propagate, list(logger.handlers)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - libraries under test draw from the global generator
     torch.manual_seed(0)
     yield
+    logger.setLevel(logging_before[0])
+    logger.propagate, logger.handlers[:] = logging_before[1:]
     context.reset()
     gin_utils.clear()
     torch.set_flush_denormal(False)
