@@ -215,7 +215,7 @@ def test_the_loop_of_the_compiled_code_does_not_compute_its_numbers(monkeypatch)
         compiled = cpu_graph.compiled(make_fx(lambda x, n: [x * (1.0 / n).clamp(min=0.5)[1]])(*inputs), inputs)
     torch.testing.assert_close(compiled(inputs)[0], inputs[0] * (1.0 / inputs[1]).clamp(min=0.5)[1])
     loop = code[-1][code[-1].index('4096L); x0+='):]
-    assert '(min|clamp|max_propagate|maximum)' not in loop and ' / ' not in loop.partition('store')[0]
+    assert ' / ' in code[-1] and ' / ' not in loop.partition('store')[0]
 
 
 @pytest.mark.slow
