@@ -87,30 +87,32 @@ def test_it_gives_the_same_parameters_as_the_plain_update_and_a_checkpoint_of_ei
     assert [int(s['step']) for s in compiled.optimizers()[0].state.values()] == [6] * len(steps)
 
 
-def test_samples_in_several_places_are_one_record_and_give_the_parameters_of_plain_updates():
-    plain, compiled = make_agent(False, priority_replay=False), make_agent(True, priority_replay=False)
-    for agent in (plain, compiled):
+def _trained(between=lambda agent: None):
+    """A plain and a compiled agent after four iterations with uniform replay, whose parameters are the same."""
+    agents = [make_agent(compile, priority_replay=False) for compile in (False, True)]
+    for agent in agents:
         torch.manual_seed(1)
         context.reset()
         for _ in range(4):
             agent.train_iter()
+            between(agent)
+    for (name, a), (_, b) in zip(agents[0].named_parameters(), agents[1].named_parameters()):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4, msg=name)
+    return agents
+
+
+def test_samples_in_several_places_are_one_record_and_give_the_parameters_of_plain_updates():
+    plain, compiled = _trained()
     assert len(compiled._batch_reader[1].slots) == 3 and len(plain._batch_reader[1].slots) == 1
     assert len(compiled._fast_update._records) == 1
-    for (name, a), (_, b) in zip(plain.named_parameters(), compiled.named_parameters()):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4, msg=name)
 
 
 def test_parameters_that_have_moved_are_noticed_before_the_next_iteration():
-    plain, compiled = make_agent(False, priority_replay=False), make_agent(True, priority_replay=False)
-    for agent in (plain, compiled):
-        torch.manual_seed(1)
-        context.reset()
-        for _ in range(4):
-            agent.train_iter()
-            for p in agent.parameters():
-                p.data = p.data.clone()
-    for (name, a), (_, b) in zip(plain.named_parameters(), compiled.named_parameters()):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4, msg=name)
+    def move(agent):
+        for p in agent.parameters():
+            p.data = p.data.clone()
+
+    _trained(move)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_changes_no_parameter():
