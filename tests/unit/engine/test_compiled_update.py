@@ -65,15 +65,25 @@ def make_agent(compile, optimizer=None, algorithm_cls=DqnAlgorithm, rl=None, act
     return agent
 
 
-def test_it_gives_the_same_parameters_as_the_plain_update_and_a_checkpoint_of_either_fits_the_other():
-    plain, compiled = make_agent(False), make_agent(True)
-    for agent in (plain, compiled):
+def train(agents, iterations, between=lambda agent: None):
+    """Some iterations of each agent, with the same random numbers."""
+    for agent in agents:
         torch.manual_seed(1)
         context.reset()
-        for _ in range(3):
+        for _ in range(iterations):
             agent.train_iter()
-    for (name, a), (_, b) in zip(plain.named_parameters(), compiled.named_parameters()):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4, msg=name)
+            between(agent)
+
+
+def assert_same_parameters(agents, atol=1e-5, rtol=1e-4):
+    for (name, a), (_, b) in zip(agents[0].named_parameters(), agents[1].named_parameters()):
+        torch.testing.assert_close(a, b, atol=atol, rtol=rtol, msg=name)
+
+
+def test_it_gives_the_same_parameters_as_the_plain_update_and_a_checkpoint_of_either_fits_the_other():
+    plain, compiled = agents = make_agent(False), make_agent(True)
+    train(agents, 3)
+    assert_same_parameters(agents)
     state = compiled.state_dict()
     plain.load_state_dict(state)
     steps = [s['step'] for s in plain.optimizers()[0].state.values()]
@@ -87,22 +97,10 @@ def test_it_gives_the_same_parameters_as_the_plain_update_and_a_checkpoint_of_ei
     assert [int(s['step']) for s in compiled.optimizers()[0].state.values()] == [6] * len(steps)
 
 
-def _trained(between=lambda agent: None):
-    """A plain and a compiled agent after four iterations with uniform replay, whose parameters are the same."""
-    agents = [make_agent(compile, priority_replay=False) for compile in (False, True)]
-    for agent in agents:
-        torch.manual_seed(1)
-        context.reset()
-        for _ in range(4):
-            agent.train_iter()
-            between(agent)
-    for (name, a), (_, b) in zip(agents[0].named_parameters(), agents[1].named_parameters()):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4, msg=name)
-    return agents
-
-
 def test_samples_in_several_places_are_one_record_and_give_the_parameters_of_plain_updates():
-    plain, compiled = _trained()
+    plain, compiled = agents = [make_agent(compile, priority_replay=False) for compile in (False, True)]
+    train(agents, 4)
+    assert_same_parameters(agents)
     assert len(compiled._batch_reader[1].slots) == 3 and len(plain._batch_reader[1].slots) == 1
     assert len(compiled._fast_update._records) == 1
 
@@ -112,7 +110,9 @@ def test_parameters_that_have_moved_are_noticed_before_the_next_iteration():
         for p in agent.parameters():
             p.data = p.data.clone()
 
-    _trained(move)
+    agents = [make_agent(compile, priority_replay=False) for compile in (False, True)]
+    train(agents, 4, move)
+    assert_same_parameters(agents)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_changes_no_parameter():
@@ -132,11 +132,7 @@ def test_an_algorithm_whose_update_changes_is_refused():
 
 def test_an_update_that_looks_at_values_is_made_step_by_step_with_a_warning(caplog):
     agents = [make_agent(compile, algorithm_cls=_Peeking) for compile in (False, True)]
-    for agent in agents:
-        torch.manual_seed(1)
-        context.reset()
-        for _ in range(3):
-            agent.train_iter()
+    train(agents, 3)
     assert all(torch.equal(a, b) for a, b in zip(agents[0].parameters(), agents[1].parameters()))
     warnings = [record.getMessage() for record in caplog.records if 'TrainerConfig.compile' in record.getMessage()]
     assert len(warnings) == 1 and 'looks at the values of a tensor' in warnings[0]
@@ -144,13 +140,8 @@ def test_an_update_that_looks_at_values_is_made_step_by_step_with_a_warning(capl
 
 def test_any_optimizer_makes_its_own_step():
     agents = [make_agent(compile, SGD(lr=0.1, momentum=0.9, gradient_clipping=0.1)) for compile in (False, True)]
-    for agent in agents:
-        torch.manual_seed(1)
-        context.reset()
-        for _ in range(2):
-            agent.train_iter()
-    for (name, a), (_, b) in zip(agents[0].named_parameters(), agents[1].named_parameters()):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4, msg=name)
+    train(agents, 2)
+    assert_same_parameters(agents)
 
 
 def test_a_loss_with_a_gradient_inside_can_be_compiled():
@@ -158,11 +149,6 @@ def test_a_loss_with_a_gradient_inside_can_be_compiled():
                  critic_network_cls=partial(CriticNetwork, joint_fc_layer_params=(8, )), calculate_priority=True)
     agents = [make_agent(compile, rl=rl, action_type=ActionType.Continuous, optimizer=Adam(lr=1e-2))
               for compile in (False, True)]
-    for agent in agents:
-        torch.manual_seed(1)
-        context.reset()
-        for _ in range(3):
-            agent.train_iter()
+    train(agents, 3)
     assert isinstance(agents[1]._fast_update, CompiledUpdate)
-    for (name, a), (_, b) in zip(agents[0].named_parameters(), agents[1].named_parameters()):
-        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3, msg=name)
+    assert_same_parameters(agents, atol=2e-5, rtol=1e-3)
