@@ -164,11 +164,12 @@ class GaussianNoise(ExplorationNoise):
 
     def __init__(self, action_spec: NestedTensorSpec, stddev: float | Callable[[], float] = 0.1):
         super().__init__(action_spec)
-        self._stddev = as_scheduler(stddev)
-        self._stddev_now: Tensor
-        self.register_buffer('_stddev_now', torch.zeros(()), persistent=False)
         if not callable(stddev) and not stddev >= 0:
             raise ValueError(f'GaussianNoise.stddev: expected a number of at least 0, found {stddev}')
+        self._stddev = as_scheduler(stddev)
+        self._is_scheduled = callable(stddev)
+        self._stddev_now: Tensor
+        self.register_buffer('_stddev_now', torch.tensor(0.0 if callable(stddev) else float(stddev)), persistent=False)
 
     def forward(self, action: NestedTensor, state: NestedTensor) -> tuple[NestedTensor, NestedTensor]:
         """See the base class."""
@@ -177,7 +178,8 @@ class GaussianNoise(ExplorationNoise):
 
     def follow_schedule(self) -> None:
         """Look up the standard deviation; what is played from a record does not."""
-        self._stddev_now.fill_(self._stddev())
+        if self._is_scheduled:
+            self._stddev_now.fill_(self._stddev())
 
     def noisy(self, action: NestedTensor) -> NestedTensor:
         """Noisy actions ``[B, ...]`` with the standard deviation that was looked up last."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _CALLS_BEFORE = 500  # recording takes as long as a thousand calls
+_CALLS_BEFORE_COMPILING = 100  # who asks for compiled code trains for long; the sooner that is there the better
 
 
 class RecordedFunction:
@@ -57,7 +58,7 @@ class RecordedFunction:
         record = self._records.get(key)
         if record is None or not record.play.is_current:
             count = self._counts[key] = self._counts.get(key, 0) + 1
-            if count <= _CALLS_BEFORE:
+            if count <= (_CALLS_BEFORE_COMPILING if self._compiles else _CALLS_BEFORE):
                 return self._function(inputs)
             try:
                 record = self._records[key] = self._record(leaves, structure)

@@ -5,7 +5,7 @@
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -192,9 +192,9 @@ def _train_on_samples(algorithm: 'Algorithm', count_updates: bool) -> int:
     records, updates, steps = _records_each_update(algorithm), config.num_updates_per_train_iter, 0
     batch_size = config.mini_batch_size or buffer.num_environments
     together = min(_drawn_together(buffer, batch_size * length), updates)
-    reader = _reader(algorithm, batch_size, length, together)
-    samples: _Samples = (_samples(algorithm, batch_size, length, updates, together) if reader is None else
-                         ((slot, slot.experience, info) for info, slot in reader.draw(updates, together)))
+    reading = _reading(algorithm, batch_size, length, together)
+    samples: _Samples = (_samples(algorithm, batch_size, length, updates, together) if reading.reader is None else
+                         ((slot, slot.experience, info) for info, slot in reading.reader.draw(updates, together)))
     wanted = context.should_record_summaries()
     for update, (slot, experience, batch_info) in enumerate(samples):
         with context.record_if(records or update == updates - 1) if wanted else _NOTHING:
@@ -203,13 +203,11 @@ def _train_on_samples(algorithm: 'Algorithm', count_updates: bool) -> int:
                 time_major = slot.time_major
             else:
                 if slot is not None:  # from the next iteration on it is done without
-                    algorithm._batch_reader, slot = (algorithm._batch_reader[0], None), None
+                    algorithm._batch_reader, slot = reading._replace(reader=None), None
                     experience = nest.map_structure(copied, experience)
                 time_major = nest.map_structure(lambda x: x.transpose(0, 1), experience)
             _update(algorithm, time_major, batch_info, count_updates, slot)
-        if slot is None or not update:
-            trained = _num_trained(algorithm, time_major)
-        steps += trained
+        steps += _num_trained(algorithm, time_major) if slot is None else reading.num_trained
     return steps
 
 
@@ -217,17 +215,33 @@ _NOTHING = contextlib.nullcontext()  # where no summaries are wanted, nothing ha
 _Samples = Iterator[tuple[Slot | None, Experience, BatchInfo]]
 
 
-def _reader(algorithm: 'Algorithm', batch_size: int, length: int, together: int) -> BatchReader | None:
-    """What reads samples into the same memory each time, where updates are played on them as they are stored."""
+class _Reading(NamedTuple):
+    """How samples are read.
+
+    Attributes:
+        key: what that depends on.
+        reader: reads them into the same memory each time; ``None``: they are made anew.
+        num_trained: so many steps of a sample are trained on.
+    """
+
+    key: Any
+    reader: BatchReader | None
+    num_trained: int
+
+
+def _reading(algorithm: 'Algorithm', batch_size: int, length: int, together: int) -> _Reading:
+    """Samples are read into the same memory each time, where updates are played on them as they are stored."""
     buffer, transformer = algorithm.replay_buffer, algorithm.data_transformer
     fast_update = _fast_update(algorithm)
     if not fast_update or (transformer is not None and transformer.changes_experience):
-        return None
+        return _Reading(None, None, 0)
     key = buffer, batch_size, length, 1 if fast_update.takes_batches_in_place else together
-    if algorithm._batch_reader is None or algorithm._batch_reader[0] != key:
+    reading: _Reading | None = algorithm._batch_reader
+    if reading is None or reading.key != key:
         assert buffer is not None
-        algorithm._batch_reader = key, buffer.reader(*key[1:])
-    return algorithm._batch_reader[1]
+        reading = _Reading(key, buffer.reader(*key[1:]), (length - algorithm.bootstraps_sequences) * batch_size)
+        algorithm._batch_reader = reading
+    return reading
 
 
 _DRAWN_TOGETHER = 2**22  # bytes of small samples that are worth it to be drawn at once
@@ -236,7 +250,7 @@ _DRAWN_TOGETHER = 2**22  # bytes of small samples that are worth it to be drawn 
 def _drawn_together(buffer: ReplayBuffer, steps: int) -> int:
     """How many samples of so many steps are drawn at a time, which saves most of the time that drawing small ones
     takes; one where what is drawn depends on the updates in between."""
-    return 1 if buffer.prioritized_sampling else max(_DRAWN_TOGETHER // (steps * _bytes_of_step(buffer)), 1)
+    return 1 if buffer.prioritized_sampling else max(_DRAWN_TOGETHER // (steps * buffer.bytes_per_step), 1)
 
 
 def _samples(algorithm: 'Algorithm', batch_size: int, length: int, count: int, together: int) -> _Samples:
@@ -255,11 +269,6 @@ def _samples(algorithm: 'Algorithm', batch_size: int, length: int, count: int, t
             for parts in zip(*(x.split(batch_size) for x in leaves)):
                 part, part_info = nest.unflatten(tree, parts)
                 yield None, part, part_info._replace(replay_buffer=buffer)
-
-
-def _bytes_of_step(buffer: ReplayBuffer) -> int:
-    """How much is stored for a step of one environment."""
-    return sum(spec.numel * spec.dtype.itemsize for spec in nest.flatten(buffer.data_spec))
 
 
 def _processed(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInfo) -> Experience:

@@ -72,6 +72,7 @@ class RingBuffer:
         self._batch_shapes = [torch.Size((num_environments, *shape)) for shape in self._shapes]
         self._sequence_shapes: tuple[int, list[torch.Size]] = 0, []  # of the latest sequence, and its length
         self._dtypes = [spec.dtype for spec in specs]
+        self._bytes_per_step = sum(spec.numel * spec.dtype.itemsize for spec in specs)
         self._all_envs = torch.arange(num_environments)
         self._store = RowStore(specs, max_length, num_environments, self._device, allow_multiprocess, memory_map_dir)
         self._rings = Rings(num_environments, max_length, allow_multiprocess)
@@ -83,6 +84,11 @@ class RingBuffer:
     def data_spec(self) -> NestedTensorSpec:
         """Spec of what is stored for one step of one environment."""
         return self._data_spec
+
+    @property
+    def bytes_per_step(self) -> int:
+        """How much there is to store for one step of one environment, gaps left out."""
+        return self._bytes_per_step
 
     @property
     def num_environments(self) -> int:

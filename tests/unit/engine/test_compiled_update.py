@@ -101,7 +101,7 @@ def test_samples_in_several_places_are_one_record_and_give_the_parameters_of_pla
     plain, compiled = agents = [make_agent(compile, priority_replay=False) for compile in (False, True)]
     train(agents, 4)
     assert_same_parameters(agents)
-    assert len(compiled._batch_reader[1].slots) == 3 and len(plain._batch_reader[1].slots) == 1
+    assert len(compiled._batch_reader.reader.slots) == 3 and len(plain._batch_reader.reader.slots) == 1
     assert len(compiled._fast_update._records) == 1
 
 

@@ -14,6 +14,7 @@ from alfx.engine.recorded_function import RecordedFunction
 @pytest.fixture(autouse=True)
 def record_soon(monkeypatch):
     monkeypatch.setattr(recorded_function, '_CALLS_BEFORE', 2)
+    monkeypatch.setattr(recorded_function, '_CALLS_BEFORE_COMPILING', 2)
 
 
 @pytest.fixture

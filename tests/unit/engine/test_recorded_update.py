@@ -162,7 +162,7 @@ def test_a_batch_that_an_algorithm_keeps_is_not_overwritten(monkeypatch):
     kept = agent._rl_algorithm.kept = []
     for _ in range(4):
         agent.train_iter()
-    assert agent._batch_reader[1] is not None and len(kept) == 12
+    assert agent._batch_reader.reader is not None and len(kept) == 12
     assert all(torch.equal(reward, at_that_time) for reward, at_that_time in kept)
 
 
@@ -189,6 +189,6 @@ def test_samples_read_into_one_memory_give_the_parameters_of_others(algorithm_cl
             agent._batch_reader = None
         for _ in range(4):
             agent.train_iter()
-        assert records(agent) and (agent._batch_reader[1] is not None) == (reuses and algorithm_cls is DqnAlgorithm)
+        assert records(agent) and (agent._batch_reader.reader is not None) == (reuses and algorithm_cls is DqnAlgorithm)
         results.append([p.detach().clone() for p in agent.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results))
