@@ -76,7 +76,7 @@ class TargetUpdater(nn.Module):
                 self._pairs = (_parameters(self._models), _parameters(self._target_models), _buffers(self._models),
                                _buffers(self._target_models))
                 self._elsewhere = [x for x in chain(*self._pairs) if not x.is_cpu]
-            with without_autograd(self._elsewhere):  # to look at all of them takes a tenth of the time of an update
+            with without_autograd(self._elsewhere):  # to look at all of them takes a tenth of the time of what follows
                 self._update(*self._pairs)
 
     def _update(self, models: list[Tensor], targets: list[Tensor], buffers: list[Tensor],

@@ -61,7 +61,7 @@ def test_ornstein_uhlenbeck_noise_reaches_its_stationary_variance_and_correlatio
     assert correlation.item() == pytest.approx(0.85, abs=0.02)
 
 
-def test_gaussian_noise_takes_a_schedule():
+def test_gaussian_noise_takes_a_number_or_a_schedule():
     torch.manual_seed(0)
     level = [0.0]
     noise = GaussianNoise(UNIT, stddev=lambda: level[0])
@@ -69,6 +69,7 @@ def test_gaussian_noise_takes_a_schedule():
     assert torch.equal(noise(action, ())[0], action)
     level[0] = 0.2
     assert noise(action, ())[0].std().item() == pytest.approx(0.2, rel=0.02)
+    assert GaussianNoise(UNIT, stddev=0.1)(action, ())[0].std().item() == pytest.approx(0.1, rel=0.02)
     with pytest.raises(ValueError, match='stddev'):
         GaussianNoise(UNIT, stddev=-0.1)
 

@@ -138,6 +138,7 @@ def test_where_the_compiler_fails_the_record_is_played(net, monkeypatch, caplog)
         raise RuntimeError('no compiler')
 
     monkeypatch.setattr(recorded_function, 'CompiledFunction', fail)
+    monkeypatch.setattr(recorded_function, '_CALLS_BEFORE', 10**9)  # which is for what is not compiled
     recorded = RecordedFunction(lambda x: net(x), net, config=COMPILES)
     assert torch.equal(calls(recorded, 4, torch.ones(1, 3))[-1], net(torch.ones(1, 3)))
     assert isinstance(next(iter(recorded._records.values())).play, Program) and 'no compiler' in caplog.text

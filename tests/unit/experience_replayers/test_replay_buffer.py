@@ -131,6 +131,29 @@ def play(buffer, reference, history, make_buffer):
     return buffer
 
 
+@given(st.lists(st.integers(1, 9), max_size=5), st.integers(1, 7), st.integers(0, 2), st.integers(1, 3), st.booleans())
+def test_one_environment_is_sampled_as_any_is(stored, max_length, ignored, length, with_replacement):
+    ignored = min(ignored, max_length - 1)
+    buffer, reference = ReplayBuffer(SPEC, 1, max_length, ignored, with_replacement=with_replacement), Reference(
+        1, max_length)
+    for number in stored:
+        first = reference.positions[0]
+        buffer.add_sequence(cell(7 * torch.arange(first, first + number)[:, None]))
+        for position in range(first, first + number):
+            reference.add(0, 7 * position)
+    sequences = reference.sequences(length, ignored)
+    if not sequences:
+        with pytest.raises(ValueError, match='at least'):
+            buffer.get_batch(4, length)
+        return
+    batch, info = buffer.get_batch(4, length)
+    assert_cells(batch, [sequences[0, position] for position in info.positions.tolist()])
+    reader = buffer.reader(100, length)
+    ((info, slot), ) = reader.draw(1)
+    assert info.env_ids.tolist() == [0] * 100 and {*info.positions.tolist()} == {position for _, position in sequences}
+    assert_cells(slot.experience, [sequences[0, position] for position in info.positions.tolist()])
+
+
 @settings(max_examples=120)
 @example([('sequence', 3), ('clear', None), ('sequence', 2), ('reload', None)], 7, 0, 2, 4, False)
 @example([('sequence', 9), ('rewind', 3), ('some', [1]), ('reload', None), ('all', True)], 4, 1, 1, 4, False)
