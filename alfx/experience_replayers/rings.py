@@ -125,12 +125,9 @@ class Rings(SharedArrays):
 
     def cells_from(self, positions: Any, num_steps: int, env_ids: np.ndarray) -> np.ndarray:
         """int64 ``[num_steps, B]``: the cells of the steps from ``positions`` (a number or ``[B]``) on."""
-        steps = positions if num_steps == 1 else positions + np.arange(num_steps)[:, None]
-        if self.num_envs == 1 and isinstance(positions, np.ndarray):
-            cells = steps % self.max_length
-        else:
-            cells = self.cells(steps, env_ids)
-        return cells[None] if num_steps == 1 else cells
+        if num_steps == 1:
+            return self.cells(positions, env_ids)[None]
+        return self.cells(positions + np.arange(num_steps)[:, None], env_ids)
 
     def cells_between(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
         """int64 ``[n]``: the cells of the positions from ``first`` to ``end - 1`` (``[E]`` each) of all environments.

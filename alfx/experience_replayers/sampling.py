@@ -109,8 +109,6 @@ class SequenceSampler:
             ends = (end - first).cumsum()
             env_ids = ends.searchsorted(drawn, side='right')
             return env_ids, drawn + (end - ends)[env_ids]
-        if self._rings.num_envs == 1:
-            return np.zeros_like(drawn), drawn + first
         positions, env_ids = np.divmod(drawn, self._rings.num_envs)
         positions += first
         return env_ids, positions
