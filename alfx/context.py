@@ -198,7 +198,7 @@ def device(device_name: str | torch.device) -> AbstractContextManager[None]:
 
 
 def get_ranks() -> Any:
-    """The :class:`~alfx.engine.data_parallel.Ranks` that this process trains together with; ``None`` if it is alone."""
+    """The :class:`~alfx.engine.remote.data_parallel.Ranks` that this process trains with; ``None`` if it is alone."""
     return _state.ranks
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from alfx import gin_utils
-from alfx.engine import data_parallel
+from alfx.engine.remote import data_parallel
 from alfx.experience_replayers import sampling
 
 aten = torch.ops.aten

@@ -1,7 +1,7 @@
 """Unrolls of a policy as it was some iterations ago, in this process."""
 import torch
 
-from alfx.engine.remote_unroll import Steps, UnrollSource
+from alfx.engine.remote.unroll import Steps, UnrollSource
 from alfx.engine.unroll import start, unroll
 
 

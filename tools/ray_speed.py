@@ -17,7 +17,7 @@ from typing import Any
 
 import async_speed
 
-from alfx.trainers import ray_cluster
+from alfx.trainers.acting import ray_cluster
 
 QUEUE = 64
 CONF = '''

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from alfx import context, nest
+from alfx.algorithms.base.ownership import assign_optimizers
+from alfx.algorithms.base.storing import StoringAlgorithm
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.ownership import assign_optimizers
-from alfx.algorithms.storing import StoringAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep
-from alfx.engine.data_parallel import GradientAverager
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
+from alfx.engine.remote.data_parallel import GradientAverager
 from alfx.engine.replay import train_from_replay_buffer
 from alfx.engine.update import apply_gradients, train_from_unroll
 from alfx.engine.update_summaries import without_train_info
@@ -35,7 +35,7 @@ class Algorithm(StoringAlgorithm):
         rollout_state_spec: the state of ``rollout_step``; ``None``: that of ``train_step``.
         predict_state_spec: the state of ``predict_step``; ``None``: that of ``rollout_step``.
         is_on_policy: see :attr:`on_policy`.
-        optimizer: default optimizer: owns what no other one does, see :mod:`alfx.algorithms.ownership`.
+        optimizer: default optimizer: owns what no other one does, see :mod:`alfx.algorithms.base.ownership`.
         checkpoint: ``'prefix@path'``: load the part ``prefix`` (``'alg._sub_algorithm'``; ``'alg'`` if left out)
             of the checkpoint file ``path`` into this algorithm before training.
         config: the ``TrainerConfig``; needed by an algorithm that performs a training iteration.
@@ -347,7 +347,7 @@ class Algorithm(StoringAlgorithm):
         """Train together with other processes from now on; called on the root algorithm, after ``finalize``.
 
         Parameters and buffers get the values that they have in rank 0. The gradients of every update are averaged over
-        all ranks. See :mod:`alfx.engine.data_parallel`.
+        all ranks. See :mod:`alfx.engine.remote.data_parallel`.
 
         Args:
             rank: the number of this process among them.
@@ -359,7 +359,7 @@ class Algorithm(StoringAlgorithm):
         if ranks is None or ranks.rank != rank:
             found = 'none' if ranks is None else f'rank {ranks.rank} of {ranks.size}'
             raise RuntimeError(f'activate_ddp({rank}): expected a process that has joined others as rank {rank} '
-                               f'(alfx.engine.data_parallel.join), found {found}')
+                               f'(alfx.engine.remote.data_parallel.join), found {found}')
         ranks.copy_from_first([*self.parameters(), *self.buffers()])
         self._gradient_averager = GradientAverager(ranks, [p for _, p in self.what_is_updated()[1]])
 

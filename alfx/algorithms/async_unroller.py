@@ -1,6 +1,6 @@
 """Acting in another process while this one trains (``TrainerConfig.async_unroll``).
 
-:class:`AsyncUnroller` starts the process (``trainers/unroll_process.py``), which makes the environments and the
+:class:`AsyncUnroller` starts the process (``trainers/acting/unroll_process.py``), which makes the environments and the
 algorithm of the run anew from the conf in the run folder, and acts as fast as its steps are taken. Steps lie in a ring
 of ``unroll_queue_size`` in shared memory: where it is full the process waits, where it is empty the learner does.
 Weights are handed over every ``unroll_parameter_update_period`` iterations. Steps are therefore older than the weights
@@ -33,10 +33,10 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep
 from alfx.engine.errors import LostProcessError, describe_exit
-from alfx.engine.policy_state import look_up_buffers, policy_buffers, policy_tensors
-from alfx.engine.remote_unroll import ActingStatistics, Steps, UnrollSource, check_source
-from alfx.engine.shared_tensors import POLL_SECONDS
-from alfx.engine.unroll_channel import Timing, UnrollChannel
+from alfx.engine.remote.channel import Timing, UnrollChannel
+from alfx.engine.remote.policy_state import look_up_buffers, policy_buffers, policy_tensors
+from alfx.engine.remote.shared_tensors import POLL_SECONDS
+from alfx.engine.remote.unroll import ActingStatistics, Steps, UnrollSource, check_source
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.checks import problem_at
 from alfx.tensor_specs import NestedTensor
@@ -201,7 +201,7 @@ class AsyncUnroller(UnrollSource):
     # The process -----------------------------------------------------------------------------------------------
 
     def _start(self, config: TrainerConfig, conf_file: str) -> None:
-        from alfx.trainers.worker_process import worker_settings
+        from alfx.trainers.acting.worker_process import worker_settings
         iteration = int(context.get_progress('iterations'))
         file, self._last_words = tempfile.mkstemp(prefix='alfx-unroll-')
         os.close(file)
@@ -292,5 +292,5 @@ class AsyncUnroller(UnrollSource):
 
 def _work(*arguments: Any) -> None:
     """Body of the process."""
-    from alfx.trainers.unroll_process import work
+    from alfx.trainers.acting.unroll_process import work
     work(*arguments)

@@ -15,9 +15,9 @@ import torch
 from alfx import nest
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.base.container_elements import Selector, parse_elements
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
-from alfx.algorithms.sequence_elements import Selector, parse_elements
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
 from alfx.engine.recording import has_fixed_update
 from alfx.gin_utils import configurable

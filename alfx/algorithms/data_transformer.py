@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.algorithms.frame_stacking import plan_stacking, stack_from_replay, stack_time_step
-from alfx.algorithms.hindsight import GoalRelabeler
-from alfx.algorithms.transformer_checks import check_images, check_order
-from alfx.algorithms.transformer_specs import ModuleWithSpecs
-from alfx.algorithms.transformer_statistics import (make_normalizer, make_reward_normalizer, plan_normalizing,
-                                                    update_condition)
+from alfx.algorithms.transformers.checks import check_images, check_order
+from alfx.algorithms.transformers.frame_stacking import plan_stacking, stack_from_replay, stack_time_step
+from alfx.algorithms.transformers.hindsight import GoalRelabeler
+from alfx.algorithms.transformers.specs import ModuleWithSpecs
+from alfx.algorithms.transformers.statistics import (make_normalizer, make_reward_normalizer, plan_normalizing,
+                                                     update_condition)
 from alfx.data_structures import Experience, TimeStep, namedtuple
 from alfx.gin_utils import configurable, register_function
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms import critic_maths
+from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import ActionBounds, GaussianNoise, OrnsteinUhlenbeckNoise, choose
-from alfx.algorithms.fixed_update import is_fixed
+from alfx.algorithms.maths import critic_maths
+from alfx.algorithms.maths.time_slices import steps, with_zeros_after, with_zeros_before
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
-from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.engine.recorded_function import RecordedFunction
 from alfx.gin_utils import ConfError, check_value, configurable

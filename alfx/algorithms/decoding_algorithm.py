@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.fixed_update import is_fixed
+from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.data_structures import AlgStep, LossInfo
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import NestedTensor, TensorSpec

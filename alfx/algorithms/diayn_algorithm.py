@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.fixed_update import is_fixed
+from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.intrinsic_reward import hidden_sizes
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import check_value, configurable

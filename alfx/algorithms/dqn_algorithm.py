@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
+from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.fixed_update import is_fixed
+from alfx.algorithms.maths.time_slices import steps, with_zeros_after, with_zeros_before
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
-from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.engine.recorded_function import RecordedFunction

@@ -26,8 +26,7 @@ from alfx.engine.update_summaries import without_train_info
 from alfx.gin_utils import ConfError, configurable
 from alfx.gin_utils.checks import check_value, problem_at
 from alfx.summary import summary_utils
-from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec,
-                               zeros_from_spec)
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, zeros_from_spec
 
 ActionRepeatState = namedtuple(
     'ActionRepeatState', ['rl', 'action', 'steps', 'k', 'rl_discount', 'rl_reward', 'sample_rewards', 'repr'],

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.fixed_update import is_fixed
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, time_step_spec
 from alfx.gin_utils import configurable
 from alfx.nest.utils import get_nested_field

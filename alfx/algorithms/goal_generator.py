@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alfx.algorithms.fixed_update import is_fixed
+from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import check_value, configurable

@@ -22,9 +22,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from alfx import nest
-from alfx.algorithms.intrinsic_reward import (IntrinsicRewardAlgorithm, NetworkOrConstructor, all_fixed,
-                                              hidden_sizes, is_first, is_last, make_network, next_row,
-                                              output_tensor_spec, rows)
+from alfx.algorithms.intrinsic_reward import (IntrinsicRewardAlgorithm, NetworkOrConstructor, all_fixed, hidden_sizes,
+                                              is_first, is_last, make_network, next_row, output_tensor_spec, rows)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
 from alfx.gin_utils.checks import problem_at

@@ -16,8 +16,8 @@ import torch
 
 from alfx import nest
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm, ActorCriticState
+from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.fixed_update import is_fixed
 from alfx.algorithms.vtrace_loss import VTraceLoss
 from alfx.data_structures import AlgStep, BatchInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.fixed_update import is_fixed
+from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value
 from alfx.gin_utils.checks import problem_at

@@ -22,12 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms import critic_maths, sac_losses
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import ActionBounds, choose, gaussian_like
+from alfx.algorithms.maths import critic_maths
+from alfx.algorithms.maths.time_slices import steps, with_zeros_after, with_zeros_before
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
-from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
+from alfx.algorithms.sac import losses as sac_losses
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
 from alfx.networks.mdq_critic_networks import MdqCriticNetwork

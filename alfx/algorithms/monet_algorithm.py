@@ -29,8 +29,8 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.fixed_update import is_fixed
 from alfx.algorithms.vae import VAEOutput, gaussian_kld
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.engine.recording import has_fixed_update

@@ -2,7 +2,7 @@
 
 Each update evaluates actions of the target policy at the states of a minibatch, gives the better ones more weight
 (E-step), and moves the policy towards these weights within bounds on its change (M-step). The maths is in
-:mod:`alfx.algorithms.mpo_loss`, the kinds of policies in :mod:`alfx.algorithms.mpo_policies`.
+:mod:`alfx.algorithms.maths.mpo_loss`, the kinds of policies in :mod:`alfx.algorithms.maths.mpo_policies`.
 
 Differs from the papers: values are learned from the expected value of the target policy at the next step
 (1812.02256), by default over one step, where the first paper uses Retrace. The temperature is solved for exactly in
@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.algorithms import mpo_loss
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.mpo_loss import Multiplier, Temperature
-from alfx.algorithms.mpo_policies import CategoricalPolicy, GaussianPolicy
+from alfx.algorithms.maths import mpo_loss
+from alfx.algorithms.maths.critic_maths import lowest_critic, sequence_priority, weighted_sum
+from alfx.algorithms.maths.mpo_loss import Multiplier, Temperature
+from alfx.algorithms.maths.mpo_policies import CategoricalPolicy, GaussianPolicy
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
-from alfx.algorithms.critic_maths import lowest_critic, sequence_priority, weighted_sum
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
-from alfx.engine.data_parallel import average_gradients
+from alfx.engine.remote.data_parallel import average_gradients
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms import critic_maths
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.sac_actions import ActionParts, ActionType, TargetEntropy
+from alfx.algorithms.maths import critic_maths
+from alfx.algorithms.sac.actions import ActionParts, ActionType, TargetEntropy
+from alfx.algorithms.sac.states import check_normal_actor
 from alfx.algorithms.sac_algorithm import SacAlgorithm
-from alfx.algorithms.sac_setup import check_normal_actor
 from alfx.data_structures import TimeStep
 from alfx.gin_utils import configurable
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork

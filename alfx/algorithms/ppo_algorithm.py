@@ -9,7 +9,7 @@ import torch
 
 from alfx import nest
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm, ActorCriticInfo
-from alfx.algorithms.fixed_update import is_fixed
+from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.ppo_loss import PPOLoss
 from alfx.data_structures import AlgStep, BatchInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable

@@ -10,7 +10,7 @@ network, and of MuZero (Schrittwieser et al. 2020, arXiv:1911.08265, appendix G)
 Differs from these papers in that the decoders choose what is predicted, that predictions of all distances count the
 same, and that the representation is trained by the loss of whatever uses it as well.
 
-The targets come from the replay buffer (:mod:`alfx.algorithms.multi_step_targets`), so that this can be combined with
+The targets come from the replay buffer (:mod:`alfx.algorithms.maths.future_steps`), so that this can be combined with
 off-policy algorithms alone. PPO is one of them: it trains from the replay buffer of its last unroll.
 """
 import functools
@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.decoding_algorithm import loss_of_samples
 from alfx.algorithms.encoding_algorithm import EncoderAlgorithm
-from alfx.algorithms.fixed_update import is_fixed
-from alfx.algorithms.multi_step_targets import FutureSteps
+from alfx.algorithms.maths.future_steps import FutureSteps
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
 from alfx.layers import FC
@@ -57,7 +57,7 @@ class SimpleDecoder(Algorithm):
     Args:
         input_tensor_spec: spec of the representation.
         target_field: the field of the experience that is to be predicted, such as 'reward' or 'observation'; see
-            :func:`~alfx.algorithms.multi_step_targets.experience_field`.
+            :func:`~alfx.algorithms.maths.future_steps.experience_field`.
         decoder_net_ctor: called as ``(input_tensor_spec=)``; makes the ``Network`` that predicts the target. Its output
             has the shape of the target, or one more dimension of size 1. For a target of integers it may have
             whatever shape the loss is made for, such as the scores of classes.

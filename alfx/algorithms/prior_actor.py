@@ -14,9 +14,10 @@ from torch.distributions import constraints
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.data_structures import AlgStep, StepType, TimeStep
+from alfx.distributions import nests as dist_nests
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError
-from alfx.utils import dist_nests, dist_utils
+from alfx.utils import dist_utils
 
 _UNBOUNDED = 1e30
 # Actions that tanh or an addition has rounded to just outside their bounds are still inside.

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from alfx.algorithms import critic_maths
 from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.maths import critic_maths
 from alfx.algorithms.one_step_loss import OneStepTDQRLoss
-from alfx.algorithms.sac_actions import ActionParts, ActionType, TargetEntropy
+from alfx.algorithms.sac.actions import ActionParts, ActionType, TargetEntropy
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.gin_utils import configurable
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork

@@ -17,7 +17,7 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import AlgStep, Experience, LossInfo, StepType, TimeStep, time_step_spec
 from alfx.engine import probe
 from alfx.engine.compiled_update import check_compilable
-from alfx.engine.remote_unroll import RemoteUnroll, Steps, UnrollSource
+from alfx.engine.remote.unroll import RemoteUnroll, Steps, UnrollSource
 from alfx.engine.replay import check_sequences, compute_train_info
 from alfx.engine.unroll import Cursor, start, unroll
 from alfx.engine.update_summaries import without_train_info

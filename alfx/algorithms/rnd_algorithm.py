@@ -25,8 +25,8 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.algorithms.intrinsic_reward import (IntrinsicMeasures, IntrinsicRewardAlgorithm, NetworkOrConstructor,
-                                              all_fixed, is_first, is_last, make_network, next_row,
-                                              output_tensor_spec, rows)
+                                              all_fixed, is_first, is_last, make_network, next_row, output_tensor_spec,
+                                              rows)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at

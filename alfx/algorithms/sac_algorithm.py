@@ -14,7 +14,7 @@ Differs from the paper in that
 * the loss of alpha has log alpha as factor in the place of alpha, as is common: the step does not shrink with alpha.
 
 The maths is in :mod:`.critic_maths` and :mod:`.sac_losses`; kinds of actions, target entropies and exploration in
-:mod:`.sac_actions`; how critics are called for each kind in :mod:`.sac_critics`; states in :mod:`.sac_states`.
+:mod:`.sac.actions`; how critics are called for each kind in :mod:`.sac.critics`; states in :mod:`.sac.states`.
 """
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,16 +24,18 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms import critic_maths, sac_actions, sac_losses
+from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.fixed_update import is_fixed
+from alfx.algorithms.maths import critic_maths
+from alfx.algorithms.maths.time_slices import steps, with_zeros_after, with_zeros_before
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
-from alfx.algorithms.sac_actions import ActionParts, ActionType, Choice, TargetEntropy
-from alfx.algorithms.sac_critics import ActionValues
-from alfx.algorithms.sac_setup import check_arguments, check_normal_actor, initial_log_alphas, targets_of_alpha
-from alfx.algorithms.sac_states import SacActionState, SacCriticState, SacState, state_specs
-from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
+from alfx.algorithms.sac import actions as sac_actions
+from alfx.algorithms.sac import losses as sac_losses
+from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice, TargetEntropy
+from alfx.algorithms.sac.critics import ActionValues
+from alfx.algorithms.sac.states import (SacActionState, SacCriticState, SacState, check_arguments, check_normal_actor,
+                                        initial_log_alphas, state_specs, targets_of_alpha)
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.engine.recorded_function import RecordedFunction
 from alfx.gin_utils import configurable

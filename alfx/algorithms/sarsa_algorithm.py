@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms import critic_maths, sac_losses
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import OrnsteinUhlenbeckNoise, choose
+from alfx.algorithms.maths import critic_maths
+from alfx.algorithms.maths.time_slices import steps, with_zeros_after, with_zeros_before
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.rl_algorithm import RLAlgorithm
-from alfx.algorithms.sac_actions import target_entropy_of
-from alfx.algorithms.sequences import steps, with_zeros_after, with_zeros_before
+from alfx.algorithms.sac import losses as sac_losses
+from alfx.algorithms.sac.actions import target_entropy_of
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec

@@ -7,7 +7,7 @@ trajectories of higher order (TaacL, TaacQ) the previous trajectory is extended 
 Differs from the paper in these points. All actions are scaled to [-1, 1] inside, so that the middle of the range is
 the previous action of an episode's first step, whatever its bounds. What the actor sees of the previous trajectory is
 a linear map of it to as many numbers as there are of the observation. The temperatures of actor and switch are
-independent parameters that start from the same value. Read next :mod:`alfx.algorithms.trajectories`.
+independent parameters that start from the same value. Read next :mod:`alfx.algorithms.maths.action_curves`.
 """
 import enum
 import inspect
@@ -19,14 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms import critic_maths, sac_actions, sac_losses
-from alfx.algorithms.compare_through import compare_through_return
 from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.maths import critic_maths
+from alfx.algorithms.maths.action_curves import (LinearTrajectory, QuadraticTrajectory, Trajectory, action_scale,
+                                                 choose, trajectory_encoder)
+from alfx.algorithms.maths.compare_through import compare_through_return
+from alfx.algorithms.maths.time_slices import repeated, steps, with_zeros_after, with_zeros_before
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
-from alfx.algorithms.sequences import repeated, steps, with_zeros_after, with_zeros_before
+from alfx.algorithms.sac import actions as sac_actions
+from alfx.algorithms.sac import losses as sac_losses
 from alfx.algorithms.td_loss import TDLoss
-from alfx.algorithms.trajectories import (LinearTrajectory, QuadraticTrajectory, Trajectory, action_scale, choose,
-                                           trajectory_encoder)
 from alfx.data_structures import AlgStep, Experience, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
 from alfx.gin_utils.checks import check_value, problem_at
@@ -469,7 +471,7 @@ class TaacLAlgorithm(TaacAlgorithmBase):
     Args:
         name: name of this algorithm.
         inverse_mode: the actor puts out the new action, from which the slope of the new line is inferred; ``False``:
-            it puts out the slope. See :class:`~alfx.algorithms.trajectories.LinearTrajectory`.
+            it puts out the slope. See :class:`~alfx.algorithms.maths.action_curves.LinearTrajectory`.
         args, kwargs: arguments of :class:`TaacAlgorithmBase`, except ``trajectory``.
     """
 
@@ -488,7 +490,7 @@ class TaacQAlgorithm(TaacLAlgorithm):
     Args:
         name: name of this algorithm.
         inverse_mode: the actor puts out the new action, from which slope and curvature are inferred; ``False``: it
-            puts out the curvature. See :class:`~alfx.algorithms.trajectories.QuadraticTrajectory`.
+            puts out the curvature. See :class:`~alfx.algorithms.maths.action_curves.QuadraticTrajectory`.
         args, kwargs: arguments of :class:`TaacAlgorithmBase`, except ``trajectory``.
     """
 

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.fixed_update import is_fixed
 from alfx.algorithms.vae import VariationalAutoEncoder, check_decoder
 from alfx.algorithms.vq_vae import Vqvae
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from alfx import context, summary
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.fixed_update import is_fixed
+from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.vae import check_decoder, check_encoder, straight_through
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
 from alfx.gin_utils import check_value, configurable

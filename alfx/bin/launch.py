@@ -30,8 +30,8 @@ def launch(command: Sequence[str], count: int) -> int:
     """
     import torch.distributed as dist
 
-    from alfx.engine.data_parallel import PREFIX, ending_key
     from alfx.engine.errors import describe_exit
+    from alfx.engine.remote.data_parallel import PREFIX, ending_key
     store = dist.TCPStore(_ADDRESS, 0, is_master=True, wait_for_workers=False)
     endings = dist.PrefixStore(PREFIX, store)
     ranks: list[subprocess.Popen] = []

@@ -96,7 +96,7 @@ def train_as_rank(load: Callable[[], tuple[Any, str]], train: Callable[[Any, str
         _choose_device()
         conf, root_dir = load()
         from alfx import context
-        from alfx.engine import data_parallel
+        from alfx.engine.remote import data_parallel
         ranks = data_parallel.join(context.get_default_device())
         root_dir = output.root_dir = ranks.from_first(root_dir)
         code = train(conf, root_dir, ranks.rank)
@@ -107,7 +107,7 @@ def train_as_rank(load: Callable[[], tuple[Any, str]], train: Callable[[Any, str
 
 
 def _choose_device() -> None:
-    from alfx.engine.data_parallel import local_rank
+    from alfx.engine.remote.data_parallel import local_rank
     from alfx.trainers.devices import use_device
     use_device(device_of_rank('cuda' if FLAGS.distributed == 'multi-gpu' else FLAGS.device, local_rank()))
 

@@ -10,7 +10,7 @@ import torch
 
 from alfx import context, nest
 from alfx.data_structures import AlgStep, Experience, TimeStep
-from alfx.engine.remote_unroll import Steps, map_steps
+from alfx.engine.remote.unroll import Steps, map_steps
 from alfx.engine.unroll import measured
 from alfx.tensor_specs import NestedTensorSpec, SpecError, TensorSpec, extract_spec, zeros_from_spec
 

@@ -22,7 +22,7 @@ from alfx.search.folder import read_text, write_text
 from alfx.search.run_process import Run
 from alfx.search.runs import Observer, ProcessExecution
 from alfx.search.settings import Search
-from alfx.trainers.ray_cluster import connect
+from alfx.trainers.acting.ray_cluster import connect
 
 _COPY_SECONDS = 60.0
 _CHECK_SECONDS = 5.0

@@ -14,8 +14,9 @@ from typing import Any
 
 from alfx import context
 from alfx.engine.errors import describe_exit
-from alfx.engine.policy_state import load_policy_state, pack, policy_state, unpack
-from alfx.trainers import building, worker_process
+from alfx.engine.remote.policy_state import load_policy_state, pack, policy_state, unpack
+from alfx.trainers import building
+from alfx.trainers.acting import worker_process
 from alfx.trainers.evaluator import EvalJob, EvalLog, evaluate, unused_for_evaluation
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from alfx.algorithms.agent import Agent
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
-from alfx.trainers import acting
+from alfx.trainers.acting import sources as acting
 from alfx.trainers.agent_drawing import agent_lines, describe
 
 __all__ = ['check', 'shorten', 'spec_lines', 'parameter_lines', 'memory_lines', 'nested_spec_lines', 'replay_bytes']

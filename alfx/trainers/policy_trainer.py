@@ -17,7 +17,8 @@ from alfx import context, gin_utils, summary
 from alfx.algorithms.config import TrainerConfig
 from alfx.engine.errors import LostProcessError
 from alfx.engine.update import NonFiniteLossError
-from alfx.trainers import acting, building, cpu_tuning, run_files
+from alfx.trainers import building, cpu_tuning, run_files
+from alfx.trainers.acting import sources as acting
 from alfx.trainers.async_evaluator import Evaluator
 from alfx.trainers.cadence import compute_summary_or_eval_interval
 from alfx.trainers.crash import save_crash
@@ -25,7 +26,7 @@ from alfx.trainers.evaluator import SupervisedEvaluator, SyncEvaluator, read_res
 from alfx.trainers.playing import play
 from alfx.trainers.profiling import profiled
 from alfx.trainers.run_state import RunState
-from alfx.trainers.team import make_team
+from alfx.trainers.team.team import make_team
 from alfx.utils.checkpoint_utils import CheckpointError
 
 __all__ = ['RLTrainer', 'SLTrainer', 'Trainer', 'compute_summary_or_eval_interval', 'play']
@@ -49,7 +50,7 @@ class Trainer:
     Args:
         config: the configuration of the run.
         ddp_rank: the rank of this process among those that train together, of which ``torchrun`` or the program that
-            started it has told it (:mod:`alfx.engine.data_parallel`); -1 for one process alone.
+            started it has told it (:mod:`alfx.engine.remote.data_parallel`); -1 for one process alone.
 
     Raises:
         RuntimeError: this process has not been started as that rank.

@@ -6,9 +6,9 @@ for each environment and starts from zeros with each episode, as any state of an
 import torch
 from torch import Tensor, nn
 
+from alfx.distributions.discrete import sample_categories
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.utils.discrete_distributions import sample_categories
 
 
 class ActionSampler(nn.Module):

@@ -2,9 +2,9 @@
 
 Every function takes a nest of distributions (one distribution is a nest too), and of tensors with the same
 structure. ``B`` stands for the batch dimensions. The distributions and transforms themselves are defined in
-:mod:`alfx.utils.discrete_distributions`, :mod:`alfx.utils.continuous_distributions`,
-:mod:`alfx.utils.distributions`, :mod:`alfx.utils.transformed_distributions` and :mod:`alfx.utils.dist_transforms`,
-and can be imported from here. :mod:`alfx.utils.dist_nests` makes them nodes of a nest;
+:mod:`alfx.distributions.discrete`, :mod:`alfx.distributions.continuous`,
+:mod:`alfx.distributions.truncated`, :mod:`alfx.distributions.transformed` and :mod:`alfx.utils.dist_transforms`,
+and can be imported from here. :mod:`alfx.distributions.nests` makes them nodes of a nest;
 :mod:`alfx.utils.entropy_targets` holds target entropies.
 """
 from collections.abc import Callable
@@ -15,21 +15,21 @@ import torch.distributions as td
 from torch import Tensor
 
 from alfx import nest, tensor_specs
+from alfx.distributions.continuous import (Beta, DiagMultivariateBeta, DiagMultivariateCauchy, DiagMultivariateNormal,
+                                           StableCauchy)
+from alfx.distributions.discrete import (Categorical, DiagMultivariateCategorical, OneHotCategoricalGumbelSoftmax,
+                                         OneHotCategoricalStraightThrough, ShiftedCategorical, categorical_from_spec,
+                                         num_categories)
+from alfx.distributions.nests import named_children, register
+from alfx.distributions.transformed import AffineTransformedDistribution, TransformedDistribution
+from alfx.distributions.truncated import TruncatedCauchy, TruncatedDistribution, TruncatedNormal, TruncatedT2
 from alfx.gin_utils import register_function
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
-from alfx.utils.continuous_distributions import (Beta, DiagMultivariateBeta, DiagMultivariateCauchy,
-                                                 DiagMultivariateNormal, StableCauchy)
-from alfx.utils.discrete_distributions import (Categorical, DiagMultivariateCategorical,
-                                               OneHotCategoricalGumbelSoftmax, OneHotCategoricalStraightThrough,
-                                               ShiftedCategorical, categorical_from_spec, num_categories)
-from alfx.utils.dist_nests import named_children, register
-from alfx.utils.dist_transforms import (AbsTransform, AffineTransform, ExpTransform, PowerTransform,
-                                        SigmoidTransform, Softclip, SoftclipTF, Softlower, SoftmaxTransform,
-                                        Softplus, Softsign, Softupper, StableTanh, get_invertible)
-from alfx.utils.distributions import (TruncatedCauchy, TruncatedDistribution, TruncatedNormal, TruncatedT2)
+from alfx.utils.dist_transforms import (AbsTransform, AffineTransform, ExpTransform, PowerTransform, SigmoidTransform,
+                                        Softclip, SoftclipTF, Softlower, SoftmaxTransform, Softplus, Softsign,
+                                        Softupper, StableTanh, get_invertible)
 from alfx.utils.entropy_targets import (calc_default_max_entropy, calc_default_target_entropy,
                                         calc_default_target_entropy_quantized, calc_uniform_log_prob)
-from alfx.utils.transformed_distributions import AffineTransformedDistribution, TransformedDistribution
 
 __all__ = [
     'AbsTransform', 'AffineTransform', 'AffineTransformedDistribution', 'Beta', 'Categorical',

@@ -78,7 +78,7 @@ def test_two_ranks_with_half_the_batch_each_give_the_parameters_of_one_process(t
 
 LEAVES = """
 import os, torch
-from alfx.engine import data_parallel
+from alfx.engine.remote import data_parallel
 ranks = data_parallel.join(torch.device('cpu'))
 threads = lambda: [open(f'/proc/self/task/{t}/comm').read().strip() for t in os.listdir('/proc/self/task')]
 assert any('gloo' in name for name in threads()), threads()

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alfx import nest
-from alfx.algorithms import hindsight
 from alfx.algorithms.data_transformer import HindsightExperienceTransformer, l2_dist_close_reward_fn
+from alfx.algorithms.transformers import hindsight
 from alfx.data_structures import Experience, StepType, TimeStep, add_batch_info
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.tensor_specs import TensorSpec, extract_spec

@@ -8,9 +8,10 @@ from sac_agents import make_agent, random_steps
 from torch import nn
 
 from alfx import nest
-from alfx.algorithms import critic_maths, sac_losses
+from alfx.algorithms.maths import critic_maths
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.prior_actor import SameActionPriorActor, UniformPriorActor
+from alfx.algorithms.sac import losses as sac_losses
 from alfx.algorithms.sac_algorithm import SacAlgorithm, SacInfo
 from alfx.data_structures import StepType, TimeStep
 from alfx.engine.update import reduce_loss, valid_masks

@@ -11,10 +11,10 @@ from unroll_fakes import SAMPLED, Writer, is_running, make_algorithm, run_folder
 from alfx import context, nest, summary
 from alfx.algorithms.async_unroller import AsyncUnroller, UnrollJob, UnrollResult
 from alfx.engine.errors import LostProcessError
-from alfx.engine.remote_unroll import ActingStatistics
+from alfx.engine.remote.unroll import ActingStatistics
 from alfx.environments.utils import create_environment
 from alfx.gin_utils import ConfError
-from alfx.trainers import acting
+from alfx.trainers.acting import sources as acting
 
 
 @pytest.fixture

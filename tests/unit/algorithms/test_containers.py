@@ -12,12 +12,12 @@ from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm, ActorCr
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.algorithm import Algorithm, Loss
+from alfx.algorithms.base.ownership import assign_optimizers
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.containers import (AlgorithmContainer, EchoAlg, RLAlgWrapper, SequentialAlg, named_fields,
                                         sequential_alg)
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.ppo_loss import PPOLoss
-from alfx.algorithms.ownership import assign_optimizers
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
 from alfx.gin_utils import ConfError
 from alfx.layers import FC

@@ -6,8 +6,8 @@ from torch import nn
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm, Loss
+from alfx.algorithms.base.ownership import assign_optimizers
 from alfx.algorithms.data_transformer import ObservationNormalizer, RewardScaling
-from alfx.algorithms.ownership import assign_optimizers
 from alfx.data_structures import AlgStep, Experience, LossInfo
 from alfx.optimizers import SGD
 from alfx.utils.checkpoint_utils import Checkpointer
@@ -217,7 +217,7 @@ def test_the_action_recorded_may_be_that_of_whoever_acted(algorithm):
 
 
 def test_a_checkpoint_path_may_contain_an_at_sign(tmp_path):
-    from alfx.algorithms.checkpointing import _prefix_and_path
+    from alfx.algorithms.base.checkpointing import _prefix_and_path
     assert _prefix_and_path('alg._irm@/runs/me@home/ckpt-1') == ('alg._irm', '/runs/me@home/ckpt-1')
     file = tmp_path / 'me@home'
     file.write_text('')

@@ -9,7 +9,7 @@ from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.prior_actor import SameActionPriorActor, UniformPriorActor
-from alfx.algorithms.sac_actions import ActionParts, ActionType, next_noise, target_entropies
+from alfx.algorithms.sac.actions import ActionParts, ActionType, next_noise, target_entropies
 from alfx.algorithms.sac_algorithm import SacActionState, SacAlgorithm, SacCriticState, SacInfo, SacState
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import BatchInfo, StepType

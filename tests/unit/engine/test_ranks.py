@@ -9,13 +9,13 @@ from torch import nn
 
 from alfx import context
 from alfx.data_structures import TimeStep
-from alfx.engine.data_parallel import GradientAverager, Ranks, average_gradients, is_started
+from alfx.engine.remote.data_parallel import GradientAverager, Ranks, average_gradients, is_started
 from alfx.engine.update import NonFiniteLossError
 from alfx.gin_utils import ConfError
 from alfx.metrics.metrics import AverageReturnMetric, EnvironmentSteps, MetricBuffer
 from alfx.optimizers import Adam
 from alfx.tensor_specs import TensorSpec
-from alfx.trainers.team import ParameterMismatchError, Together, check_config, check_layers
+from alfx.trainers.team.team import ParameterMismatchError, Together, check_config, check_layers
 from alfx.utils import running_stats
 
 

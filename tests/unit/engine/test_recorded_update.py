@@ -7,8 +7,8 @@ from test_compiled_update import _Changing, _Dqn, make_agent
 from alfx import context
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.engine import compiled_update, recorded_update
-from alfx.engine.data_parallel import GradientAverager, Ranks
 from alfx.engine.recording import has_fixed_update
+from alfx.engine.remote.data_parallel import GradientAverager, Ranks
 from alfx.engine.update import NonFiniteLossError
 from alfx.optimizers import SGD
 

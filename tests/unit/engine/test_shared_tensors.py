@@ -10,7 +10,7 @@ import torch
 
 from alfx import TensorSpec
 from alfx.engine.errors import LostProcessError, describe_exit
-from alfx.engine.shared_tensors import Published, SharedTensors, StepRing
+from alfx.engine.remote.shared_tensors import Published, SharedTensors, StepRing
 from alfx.gin_utils import ConfError
 
 SPECS = [TensorSpec((3, 2)), TensorSpec((), torch.int64), TensorSpec((5, ), torch.uint8), TensorSpec((1, ), torch.bool)]

@@ -5,7 +5,7 @@ from torch import nn
 
 from alfx import context
 from alfx.algorithms.algorithm import Algorithm, Loss
-from alfx.algorithms.ownership import OwnershipError
+from alfx.algorithms.base.ownership import OwnershipError
 from alfx.data_structures import BatchInfo, LossInfo, StepType
 from alfx.engine.update import NonFiniteLossError, reduce_loss, valid_masks
 from alfx.optimizers import SGD, Adam

@@ -6,16 +6,15 @@ import torch.distributions as td
 from torch.nn import functional as F
 
 from alfx import nest
+from alfx.distributions.truncated import TruncatedCauchy
 from alfx.networks.networks import NoisyFC
 from alfx.networks.projection_networks import (BetaProjectionNetwork, CategoricalProjectionNetwork,
                                                CauchyProjectionNetwork, MixtureProjectionNetwork,
                                                NestedProjectionNetwork, NormalProjectionNetwork,
-                                               OnehotCategoricalProjectionNetwork,
-                                               ParallelCategoricalProjectionNetwork, StableNormalProjectionNetwork,
-                                               TruncatedProjectionNetwork)
+                                               OnehotCategoricalProjectionNetwork, ParallelCategoricalProjectionNetwork,
+                                               StableNormalProjectionNetwork, TruncatedProjectionNetwork)
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils
-from alfx.utils.distributions import TruncatedCauchy
 
 BOX = BoundedTensorSpec((2, ), torch.float32, [-1.0, 0.0], [1.0, 6.0])
 CONTINUOUS = [NormalProjectionNetwork, StableNormalProjectionNetwork, CauchyProjectionNetwork, BetaProjectionNetwork,

@@ -10,7 +10,7 @@ from alfx.search import ray_runs
 from alfx.search.ray_runs import RemoteRun, pack, unpack
 from alfx.search.run_process import Run
 from alfx.search.settings import Search
-from alfx.trainers import ray_cluster
+from alfx.trainers.acting import ray_cluster
 
 
 def run_folder(root_dir, files):

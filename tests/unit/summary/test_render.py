@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import distributions as td
 
-import alfx.utils.dist_nests  # noqa: F401 (makes distributions nests)
+import alfx.distributions.nests  # noqa: F401 (makes distributions nests)
 from alfx import BoundedTensorSpec
 from alfx.summary import render
 from alfx.summary.render import Image

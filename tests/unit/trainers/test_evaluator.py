@@ -12,7 +12,7 @@ import torch
 from trainer_fakes import SmallPolicy, WalkEnv, make_config
 
 from alfx import AlgStep, context
-from alfx.engine.policy_state import load_policy_state, policy_state
+from alfx.engine.remote.policy_state import load_policy_state, policy_state
 from alfx.trainers import building, random_state
 from alfx.trainers.async_evaluator import Evaluator
 from alfx.trainers.evaluator import SyncEvaluator, evaluate, read_results

@@ -17,7 +17,10 @@ from alfx import StepType, context, gin_utils, nest, summary
 from alfx.algorithms.config import TrainerConfig
 from alfx.engine.errors import LostProcessError
 from alfx.gin_utils import ConfError
-from alfx.trainers import acting, building, ray_cluster, ray_rollout
+from alfx.trainers import building
+from alfx.trainers.acting import ray_cluster
+from alfx.trainers.acting import ray_rollout
+from alfx.trainers.acting import sources as acting
 from alfx.trainers.playing import play
 
 pytest.importorskip('ray')

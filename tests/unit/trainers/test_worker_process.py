@@ -17,11 +17,11 @@ from alfx.environments.described_environment import DescribedEnvironment
 from alfx.environments.errors import UnsupportedOperationError
 from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
 from alfx.environments.utils import create_environment
-from alfx.trainers.worker_process import LogForwarding, SummaryForwarding, parent_is_gone
+from alfx.trainers.acting.worker_process import LogForwarding, SummaryForwarding, parent_is_gone
 
 PARENT = '''
 import multiprocessing, time
-from alfx.trainers import worker_process
+from alfx.trainers.acting import worker_process
 def work():
     worker_process.prepare({'float32_matmul_precision': 'highest'})
     time.sleep(1000)

@@ -7,8 +7,8 @@ import torch
 import torch.distributions as td
 
 from alfx import nest
+from alfx.distributions import nests as dist_nests
 from alfx.tensor_specs import TensorSpec
-from alfx.utils import dist_nests
 from alfx.utils import dist_utils as du
 
 LOW, HIGH = torch.tensor([-1.0, 0.0, 2.0]), torch.tensor([1.0, 2.0, 5.0])

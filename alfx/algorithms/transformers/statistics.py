@@ -3,7 +3,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from alfx import context, nest
-from alfx.algorithms.transformer_checks import check_fields
+from alfx.algorithms.transformers.checks import check_fields
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec, TensorSpec
 from alfx.utils.normalizers import AdaptiveNormalizer, EMNormalizer, Normalizer, WindowNormalizer
 

@@ -1,8 +1,8 @@
 """What a trainer does differently where several processes train together; one for each case, with the same methods.
 
 :class:`Alone` is for one process: nothing is different. :class:`Together` is for one of several ranks
-(:mod:`alfx.engine.data_parallel`): the settings of the conf that count environments or samples are divided, rank 0
-alone writes and evaluates, and all ranks take the same decisions at the same time, which one small exchange an
+(:mod:`alfx.engine.remote.data_parallel`): the settings of the conf that count environments or samples are divided, rank
+0 alone writes and evaluates, and all ranks take the same decisions at the same time, which one small exchange an
 iteration sees to.
 """
 import copy
@@ -18,17 +18,18 @@ from torch import nn
 
 from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
-from alfx.engine import data_parallel
 from alfx.engine.errors import LostProcessError
+from alfx.engine.remote import data_parallel
 from alfx.environments.seeding import derived_seed
 from alfx.gin_utils.checks import problem_at
 from alfx.metrics.metric_set import MetricSet
 from alfx.summary.writer import SummaryWriter
-from alfx.trainers import joint_state, random_state
-from alfx.trainers.joint_checkpoint import JointCheckpointer
+from alfx.trainers import random_state
 from alfx.trainers.progress_display import ProgressDisplay
 from alfx.trainers.run_summary import RunSummary
 from alfx.trainers.signals import StopSignals
+from alfx.trainers.team import joint_state
+from alfx.trainers.team.joint_checkpoint import JointCheckpointer
 from alfx.utils.checkpoint_utils import Checkpointer
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ import torch.distributions as td
 from torch import Tensor
 from torch.distributions import constraints
 
+from alfx.distributions import nests as dist_nests
 from alfx.gin_utils import register_function
-from alfx.utils import dist_nests
 
 
 class InverseTransformSampling:

@@ -1,4 +1,4 @@
-"""The Ray actor that acts: a :class:`~alfx.trainers.rollout_worker.RolloutWorker` and what travels to and from it.
+"""A Ray actor that acts: a :class:`~alfx.trainers.acting.rollout_worker.RolloutWorker` and what travels to and from it.
 
 Calls of the concurrency group 'control' are answered while :meth:`RayWorker.collect` is at work; they only leave
 something to be found by the next ``collect``. All others run one after the other in one thread, in which everything is
@@ -16,10 +16,10 @@ import torch
 
 import alfx
 from alfx import context, nest
-from alfx.engine.policy_state import pack, unpack
-from alfx.trainers import worker_process
-from alfx.trainers.ray_cluster import end_with_cluster
-from alfx.trainers.rollout_worker import RolloutWorker
+from alfx.engine.remote.policy_state import pack, unpack
+from alfx.trainers.acting import worker_process
+from alfx.trainers.acting.ray_cluster import end_with_cluster
+from alfx.trainers.acting.rollout_worker import RolloutWorker
 
 CONTROL = 'control'
 _MAX_LOG_LINES = 1000  # of one delivery
@@ -30,7 +30,7 @@ class Weights(NamedTuple):
 
     Attributes:
         number: counted up by the learner.
-        packed: of :func:`~alfx.engine.policy_state.pack`.
+        packed: of :func:`~alfx.engine.remote.policy_state.pack`.
         global_counter: the learner's.
         progresses: what schedules depend on.
     """
@@ -82,7 +82,7 @@ class RayWorker:
 
     Args:
         conf: the text of a conf in which everything is resolved: other machines do not see the run folder.
-        settings: of :class:`~alfx.trainers.rollout_worker.RolloutWorker`.
+        settings: of :class:`~alfx.trainers.acting.rollout_worker.RolloutWorker`.
         index: number of this worker.
         count: how many there are.
         ends_with_cluster: whether the cluster is the learner's own.

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest
-from alfx.algorithms import mpo_loss
-from alfx.algorithms.mpo_loss import Multiplier
+from alfx.algorithms.maths import mpo_loss
+from alfx.algorithms.maths.mpo_loss import Multiplier
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils
 

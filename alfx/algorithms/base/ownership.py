@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 if TYPE_CHECKING:
-    from alfx.algorithms.optimized import OptimizedAlgorithm
+    from alfx.algorithms.base.optimized import OptimizedAlgorithm
 
 
 class OwnershipError(ValueError):

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from alfx import context, summary
-from alfx.engine.shared_tensors import POLL_SECONDS
-from alfx.engine.unroll_channel import Timing, UnrollChannel
-from alfx.trainers.rollout_worker import RolloutWorker
-from alfx.trainers.worker_process import LogForwarding, SummaryForwarding, parent_is_gone, prepare
+from alfx.engine.remote.channel import Timing, UnrollChannel
+from alfx.engine.remote.shared_tensors import POLL_SECONDS
+from alfx.trainers.acting.rollout_worker import RolloutWorker
+from alfx.trainers.acting.worker_process import LogForwarding, SummaryForwarding, parent_is_gone, prepare
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The maths that algorithms with critics of actions share, as pure functions.
 
 ``N`` is any batch, ``n`` the number of critics, ``K`` the number of rewards. Read next
-:mod:`alfx.algorithms.ddpg_algorithm` and :mod:`alfx.algorithms.sac_losses`.
+:mod:`alfx.algorithms.ddpg_algorithm` and :mod:`alfx.algorithms.sac.losses`.
 """
 from collections.abc import Callable
 from typing import Any

@@ -49,7 +49,7 @@ def named_children(dist: td.Distribution) -> tuple[tuple[str, ...], tuple[Any, .
     if entry is None:
         known = ', '.join(sorted(cls.__name__ for cls in _registry))
         raise TypeError(f'{type(dist).__name__} is not known as a nest; register it with '
-                        f'alfx.utils.dist_nests.register, or use one of {known}')
+                        f'alfx.distributions.nests.register, or use one of {known}')
     return entry.names(dist), entry.get_params(dist)[0]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from alfx.algorithms.sac_actions import ActionParts, ActionType
+from alfx.algorithms.sac.actions import ActionParts, ActionType
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils
 

@@ -2,7 +2,7 @@
 from typing import Any
 
 from alfx.algorithms.config import TrainerConfig
-from alfx.engine.remote_unroll import UnrollSource, check_source
+from alfx.engine.remote.unroll import UnrollSource, check_source
 
 
 def create_environment(config: TrainerConfig) -> Any:
@@ -30,7 +30,7 @@ def check(algorithm: Any, config: TrainerConfig) -> None:
     if config.who_acts:
         check_source(algorithm, config, config.who_acts)
     if config.num_ray_workers:
-        from alfx.trainers.ray_cluster import import_ray
+        from alfx.trainers.acting.ray_cluster import import_ray
         import_ray(f'TrainerConfig.num_ray_workers = {config.num_ray_workers}')
 
 
@@ -52,7 +52,7 @@ def start(algorithm: Any, config: TrainerConfig) -> UnrollSource | None:
     """
     source: UnrollSource
     if config.num_ray_workers:
-        from alfx.trainers.ray_rollout import RayRollout
+        from alfx.trainers.acting.ray_rollout import RayRollout
         source = RayRollout(algorithm, config)
     elif config.async_unroll:
         from alfx.algorithms.async_unroller import AsyncUnroller

@@ -10,8 +10,8 @@ import torch
 
 from alfx import context
 from alfx.data_structures import TimeStep
-from alfx.engine.policy_state import copy_tensors, policy_buffers, policy_tensors
-from alfx.engine.remote_unroll import Steps
+from alfx.engine.remote.policy_state import copy_tensors, policy_buffers, policy_tensors
+from alfx.engine.remote.unroll import Steps
 from alfx.engine.unroll import start, unroll
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.seeding import derived_seed
@@ -19,7 +19,7 @@ from alfx.environments.utils import create_environment
 from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
 from alfx.tensor_specs import NestedTensor
 from alfx.trainers import building, random_state
-from alfx.trainers.worker_process import load_config, set_arithmetic
+from alfx.trainers.acting.worker_process import load_config, set_arithmetic
 
 _RESEEDING = 7919  # as where a run of one process goes on with new episodes
 

@@ -22,12 +22,13 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import StepType
 from alfx.engine.errors import LostProcessError
-from alfx.engine.policy_state import pack, policy_state, unpack
-from alfx.engine.remote_unroll import ActingStatistics, Steps, UnrollSource, check_source
+from alfx.engine.remote.policy_state import pack, policy_state, unpack
+from alfx.engine.remote.unroll import ActingStatistics, Steps, UnrollSource, check_source
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.checks import problem_at
-from alfx.trainers import ray_cluster, worker_process
-from alfx.trainers.ray_worker import CONTROL, Delivery, RayWorker, Started, Weights
+from alfx.trainers.acting import ray_cluster
+from alfx.trainers.acting import worker_process
+from alfx.trainers.acting.ray_worker import CONTROL, Delivery, RayWorker, Started, Weights
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The losses of the entropy of soft actor-critic as pure functions. Read next :mod:`alfx.algorithms.sac_algorithm`.
 
 ``N`` is any batch, ``K`` the number of rewards. Haarnoja et al. 2018 (arXiv:1812.05905), "SAC" below. What it shares
-with other algorithms is in :mod:`alfx.algorithms.critic_maths`.
+with other algorithms is in :mod:`alfx.algorithms.maths.critic_maths`.
 """
 from typing import Any
 

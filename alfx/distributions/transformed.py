@@ -9,10 +9,10 @@ import torch
 import torch.distributions as td
 from torch import Tensor
 
-from alfx.utils import dist_nests
-from alfx.utils.dist_nests import TransformChain
+from alfx.distributions import nests as dist_nests
+from alfx.distributions.discrete import sum_event
+from alfx.distributions.nests import TransformChain
 from alfx.utils.dist_transforms import AffineTransform, is_elementwise
-from alfx.utils.discrete_distributions import sum_event
 
 
 class TransformedDistribution(td.TransformedDistribution):

@@ -1,7 +1,7 @@
 """Where unrolls come from when other processes act: the learner's half of the seam.
 
-A worker (``trainers/rollout_worker.py``) produces an endless *stream* of steps. An :class:`UnrollSource` brings them
-here, from one process (``algorithms/async_unroller.py``) or from many; :class:`RemoteUnroll` cuts the stream into
+A worker (``trainers/acting/rollout_worker.py``) produces an endless *stream* of steps. An :class:`UnrollSource` brings
+them here, from one process (``algorithms/async_unroller.py``) or from many; :class:`RemoteUnroll` cuts the stream into
 unrolls that look like those of :func:`alfx.engine.unroll.unroll`, so that ``RLAlgorithm.unroll`` treats both the same.
 """
 import abc
@@ -13,7 +13,7 @@ import torch
 
 from alfx import nest
 from alfx.data_structures import Experience, TimeStep
-from alfx.engine.policy_state import look_up_buffers, policy_buffers, policy_tensors
+from alfx.engine.remote.policy_state import look_up_buffers, policy_buffers, policy_tensors
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.checks import problem_at
 

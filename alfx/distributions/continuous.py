@@ -13,10 +13,10 @@ import torch.distributions as td
 from torch import Tensor
 from torch.distributions import constraints
 
+from alfx.distributions import nests as dist_nests
+from alfx.distributions.discrete import sum_event
+from alfx.distributions.nests import shape_of
 from alfx.gin_utils import register_function
-from alfx.utils import dist_nests
-from alfx.utils.dist_nests import shape_of
-from alfx.utils.discrete_distributions import sum_event
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _NORMAL_ENTROPY = 0.5 + _HALF_LOG_2PI

@@ -1,6 +1,6 @@
 """What travels between the learner and a process that acts on the same machine, in shared memory.
 
-Steps go one way through a :class:`~alfx.engine.shared_tensors.StepRing`, with what acting itself changes
+Steps go one way through a :class:`~alfx.engine.remote.shared_tensors.StepRing`, with what acting itself changes
 (statistics of normalizers, counts); weights go the other way. Both sides hold the same object: the learner makes it and
 starts the other process with it.
 """
@@ -11,9 +11,9 @@ import torch
 
 from alfx import context, nest
 from alfx.engine import probe
-from alfx.engine.policy_state import policy_buffers, policy_tensors
-from alfx.engine.remote_unroll import Steps
-from alfx.engine.shared_tensors import Published, StepRing
+from alfx.engine.remote.policy_state import policy_buffers, policy_tensors
+from alfx.engine.remote.shared_tensors import Published, StepRing
+from alfx.engine.remote.unroll import Steps
 from alfx.engine.unroll import measured
 from alfx.tensor_specs import TensorSpec
 

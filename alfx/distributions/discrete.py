@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import constraints
 
+from alfx.distributions import nests as dist_nests
 from alfx.gin_utils import register_function
 from alfx.tensor_specs import BoundedTensorSpec, SpecError
-from alfx.utils import dist_nests
 
 _TINY = torch.finfo(torch.float32).tiny
 _SMALLEST = {dtype: torch.finfo(dtype).min for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}

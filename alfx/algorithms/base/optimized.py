@@ -1,11 +1,11 @@
-"""The optimizers of an algorithm, and what they own. Read next: :mod:`alfx.algorithms.ownership`."""
+"""The optimizers of an algorithm, and what they own. Read next: :mod:`alfx.algorithms.base.ownership`."""
 import json
 from typing import Any
 
 from torch import nn
 
-from alfx.algorithms.checkpointing import CheckpointedAlgorithm
-from alfx.algorithms.ownership import describe_owners, optimizers_of
+from alfx.algorithms.base.checkpointing import CheckpointedAlgorithm
+from alfx.algorithms.base.ownership import describe_owners, optimizers_of
 
 
 class OptimizedAlgorithm(CheckpointedAlgorithm):

@@ -1,15 +1,15 @@
 """Checkpoints of several ranks, which are those of one process: rank 0 writes what all of them have.
 
-See :mod:`alfx.trainers.joint_state` for what is joined. Where the rollout stands, the states of the environments and
-the random number generators of each rank are kept besides, for a run that goes on in as many processes; in another
+See :mod:`alfx.trainers.team.joint_state` for what is joined. Where the rollout stands, the states of the environments
+and the random number generators of each rank are kept besides, for a run that goes on in as many processes; in another
 number new episodes begin.
 """
 import contextlib
 import logging
 from typing import Any
 
-from alfx.engine.data_parallel import Ranks
-from alfx.trainers import joint_state
+from alfx.engine.remote.data_parallel import Ranks
+from alfx.trainers.team import joint_state
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
 
 logger = logging.getLogger(__name__)

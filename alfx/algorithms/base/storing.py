@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from alfx import nest
+from alfx.algorithms.base.optimized import OptimizedAlgorithm
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.optimized import OptimizedAlgorithm
 from alfx.data_structures import Experience, TimeStep
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec
