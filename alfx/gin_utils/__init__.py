@@ -2,6 +2,7 @@
 
 - ``registry``: :func:`configurable` for constructors and factories, :func:`register_function` for functions that
   run once a step, ``torch_functions`` for those of torch;
+- ``signatures``: :func:`takes_arguments_of` for those that forward the arguments of another one;
 - ``loading``: :func:`load`, which reads (``parsing``), checks (``static_check``, ``type_check``) and applies a conf;
 - ``locations``: where each binding was written; ``errors``: :class:`ConfError`, which says so;
 - ``checks``: :func:`check_value` for the arguments of constructors;
@@ -15,14 +16,15 @@ from .locations import is_explained
 from .operative import config_str, operative_config_str, unused_bindings, warn_of_unused
 from .registry import configurable, raw_functions, register_function
 from .run_folder import check_same_conf, stored_conf, stored_info, write_conf, write_operative
+from .signatures import takes_arguments_of
 from .static_check import declare_scope
 from .torch_functions import register_torch_functions
 
 __all__ = [
     'Conf', 'ConfError', 'Problem', 'check_same_conf', 'check_value', 'clear', 'config_str', 'configurable',
     'declare_scope', 'import_configurables', 'is_explained', 'load', 'loaded', 'operative_config_str', 'plain_text',
-    'raw_functions', 'register_function', 'stored_conf', 'stored_info', 'unused_bindings', 'warn_of_unused',
-    'write_conf', 'write_operative'
+    'raw_functions', 'register_function', 'stored_conf', 'stored_info', 'takes_arguments_of', 'unused_bindings',
+    'warn_of_unused', 'write_conf', 'write_operative'
 ]
 
 register_torch_functions()

@@ -1,0 +1,102 @@
+"""Constructors and factories that forward the arguments of another one, without repeating them."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional, TypeVar
+
+from .registry import annotation_of, construction_function
+
+__all__ = ['takes_arguments_of']
+
+_Result = TypeVar('_Result')
+_Parameters = dict[str, inspect.Parameter]
+
+
+def takes_arguments_of(parent: Callable, *, without: Sequence[str] = (), defaults: Optional[Mapping[str, Any]] = None,
+                       after: Optional[Mapping[str, str]] = None
+                       ) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
+    """Decorator of an ``__init__`` or a function with ``**kwargs``: these are the arguments of ``parent``, by name::
+
+        @configurable
+        class OacAlgorithm(SacAlgorithm):
+
+            @takes_arguments_of(SacAlgorithm, defaults={'name': 'OacAlgorithm'}, after={'explore': 'initial_log_alpha'})
+            def __init__(self, explore: bool = True, **kwargs: Any):
+                super().__init__(**kwargs)
+
+    What is decorated has one signature of all arguments, with their defaults and annotations, for Python, for conf files
+    and for whoever reads it. An argument that both name is the child's, in the place where the parent has it. It is
+    called with every argument, by name; so that the defaults shown are those that count, and no binding of the parent
+    comes in between.
+
+    Args:
+        parent: the class or function whose arguments are taken.
+        without: those that are not.
+        defaults: arguments of ``parent`` with another default.
+        after: argument -> the one that it follows. Any other new argument follows the one in front of it.
+
+    Returns:
+        A decorator.
+
+    Raises:
+        TypeError: (by the decorator) a name that ``parent`` does not have, or no place for its arguments.
+    """
+
+    def decorate(function: Callable[..., _Result]) -> Callable[..., _Result]:
+        signature = _merged(function, _parameters_of(parent), parent.__name__, without, defaults or {}, after or {})
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        function.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()
+                                    if p.annotation is not p.empty}
+        rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+
+        @functools.wraps(function)
+        def with_all_arguments(*args: Any, **kwargs: Any) -> _Result:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f'{function.__qualname__}() {error}') from None
+            bound.apply_defaults()
+            others = {} if rest is None else bound.arguments.pop(rest)
+            return function(**bound.arguments, **others)
+
+        return with_all_arguments
+
+    return decorate
+
+
+def _parameters_of(parent: Callable) -> _Parameters:
+    """The parameters of a function, or those of the constructor of a class, with readable annotations."""
+    is_class = inspect.isclass(parent)
+    function = construction_function(parent)[1] if is_class else parent
+    parameters = list(inspect.signature(function).parameters.values())[int(is_class):]
+    hints = ((p, annotation_of(parent, p.name)) for p in parameters)
+    return {p.name: p if hint is p.empty else p.replace(annotation=hint) for p, hint in hints}
+
+
+def _merged(function: Callable, parents: _Parameters, parent: str, without: Sequence[str], defaults: Mapping[str, Any],
+            after: Mapping[str, str]) -> inspect.Signature:
+    """The signature of ``function`` with the parameters of its parent in the place of its ``**kwargs``."""
+    name = function.__qualname__
+    signature = inspect.signature(function)
+    own = dict(signature.parameters)
+    if not own or own.popitem()[1].kind is not inspect.Parameter.VAR_KEYWORD or any(
+            p.kind is p.VAR_POSITIONAL for p in own.values()):
+        raise TypeError(f'{name}: expected **kwargs for the arguments of {parent}, and no *args')
+    taken = {key: p for key, p in parents.items() if key not in without}
+    for known, wanted in ((parents, without), (taken, defaults), ({**taken, **own}, after),
+                          ({**taken, **own}, after.values())):
+        for key in wanted:
+            if key not in known:
+                raise TypeError(f"{name}: '{key}' is no argument of {parent} that it takes")
+    taken.update({key: taken[key].replace(default=value) for key, value in defaults.items()})
+    rest = [taken.pop(key) for key, p in parents.items() if key in taken and p.kind is p.VAR_KEYWORD]
+    order = [key for key in taken if key not in after]
+    previous = None
+    for key in [*own, *(key for key in after if key not in own)]:
+        if key not in order:
+            anchor = after.get(key, previous)
+            order.insert(0 if anchor is None else order.index(anchor) + 1, key)
+        previous = key
+    merged = {**taken, **own}
+    return signature.replace(parameters=[*(merged[key] for key in order), *rest])
