@@ -1,11 +1,11 @@
 """Adam as TensorFlow 1 computes it, for results that were obtained with it."""
-from typing import Any, Optional
+from typing import Any
 
 from torch import Tensor
 
 from alfx import gin_utils
-from alfx.optimizers.clipping import LearningRate, Parameters
 from alfx.optimizers.fused import FusedAdamBase
+from alfx.optimizers.optimizers import Adam
 
 
 @gin_utils.configurable(module='alfx.optimizers')
@@ -17,29 +17,15 @@ class AdamTF(FusedAdamBase):
         parameter -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)
 
     As in TensorFlow there is one t for a group: a parameter that got no gradient in some steps is corrected by the
-    number of all steps. For the arguments see :class:`~alfx.optimizers.optimizers.Adam`.
+    number of all steps.
+
+    Args:
+        kwargs: those of :class:`~alfx.optimizers.optimizers.Adam`; ``eps`` is 1e-7 unless given.
     """
 
-    def __init__(self,
-                 params: Parameters = (),
-                 lr: LearningRate = 1e-3,
-                 betas: tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-7,
-                 weight_decay: float = 0.0,
-                 amsgrad: bool = False,
-                 gradient_clipping: Optional[float] = None,
-                 clip_by_global_norm: bool = False,
-                 name: str = 'AdamTF') -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-            gradient_clipping=gradient_clipping,
-            clip_by_global_norm=clip_by_global_norm,
-            name=name)
+    @gin_utils.takes_arguments_of(Adam, defaults={'eps': 1e-7, 'name': 'AdamTF'})
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; see :meth:`alfx.optimizers.clipping.ClippingMixin.add_param_group`."""

@@ -4,12 +4,12 @@ Adam and AdamW are written here on torch's fused kernels: in a run with small ne
 ``torch.optim`` around those kernels costs several times the arithmetic. They keep the layout of its state, so that a
 ``state_dict`` of ``torch.optim.Adam`` can be loaded.
 """
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
 from alfx import gin_utils
-from alfx.optimizers.clipping import ClippingMixin, LearningRate, Parameters
+from alfx.optimizers.clipping import ClippingMixin, Parameters
 from alfx.optimizers.foreach import ForeachRMSprop, ForeachSGD
 from alfx.optimizers.fused import FusedAdamBase
 
@@ -35,57 +35,28 @@ class Adam(FusedAdamBase):
         ValueError: an argument out of range.
     """
 
-    def __init__(self,
-                 params: Parameters = (),
-                 lr: LearningRate = 1e-3,
-                 betas: tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-8,
-                 weight_decay: float = 0.0,
-                 amsgrad: bool = False,
-                 gradient_clipping: Optional[float] = None,
-                 clip_by_global_norm: bool = False,
-                 name: str = 'Adam') -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-            gradient_clipping=gradient_clipping,
-            clip_by_global_norm=clip_by_global_norm,
-            name=name)
+    @gin_utils.takes_arguments_of(FusedAdamBase, defaults=dict(
+        params=(), lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, amsgrad=False, gradient_clipping=None,
+        clip_by_global_norm=False, name='Adam'))
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
 
 
 @gin_utils.configurable(module='alfx.optimizers')
 class AdamW(FusedAdamBase):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101).
 
-    A step first multiplies a parameter by ``1 - lr * weight_decay``. For the arguments see :class:`Adam`.
+    A step first multiplies a parameter by ``1 - lr * weight_decay``.
+
+    Args:
+        kwargs: those of :class:`Adam`; ``weight_decay`` is 1e-2 unless given.
     """
 
     _decoupled_weight_decay = True
 
-    def __init__(self,
-                 params: Parameters = (),
-                 lr: LearningRate = 1e-3,
-                 betas: tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-8,
-                 weight_decay: float = 1e-2,
-                 amsgrad: bool = False,
-                 gradient_clipping: Optional[float] = None,
-                 clip_by_global_norm: bool = False,
-                 name: str = 'AdamW') -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-            gradient_clipping=gradient_clipping,
-            clip_by_global_norm=clip_by_global_norm,
-            name=name)
+    @gin_utils.takes_arguments_of(Adam, defaults={'weight_decay': 1e-2, 'name': 'AdamW'})
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
 
 
 @gin_utils.configurable(module='alfx.optimizers')
@@ -93,40 +64,19 @@ class SGD(ForeachSGD):
     """Stochastic gradient descent, ``torch.optim.SGD`` with clipping and schedules.
 
     Args:
-        params: parameters or parameter groups; may be empty.
-        lr: learning rate or scheduler.
         momentum: decay rate of the velocity.
         dampening: how much less than 1 a new gradient counts in the velocity.
-        weight_decay: weight of the L2 penalty.
         nesterov: Nesterov's momentum.
-        gradient_clipping: the largest norm of a gradient; None for no clipping.
-        clip_by_global_norm: whether all gradients are clipped together.
-        name: what logs and summaries call this optimizer.
+        kwargs: those of :class:`Adam`, except ``betas``, ``eps`` and ``amsgrad``.
 
     Raises:
         ValueError: an argument out of range.
     """
 
-    def __init__(self,
-                 params: Parameters = (),
-                 lr: LearningRate = 1e-3,
-                 momentum: float = 0.0,
-                 dampening: float = 0.0,
-                 weight_decay: float = 0.0,
-                 nesterov: bool = False,
-                 gradient_clipping: Optional[float] = None,
-                 clip_by_global_norm: bool = False,
-                 name: str = 'SGD') -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            momentum=momentum,
-            dampening=dampening,
-            weight_decay=weight_decay,
-            nesterov=nesterov,
-            gradient_clipping=gradient_clipping,
-            clip_by_global_norm=clip_by_global_norm,
-            name=name)
+    @gin_utils.takes_arguments_of(Adam, without=('betas', 'eps', 'amsgrad'), defaults={'name': 'SGD'},
+                                  after={'momentum': 'lr', 'nesterov': 'weight_decay'})
+    def __init__(self, momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False, **kwargs: Any) -> None:
+        super().__init__(momentum=momentum, dampening=dampening, nesterov=nesterov, **kwargs)
 
 
 @gin_utils.configurable(module='alfx.optimizers')
@@ -134,43 +84,21 @@ class RMSprop(ForeachRMSprop):
     """RMSprop, ``torch.optim.RMSprop`` with clipping and schedules.
 
     Args:
-        params: parameters or parameter groups; may be empty.
-        lr: learning rate or scheduler.
         alpha: decay rate of the mean square.
         eps: added to the root of the mean square.
-        weight_decay: weight of the L2 penalty.
         momentum: decay rate of the velocity.
         centered: whether the square of the mean is subtracted from the mean square.
-        gradient_clipping: the largest norm of a gradient; None for no clipping.
-        clip_by_global_norm: whether all gradients are clipped together.
-        name: what logs and summaries call this optimizer.
+        kwargs: those of :class:`Adam`, except ``betas`` and ``amsgrad``; ``lr`` is 1e-2 unless given.
 
     Raises:
         ValueError: an argument out of range.
     """
 
-    def __init__(self,
-                 params: Parameters = (),
-                 lr: LearningRate = 1e-2,
-                 alpha: float = 0.99,
-                 eps: float = 1e-8,
-                 weight_decay: float = 0.0,
-                 momentum: float = 0.0,
-                 centered: bool = False,
-                 gradient_clipping: Optional[float] = None,
-                 clip_by_global_norm: bool = False,
-                 name: str = 'RMSprop') -> None:
-        super().__init__(
-            params,
-            lr=lr,
-            alpha=alpha,
-            eps=eps,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            centered=centered,
-            gradient_clipping=gradient_clipping,
-            clip_by_global_norm=clip_by_global_norm,
-            name=name)
+    @gin_utils.takes_arguments_of(Adam, without=('betas', 'amsgrad'), defaults={'lr': 1e-2, 'name': 'RMSprop'},
+                                  after={'alpha': 'lr', 'momentum': 'weight_decay'})
+    def __init__(self, alpha: float = 0.99, eps: float = 1e-8, momentum: float = 0.0, centered: bool = False,
+                 **kwargs: Any) -> None:
+        super().__init__(alpha=alpha, eps=eps, momentum=momentum, centered=centered, **kwargs)
 
 
 def wrap_optimizer(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
