@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest, summary
-from alfx.gin_utils import configurable
+from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.averager import make_stats
 from alfx.utils.running_stats import AdaptiveStats, EMStats, RunningStats, WindowStats
@@ -125,22 +125,15 @@ class WindowNormalizer(Normalizer):
     """Normalize by the statistics of the last ``window_size`` batches.
 
     Args:
-        tensor_spec: nest of specs of what is normalized, without batch dimensions.
         window_size: number of batches, of which each counts the same.
-        auto_update: see :class:`Normalizer`, as for the rest.
-        zero_mean: whether to subtract the mean.
-        unit_std: whether to divide by the standard deviation where the mean is not subtracted.
-        variance_epsilon: added to the variance.
-        debug_summaries: whether to write the statistics as summaries.
-        name: name of this normalizer.
+        kwargs: those of :class:`Normalizer`, except ``max_dims_to_summarize``.
     """
 
-    def __init__(self, tensor_spec: NestedTensorSpec, window_size: int = 1000, auto_update: bool = True,
-                 zero_mean: bool = True, unit_std: bool = False, variance_epsilon: float = 1e-10,
-                 debug_summaries: bool = False, name: str = 'WindowNormalizer'):
+    @takes_arguments_of(Normalizer, without=('max_dims_to_summarize', ), defaults={'name': 'WindowNormalizer'},
+                        after={'window_size': 'tensor_spec'})
+    def __init__(self, window_size: int = 1000, **kwargs: Any):
         self._window_size = window_size
-        super().__init__(tensor_spec, auto_update=auto_update, zero_mean=zero_mean, unit_std=unit_std,
-                         variance_epsilon=variance_epsilon, debug_summaries=debug_summaries, name=name)
+        super().__init__(**kwargs)
 
     def _make_stats(self, spec: TensorSpec) -> RunningStats:
         return WindowStats(spec, self._window_size)
@@ -148,14 +141,15 @@ class WindowNormalizer(Normalizer):
 
 @configurable
 class ScalarWindowNormalizer(WindowNormalizer):
-    """:class:`WindowNormalizer` of a scalar; see there for the arguments."""
+    """:class:`WindowNormalizer` of a scalar.
 
-    def __init__(self, window_size: int = 1000, auto_update: bool = True, zero_mean: bool = True,
-                 unit_std: bool = False, variance_epsilon: float = 1e-10, debug_summaries: bool = False,
-                 name: str = 'ScalarWindowNormalizer'):
-        super().__init__(TensorSpec(()), window_size=window_size, auto_update=auto_update, zero_mean=zero_mean,
-                         unit_std=unit_std, variance_epsilon=variance_epsilon, debug_summaries=debug_summaries,
-                         name=name)
+    Args:
+        kwargs: those of :class:`WindowNormalizer`, except ``tensor_spec``.
+    """
+
+    @takes_arguments_of(WindowNormalizer, without=('tensor_spec', ), defaults={'name': 'ScalarWindowNormalizer'})
+    def __init__(self, **kwargs: Any):
+        super().__init__(TensorSpec(()), **kwargs)
 
 
 @configurable
@@ -163,22 +157,15 @@ class EMNormalizer(Normalizer):
     """Normalize by exponential moving statistics (without the bias towards their initial values).
 
     Args:
-        tensor_spec: nest of specs of what is normalized, without batch dimensions.
         update_rate: weight of a new batch in (0, 1], or a scheduler of it.
-        auto_update: see :class:`Normalizer`, as for the rest.
-        zero_mean: whether to subtract the mean.
-        unit_std: whether to divide by the standard deviation where the mean is not subtracted.
-        variance_epsilon: added to the variance.
-        debug_summaries: whether to write the statistics as summaries.
-        name: name of this normalizer.
+        kwargs: those of :class:`Normalizer`, except ``max_dims_to_summarize``.
     """
 
-    def __init__(self, tensor_spec: NestedTensorSpec, update_rate: float | Callable[[], float] = 0.001,
-                 auto_update: bool = True, zero_mean: bool = True, unit_std: bool = False,
-                 variance_epsilon: float = 1e-10, debug_summaries: bool = False, name: str = 'EMNormalizer'):
+    @takes_arguments_of(Normalizer, without=('max_dims_to_summarize', ), defaults={'name': 'EMNormalizer'},
+                        after={'update_rate': 'tensor_spec'})
+    def __init__(self, update_rate: float | Callable[[], float] = 0.001, **kwargs: Any):
         self._update_rate = update_rate
-        super().__init__(tensor_spec, auto_update=auto_update, zero_mean=zero_mean, unit_std=unit_std,
-                         variance_epsilon=variance_epsilon, debug_summaries=debug_summaries, name=name)
+        super().__init__(**kwargs)
 
     def _make_stats(self, spec: TensorSpec) -> RunningStats:
         return EMStats(spec, self._update_rate)
@@ -186,14 +173,16 @@ class EMNormalizer(Normalizer):
 
 @configurable
 class ScalarEMNormalizer(EMNormalizer):
-    """:class:`EMNormalizer` of a scalar; see there for the arguments."""
+    """:class:`EMNormalizer` of a scalar.
 
-    def __init__(self, update_rate: float | Callable[[], float] = 0.001, auto_update: bool = True,
-                 variance_epsilon: float = 1e-10, zero_mean: bool = True, unit_std: bool = False,
-                 debug_summaries: bool = False, name: str = 'ScalarEMNormalizer'):
-        super().__init__(TensorSpec(()), update_rate=update_rate, auto_update=auto_update, zero_mean=zero_mean,
-                         unit_std=unit_std, variance_epsilon=variance_epsilon, debug_summaries=debug_summaries,
-                         name=name)
+    Args:
+        kwargs: those of :class:`EMNormalizer`, except ``tensor_spec``.
+    """
+
+    @takes_arguments_of(EMNormalizer, without=('tensor_spec', ), defaults={'name': 'ScalarEMNormalizer'},
+                        after={'variance_epsilon': 'auto_update'})
+    def __init__(self, **kwargs: Any):
+        super().__init__(TensorSpec(()), **kwargs)
 
 
 @configurable
@@ -201,22 +190,15 @@ class AdaptiveNormalizer(Normalizer):
     """Normalize by statistics with the update rate ``speed / (n + speed)`` at batch n: they converge.
 
     Args:
-        tensor_spec: nest of specs of what is normalized, without batch dimensions.
         speed: positive; 1 weights all batches equally, more favours the recent.
-        auto_update: see :class:`Normalizer`, as for the rest.
-        zero_mean: whether to subtract the mean.
-        unit_std: whether to divide by the standard deviation where the mean is not subtracted.
-        variance_epsilon: added to the variance.
-        debug_summaries: whether to write the statistics as summaries.
-        name: name of this normalizer.
+        kwargs: those of :class:`Normalizer`, except ``max_dims_to_summarize``.
     """
 
-    def __init__(self, tensor_spec: NestedTensorSpec, speed: float = 8.0, auto_update: bool = True,
-                 zero_mean: bool = True, unit_std: bool = False, variance_epsilon: float = 1e-10,
-                 debug_summaries: bool = False, name: str = 'AdaptiveNormalizer'):
+    @takes_arguments_of(Normalizer, without=('max_dims_to_summarize', ), defaults={'name': 'AdaptiveNormalizer'},
+                        after={'speed': 'tensor_spec'})
+    def __init__(self, speed: float = 8.0, **kwargs: Any):
         self._speed = speed
-        super().__init__(tensor_spec, auto_update=auto_update, zero_mean=zero_mean, unit_std=unit_std,
-                         variance_epsilon=variance_epsilon, debug_summaries=debug_summaries, name=name)
+        super().__init__(**kwargs)
 
     def _make_stats(self, spec: TensorSpec) -> RunningStats:
         return AdaptiveStats(spec, self._speed)
@@ -224,11 +206,12 @@ class AdaptiveNormalizer(Normalizer):
 
 @configurable
 class ScalarAdaptiveNormalizer(AdaptiveNormalizer):
-    """:class:`AdaptiveNormalizer` of a scalar; see there for the arguments."""
+    """:class:`AdaptiveNormalizer` of a scalar.
 
-    def __init__(self, speed: float = 8.0, auto_update: bool = True, zero_mean: bool = True, unit_std: bool = False,
-                 variance_epsilon: float = 1e-10, debug_summaries: bool = False,
-                 name: str = 'ScalarAdaptiveNormalizer'):
-        super().__init__(TensorSpec(()), speed=speed, auto_update=auto_update, zero_mean=zero_mean,
-                         unit_std=unit_std, variance_epsilon=variance_epsilon, debug_summaries=debug_summaries,
-                         name=name)
+    Args:
+        kwargs: those of :class:`AdaptiveNormalizer`, except ``tensor_spec``.
+    """
+
+    @takes_arguments_of(AdaptiveNormalizer, without=('tensor_spec', ), defaults={'name': 'ScalarAdaptiveNormalizer'})
+    def __init__(self, **kwargs: Any):
+        super().__init__(TensorSpec(()), **kwargs)
