@@ -26,9 +26,9 @@ def takes_arguments_of(parent: Callable, *, without: Sequence[str] = (), default
                 super().__init__(**kwargs)
 
     What is decorated has one signature of all arguments, with their defaults and annotations, for Python, for conf files
-    and for whoever reads it. An argument that both name is the child's, in the place where the parent has it. It is
-    called with every argument, by name; so that the defaults shown are those that count, and no binding of the parent
-    comes in between.
+    and for whoever reads it. An argument that both name has the place that the parent gives it, and the parent's default
+    and annotation unless the child says its own. What is decorated is called with every argument, by name: the defaults
+    shown are those that count, and no binding of the parent comes in between.
 
     Args:
         parent: the class or function whose arguments are taken.
@@ -98,5 +98,13 @@ def _merged(function: Callable, parents: _Parameters, parent: str, without: Sequ
             anchor = after.get(key, previous)
             order.insert(0 if anchor is None else order.index(anchor) + 1, key)
         previous = key
-    merged = {**taken, **own}
+    merged = {**taken, **{key: _overridden(taken.get(key), p) for key, p in own.items()}}
     return signature.replace(parameters=[*(merged[key] for key in order), *rest])
+
+
+def _overridden(parent: Optional[inspect.Parameter], own: inspect.Parameter) -> inspect.Parameter:
+    """``own`` with what it does not say from the parameter of the same name."""
+    if parent is None:
+        return own
+    return parent.replace(default=parent.default if own.default is own.empty else own.default,
+                          annotation=parent.annotation if own.annotation is own.empty else own.annotation)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from alfx.gin_utils import configurable
+from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.layers import weights as w
 from alfx.layers.activations import out_of_place
 
@@ -27,9 +27,9 @@ class _ConvBase(nn.Module):
 
     _transposed = False
 
-    def __init__(self, shape: tuple[int, int], kernel_size: Size2d, n: int | None, config: dict[str, Any]):
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: Size2d, n: int | None = None, **config: Any):
         super().__init__()
-        name = type(self).__name__
+        name, shape = type(self).__name__, (in_channels, out_channels)
         use_torch_init, use_ln = config.get('use_torch_init', False), config.get('use_ln', False)
         w.check_init_arguments(name, use_torch_init, config['kernel_initializer'], config['use_bn'], use_ln)
         use_bias = not config['use_bn'] if config['use_bias'] is None else config['use_bias']
@@ -38,6 +38,7 @@ class _ConvBase(nn.Module):
         self._kernel_size = pair(kernel_size)
         self._n: Any = n
         self._strides, self._padding = pair(config['strides']), pair(config['padding'])
+        self._output_padding = pair(config.get('output_padding', 0))
         # What works in place would be applied to a view by a stack, whose backward pass then copies everything.
         self._activation = config['activation'] if n is None else out_of_place(config['activation'])
         kernel = (shape[::-1] if not self._transposed else shape) + self._kernel_size
@@ -130,10 +131,11 @@ class Conv2D(_ConvBase):
                  kernel_init_gain: float = 1.0,
                  bias_init_value: float = 0.0,
                  use_torch_init: bool = False):
-        super().__init__((in_channels, out_channels), kernel_size, None, dict(
-            activation=activation, strides=strides, padding=padding, use_bias=use_bias, use_bn=use_bn, use_ln=use_ln,
-            weight_opt_args=weight_opt_args, bn_ctor=bn_ctor, kernel_initializer=kernel_initializer,
-            kernel_init_gain=kernel_init_gain, bias_init_value=bias_init_value, use_torch_init=use_torch_init))
+        super().__init__(
+            in_channels, out_channels, kernel_size, activation=activation, strides=strides, padding=padding,
+            use_bias=use_bias, use_bn=use_bn, use_ln=use_ln, weight_opt_args=weight_opt_args, bn_ctor=bn_ctor,
+            kernel_initializer=kernel_initializer, kernel_init_gain=kernel_init_gain, bias_init_value=bias_init_value,
+            use_torch_init=use_torch_init)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """``[B, in_channels, H, W]`` to ``[B, out_channels, H', W']``."""
@@ -148,30 +150,14 @@ class Conv2D(_ConvBase):
 class ParallelConv2D(_ConvBase):
     """``n`` convolutions as one; ``weight [n, out, in, kh, kw]``, ``bias [n, out]``.
 
-    The arguments but for ``n`` are those of :class:`Conv2D`.
+    Args:
+        n: number of layers.
+        kwargs: those of :class:`Conv2D`.
     """
 
-    def __init__(self,
-                 in_channels: int,
-                 out_channels: int,
-                 kernel_size: Size2d,
-                 n: int,
-                 activation: w.Activation = torch.relu_,
-                 strides: Size2d = 1,
-                 padding: Size2d = 0,
-                 use_bias: bool | None = None,
-                 use_bn: bool = False,
-                 use_ln: bool = False,
-                 weight_opt_args: dict | None = None,
-                 bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm2d,
-                 kernel_initializer: w.Initializer | None = None,
-                 kernel_init_gain: float = 1.0,
-                 bias_init_value: float = 0.0,
-                 use_torch_init: bool = False):
-        super().__init__((in_channels, out_channels), kernel_size, n, dict(
-            activation=activation, strides=strides, padding=padding, use_bias=use_bias, use_bn=use_bn, use_ln=use_ln,
-            weight_opt_args=weight_opt_args, bn_ctor=bn_ctor, kernel_initializer=kernel_initializer,
-            kernel_init_gain=kernel_init_gain, bias_init_value=bias_init_value, use_torch_init=use_torch_init))
+    @takes_arguments_of(Conv2D, after={'n': 'kernel_size'})
+    def __init__(self, n: int, **kwargs: Any):
+        super().__init__(n=n, **kwargs)
 
     def forward(self, inputs: torch.Tensor, first: int | None = None) -> torch.Tensor:
         """``[B, n, in, H, W]``, or ``[B, in, H, W]`` shared by all, to ``[B, n, out, H', W']``.
@@ -203,43 +189,18 @@ class ConvTranspose2D(_ConvBase):
     """``activation(norm(transposed_conv(x) + b))`` over images.
 
     Args:
-        in_channels: channels of the input.
-        out_channels: channels of the output.
-        kernel_size: height and width of the kernel, or one number for both.
-        activation: applied to the result; may work in place.
-        strides: vertical and horizontal stride, or one number for both.
         padding: rows and columns that are cut off on each side, or one number for both.
         output_padding: rows and columns added at the end, or one number for both.
-        use_bias: whether there is a bias; ``None``: unless there is batch norm.
-        use_bn: whether to use batch norm before the activation.
-        bn_ctor: called with the number of channels to make the batch norm.
-        kernel_initializer: called with the weights ``[in, out, kh, kw]`` to fill them; ``None`` for
-            :func:`~alfx.initializers.variance_scaling_init`.
-        kernel_init_gain: its ``gain``.
-        bias_init_value: initial bias.
+        kernel_initializer: called with the weights ``[in, out, kh, kw]``.
+        kwargs: those of :class:`Conv2D`, except ``use_ln``, ``weight_opt_args`` and ``use_torch_init``.
     """
 
     _transposed = True
 
-    def __init__(self,
-                 in_channels: int,
-                 out_channels: int,
-                 kernel_size: Size2d,
-                 activation: w.Activation = torch.relu_,
-                 strides: Size2d = 1,
-                 padding: Size2d = 0,
-                 output_padding: Size2d = 0,
-                 use_bias: bool | None = None,
-                 use_bn: bool = False,
-                 bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm2d,
-                 kernel_initializer: w.Initializer | None = None,
-                 kernel_init_gain: float = 1.0,
-                 bias_init_value: float = 0.0):
-        super().__init__((in_channels, out_channels), kernel_size, None, dict(
-            activation=activation, strides=strides, padding=padding, output_padding=output_padding,
-            use_bias=use_bias, use_bn=use_bn, bn_ctor=bn_ctor, kernel_initializer=kernel_initializer,
-            kernel_init_gain=kernel_init_gain, bias_init_value=bias_init_value))
-        self._output_padding = pair(output_padding)
+    @takes_arguments_of(Conv2D, without=('use_ln', 'weight_opt_args', 'use_torch_init'),
+                        after={'output_padding': 'padding'})
+    def __init__(self, output_padding: Size2d = 0, **kwargs: Any):
+        super().__init__(output_padding=output_padding, **kwargs)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """``[B, in_channels, H, W]`` to ``[B, out_channels, H', W']``."""
@@ -255,31 +216,16 @@ class ConvTranspose2D(_ConvBase):
 class ParallelConvTranspose2D(_ConvBase):
     """``n`` transposed convolutions as one; ``weight [n, in, out, kh, kw]``, ``bias [n, out]``.
 
-    The arguments but for ``n`` are those of :class:`ConvTranspose2D`.
+    Args:
+        n: number of layers.
+        kwargs: those of :class:`ConvTranspose2D`.
     """
 
     _transposed = True
 
-    def __init__(self,
-                 in_channels: int,
-                 out_channels: int,
-                 kernel_size: Size2d,
-                 n: int,
-                 activation: w.Activation = torch.relu_,
-                 strides: Size2d = 1,
-                 padding: Size2d = 0,
-                 output_padding: Size2d = 0,
-                 use_bias: bool | None = None,
-                 use_bn: bool = False,
-                 bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm2d,
-                 kernel_initializer: w.Initializer | None = None,
-                 kernel_init_gain: float = 1.0,
-                 bias_init_value: float = 0.0):
-        super().__init__((in_channels, out_channels), kernel_size, n, dict(
-            activation=activation, strides=strides, padding=padding, output_padding=output_padding,
-            use_bias=use_bias, use_bn=use_bn, bn_ctor=bn_ctor, kernel_initializer=kernel_initializer,
-            kernel_init_gain=kernel_init_gain, bias_init_value=bias_init_value))
-        self._output_padding = pair(output_padding)
+    @takes_arguments_of(ConvTranspose2D, after={'n': 'kernel_size'})
+    def __init__(self, n: int, **kwargs: Any):
+        super().__init__(n=n, **kwargs)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """``[B, n, in, H, W]``, or ``[B, in, H, W]`` shared by all, to ``[B, n, out, H', W']``.

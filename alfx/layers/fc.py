@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from alfx.gin_utils import configurable
+from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.layers import weights as w
 from alfx.layers.activations import is_elementwise, out_of_place
 from alfx.utils.math_ops import identity
@@ -115,30 +115,20 @@ _LARGE_BATCH = 32
 class ParallelFC(nn.Module):
     """``n`` fully connected layers computed as one batched product; ``weight [n, out, in]``, ``bias [n, out]``.
 
-    Each layer is initialised on its own, so that it is distributed as a single :class:`FC` is. The arguments but
-    for ``n`` are those of :class:`FC`.
+    Each layer is initialised on its own, so that it is distributed as a single :class:`FC` is.
+
+    Args:
+        n: number of layers.
+        kwargs: those of :class:`FC`.
     """
 
-    def __init__(self,
-                 input_size: int,
-                 output_size: int,
-                 n: int,
-                 activation: w.Activation = identity,
-                 use_bias: bool = True,
-                 use_bn: bool = False,
-                 use_ln: bool = False,
-                 bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm1d,
-                 kernel_initializer: w.Initializer | None = None,
-                 kernel_init_gain: float = 1.0,
-                 bias_init_value: float = 0.0,
-                 use_torch_init: bool = False,
-                 bias_initializer: w.Initializer | None = None,
-                 weight_opt_args: dict | None = None,
-                 bias_opt_args: dict | None = None):
+    @takes_arguments_of(FC, after={'n': 'output_size', 'bias_initializer': 'use_torch_init'})
+    def __init__(self, input_size: int, output_size: int, n: int, activation: w.Activation, use_bias: bool, use_bn: bool,
+                 use_ln: bool, use_torch_init: bool, **kwargs: Any):
         super().__init__()
-        w.check_init_arguments('ParallelFC', use_torch_init, kernel_initializer, use_bn, use_ln)
-        self._init_kernel = (kernel_initializer, kernel_init_gain, activation, use_torch_init)
-        self._init_bias = (bias_initializer, bias_init_value, use_torch_init)
+        w.check_init_arguments('ParallelFC', use_torch_init, kwargs['kernel_initializer'], use_bn, use_ln)
+        self._init_kernel = (kwargs['kernel_initializer'], kwargs['kernel_init_gain'], activation, use_torch_init)
+        self._init_bias = (kwargs['bias_initializer'], kwargs['bias_init_value'], use_torch_init)
         self._input_size, self._output_size, self._n = input_size, output_size, n
         # What is elementwise is applied to the product itself, in place if it works so; in place on a view of it, the
         # backward pass would copy everything.
@@ -146,9 +136,9 @@ class ParallelFC(nn.Module):
         self._product_activation = activation if is_elementwise(activation) and not has_norm else identity
         self._activation = out_of_place(activation) if self._product_activation is identity else identity
         self._use_bn = use_bn
-        self.weight = w.parameter((n, output_size, input_size), weight_opt_args)
-        self.bias = w.parameter((n, output_size), bias_opt_args) if use_bias else None
-        self._norm: Any = w.fc_norm(output_size, n, use_bn, use_ln, bn_ctor)
+        self.weight = w.parameter((n, output_size, input_size), kwargs['weight_opt_args'])
+        self.bias = w.parameter((n, output_size), kwargs['bias_opt_args']) if use_bias else None
+        self._norm: Any = w.fc_norm(output_size, n, use_bn, use_ln, kwargs['bn_ctor'])
         self._has_norm = self._norm is not None
         self.reset_parameters()
 

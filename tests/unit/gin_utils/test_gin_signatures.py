@@ -104,6 +104,18 @@ def test_the_signature_has_the_arguments_of_both_in_the_order_asked_for():
     assert list(defaults_of(DeepDrawer).items()) == [('width', 1), ('depth', 2), ('labels', NONE)]
 
 
+def test_an_argument_that_the_child_only_names_keeps_default_and_annotation_of_the_parent():
+
+    @takes_arguments_of(Saw)
+    def weigh(length, *, material: object, **kwargs):
+        return length, material
+
+    length, material = list(inspect.signature(weigh).parameters.values())[1:3]
+    assert (length.default, length.annotation, length.kind) == (0.5, float, length.POSITIONAL_OR_KEYWORD)
+    assert (material.default, material.annotation, material.kind) == ('steel', object, length.POSITIONAL_OR_KEYWORD)
+    assert weigh(20) == (0.5, 'steel')
+
+
 def test_arguments_given_by_position_are_those_of_the_signature():
     saw = PowerSaw(20, 900, 110, 2.5, 'mine')
     assert (saw.watts, saw.volts) == (900, 110)
