@@ -9,7 +9,6 @@ It goes through the replay buffer, unlike the synchronous actor-critic, since no
 probabilities is taken from the rollout: several updates, minibatches, and samples of older unrolls (section 5.2.2 of
 the paper) then come for nothing. Differs from the paper in the optimizer, which is the conf's choice.
 """
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,11 +19,9 @@ from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.vtrace_loss import VTraceLoss
 from alfx.data_structures import AlgStep, BatchInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils import ConfError, configurable, takes_arguments_of
 from alfx.gin_utils.checks import problem_at
-from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
-from alfx.networks.value_networks import ValueNetwork
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.tensor_specs import NestedTensor
 
 ImpalaInfo = namedtuple('ImpalaInfo', [
     'step_type', 'discount', 'reward', 'action', 'rollout_log_prob', 'log_prob', 'action_distribution', 'value',
@@ -47,40 +44,17 @@ class ImpalaAlgorithm(ActorCriticAlgorithm):
     Without them, sequences are sampled from the replay buffer; the last step of each is only bootstrapped from.
 
     Args:
-        observation_spec: nest of specs of the observation.
-        action_spec: nest of ``BoundedTensorSpec``.
-        reward_spec: of rank 0, or of rank 1 for K rewards; the value then has K dimensions.
-        reward_weights: K weights of the rewards in the policy's objective; ``None``: all are 1.
-        actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; makes the network of the policy.
-        value_network_ctor: called as ``(input_tensor_spec=, output_tensor_spec=)``; makes the value network.
-            ``None`` if the algorithm is only played or evaluated.
-        epsilon_greedy: in evaluation, the chance of sampling an action instead of taking the most likely one;
-            ``None``: ``config.epsilon_greedy``, or 0 without a config.
-        env: batched environment, for the root algorithm.
-        config: configuration, for the root algorithm.
         loss: a ``VTraceLoss``; ``None``: ``loss_class(debug_summaries=debug_summaries)``.
-        loss_class: see ``loss``.
-        optimizer: owns all parameters.
-        checkpoint: as in ``Algorithm``.
-        debug_summaries: write more summaries.
-        name: name of this algorithm.
+        kwargs: those of :class:`~alfx.algorithms.actor_critic_algorithm.ActorCriticAlgorithm`; ``loss_class`` is
+            ``VTraceLoss`` unless given.
 
     Raises:
         ValueError: the loss is not a ``VTraceLoss``.
     """
 
-    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
-                 reward_spec: TensorSpec = TensorSpec(()), reward_weights: list[float] | None = None,
-                 actor_network_ctor: Callable[..., Any] = ActorDistributionNetwork,
-                 value_network_ctor: Callable[..., Any] | None = ValueNetwork, epsilon_greedy: float | None = None,
-                 env: Any = None, config: TrainerConfig | None = None, loss: Any = None,
-                 loss_class: Callable[..., Any] = VTraceLoss, optimizer: Any = None, checkpoint: str | None = None,
-                 debug_summaries: bool = False, name: str = 'ImpalaAlgorithm'):
-        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
-                         reward_weights=reward_weights, actor_network_ctor=actor_network_ctor,
-                         value_network_ctor=value_network_ctor, epsilon_greedy=epsilon_greedy, env=env, config=config,
-                         loss=loss, loss_class=loss_class, optimizer=optimizer, checkpoint=checkpoint,
-                         debug_summaries=debug_summaries, name=name)
+    @takes_arguments_of(ActorCriticAlgorithm, defaults={'loss_class': VTraceLoss, 'name': 'ImpalaAlgorithm'})
+    def __init__(self, name: str, **kwargs: Any):
+        super().__init__(name=name, **kwargs)
         if not isinstance(self._loss, VTraceLoss):
             raise ValueError(f'{name}: the loss has to be a VTraceLoss, which corrects for the age of the policy that '
                              f'acted; found {type(self._loss).__name__}. Set {type(self).__name__}.loss_class = '

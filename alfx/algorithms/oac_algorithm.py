@@ -5,24 +5,20 @@ of Q grows fastest, as far as a bound on the KL divergence between the two polic
 actor-critic's. Differs from the paper in that the standard deviation of Q is that of any number of critics; for two it
 is half of their distance, as in the paper.
 """
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.maths import critic_maths
-from alfx.algorithms.sac.actions import ActionParts, ActionType, TargetEntropy
+from alfx.algorithms.sac.actions import ActionParts, ActionType
 from alfx.algorithms.sac.states import check_normal_actor
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.data_structures import TimeStep
-from alfx.gin_utils import configurable
-from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
-from alfx.networks.critic_networks import CriticNetwork
-from alfx.networks.q_networks import QNetwork
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.gin_utils import configurable, takes_arguments_of
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
 
 
@@ -30,13 +26,13 @@ from alfx.utils import dist_utils
 class OacAlgorithm(SacAlgorithm):
     """Soft actor-critic with optimistic exploration.
 
-    The arguments are those of :class:`alfx.algorithms.sac_algorithm.SacAlgorithm`, except for:
-
     Args:
         explore: shift the mean of the policy in the rollout; for continuous actions whose policy is a (squashed)
             diagonal normal, and critics without memory. If False, it is ``SacAlgorithm``.
         explore_delta: bound on the KL divergence between the policy that explores and the one that is trained.
         beta_ub: number of standard deviations of Q between its mean and its upper bound.
+        kwargs: those of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`, except ``normalize_entropy_reward``,
+            ``reproduce_locomotion`` and ``rollout_noise_correlation``.
 
     Raises:
         ValueError: ``explore`` with another kind of action, policy or critic, or an argument out of range.
@@ -44,35 +40,16 @@ class OacAlgorithm(SacAlgorithm):
 
     has_fixed_update = SacAlgorithm.has_fixed_update
 
-    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
-                 reward_spec: TensorSpec = TensorSpec(()),
-                 actor_network_cls: Callable[..., Any] = ActorDistributionNetwork,
-                 critic_network_cls: Callable[..., Any] | None = CriticNetwork,
-                 q_network_cls: Callable[..., Any] | None = QNetwork, reward_weights: list[float] | None = None,
-                 epsilon_greedy: float | None = None, use_entropy_reward: bool = True,
-                 calculate_priority: bool = False, num_critic_replicas: int = 2, env: Any = None,
-                 config: TrainerConfig | None = None, critic_loss_ctor: Callable[..., Any] | None = None,
-                 target_entropy: TargetEntropy | Sequence[TargetEntropy] = None,
-                 prior_actor_ctor: Callable[..., Any] | None = None, target_kld_per_dim: float = 3.0,
-                 initial_log_alpha: float = 0.0, explore: bool = True, explore_delta: float = 6.8,
-                 beta_ub: float = 4.6, max_log_alpha: float | None = None, target_update_tau: float = 0.05,
-                 target_update_period: int = 1, dqda_clipping: float | None = None, actor_optimizer: Any = None,
-                 critic_optimizer: Any = None, alpha_optimizer: Any = None, checkpoint: str | None = None,
-                 debug_summaries: bool = False, name: str = 'OacAlgorithm', train_actor_on_last_step: bool = True):
+    @takes_arguments_of(
+        SacAlgorithm, without=('normalize_entropy_reward', 'reproduce_locomotion', 'rollout_noise_correlation'),
+        defaults={'name': 'OacAlgorithm'}, after={'explore': 'initial_log_alpha'})
+    def __init__(self, action_spec: NestedTensorSpec, name: str, explore: bool = True, explore_delta: float = 6.8,
+                 beta_ub: float = 4.6, **kwargs: Any):
         if explore_delta < 0:
             raise ValueError(f'{name}.explore_delta: expected at least 0, found {explore_delta}')
         if explore and ActionParts(action_spec).type != ActionType.Continuous:
             raise ValueError(f'{name}.explore is for continuous actions, found {action_spec}; set explore=False')
-        super().__init__(
-            observation_spec, action_spec, reward_spec, actor_network_cls=actor_network_cls,
-            critic_network_cls=critic_network_cls, q_network_cls=q_network_cls, reward_weights=reward_weights,
-            epsilon_greedy=epsilon_greedy, use_entropy_reward=use_entropy_reward, calculate_priority=calculate_priority,
-            num_critic_replicas=num_critic_replicas, env=env, config=config, critic_loss_ctor=critic_loss_ctor,
-            target_entropy=target_entropy, prior_actor_ctor=prior_actor_ctor, target_kld_per_dim=target_kld_per_dim,
-            initial_log_alpha=initial_log_alpha, max_log_alpha=max_log_alpha, target_update_tau=target_update_tau,
-            target_update_period=target_update_period, dqda_clipping=dqda_clipping, actor_optimizer=actor_optimizer,
-            critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer, checkpoint=checkpoint,
-            debug_summaries=debug_summaries, name=name, train_actor_on_last_step=train_actor_on_last_step)
+        super().__init__(action_spec=action_spec, name=name, **kwargs)
         if explore:
             check_normal_actor(f'{name}.explore', self._actor_network)
             if self._critic_networks is not None and self._critic_networks.is_rnn:

@@ -11,14 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.maths import critic_maths
 from alfx.algorithms.one_step_loss import OneStepTDQRLoss
 from alfx.algorithms.sac.actions import ActionParts, ActionType, TargetEntropy
 from alfx.algorithms.sac_algorithm import SacAlgorithm
-from alfx.gin_utils import configurable
-from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
-from alfx.networks.critic_networks import CriticNetwork
+from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 
 
@@ -26,15 +23,15 @@ from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 class QrsacAlgorithm(SacAlgorithm):
     """Soft actor-critic with quantile critics, for continuous actions.
 
-    The arguments are those of :class:`alfx.algorithms.sac_algorithm.SacAlgorithm`, except for:
-
     Args:
-        critic_network_cls: as there; the number of outputs is made that of the quantiles of the loss, unless the
-            critic has several outputs already.
+        critic_network_cls: as in ``SacAlgorithm``; the number of outputs is made that of the quantiles of the loss,
+            unless the critic has several outputs already.
         critic_loss_ctor: makes a quantile loss, called as ``(debug_summaries=, name=)``; ``None``:
             ``OneStepTDQRLoss``. Its ``num_quantiles`` is the number of quantiles.
         min_critic_by_critic_mean: bootstrap from the quantiles of the critic with the lowest mean; otherwise from the
             lowest value of each quantile.
+        kwargs: those of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`, except ``q_network_cls``;
+            ``use_entropy_reward`` is False unless given.
 
     Raises:
         SpecError: a critic has another number of outputs.
@@ -43,21 +40,12 @@ class QrsacAlgorithm(SacAlgorithm):
 
     has_fixed_update = SacAlgorithm.has_fixed_update
 
-    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
-                 reward_spec: TensorSpec = TensorSpec(()),
-                 actor_network_cls: Callable[..., Any] = ActorDistributionNetwork,
-                 critic_network_cls: Callable[..., Any] | None = CriticNetwork,
-                 reward_weights: list[float] | None = None, epsilon_greedy: float | None = None,
-                 use_entropy_reward: bool = False, normalize_entropy_reward: bool = False,
-                 calculate_priority: bool = False, num_critic_replicas: int = 2,
-                 min_critic_by_critic_mean: bool = False, env: Any = None, config: TrainerConfig | None = None,
-                 critic_loss_ctor: Callable[..., Any] | None = None, target_entropy: TargetEntropy = None,
-                 prior_actor_ctor: Callable[..., Any] | None = None, target_kld_per_dim: float = 3.0,
-                 initial_log_alpha: float = 0.0, max_log_alpha: float | None = None, target_update_tau: float = 0.05,
-                 target_update_period: int = 1, dqda_clipping: float | None = None, actor_optimizer: Any = None,
-                 critic_optimizer: Any = None, alpha_optimizer: Any = None, checkpoint: str | None = None,
-                 debug_summaries: bool = False, reproduce_locomotion: bool = False, name: str = 'QrsacAlgorithm',
-                 train_actor_on_last_step: bool = True, rollout_noise_correlation: float = 0.0):
+    @takes_arguments_of(
+        SacAlgorithm, without=('q_network_cls', ), defaults={'use_entropy_reward': False, 'name': 'QrsacAlgorithm'},
+        after={'min_critic_by_critic_mean': 'num_critic_replicas'})
+    def __init__(self, action_spec: NestedTensorSpec, critic_network_cls: Callable[..., Any] | None,
+                 critic_loss_ctor: Callable[..., Any] | None, debug_summaries: bool, name: str,
+                 target_entropy: TargetEntropy, min_critic_by_critic_mean: bool = False, **kwargs: Any):
         if ActionParts(action_spec).type != ActionType.Continuous:
             raise ValueError(f'{name} is for continuous actions, found {action_spec}; use SacAlgorithm')
         loss = (critic_loss_ctor or OneStepTDQRLoss)(debug_summaries=debug_summaries, name='critic_loss')
@@ -66,17 +54,9 @@ class QrsacAlgorithm(SacAlgorithm):
             critic_network_cls = partial(_quantile_critic, critic_network_cls, self._num_quantiles)
         self._min_critic_by_critic_mean = min_critic_by_critic_mean
         super().__init__(
-            observation_spec, action_spec, reward_spec, actor_network_cls=actor_network_cls,
-            critic_network_cls=critic_network_cls, q_network_cls=None, reward_weights=reward_weights,
-            epsilon_greedy=epsilon_greedy, use_entropy_reward=use_entropy_reward,
-            normalize_entropy_reward=normalize_entropy_reward, calculate_priority=calculate_priority,
-            num_critic_replicas=num_critic_replicas, env=env, config=config, critic_loss_ctor=lambda **_: loss,
-            target_entropy=target_entropy, prior_actor_ctor=prior_actor_ctor, target_kld_per_dim=target_kld_per_dim,
-            initial_log_alpha=initial_log_alpha, max_log_alpha=max_log_alpha, target_update_tau=target_update_tau,
-            target_update_period=target_update_period, dqda_clipping=dqda_clipping, actor_optimizer=actor_optimizer,
-            critic_optimizer=critic_optimizer, alpha_optimizer=alpha_optimizer, checkpoint=checkpoint,
-            debug_summaries=debug_summaries, reproduce_locomotion=reproduce_locomotion, name=name,
-            train_actor_on_last_step=train_actor_on_last_step, rollout_noise_correlation=rollout_noise_correlation)
+            action_spec=action_spec, critic_network_cls=critic_network_cls, q_network_cls=None,
+            critic_loss_ctor=lambda **_: loss, debug_summaries=debug_summaries, name=name,
+            target_entropy=target_entropy, **kwargs)
 
     def _pessimistic_value(self, critics: Tensor) -> Tensor:
         """Quantiles ``[B, n, N]`` (``[B, n, K, N]``) to those to bootstrap from, ``[B, N]`` (``[B, K, N]``)."""

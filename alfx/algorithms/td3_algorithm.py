@@ -18,10 +18,8 @@ from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
 from alfx.algorithms.exploration_noise import GaussianNoise, gaussian_like
 from alfx.data_structures import AlgStep, LossInfo, TimeStep
 from alfx.engine.update import valid_masks
-from alfx.gin_utils import check_value, configurable
-from alfx.networks.actor_networks import ActorNetwork
-from alfx.networks.critic_networks import CriticNetwork
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.gin_utils import check_value, configurable, takes_arguments_of
+from alfx.tensor_specs import NestedTensor
 from alfx.utils.saved_count import SavedCount
 
 
@@ -35,38 +33,19 @@ class Td3Algorithm(DdpgAlgorithm):
     the info is ``()`` and its parameters get no gradient, so that no optimizer moves them.
 
     Args:
-        observation_spec: see :class:`~alfx.algorithms.ddpg_algorithm.DdpgAlgorithm`, as for all that is not described
-            here.
-        action_spec: nest of ``BoundedTensorSpec`` of continuous actions with finite bounds.
-        reward_spec: of rank 0 or 1.
-        actor_network_ctor: makes the network of the policy.
-        critic_network_ctor: makes one critic.
-        reward_weights: weights of a multi-dimensional reward.
-        epsilon_greedy: in evaluation, the chance of adding exploration noise to an action.
-        calculate_priority: calculate priorities for prioritised replay.
-        env: batched environment, for the root algorithm.
-        config: configuration, for the root algorithm.
         exploration_noise: standard deviation of the normal noise added to the actions of the rollout, in units of half
             the range; a number or a schedule.
-        critic_loss_ctor: makes the loss of a critic.
         num_critic_replicas: number of critics. Targets take the smallest of their values; the policy maximises the
             first one's.
         policy_update_period: training updates for each update of the policy.
-        target_update_tau: how far the target networks move in an update, in (0, 1].
-        target_update_period: training updates for each update of the target networks.
         target_noise: standard deviation of the noise on the action that targets are computed for, in units of half
             the range; 0 for none.
         noise_clip: bound of that noise, in the same units.
         rollout_random_action: probability of a uniformly random action in the rollout after the first
             ``config.initial_collect_steps``, a number or a schedule.
-        dqda_clipping: bound of the gradient of the value with respect to each element of the action.
-        action_l2: weight of the squared norm of the action in the loss of the policy.
-        actor_optimizer: owns the parameters of the actor.
-        critic_optimizer: owns the parameters of the critics.
-        checkpoint: as in ``Algorithm``.
-        debug_summaries: write more summaries.
-        name: name of this algorithm.
-        train_actor_on_last_step: train the policy at the last step of each sequence too.
+        kwargs: those of :class:`~alfx.algorithms.ddpg_algorithm.DdpgAlgorithm`, except ``ou_stddev``, ``ou_damping``
+            and ``exploration_noise_ctor``; ``num_critic_replicas`` is 2, ``target_update_tau`` 0.005 and
+            ``target_update_period`` 2 unless given.
 
     Raises:
         ConfError: a number is out of range.
@@ -75,34 +54,22 @@ class Td3Algorithm(DdpgAlgorithm):
 
     _num_random_steps: Tensor
 
-    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
-                 reward_spec: TensorSpec = TensorSpec(()), actor_network_ctor: Callable[..., Any] = ActorNetwork,
-                 critic_network_ctor: Callable[..., Any] = CriticNetwork, reward_weights: list[float] | None = None,
-                 epsilon_greedy: float | None = None, calculate_priority: bool = False, env: Any = None,
-                 config: TrainerConfig | None = None, exploration_noise: float | Callable[[], float] = 0.1,
-                 critic_loss_ctor: Callable[..., Any] | None = None, num_critic_replicas: int = 2,
-                 policy_update_period: int = 2, target_update_tau: float = 0.005, target_update_period: int = 2,
-                 target_noise: float = 0.2, noise_clip: float = 0.5,
-                 rollout_random_action: float | Callable[[], float] = 0.0, dqda_clipping: float | None = None,
-                 action_l2: float = 0.0, actor_optimizer: Any = None, critic_optimizer: Any = None,
-                 checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'Td3Algorithm',
-                 train_actor_on_last_step: bool = True):
+    @takes_arguments_of(
+        DdpgAlgorithm, without=('ou_stddev', 'ou_damping', 'exploration_noise_ctor'),
+        defaults={'num_critic_replicas': 2, 'target_update_tau': 0.005, 'target_update_period': 2,
+                  'name': 'Td3Algorithm'},
+        after={'exploration_noise': 'config', 'policy_update_period': 'num_critic_replicas',
+               'target_noise': 'target_update_period'})
+    def __init__(self, config: TrainerConfig | None, exploration_noise: float | Callable[[], float] = 0.1,
+                 policy_update_period: int = 2, target_noise: float = 0.2, noise_clip: float = 0.5, **kwargs: Any):
         owner = type(self).__name__
         check_value(owner, 'exploration_noise', exploration_noise, (float, callable),  # type: ignore[arg-type]
                     minimum=0)
         check_value(owner, 'policy_update_period', policy_update_period, int, minimum=1)
         check_value(owner, 'target_noise', target_noise, float, minimum=0)
         check_value(owner, 'noise_clip', noise_clip, float, minimum=0)
-        super().__init__(
-            observation_spec, action_spec, reward_spec=reward_spec, actor_network_ctor=actor_network_ctor,
-            critic_network_ctor=critic_network_ctor, reward_weights=reward_weights, epsilon_greedy=epsilon_greedy,
-            calculate_priority=calculate_priority, env=env, config=config, critic_loss_ctor=critic_loss_ctor,
-            num_critic_replicas=num_critic_replicas, target_update_tau=target_update_tau,
-            target_update_period=target_update_period, rollout_random_action=rollout_random_action,
-            dqda_clipping=dqda_clipping, action_l2=action_l2, actor_optimizer=actor_optimizer,
-            critic_optimizer=critic_optimizer, checkpoint=checkpoint, debug_summaries=debug_summaries, name=name,
-            train_actor_on_last_step=train_actor_on_last_step,
-            exploration_noise_ctor=partial(GaussianNoise, stddev=exploration_noise))
+        super().__init__(config=config, exploration_noise_ctor=partial(GaussianNoise, stddev=exploration_noise),
+                         **kwargs)
         self._policy_update_period = policy_update_period
         self._target_noise, self._noise_clip = target_noise, noise_clip
         # of all processes together, as the count is

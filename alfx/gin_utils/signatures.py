@@ -25,10 +25,10 @@ def takes_arguments_of(parent: Callable, *, without: Sequence[str] = (), default
             def __init__(self, explore: bool = True, **kwargs: Any):
                 super().__init__(**kwargs)
 
-    What is decorated has one signature of all arguments, with their defaults and annotations, for Python, for conf files
-    and for whoever reads it. An argument that both name has the place that the parent gives it, and the parent's default
-    and annotation unless the child says its own. What is decorated is called with every argument, by name: the defaults
-    shown are those that count, and no binding of the parent comes in between.
+    What is decorated has one signature of all arguments, with their defaults and annotations, for Python, for conf
+    files and for whoever reads it. An argument that both name has the place that the parent gives it, and the parent's
+    default and annotation unless the child says its own. What is decorated is called with every argument, by name: the
+    defaults shown are those that count, and no binding of the parent comes in between.
 
     Args:
         parent: the class or function whose arguments are taken.
@@ -67,9 +67,10 @@ def takes_arguments_of(parent: Callable, *, without: Sequence[str] = (), default
 
 def _parameters_of(parent: Callable) -> _Parameters:
     """The parameters of a function, or those of the constructor of a class, with readable annotations."""
-    is_class = inspect.isclass(parent)
-    function = construction_function(parent)[1] if is_class else parent
-    parameters = list(inspect.signature(function).parameters.values())[int(is_class):]
+    if inspect.isclass(parent):
+        parameters = list(inspect.signature(construction_function(parent)[1]).parameters.values())[1:]
+    else:
+        parameters = list(inspect.signature(parent).parameters.values())
     hints = ((p, annotation_of(parent, p.name)) for p in parameters)
     return {p.name: p if hint is p.empty else p.replace(annotation=hint) for p, hint in hints}
 

@@ -123,8 +123,8 @@ class ParallelFC(nn.Module):
     """
 
     @takes_arguments_of(FC, after={'n': 'output_size', 'bias_initializer': 'use_torch_init'})
-    def __init__(self, input_size: int, output_size: int, n: int, activation: w.Activation, use_bias: bool, use_bn: bool,
-                 use_ln: bool, use_torch_init: bool, **kwargs: Any):
+    def __init__(self, input_size: int, output_size: int, n: int, activation: w.Activation, use_bias: bool,
+                 use_bn: bool, use_ln: bool, use_torch_init: bool, **kwargs: Any):
         super().__init__()
         w.check_init_arguments('ParallelFC', use_torch_init, kwargs['kernel_initializer'], use_bn, use_ln)
         self._init_kernel = (kwargs['kernel_initializer'], kwargs['kernel_init_gain'], activation, use_torch_init)
