@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from alfx import nest
-from alfx.gin_utils import configurable
+from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.layers.weights import Activation, Initializer
 from alfx.networks.action_specs import require_continuous
 from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
@@ -152,44 +152,24 @@ class ActorDistributionRNNNetwork(ActorDistributionNetworkBase):
     """An :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork` with a head for the actions.
 
     Args:
-        input_tensor_spec: nest of specs of the observation.
-        action_spec: nest of specs of the action; the output is a nest of distributions of its structure.
-        input_preprocessors: see ``LSTMEncodingNetwork``.
-        preprocessing_combiner: see ``LSTMEncodingNetwork``; needed for a nested observation.
-        conv_layer_params: see ``LSTMEncodingNetwork``.
         fc_layer_params: sizes of the layers before the LSTM layers.
         lstm_hidden_size: sizes of the LSTM layers, or of the only one.
         actor_fc_layer_params: sizes of the layers behind the LSTM layers.
-        activation: activation of the encoder.
-        kernel_initializer: see ``LSTMEncodingNetwork``.
-        discrete_projection_net_ctor: makes the head of a discrete action.
-        continuous_projection_net_ctor: makes the head of a continuous action.
-        name: name of the network.
+        kwargs: those of :class:`ActorDistributionNetwork`, except ``input_preprocessors_ctor``, ``use_fc_bn`` and
+            ``use_fc_ln``.
 
     Raises:
         SpecError: an observation that the encoder cannot take, or a head that does not fit its action.
     """
 
-    def __init__(self,
-                 input_tensor_spec: NestedTensorSpec,
-                 action_spec: NestedTensorSpec,
-                 input_preprocessors: Nested = None,
-                 preprocessing_combiner: Callable | None = None,
-                 conv_layer_params: Sequence[tuple] | None = None,
-                 fc_layer_params: Sequence[int] | None = None,
-                 lstm_hidden_size: int | Sequence[int] = 100,
-                 actor_fc_layer_params: Sequence[int] | None = None,
-                 activation: Activation = torch.relu_,
-                 kernel_initializer: Initializer | None = None,
-                 discrete_projection_net_ctor: Callable[..., Network] = CategoricalProjectionNetwork,
-                 continuous_projection_net_ctor: Callable[..., Network] = NormalProjectionNetwork,
-                 name: str = 'ActorRNNDistributionNetwork'):
+    @takes_arguments_of(
+        ActorDistributionNetwork, without=('input_preprocessors_ctor', 'use_fc_bn', 'use_fc_ln'),
+        defaults={'name': 'ActorRNNDistributionNetwork'})
+    def __init__(self, fc_layer_params: Sequence[int] | None, lstm_hidden_size: int | Sequence[int] = 100,
+                 actor_fc_layer_params: Sequence[int] | None = None, **kwargs: Any):
         super().__init__(
-            input_tensor_spec, action_spec, LSTMEncodingNetwork, discrete_projection_net_ctor,
-            continuous_projection_net_ctor, name, input_preprocessors=input_preprocessors,
-            preprocessing_combiner=preprocessing_combiner, conv_layer_params=conv_layer_params,
-            pre_fc_layer_params=fc_layer_params, hidden_size=lstm_hidden_size,
-            post_fc_layer_params=actor_fc_layer_params, activation=activation, kernel_initializer=kernel_initializer)
+            encoding_network_ctor=LSTMEncodingNetwork, pre_fc_layer_params=fc_layer_params,
+            hidden_size=lstm_hidden_size, post_fc_layer_params=actor_fc_layer_params, **kwargs)
 
 
 @configurable

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from alfx import nest
-from alfx.gin_utils import configurable
+from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.layers import FC, Reshape, make_parallel_net
 from alfx.layers.activations import out_of_place
 from alfx.layers.weights import Activation, Initializer
@@ -179,38 +179,18 @@ class ActorRNNNetwork(ActorNetworkBase):
     """An :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork` with a layer for each action.
 
     Args:
-        input_tensor_spec: nest of specs of the observation.
-        action_spec: nest of bounded specs of continuous actions.
-        input_preprocessors: see ``LSTMEncodingNetwork``.
-        preprocessing_combiner: see ``LSTMEncodingNetwork``; needed for a nested observation.
-        conv_layer_params: see ``LSTMEncodingNetwork``.
         fc_layer_params: sizes of the layers before the LSTM layers.
         lstm_hidden_size: sizes of the LSTM layers, or of the only one.
         actor_fc_layer_params: sizes of the layers behind the LSTM layers.
-        activation: activation of the encoder.
-        squashing_func: into (-1, 1), which is then scaled to the bounds of the action.
-        kernel_initializer: see ``LSTMEncodingNetwork``.
-        name: name of the network.
+        kwargs: those of :class:`ActorNetwork`.
 
     Raises:
         SpecError: an action that is not continuous or has no bounds, or an observation that the encoder cannot take.
     """
 
-    def __init__(self,
-                 input_tensor_spec: NestedTensorSpec,
-                 action_spec: NestedTensorSpec,
-                 input_preprocessors: Nested = None,
-                 preprocessing_combiner: Callable | None = None,
-                 conv_layer_params: Sequence[tuple] | None = None,
-                 fc_layer_params: Sequence[int] | None = None,
-                 lstm_hidden_size: int | Sequence[int] = 100,
-                 actor_fc_layer_params: Sequence[int] | None = None,
-                 activation: Activation = torch.relu_,
-                 squashing_func: Activation = torch.tanh,
-                 kernel_initializer: Initializer | None = None,
-                 name: str = 'ActorRNNNetwork'):
+    @takes_arguments_of(ActorNetwork, defaults={'name': 'ActorRNNNetwork'})
+    def __init__(self, fc_layer_params: Sequence[int] | None, lstm_hidden_size: int | Sequence[int] = 100,
+                 actor_fc_layer_params: Sequence[int] | None = None, **kwargs: Any):
         super().__init__(
-            input_tensor_spec, action_spec, LSTMEncodingNetwork, squashing_func, name,
-            input_preprocessors=input_preprocessors, preprocessing_combiner=preprocessing_combiner,
-            conv_layer_params=conv_layer_params, pre_fc_layer_params=fc_layer_params, hidden_size=lstm_hidden_size,
-            post_fc_layer_params=actor_fc_layer_params, activation=activation, kernel_initializer=kernel_initializer)
+            encoding_network_ctor=LSTMEncodingNetwork, pre_fc_layer_params=fc_layer_params,
+            hidden_size=lstm_hidden_size, post_fc_layer_params=actor_fc_layer_params, **kwargs)

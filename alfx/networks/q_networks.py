@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from alfx.gin_utils import configurable
+from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.layers import FC, make_parallel_net
 from alfx.layers.weights import Activation, Initializer
 from alfx.networks.action_specs import require_discrete
@@ -275,47 +275,25 @@ class QRNNNetwork(QNetworkBase):
     """An :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork` and a layer with the values of all actions.
 
     Args:
-        input_tensor_spec: nest of specs of the observation.
-        action_spec: spec of one discrete action, of shape ``()``; ``minimum`` may be any number.
-        input_preprocessors: see ``LSTMEncodingNetwork``.
-        preprocessing_combiner: see ``LSTMEncodingNetwork``; needed for a nested observation.
-        conv_layer_params: see ``LSTMEncodingNetwork``.
         fc_layer_params: sizes of the layers before the LSTM layers.
         lstm_hidden_size: sizes of the LSTM layers, or of the only one.
         value_fc_layer_params: sizes of the layers behind the LSTM layers.
-        activation: activation of all layers but the last.
-        kernel_initializer: initializer of all layers but the LSTM and the last one.
-        use_naive_parallel_network: see :class:`QNetworkBase`.
-        name: name of the network.
         dueling: see ``QNetworkBase``; each of the two streams has its own last one of ``value_fc_layer_params``.
         noisy: see ``QNetworkBase``; all fully connected layers behind the LSTM layers are noisy.
-        num_atoms: see ``QNetworkBase``.
+        kwargs: those of :class:`QNetwork`.
 
     Raises:
         SpecError: an action that is not a single discrete one, or an observation that the encoder cannot take.
         ValueError: ``num_atoms`` below 2.
     """
 
-    def __init__(self,
-                 input_tensor_spec: NestedTensorSpec,
-                 action_spec: TensorSpec,
-                 input_preprocessors: Nested = None,
-                 preprocessing_combiner: Callable | None = None,
-                 conv_layer_params: Sequence[tuple] | None = None,
-                 fc_layer_params: Sequence[int] | None = None,
-                 lstm_hidden_size: int | Sequence[int] = 100,
-                 value_fc_layer_params: Sequence[int] | None = None,
-                 activation: Activation = torch.relu_,
-                 kernel_initializer: Initializer | None = None,
-                 use_naive_parallel_network: bool = False,
-                 name: str = 'QRNNNetwork',
-                 dueling: bool = False,
-                 noisy: bool = False,
-                 num_atoms: int | None = None):
+    @takes_arguments_of(QNetwork, defaults={'name': 'QRNNNetwork'})
+    def __init__(self, activation: Activation, kernel_initializer: Initializer | None, dueling: bool, noisy: bool,
+                 fc_layer_params: Sequence[int] | None, lstm_hidden_size: int | Sequence[int] = 100,
+                 value_fc_layer_params: Sequence[int] | None = None, **kwargs: Any):
         encoder_layers, head_layers = _split_layers(value_fc_layer_params, dueling, noisy)
         super().__init__(
-            input_tensor_spec, action_spec, LSTMEncodingNetwork, use_naive_parallel_network, name, head_layers,
-            activation, kernel_initializer, dueling, noisy, num_atoms, input_preprocessors=input_preprocessors,
-            preprocessing_combiner=preprocessing_combiner, conv_layer_params=conv_layer_params,
+            encoding_network_ctor=LSTMEncodingNetwork, head_fc_layer_params=head_layers, head_activation=activation,
+            head_kernel_initializer=kernel_initializer, dueling=dueling, noisy=noisy,
             pre_fc_layer_params=fc_layer_params, hidden_size=lstm_hidden_size, post_fc_layer_params=encoder_layers,
-            activation=activation, kernel_initializer=kernel_initializer)
+            activation=activation, kernel_initializer=kernel_initializer, **kwargs)

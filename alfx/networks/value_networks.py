@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from alfx.gin_utils import configurable
+from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.layers.weights import Activation, Initializer
 from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
 from alfx.networks.network import Network
@@ -123,36 +123,19 @@ class ValueRNNNetwork(ValueNetworkBase):
     """An :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork` that ends in a layer of values.
 
     Args:
-        input_tensor_spec: nest of specs of the observation.
-        output_tensor_spec: spec of the values; ``()`` for one number.
-        input_preprocessors: see ``LSTMEncodingNetwork``.
-        preprocessing_combiner: see ``LSTMEncodingNetwork``; needed for a nested observation.
-        conv_layer_params: see ``LSTMEncodingNetwork``.
         fc_layer_params: sizes of the layers before the LSTM layers.
         lstm_hidden_size: sizes of the LSTM layers, or of the only one.
         value_fc_layer_params: sizes of the layers behind the LSTM layers.
-        activation: activation of all layers but the last.
-        kernel_initializer: initializer of all layers but the last.
-        name: name of the network.
+        kwargs: those of :class:`ValueNetwork`, except ``input_preprocessors_ctor``, ``use_fc_bn`` and ``use_fc_ln``.
 
     Raises:
         SpecError: an observation that the encoder cannot take.
     """
 
-    def __init__(self,
-                 input_tensor_spec: NestedTensorSpec,
-                 output_tensor_spec: TensorSpec = _SCALAR,
-                 input_preprocessors: Nested = None,
-                 preprocessing_combiner: Callable | None = None,
-                 conv_layer_params: Sequence[tuple] | None = None,
-                 fc_layer_params: Sequence[int] | None = None,
-                 lstm_hidden_size: int | Sequence[int] = 100,
-                 value_fc_layer_params: Sequence[int] | None = None,
-                 activation: Activation = torch.relu_,
-                 kernel_initializer: Initializer | None = None,
-                 name: str = 'ValueRNNNetwork'):
+    @takes_arguments_of(ValueNetwork, without=('input_preprocessors_ctor', 'use_fc_bn', 'use_fc_ln'),
+                        defaults={'name': 'ValueRNNNetwork'})
+    def __init__(self, fc_layer_params: Sequence[int] | None, lstm_hidden_size: int | Sequence[int] = 100,
+                 value_fc_layer_params: Sequence[int] | None = None, **kwargs: Any):
         super().__init__(
-            input_tensor_spec, output_tensor_spec, LSTMEncodingNetwork, name, input_preprocessors=input_preprocessors,
-            preprocessing_combiner=preprocessing_combiner, conv_layer_params=conv_layer_params,
-            pre_fc_layer_params=fc_layer_params, hidden_size=lstm_hidden_size,
-            post_fc_layer_params=value_fc_layer_params, activation=activation, kernel_initializer=kernel_initializer)
+            encoding_network_ctor=LSTMEncodingNetwork, pre_fc_layer_params=fc_layer_params,
+            hidden_size=lstm_hidden_size, post_fc_layer_params=value_fc_layer_params, **kwargs)
