@@ -6,13 +6,13 @@ import torch
 
 from alfx import nest
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.layers.weights import Activation, Initializer
 from alfx.networks.action_specs import require_continuous
-from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
+from alfx.networks.encoding_networks import (ENSEMBLE_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
+                                             LSTMEncodingNetwork)
 from alfx.networks.network import Network
 from alfx.networks.projection_networks import (CategoricalProjectionNetwork, NestedProjectionNetwork,
                                                NormalProjectionNetwork, make_projection_net)
-from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils.dist_utils import DiagMultivariateNormal
 
 
@@ -89,46 +89,27 @@ class ActorDistributionNetwork(ActorDistributionNetworkBase):
     """An :class:`~alfx.networks.encoding_networks.EncodingNetwork` with a head for the actions.
 
     Args:
-        input_tensor_spec: nest of specs of the observation.
         action_spec: nest of specs of the action; the output is a nest of distributions of its structure.
-        input_preprocessors: see ``EncodingNetwork``.
-        input_preprocessors_ctor: see ``EncodingNetwork``.
-        preprocessing_combiner: see ``EncodingNetwork``; needed for a nested observation.
-        conv_layer_params: see ``EncodingNetwork``.
-        fc_layer_params: see ``EncodingNetwork``.
-        activation: activation of the encoder.
-        kernel_initializer: see ``EncodingNetwork``.
-        use_fc_bn: whether the encoder uses batch norm.
-        use_fc_ln: whether the encoder uses layer norm.
         discrete_projection_net_ctor: makes the head of a discrete action.
         continuous_projection_net_ctor: makes the head of a continuous action.
-        name: name of the network.
+        kwargs: those of :class:`~alfx.networks.encoding_networks.EncodingNetwork`, except ``output_tensor_spec``, those
+            of the last layer and those of ensembles.
 
     Raises:
         SpecError: an observation that the encoder cannot take, or a head that does not fit its action.
     """
 
-    def __init__(self,
-                 input_tensor_spec: NestedTensorSpec,
-                 action_spec: NestedTensorSpec,
-                 input_preprocessors: Nested = None,
-                 input_preprocessors_ctor: Callable[[NestedTensorSpec], Nested] | None = None,
-                 preprocessing_combiner: Callable | None = None,
-                 conv_layer_params: Sequence[tuple] | None = None,
-                 fc_layer_params: Sequence[int] | None = None,
-                 activation: Activation = torch.relu_,
-                 kernel_initializer: Initializer | None = None,
-                 use_fc_bn: bool = False,
-                 use_fc_ln: bool = False,
+    @takes_arguments_of(
+        EncodingNetwork, without=('output_tensor_spec', *ENSEMBLE_ARGUMENTS, *LAST_LAYER_ARGUMENTS),
+        defaults={'name': 'ActorDistributionNetwork'},
+        after={'action_spec': 'input_tensor_spec', 'discrete_projection_net_ctor': 'use_fc_ln'})
+    def __init__(self, action_spec: NestedTensorSpec,
                  discrete_projection_net_ctor: Callable[..., Network] = CategoricalProjectionNetwork,
-                 continuous_projection_net_ctor: Callable[..., Network] = NormalProjectionNetwork,
-                 name: str = 'ActorDistributionNetwork'):
+                 continuous_projection_net_ctor: Callable[..., Network] = NormalProjectionNetwork, **kwargs: Any):
         super().__init__(
-            input_tensor_spec, action_spec, EncodingNetwork, discrete_projection_net_ctor,
-            continuous_projection_net_ctor, name, input_preprocessors=input_preprocessors,
-            input_preprocessors_ctor=input_preprocessors_ctor, preprocessing_combiner=preprocessing_combiner,
-            conv_layer_params=conv_layer_params, fc_layer_params=fc_layer_params, activation=activation,
-            kernel_initializer=kernel_initializer, use_fc_bn=use_fc_bn, use_fc_ln=use_fc_ln)
+            action_spec=action_spec, encoding_network_ctor=EncodingNetwork,
+            discrete_projection_net_ctor=discrete_projection_net_ctor,
+            continuous_projection_net_ctor=continuous_projection_net_ctor, **kwargs)
 
 
 class ParallelActorDistributionNetwork(_EncoderAndHead):

@@ -10,9 +10,10 @@ from alfx import nest
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.layers import FC, Reshape, make_parallel_net
 from alfx.layers.activations import out_of_place
-from alfx.layers.weights import Activation, Initializer
+from alfx.layers.weights import Activation
 from alfx.networks.action_specs import action_range, require_continuous
-from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
+from alfx.networks.encoding_networks import (ENSEMBLE_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
+                                             LSTMEncodingNetwork)
 from alfx.networks.network import Network
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 
@@ -141,37 +142,22 @@ class ActorNetwork(ActorNetworkBase):
     """An :class:`~alfx.networks.encoding_networks.EncodingNetwork` with a layer for each action.
 
     Args:
-        input_tensor_spec: nest of specs of the observation.
         action_spec: nest of bounded specs of continuous actions.
-        input_preprocessors: see ``EncodingNetwork``.
-        preprocessing_combiner: see ``EncodingNetwork``; needed for a nested observation.
-        conv_layer_params: see ``EncodingNetwork``.
-        fc_layer_params: see ``EncodingNetwork``.
-        activation: activation of the encoder.
         squashing_func: into (-1, 1), which is then scaled to the bounds of the action.
-        kernel_initializer: see ``EncodingNetwork``.
-        name: name of the network.
+        kwargs: those of :class:`~alfx.networks.encoding_networks.EncodingNetwork`, except ``output_tensor_spec``,
+            ``input_preprocessors_ctor``, ``use_fc_bn``, ``use_fc_ln``, those of the last layer and those of ensembles.
 
     Raises:
         SpecError: an action that is not continuous or has no bounds, or an observation that the encoder cannot take.
     """
 
-    def __init__(self,
-                 input_tensor_spec: NestedTensorSpec,
-                 action_spec: NestedTensorSpec,
-                 input_preprocessors: Nested = None,
-                 preprocessing_combiner: Callable | None = None,
-                 conv_layer_params: Sequence[tuple] | None = None,
-                 fc_layer_params: Sequence[int] | None = None,
-                 activation: Activation = torch.relu_,
-                 squashing_func: Activation = torch.tanh,
-                 kernel_initializer: Initializer | None = None,
-                 name: str = 'ActorNetwork'):
-        super().__init__(
-            input_tensor_spec, action_spec, EncodingNetwork, squashing_func, name,
-            input_preprocessors=input_preprocessors, preprocessing_combiner=preprocessing_combiner,
-            conv_layer_params=conv_layer_params, fc_layer_params=fc_layer_params, activation=activation,
-            kernel_initializer=kernel_initializer)
+    @takes_arguments_of(
+        EncodingNetwork, without=('output_tensor_spec', 'input_preprocessors_ctor', 'use_fc_bn', 'use_fc_ln',
+                                  *ENSEMBLE_ARGUMENTS, *LAST_LAYER_ARGUMENTS),
+        defaults={'name': 'ActorNetwork'}, after={'action_spec': 'input_tensor_spec', 'squashing_func': 'activation'})
+    def __init__(self, action_spec: NestedTensorSpec, squashing_func: Activation = torch.tanh, **kwargs: Any):
+        super().__init__(action_spec=action_spec, encoding_network_ctor=EncodingNetwork, squashing_func=squashing_func,
+                         **kwargs)
 
 
 @configurable

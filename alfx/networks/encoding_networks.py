@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from alfx.gin_utils import configurable
+from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.layers import FC, Reshape, first_layers, make_parallel_input, make_parallel_net, make_parallel_spec
 from alfx.layers.conv import Size2d, pair
 from alfx.layers.weights import Activation, Initializer
@@ -24,6 +24,12 @@ from alfx.networks.network import Network
 from alfx.networks.networks import LSTMCell
 from alfx.networks.preprocessor_networks import PreprocessorNetwork
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, torch_dtype_to_str
+
+
+# Arguments of EncodingNetwork that networks with an encoder do not take from it.
+ENSEMBLE_ARGUMENTS = ('use_batch_ensemble', 'ensemble_size', 'input_with_ensemble_ids')
+LAST_LAYER_ARGUMENTS = ('last_layer_size', 'last_activation', 'last_kernel_initializer', 'last_use_fc_bn',
+                        'last_use_fc_ln')
 
 
 def _refuse_batch_ensemble(use_batch_ensemble: bool, ensemble_size: int, where: str) -> None:
@@ -247,32 +253,16 @@ class StackedEncodingNetwork(EncodingNetwork):
 
 
 @configurable
-def ParallelEncodingNetwork(input_tensor_spec: NestedTensorSpec,
-                            n: int,
-                            output_tensor_spec: TensorSpec | None = None,
-                            input_preprocessors: Nested = None,
-                            preprocessing_combiner: Callable | None = None,
-                            conv_layer_params: Sequence[tuple] | None = None,
-                            fc_layer_params: Sequence[int] | None = None,
-                            activation: Activation = torch.relu_,
-                            kernel_initializer: Initializer | None = None,
-                            use_fc_bn: bool = False,
-                            use_fc_ln: bool = False,
-                            last_layer_size: int | None = None,
-                            last_activation: Activation | None = None,
-                            last_kernel_initializer: Initializer | None = None,
-                            last_use_fc_bn: bool = False,
-                            last_use_fc_ln: bool = False,
-                            name: str = 'ParallelEncodingNetwork') -> StackedEncodingNetwork:
-    """``n`` :class:`EncodingNetwork` as one; see there for the arguments but for ``n``."""
-    single = EncodingNetwork(
-        input_tensor_spec, output_tensor_spec, input_preprocessors=input_preprocessors,
-        preprocessing_combiner=preprocessing_combiner, conv_layer_params=conv_layer_params,
-        fc_layer_params=fc_layer_params, activation=activation, kernel_initializer=kernel_initializer,
-        use_fc_bn=use_fc_bn, use_fc_ln=use_fc_ln, last_layer_size=last_layer_size, last_activation=last_activation,
-        last_kernel_initializer=last_kernel_initializer, last_use_fc_bn=last_use_fc_bn,
-        last_use_fc_ln=last_use_fc_ln, name=name)
-    return StackedEncodingNetwork(single, n, name)
+@takes_arguments_of(EncodingNetwork, without=('input_preprocessors_ctor', *ENSEMBLE_ARGUMENTS),
+                    defaults={'name': 'ParallelEncodingNetwork'}, after={'n': 'input_tensor_spec'})
+def ParallelEncodingNetwork(n: int, **kwargs: Any) -> StackedEncodingNetwork:
+    """``n`` :class:`EncodingNetwork` as one.
+
+    Args:
+        n: number of encoders.
+        kwargs: those of :class:`EncodingNetwork`, except ``input_preprocessors_ctor`` and those of ensembles.
+    """
+    return StackedEncodingNetwork(EncodingNetwork(**kwargs), n, kwargs['name'])
 
 
 @configurable
@@ -282,43 +272,28 @@ class LSTMEncodingNetwork(Network):
     The state is a tuple with ``(h, c)`` of each LSTM layer.
 
     Args:
-        input_tensor_spec: nest of specs of the input.
-        output_tensor_spec: if given, the output gets its shape.
-        input_preprocessors: see :class:`EncodingNetwork`.
-        preprocessing_combiner: see :class:`EncodingNetwork`.
-        conv_layer_params: see :class:`EncodingNetwork`.
         pre_fc_layer_params: sizes of the fully connected layers before the LSTM layers.
         hidden_size: sizes of the LSTM layers, or of the only one.
         lstm_output_layers: which LSTM layers make up the output, a number or several; -1 is the last one.
         post_fc_layer_params: sizes of the fully connected layers behind the LSTM layers.
-        activation: activation of all layers but the last one.
-        kernel_initializer: called with the weights of a layer (but the LSTM) to fill them.
-        last_layer_size: size of an additional layer.
-        last_activation: its activation; must be given with ``last_layer_size``.
-        last_kernel_initializer: its initializer; ``None``: ``kernel_initializer``.
-        name: name of the network.
+        kwargs: those of :class:`EncodingNetwork`, except ``input_preprocessors_ctor``, ``fc_layer_params``, those of
+            norms and those of ensembles.
 
     Raises:
         SpecError: an input that the layers cannot take.
         ValueError: no LSTM layer, or ``lstm_output_layers`` that do not exist.
     """
 
-    def __init__(self,
-                 input_tensor_spec: NestedTensorSpec,
-                 output_tensor_spec: TensorSpec | None = None,
-                 input_preprocessors: Nested = None,
-                 preprocessing_combiner: Callable | None = None,
-                 conv_layer_params: Sequence[tuple] | None = None,
-                 pre_fc_layer_params: Sequence[int] | None = None,
-                 hidden_size: int | Sequence[int] = (100, ),
-                 lstm_output_layers: int | Sequence[int] = -1,
-                 post_fc_layer_params: Sequence[int] | None = None,
-                 activation: Activation = torch.relu_,
-                 kernel_initializer: Initializer | None = None,
-                 last_layer_size: int | None = None,
-                 last_activation: Activation | None = None,
-                 last_kernel_initializer: Initializer | None = None,
-                 name: str = 'LSTMEncodingNetwork'):
+    @takes_arguments_of(
+        EncodingNetwork, without=('input_preprocessors_ctor', 'fc_layer_params', 'use_fc_bn', 'use_fc_ln',
+                                  'last_use_fc_bn', 'last_use_fc_ln', *ENSEMBLE_ARGUMENTS),
+        defaults={'name': 'LSTMEncodingNetwork'}, after={'pre_fc_layer_params': 'conv_layer_params'})
+    def __init__(self, input_tensor_spec: NestedTensorSpec, output_tensor_spec: TensorSpec | None,
+                 activation: Activation, kernel_initializer: Initializer | None, last_layer_size: int | None,
+                 last_activation: Activation | None, last_kernel_initializer: Initializer | None, name: str,
+                 pre_fc_layer_params: Sequence[int] | None = None, hidden_size: int | Sequence[int] = (100, ),
+                 lstm_output_layers: int | Sequence[int] = -1, post_fc_layer_params: Sequence[int] | None = None,
+                 **kwargs: Any):
         sizes = (hidden_size, ) if isinstance(hidden_size, int) else tuple(hidden_size)
         chosen = (lstm_output_layers, ) if isinstance(lstm_output_layers, int) else tuple(lstm_output_layers)
         if not sizes or not chosen or any(not -len(sizes) <= i < len(sizes) for i in chosen):
@@ -326,9 +301,8 @@ class LSTMEncodingNetwork(Network):
                              f'hidden_size={hidden_size}, lstm_output_layers={lstm_output_layers}')
         super().__init__(input_tensor_spec, (), name)
         self._pre_encoding_net: Network = EncodingNetwork(
-            input_tensor_spec, input_preprocessors=input_preprocessors, preprocessing_combiner=preprocessing_combiner,
-            conv_layer_params=conv_layer_params, fc_layer_params=pre_fc_layer_params, activation=activation,
-            kernel_initializer=kernel_initializer, name=name)
+            input_tensor_spec, fc_layer_params=pre_fc_layer_params, activation=activation,
+            kernel_initializer=kernel_initializer, name=name, **kwargs)
         inputs = (self._pre_encoding_net.output_spec.numel, ) + sizes
         self._set_cells([LSTMCell(size, hidden) for size, hidden in zip(inputs, sizes)])
         self._output_layers = chosen

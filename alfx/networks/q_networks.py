@@ -16,10 +16,11 @@ from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.layers import FC, make_parallel_net
 from alfx.layers.weights import Activation, Initializer
 from alfx.networks.action_specs import require_discrete
-from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
+from alfx.networks.encoding_networks import (ENSEMBLE_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
+                                             LSTMEncodingNetwork)
 from alfx.networks.network import NaiveParallelNetwork, Network
 from alfx.networks.networks import NoisyFC
-from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils.math_ops import identity
 
 _last_kernel_initializer = partial(nn.init.uniform_, a=-0.03, b=0.03)
@@ -229,45 +230,37 @@ class QNetwork(QNetworkBase):
     """An :class:`~alfx.networks.encoding_networks.EncodingNetwork` and a layer with the values of all actions.
 
     Args:
-        input_tensor_spec: nest of specs of the observation.
         action_spec: spec of one discrete action, of shape ``()``; ``minimum`` may be any number.
-        input_preprocessors: see ``EncodingNetwork``.
-        preprocessing_combiner: see ``EncodingNetwork``; needed for a nested observation.
-        conv_layer_params: see ``EncodingNetwork``.
         fc_layer_params: sizes of the fully connected layers before the last one.
         activation: activation of all layers but the last.
         kernel_initializer: initializer of all layers but the last.
         use_naive_parallel_network: see :class:`QNetworkBase`.
-        name: name of the network.
         dueling: see ``QNetworkBase``; each of the two streams has its own last one of ``fc_layer_params``.
         noisy: see ``QNetworkBase``; all fully connected layers are noisy.
         num_atoms: see ``QNetworkBase``.
+        kwargs: those of :class:`~alfx.networks.encoding_networks.EncodingNetwork`, except ``output_tensor_spec``,
+            ``input_preprocessors_ctor``, ``use_fc_bn``, ``use_fc_ln``, those of the last layer and those of ensembles.
 
     Raises:
         SpecError: an action that is not a single discrete one, or an observation that the encoder cannot take.
         ValueError: ``num_atoms`` below 2.
     """
 
-    def __init__(self,
-                 input_tensor_spec: NestedTensorSpec,
-                 action_spec: TensorSpec,
-                 input_preprocessors: Nested = None,
-                 preprocessing_combiner: Callable | None = None,
-                 conv_layer_params: Sequence[tuple] | None = None,
-                 fc_layer_params: Sequence[int] | None = None,
-                 activation: Activation = torch.relu_,
-                 kernel_initializer: Initializer | None = None,
-                 use_naive_parallel_network: bool = False,
-                 name: str = 'QNetwork',
-                 dueling: bool = False,
-                 noisy: bool = False,
-                 num_atoms: int | None = None):
+    @takes_arguments_of(
+        EncodingNetwork, without=('output_tensor_spec', 'input_preprocessors_ctor', 'use_fc_bn', 'use_fc_ln',
+                                  *ENSEMBLE_ARGUMENTS, *LAST_LAYER_ARGUMENTS),
+        defaults={'name': 'QNetwork'}, after={'action_spec': 'input_tensor_spec', 'dueling': 'name',
+                                              'use_naive_parallel_network': 'kernel_initializer'})
+    def __init__(self, action_spec: TensorSpec, fc_layer_params: Sequence[int] | None, activation: Activation,
+                 kernel_initializer: Initializer | None, use_naive_parallel_network: bool = False,
+                 dueling: bool = False, noisy: bool = False, num_atoms: int | None = None, **kwargs: Any):
         encoder_layers, head_layers = _split_layers(fc_layer_params, dueling, noisy)
         super().__init__(
-            input_tensor_spec, action_spec, EncodingNetwork, use_naive_parallel_network, name, head_layers, activation,
-            kernel_initializer, dueling, noisy, num_atoms, input_preprocessors=input_preprocessors,
-            preprocessing_combiner=preprocessing_combiner, conv_layer_params=conv_layer_params,
-            fc_layer_params=encoder_layers, activation=activation, kernel_initializer=kernel_initializer)
+            action_spec=action_spec, encoding_network_ctor=EncodingNetwork,
+            use_naive_parallel_network=use_naive_parallel_network, head_fc_layer_params=head_layers,
+            head_activation=activation, head_kernel_initializer=kernel_initializer, dueling=dueling, noisy=noisy,
+            num_atoms=num_atoms, fc_layer_params=encoder_layers, activation=activation,
+            kernel_initializer=kernel_initializer, **kwargs)
 
 
 @configurable

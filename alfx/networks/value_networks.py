@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.layers.weights import Activation, Initializer
-from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
+from alfx.networks.encoding_networks import (ENSEMBLE_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
+                                             LSTMEncodingNetwork)
 from alfx.networks.network import Network
-from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.math_ops import identity
 
 _SCALAR = TensorSpec(())
@@ -57,41 +57,18 @@ class ValueNetwork(ValueNetworkBase):
     """An :class:`~alfx.networks.encoding_networks.EncodingNetwork` that ends in a layer of values.
 
     Args:
-        input_tensor_spec: nest of specs of the observation.
         output_tensor_spec: spec of the values; ``()`` for one number.
-        input_preprocessors: see ``EncodingNetwork``.
-        input_preprocessors_ctor: see ``EncodingNetwork``.
-        preprocessing_combiner: see ``EncodingNetwork``; needed for a nested observation.
-        conv_layer_params: see ``EncodingNetwork``.
-        fc_layer_params: see ``EncodingNetwork``.
-        activation: activation of all layers but the last.
-        kernel_initializer: initializer of all layers but the last.
-        use_fc_bn: whether to use batch norm in all layers but the last.
-        use_fc_ln: whether to use layer norm in all layers but the last.
-        name: name of the network.
+        kwargs: those of :class:`~alfx.networks.encoding_networks.EncodingNetwork`, except those of the last layer and
+            those of ensembles.
 
     Raises:
         SpecError: an observation that the encoder cannot take.
     """
 
-    def __init__(self,
-                 input_tensor_spec: NestedTensorSpec,
-                 output_tensor_spec: TensorSpec = _SCALAR,
-                 input_preprocessors: Nested = None,
-                 input_preprocessors_ctor: Callable[[NestedTensorSpec], Nested] | None = None,
-                 preprocessing_combiner: Callable | None = None,
-                 conv_layer_params: Sequence[tuple] | None = None,
-                 fc_layer_params: Sequence[int] | None = None,
-                 activation: Activation = torch.relu_,
-                 kernel_initializer: Initializer | None = None,
-                 use_fc_bn: bool = False,
-                 use_fc_ln: bool = False,
-                 name: str = 'ValueNetwork'):
-        super().__init__(
-            input_tensor_spec, output_tensor_spec, EncodingNetwork, name, input_preprocessors=input_preprocessors,
-            input_preprocessors_ctor=input_preprocessors_ctor, preprocessing_combiner=preprocessing_combiner,
-            conv_layer_params=conv_layer_params, fc_layer_params=fc_layer_params, activation=activation,
-            kernel_initializer=kernel_initializer, use_fc_bn=use_fc_bn, use_fc_ln=use_fc_ln)
+    @takes_arguments_of(EncodingNetwork, without=(*ENSEMBLE_ARGUMENTS, *LAST_LAYER_ARGUMENTS),
+                        defaults={'name': 'ValueNetwork'})
+    def __init__(self, output_tensor_spec: TensorSpec = _SCALAR, **kwargs: Any):
+        super().__init__(output_tensor_spec=output_tensor_spec, encoding_network_ctor=EncodingNetwork, **kwargs)
 
 
 class ParallelValueNetwork(Network):
