@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from alfx import nest
-from alfx.gin_utils import configurable
+from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.layers import make_parallel_input
 from alfx.layers.weights import Activation, Initializer
 from alfx.nest.utils import NestConcat
@@ -125,22 +125,25 @@ class ParallelCriticNetwork(_CriticBase):
         return values
 
 
-def _encoders(input_tensor_spec: NestedTensorSpec, name: str, layers: dict[str, Any], observation_processors: Nested,
-              observation_processors_ctor: Callable | None, observation_combiner: Callable | None,
-              observation_conv: Sequence[tuple] | None, observation_fc: Sequence[int] | None, action_processors: Nested,
-              action_processors_ctor: Callable | None, action_combiner: Callable | None,
-              action_fc: Sequence[int] | None) -> tuple[Network, Network]:
-    """The encoders of the observation and of the action."""
+def _encoders(input_tensor_spec: NestedTensorSpec, name: str, layers: dict[str, Any], *,
+              observation_input_processors: Nested, observation_preprocessing_combiner: Callable | None,
+              observation_conv_layer_params: Sequence[tuple] | None, observation_fc_layer_params: Sequence[int] | None,
+              action_input_processors: Nested, action_preprocessing_combiner: Callable | None,
+              action_fc_layer_params: Sequence[int] | None, observation_input_processors_ctor: Callable | None = None,
+              action_input_processors_ctor: Callable | None = None) -> tuple[Network, Network]:
+    """The encoders of the observation and of the action, of arguments of :class:`CriticNetwork`."""
     if not isinstance(input_tensor_spec, (tuple, list)) or len(input_tensor_spec) != 2:
         raise SpecError(f'{name}: expected input_tensor_spec=(observation_spec, action_spec), found '
                         f'{input_tensor_spec}')
     observation_encoder = EncodingNetwork(
-        input_tensor_spec[0], input_preprocessors=observation_processors,
-        input_preprocessors_ctor=observation_processors_ctor, preprocessing_combiner=observation_combiner,
-        conv_layer_params=observation_conv, fc_layer_params=observation_fc, name=f'{name}.observation', **layers)
+        input_tensor_spec[0], input_preprocessors=observation_input_processors,
+        input_preprocessors_ctor=observation_input_processors_ctor,
+        preprocessing_combiner=observation_preprocessing_combiner, conv_layer_params=observation_conv_layer_params,
+        fc_layer_params=observation_fc_layer_params, name=f'{name}.observation', **layers)
     action_encoder = EncodingNetwork(
-        input_tensor_spec[1], input_preprocessors=action_processors, input_preprocessors_ctor=action_processors_ctor,
-        preprocessing_combiner=action_combiner, fc_layer_params=action_fc, name=f'{name}.action', **layers)
+        input_tensor_spec[1], input_preprocessors=action_input_processors,
+        input_preprocessors_ctor=action_input_processors_ctor, preprocessing_combiner=action_preprocessing_combiner,
+        fc_layer_params=action_fc_layer_params, name=f'{name}.action', **layers)
     return observation_encoder, action_encoder
 
 
@@ -211,10 +214,14 @@ class CriticNetwork(_CriticBase):
         layers: dict[str, Any] = dict(activation=activation, kernel_initializer=kernel_initializer,
                                       use_fc_bn=use_fc_bn, use_fc_ln=use_fc_ln)
         observation_encoder, action_encoder = _encoders(
-            input_tensor_spec, name, layers, observation_input_processors, observation_input_processors_ctor,
-            observation_preprocessing_combiner, observation_conv_layer_params, observation_fc_layer_params,
-            action_input_processors, action_input_processors_ctor, action_preprocessing_combiner,
-            action_fc_layer_params)
+            input_tensor_spec, name, layers, observation_input_processors=observation_input_processors,
+            observation_input_processors_ctor=observation_input_processors_ctor,
+            observation_preprocessing_combiner=observation_preprocessing_combiner,
+            observation_conv_layer_params=observation_conv_layer_params,
+            observation_fc_layer_params=observation_fc_layer_params, action_input_processors=action_input_processors,
+            action_input_processors_ctor=action_input_processors_ctor,
+            action_preprocessing_combiner=action_preprocessing_combiner,
+            action_fc_layer_params=action_fc_layer_params)
         joint_encoder = EncodingNetwork(
             (observation_encoder.output_spec, action_encoder.output_spec), output_tensor_spec,
             preprocessing_combiner=observation_action_combiner or NestConcat(),
@@ -237,48 +244,29 @@ class CriticRNNNetwork(_CriticBase):
     :class:`~alfx.networks.encoding_networks.LSTMEncodingNetwork`.
 
     Args:
-        input_tensor_spec: the pair ``(observation_spec, action_spec)`` of nests of specs.
-        output_tensor_spec: spec of the values, see :class:`CriticNetwork`.
-        observation_input_processors: see ``CriticNetwork``.
-        observation_preprocessing_combiner: see ``CriticNetwork``; needed for a nested observation.
-        observation_conv_layer_params: see ``CriticNetwork``.
-        observation_fc_layer_params: see ``CriticNetwork``.
-        action_input_processors: see ``CriticNetwork``; needed for a discrete action.
-        action_preprocessing_combiner: see ``CriticNetwork``; needed for a nested action.
-        action_fc_layer_params: see ``CriticNetwork``.
         joint_fc_layer_params: sizes of the joint layers before the LSTM layers.
         lstm_hidden_size: sizes of the LSTM layers, or of the only one.
         critic_fc_layer_params: sizes of the layers behind the LSTM layers.
-        activation: activation of all layers but the last.
-        kernel_initializer: initializer of all layers but the LSTM and the last one.
-        name: name of the network.
+        kwargs: those of :class:`CriticNetwork`, except ``observation_input_processors_ctor``,
+            ``action_input_processors_ctor``, ``observation_action_combiner``, ``last_layer_activation``,
+            ``use_naive_parallel_network`` and those of norms.
 
     Raises:
         SpecError: an input that the encoders cannot take; says what to do about it.
     """
 
-    def __init__(self,
-                 input_tensor_spec: NestedTensorSpec,
-                 output_tensor_spec: TensorSpec = _SCALAR,
-                 observation_input_processors: Nested = None,
-                 observation_preprocessing_combiner: Callable | None = None,
-                 observation_conv_layer_params: Sequence[tuple] | None = None,
-                 observation_fc_layer_params: Sequence[int] | None = None,
-                 action_input_processors: Nested = None,
-                 action_preprocessing_combiner: Callable | None = None,
-                 action_fc_layer_params: Sequence[int] | None = None,
-                 joint_fc_layer_params: Sequence[int] | None = None,
-                 lstm_hidden_size: int | Sequence[int] = 100,
-                 critic_fc_layer_params: Sequence[int] | None = None,
-                 activation: Activation = torch.relu_,
-                 kernel_initializer: Initializer | None = None,
-                 name: str = 'CriticRNNNetwork'):
+    @takes_arguments_of(
+        CriticNetwork, without=('observation_input_processors_ctor', 'action_input_processors_ctor',
+                                'observation_action_combiner', 'use_fc_bn', 'use_fc_ln', 'last_use_fc_bn',
+                                'last_use_fc_ln', 'last_layer_activation', 'use_naive_parallel_network'),
+        defaults={'name': 'CriticRNNNetwork'})
+    def __init__(self, input_tensor_spec: NestedTensorSpec, output_tensor_spec: TensorSpec, activation: Activation,
+                 kernel_initializer: Initializer | None, name: str, joint_fc_layer_params: Sequence[int] | None,
+                 lstm_hidden_size: int | Sequence[int] = 100, critic_fc_layer_params: Sequence[int] | None = None,
+                 **kwargs: Any):
         super().__init__(input_tensor_spec, (), name)
         layers: dict[str, Any] = dict(activation=activation, kernel_initializer=kernel_initializer)
-        observation_encoder, action_encoder = _encoders(
-            input_tensor_spec, name, layers, observation_input_processors, None, observation_preprocessing_combiner,
-            observation_conv_layer_params, observation_fc_layer_params, action_input_processors, None,
-            action_preprocessing_combiner, action_fc_layer_params)
+        observation_encoder, action_encoder = _encoders(input_tensor_spec, name, layers, **kwargs)
         joint_encoder = LSTMEncodingNetwork(
             (observation_encoder.output_spec, action_encoder.output_spec), output_tensor_spec,
             preprocessing_combiner=NestConcat(), pre_fc_layer_params=joint_fc_layer_params,
@@ -347,19 +335,8 @@ class CriticQuantileNetwork(_QuantileCriticBase):
     unless told otherwise (Ma et al. 2020, arXiv:2004.14547).
 
     Args:
-        input_tensor_spec: the pair ``(observation_spec, action_spec)`` of nests of specs.
         tau_spec: spec of the fractions, of shape ``(N, )``.
         output_tensor_spec: ``()`` for one return, ``(K, )`` for K rewards; the quantiles are one more, last, dimension.
-        observation_input_processors: see :class:`CriticNetwork`.
-        observation_input_processors_ctor: see ``CriticNetwork``.
-        observation_preprocessing_combiner: see ``CriticNetwork``; needed for a nested observation.
-        observation_conv_layer_params: see ``CriticNetwork``.
-        observation_fc_layer_params: see ``CriticNetwork``.
-        action_input_processors: see ``CriticNetwork``; needed for a discrete action.
-        action_input_processors_ctor: see ``CriticNetwork``.
-        action_preprocessing_combiner: see ``CriticNetwork``; needed for a nested action.
-        action_fc_layer_params: see ``CriticNetwork``.
-        observation_action_combiner: see ``CriticNetwork``.
         obs_act_joint_fc_layer_params: sizes of the layers behind the combined encodings.
         obs_act_activation: activation of all layers but those of the fractions and the last one.
         tau_embedding_dim: size of the embedding of a fraction.
@@ -369,53 +346,34 @@ class CriticQuantileNetwork(_QuantileCriticBase):
             observation and action. ``None``: one layer of that size.
         tau_activation: their activation.
         obs_act_tau_joint_fc_layer_params: sizes of the layers behind the product, before the last one.
-        use_fc_bn: whether to use batch norm in all fully connected layers but the last.
-        use_fc_ln: whether to use layer norm in all fully connected layers but the last.
-        kernel_initializer: initializer of all layers but the last.
         last_kernel_initializer: that of the last layer; ``None``: uniform in [-0.003, 0.003].
-        use_naive_parallel_network: see ``CriticNetwork``.
-        name: name of the network.
+        kwargs: those of :class:`CriticNetwork`, except ``joint_fc_layer_params``, ``activation`` and those of the last
+            layer; ``use_fc_ln`` is True unless given.
 
     Raises:
         SpecError: an input that the encoders cannot take; says what to do about it.
         ValueError: arguments that contradict each other.
     """
 
-    def __init__(self,
-                 input_tensor_spec: NestedTensorSpec,
-                 tau_spec: TensorSpec,
-                 output_tensor_spec: TensorSpec = _SCALAR,
-                 observation_input_processors: Nested = None,
-                 observation_input_processors_ctor: Callable[[NestedTensorSpec], Nested] | None = None,
-                 observation_preprocessing_combiner: Callable | None = None,
-                 observation_conv_layer_params: Sequence[tuple] | None = None,
-                 observation_fc_layer_params: Sequence[int] | None = None,
-                 action_input_processors: Nested = None,
-                 action_input_processors_ctor: Callable[[NestedTensorSpec], Nested] | None = None,
-                 action_preprocessing_combiner: Callable | None = None,
-                 action_fc_layer_params: Sequence[int] | None = None,
-                 observation_action_combiner: Callable | None = None,
-                 obs_act_joint_fc_layer_params: Sequence[int] | None = None,
-                 obs_act_activation: Activation = torch.relu_,
-                 tau_embedding_dim: int = 64,
-                 tau_input_processors: Nested = None,
-                 tau_fc_layer_params: Sequence[int] | None = None,
+    @takes_arguments_of(
+        CriticNetwork, without=('joint_fc_layer_params', 'activation', 'last_use_fc_bn', 'last_use_fc_ln',
+                                'last_layer_activation'),
+        defaults={'use_fc_ln': True, 'name': 'CriticQuantileNetwork'},
+        after={'tau_spec': 'input_tensor_spec', 'obs_act_joint_fc_layer_params': 'observation_action_combiner',
+               'kernel_initializer': 'use_fc_ln', 'last_kernel_initializer': 'kernel_initializer'})
+    def __init__(self, input_tensor_spec: NestedTensorSpec, output_tensor_spec: TensorSpec,
+                 observation_action_combiner: Callable | None, use_fc_bn: bool, use_fc_ln: bool,
+                 kernel_initializer: Initializer | None, use_naive_parallel_network: bool, name: str,
+                 tau_spec: TensorSpec, obs_act_joint_fc_layer_params: Sequence[int] | None = None,
+                 obs_act_activation: Activation = torch.relu_, tau_embedding_dim: int = 64,
+                 tau_input_processors: Nested = None, tau_fc_layer_params: Sequence[int] | None = None,
                  tau_activation: Activation = torch.sigmoid_,
                  obs_act_tau_joint_fc_layer_params: Sequence[int] | None = None,
-                 use_fc_bn: bool = False,
-                 use_fc_ln: bool = True,
-                 kernel_initializer: Initializer | None = None,
-                 last_kernel_initializer: Initializer | None = None,
-                 use_naive_parallel_network: bool = False,
-                 name: str = 'CriticQuantileNetwork'):
+                 last_kernel_initializer: Initializer | None = None, **kwargs: Any):
         super().__init__((input_tensor_spec, tau_spec), (), name)
         common: dict[str, Any] = dict(kernel_initializer=kernel_initializer, use_fc_bn=use_fc_bn, use_fc_ln=use_fc_ln)
         layers = dict(common, activation=obs_act_activation)
-        observation_encoder, action_encoder = _encoders(
-            input_tensor_spec, name, layers, observation_input_processors, observation_input_processors_ctor,
-            observation_preprocessing_combiner, observation_conv_layer_params, observation_fc_layer_params,
-            action_input_processors, action_input_processors_ctor, action_preprocessing_combiner,
-            action_fc_layer_params)
+        observation_encoder, action_encoder = _encoders(input_tensor_spec, name, layers, **kwargs)
         joint_encoder = EncodingNetwork(
             (observation_encoder.output_spec, action_encoder.output_spec),
             preprocessing_combiner=observation_action_combiner or NestConcat(),
