@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
 from alfx.data_structures import AlgStep, LossInfo, StepType, namedtuple
-from alfx.gin_utils import configurable
+from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.tensor_specs import Nested, NestedTensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.averager import ScalarWindowAverager
@@ -254,38 +254,26 @@ class NestedEntropyTargetAlgorithm(Algorithm):
 
     Args:
         action_spec: nest of ``BoundedTensorSpec``.
-        initial_alpha: of each, as all numbers below; see :class:`EntropyTargetAlgorithm`.
-        skip_free_stage: start with the adjust stage.
         max_entropy: a nest like ``action_spec`` of numbers and None, or one of them for all.
         target_entropy: a nest like ``action_spec`` of numbers and None, or one of them for all.
-        very_slow_update_rate: of the initial stage.
-        slow_update_rate: the smallest one of the adjust stage.
-        fast_update_rate: the largest one of the adjust stage.
-        min_alpha: alpha is never less; ``exp(-100)`` if not above 0.
-        average_window: how many calls the entropy is averaged over.
         debug_summaries: write alpha, the entropy, the stage and the update rate of each action.
-        name: name of this algorithm.
+        kwargs: those of :class:`EntropyTargetAlgorithm`, for each of them.
 
     Raises:
         ValueError: the structures differ, or an argument is out of range.
     """
 
-    def __init__(self, action_spec: NestedTensorSpec, initial_alpha: float = 0.1, skip_free_stage: bool = False,
-                 max_entropy: Nested = None, target_entropy: Nested = None, very_slow_update_rate: float = 0.001,
-                 slow_update_rate: float = 0.01, fast_update_rate: float = math.log(2), min_alpha: float = 0.0001,
-                 average_window: int = 2, debug_summaries: bool = False,
-                 name: str = 'EntropyTargetAlgorithm') -> None:
+    @takes_arguments_of(EntropyTargetAlgorithm)
+    def __init__(self, action_spec: NestedTensorSpec, max_entropy: Nested, target_entropy: Nested,
+                 debug_summaries: bool, name: str, **kwargs: Any) -> None:
         super().__init__(debug_summaries=debug_summaries, name=name)
         self._action_structure = nest.structure(action_spec)
         parts = zip(nest.flatten_with_path(action_spec), _for_each(action_spec, max_entropy),
                     _for_each(action_spec, target_entropy))
         self._algorithms = nn.ModuleList([
-            EntropyTargetAlgorithm(
-                spec, initial_alpha=initial_alpha, skip_free_stage=skip_free_stage, max_entropy=maximum,
-                target_entropy=target, very_slow_update_rate=very_slow_update_rate,
-                slow_update_rate=slow_update_rate, fast_update_rate=fast_update_rate, min_alpha=min_alpha,
-                average_window=average_window, debug_summaries=debug_summaries,
-                name=f'{name}/{path}' if path else name) for (path, spec), maximum, target in parts
+            EntropyTargetAlgorithm(spec, max_entropy=maximum, target_entropy=target, debug_summaries=debug_summaries,
+                                   name=f'{name}/{path}' if path else name, **kwargs)
+            for (path, spec), maximum, target in parts
         ])
 
     def members(self) -> list[Any]:

@@ -16,7 +16,7 @@ from alfx import nest
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep
-from alfx.gin_utils import configurable
+from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 
 
@@ -86,28 +86,21 @@ class RandomAlgorithm(HandcraftedAlgorithm):
     """Uniformly random actions, in the rollout and in evaluation.
 
     Args:
-        observation_spec: nest of specs of the observation, which is not looked at.
         action_spec: nest of ``BoundedTensorSpec``, discrete or continuous with finite bounds.
-        reward_spec: of rank 0, or of rank 1 for K rewards.
-        env: batched environment, for the root algorithm.
-        config: configuration, for the root algorithm.
-        debug_summaries: write more summaries.
-        name: name of this algorithm.
+        kwargs: those of :class:`HandcraftedAlgorithm`.
 
     Raises:
         SpecError: an action without finite bounds.
     """
 
-    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
-                 reward_spec: TensorSpec = TensorSpec(()), env: Any = None, config: TrainerConfig | None = None,
-                 debug_summaries: bool = False, name: str = 'RandomAlgorithm'):
+    @takes_arguments_of(HandcraftedAlgorithm, defaults={'name': 'RandomAlgorithm'})
+    def __init__(self, action_spec: NestedTensorSpec, name: str, **kwargs: Any):
         for path, spec in nest.flatten_with_path(action_spec):
             if not _has_finite_bounds(spec):
                 raise SpecError(f"{name}: the action{f' at {path}' if path else ''}: expected a BoundedTensorSpec with "
                                 f'finite bounds to draw from uniformly, found {spec}; bound the action space, for '
                                 'instance by a wrapper that rescales actions')
-        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec, env=env,
-                         config=config, debug_summaries=debug_summaries, name=name)
+        super().__init__(action_spec=action_spec, name=name, **kwargs)
 
     @property
     def has_fixed_update(self) -> bool:
@@ -142,31 +135,25 @@ class SimpleCarlaAlgorithm(HandcraftedAlgorithm):
     ``distance_to_stop`` on.
 
     Args:
-        observation_spec: nest of specs of the observation.
         action_spec: a ``BoundedTensorSpec`` of shape ``(3,)``.
-        reward_spec: of rank 0, or of rank 1 for K rewards.
         distance_to_decelerate: distance to the goal in metres from which on to slow down.
         distance_to_stop: distance to the goal in metres from which on to stand still.
-        env: batched environment, for the root algorithm.
-        config: configuration, for the root algorithm.
-        debug_summaries: write more summaries.
-        name: name of this algorithm.
+        kwargs: those of :class:`HandcraftedAlgorithm`.
 
     Raises:
         SpecError: observation or action are not as described.
         ValueError: not ``0 <= distance_to_stop <= distance_to_decelerate``, or ``distance_to_decelerate`` is 0.
     """
 
-    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
-                 reward_spec: TensorSpec = TensorSpec(()), distance_to_decelerate: float = 50.0,
-                 distance_to_stop: float = 1.0, env: Any = None, config: TrainerConfig | None = None,
-                 debug_summaries: bool = False, name: str = 'SimpleCarlaAlgorithm'):
+    @takes_arguments_of(HandcraftedAlgorithm, defaults={'name': 'SimpleCarlaAlgorithm'},
+                        after={'distance_to_decelerate': 'reward_spec'})
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, name: str,
+                 distance_to_decelerate: float = 50.0, distance_to_stop: float = 1.0, **kwargs: Any):
         _check_carla_specs(name, observation_spec, action_spec)
         if not 0 <= distance_to_stop <= distance_to_decelerate or not distance_to_decelerate > 0:
             raise ValueError(f'{name}: expected 0 <= distance_to_stop <= distance_to_decelerate in metres, the latter '
                              f'above 0, found {distance_to_stop} and {distance_to_decelerate}')
-        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec, env=env,
-                         config=config, debug_summaries=debug_summaries, name=name)
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, name=name, **kwargs)
         self._distance_to_decelerate = distance_to_decelerate
         self._distance_to_stop = distance_to_stop
 

@@ -30,7 +30,7 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.data_transformer import RewardTransformer, UntransformedTimeStep
 from alfx.data_structures import AlgStep, StepType, TimeStep, namedtuple
-from alfx.gin_utils import configurable
+from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.gin_utils.checks import problem_at
 from alfx.tensor_specs import NestedTensor, TensorSpec
 from alfx.utils.averager import EMAverager
@@ -206,16 +206,9 @@ class LagrangianPredRewardWeightAlgorithm(LagrangianRewardWeightAlgorithm):
     from the beginning of their random numbers, so that only the average so far is as if nothing had happened.
 
     Args:
-        reward_spec: of rank 1: K rewards, of which more is better.
-        reward_thresholds: K numbers or ``None``, see :class:`LagrangianRewardWeightAlgorithm`.
-        optimizer: learns the weights, once an iteration.
-        init_weights: initial weights, one number for all or K of them, above 0.
-        max_weight: no weight becomes larger, before the normalization; ``None`` for no limit.
-        reward_weight_normalization: whether the weights are divided by their sum.
         pred_rewards_averager_ctor: called with ``reward_spec`` to make the averager, which is updated by each step of
             an evaluation; ``None``: an ``EMAverager`` with the update rate 1e-4.
-        debug_summaries: write the weights and the rewards that they are learned from.
-        name: name of this algorithm.
+        kwargs: those of :class:`LagrangianRewardWeightAlgorithm`, except ``lambda_transform``.
 
     Raises:
         ValueError: as in :class:`LagrangianRewardWeightAlgorithm`.
@@ -223,15 +216,12 @@ class LagrangianPredRewardWeightAlgorithm(LagrangianRewardWeightAlgorithm):
 
     _is_evaluated: Tensor
 
-    def __init__(self, reward_spec: TensorSpec, reward_thresholds: Sequence[float | None], optimizer: Any,
-                 init_weights: float | Sequence[float] = 1.0, max_weight: float | None = None,
-                 reward_weight_normalization: bool = True,
-                 pred_rewards_averager_ctor: Callable[[TensorSpec], Any] | None = functools.partial(EMAverager,
-                                                                                                  update_rate=1e-4),
-                 debug_summaries: bool = False, name: str = 'LagrangianPredRewardWeightAlgorithm'):
-        super().__init__(reward_spec, reward_thresholds, optimizer, init_weights=init_weights, max_weight=max_weight,
-                         reward_weight_normalization=reward_weight_normalization, debug_summaries=debug_summaries,
-                         name=name)
+    @takes_arguments_of(LagrangianRewardWeightAlgorithm, without=('lambda_transform', ),
+                        defaults={'name': 'LagrangianPredRewardWeightAlgorithm'},
+                        after={'pred_rewards_averager_ctor': 'reward_weight_normalization'})
+    def __init__(self, reward_spec: TensorSpec, pred_rewards_averager_ctor: Callable[[TensorSpec], Any] | None =
+                 functools.partial(EMAverager, update_rate=1e-4), **kwargs: Any):
+        super().__init__(reward_spec=reward_spec, **kwargs)
         if pred_rewards_averager_ctor is None:
             pred_rewards_averager_ctor = functools.partial(EMAverager, update_rate=1e-4)
         self._averager = pred_rewards_averager_ctor(reward_spec)

@@ -17,7 +17,7 @@ from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.engine.update import valid_masks
-from alfx.gin_utils import check_value, configurable
+from alfx.gin_utils import check_value, configurable, takes_arguments_of
 from alfx.networks.action_specs import action_range
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
@@ -205,23 +205,18 @@ class RepulsionFromPolicy(DivergenceFromPolicy):
     """Adds ``-weight * min(D(policy || other), max_divergence)`` to the loss: drives the policy away from another one.
 
     Args:
-        observation_spec: see :class:`DivergenceFromPolicy`, as for all that is not described here.
-        action_spec: nest of ``BoundedTensorSpec``.
         max_divergence: a policy that is further away than this is left alone; ``None``: there is no end.
+        kwargs: those of :class:`DivergenceFromPolicy`.
 
     Raises:
         ConfError: a number is out of range.
     """
 
-    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
-                 actor_network_ctor: Callable[..., Any] = ActorDistributionNetwork,
-                 checkpoint_path: str | None = None, checkpoint_prefix: str = 'alg._rl_algorithm._actor_network',
-                 weight: float | Callable[[], float] = 1.0, deterministic_stddev: float = 1.0, num_samples: int = 1,
-                 debug_summaries: bool = False, name: str = 'RepulsionFromPolicy',
-                 max_divergence: float | None = None):
+    @takes_arguments_of(DivergenceFromPolicy, defaults={'name': 'RepulsionFromPolicy'},
+                        after={'max_divergence': 'name'})
+    def __init__(self, max_divergence: float | None = None, **kwargs: Any):
         check_value(type(self).__name__, 'max_divergence', max_divergence, float, above=0, optional=True)
-        super().__init__(observation_spec, action_spec, actor_network_ctor, checkpoint_path, checkpoint_prefix, weight,
-                         deterministic_stddev, num_samples, debug_summaries, name)
+        super().__init__(**kwargs)
         self._max_divergence = max_divergence
 
     def term(self, observation: NestedTensor, action_distribution: NestedTensor) -> Tensor:

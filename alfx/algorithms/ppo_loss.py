@@ -2,15 +2,13 @@
 
 Advantages and returns come from ``PPOAlgorithm.preprocess_experience``. The value is not clipped.
 """
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
-from alfx.gin_utils import configurable
+from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.utils import value_ops
-from alfx.utils.losses import element_wise_squared_loss
 
 
 @configurable
@@ -18,32 +16,22 @@ class PPOLoss(ActorCriticLoss):
     """Clipped surrogate objective, value error and entropy bonus.
 
     Args:
-        gamma: discount factor, or one for each of K rewards.
-        td_error_loss_fn: ``(target, value)`` to an error of the same shape.
-        td_lambda: lambda of the advantage estimation, in [0, 1].
-        normalize_advantages: to zero mean and unit variance within a minibatch.
         compute_advantages_internally: estimate the advantages here, from the minibatch of sequences
             (``mini_batch_length > 1``), in place of using those of the whole buffer; saves memory.
-        advantage_clip: clip advantages to [-x, x].
-        entropy_regularization: weight of the entropy; ``None``: no such term.
-        td_loss_weight: weight of the value error.
         importance_ratio_clipping: epsilon of eq. 7.
         log_prob_clipping: if > 0, clip log-probabilities to [-x, x].
         check_numerics: raise an error at the first NaN or infinite number, for debugging.
-        debug_summaries: write more summaries.
-        name: name of this loss.
+        kwargs: those of :class:`~alfx.algorithms.actor_critic_loss.ActorCriticLoss`, except ``use_gae`` and
+            ``use_td_lambda_return``; ``normalize_advantages`` is True unless given.
     """
 
-    def __init__(self, gamma: float | Sequence[float] = 0.99,
-                 td_error_loss_fn: Callable[..., torch.Tensor] = element_wise_squared_loss, td_lambda: float = 0.95,
-                 normalize_advantages: bool = True, compute_advantages_internally: bool = False,
-                 advantage_clip: float | None = None, entropy_regularization: float | None = None,
-                 td_loss_weight: float = 1.0, importance_ratio_clipping: float = 0.2, log_prob_clipping: float = 0.0,
-                 check_numerics: bool = False, debug_summaries: bool = False, name: str = 'PPOLoss'):
-        super().__init__(gamma=gamma, td_error_loss_fn=td_error_loss_fn, use_gae=True, td_lambda=td_lambda,
-                         use_td_lambda_return=True, normalize_advantages=normalize_advantages,
-                         advantage_clip=advantage_clip, entropy_regularization=entropy_regularization,
-                         td_loss_weight=td_loss_weight, debug_summaries=debug_summaries, name=name)
+    @takes_arguments_of(
+        ActorCriticLoss, without=('use_gae', 'use_td_lambda_return'),
+        defaults={'normalize_advantages': True, 'name': 'PPOLoss'},
+        after={'compute_advantages_internally': 'normalize_advantages', 'importance_ratio_clipping': 'td_loss_weight'})
+    def __init__(self, name: str, compute_advantages_internally: bool = False, importance_ratio_clipping: float = 0.2,
+                 log_prob_clipping: float = 0.0, check_numerics: bool = False, **kwargs: Any):
+        super().__init__(use_gae=True, use_td_lambda_return=True, name=name, **kwargs)
         if importance_ratio_clipping <= 0:
             raise ValueError(f'{name}.importance_ratio_clipping has to be positive, found {importance_ratio_clipping}')
         self._compute_advantages_internally = compute_advantages_internally

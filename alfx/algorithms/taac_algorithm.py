@@ -12,7 +12,7 @@ independent parameters that start from the same value. Read next :mod:`alfx.algo
 import enum
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from alfx.algorithms.sac import actions as sac_actions
 from alfx.algorithms.sac import losses as sac_losses
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import AlgStep, Experience, LossInfo, StepType, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils import ConfError, configurable, takes_arguments_of
 from alfx.gin_utils.checks import check_value, problem_at
 from alfx.layers import Detach
 from alfx.nest.utils import NestConcat
@@ -38,7 +38,7 @@ from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.utils import dist_utils, losses
+from alfx.utils import dist_utils
 from alfx.utils.target_updater import TargetUpdater
 
 TaacState = namedtuple('TaacState', ['tau', 'repeats'], default_value=())
@@ -86,16 +86,12 @@ class TAACTDLoss(TDLoss):
     """The loss between values and :func:`compare_through_return`.
 
     Args:
-        gamma: discount of future rewards; for K-dimensional rewards also a list of K of them.
-        td_error_loss_fn: ``fn(target, value)``, elementwise.
-        debug_summaries: whether to write summaries.
-        name: name of this loss, put before those of its summaries.
+        kwargs: those of :class:`~alfx.algorithms.td_loss.TDLoss`, except ``td_lambda`` and ``normalize_target``.
     """
 
-    def __init__(self, gamma: float | Sequence[float] = 0.99,
-                 td_error_loss_fn: Callable[[Tensor, Tensor], Tensor] = losses.element_wise_squared_loss,
-                 debug_summaries: bool = False, name: str = 'TAACTDLoss'):
-        super().__init__(gamma=gamma, td_error_loss_fn=td_error_loss_fn, debug_summaries=debug_summaries, name=name)
+    @takes_arguments_of(TDLoss, without=('td_lambda', 'normalize_target'), defaults={'name': 'TAACTDLoss'})
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
 
     def compute_td_target(self, info: Any, target_value: Tensor) -> Tensor:
         """The targets of all steps but the final one.

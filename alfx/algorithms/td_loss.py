@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from alfx import summary
 from alfx.data_structures import LossInfo, StepType
-from alfx.gin_utils import configurable
+from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.summary import summary_utils
 from alfx.tensor_specs import TensorSpec
 from alfx.utils import losses, tensor_utils, value_ops
@@ -158,12 +158,10 @@ class TDQRLoss(TDLoss):
 
     Args:
         num_quantiles: N, the number of quantiles.
-        gamma: discount of future rewards; for K-dimensional rewards also a list of K of them.
         td_error_loss_fn: ``fn(value - target)``, elementwise.
         td_lambda: 0 or 1; a mixture of returns has no quantiles in closed form.
         sum_over_quantiles: whether to sum over the quantiles, or to average.
-        debug_summaries: whether to write summaries.
-        name: name of this loss, put before those of its summaries.
+        kwargs: those of :class:`TDLoss`, except ``normalize_target``.
 
     Raises:
         ValueError: ``td_lambda`` is neither 0 nor 1, or ``gamma`` is out of [0, 1].
@@ -171,13 +169,15 @@ class TDQRLoss(TDLoss):
 
     _fractions: Tensor
 
-    def __init__(self, num_quantiles: int = 50, gamma: float | Sequence[float] = 0.99,
+    @takes_arguments_of(TDLoss, without=('normalize_target', ), defaults={'name': 'TDQRLoss'},
+                        after={'sum_over_quantiles': 'td_lambda'})
+    def __init__(self, num_quantiles: int = 50,
                  td_error_loss_fn: Callable[[Tensor], Tensor] = losses.huber_function, td_lambda: float = 1.0,
-                 sum_over_quantiles: bool = False, debug_summaries: bool = False, name: str = 'TDQRLoss'):
+                 sum_over_quantiles: bool = False, *, name: str, **kwargs: Any):
         if td_lambda not in (0.0, 1.0):
             raise ValueError(f'{name}: td_lambda must be 0 or 1, found {td_lambda}')
-        super().__init__(gamma=gamma, td_error_loss_fn=td_error_loss_fn, td_lambda=td_lambda,
-                         normalize_target=False, debug_summaries=debug_summaries, name=name)
+        super().__init__(name=name, td_error_loss_fn=td_error_loss_fn, td_lambda=td_lambda, normalize_target=False,
+                         **kwargs)
         self._num_quantiles = num_quantiles
         self._sum_over_quantiles = sum_over_quantiles
         fractions = (torch.arange(num_quantiles, dtype=torch.float32) + 0.5) / num_quantiles

@@ -3,7 +3,6 @@
 The recursion is :func:`alfx.utils.value_ops.vtrace`. Differs from the paper in that the value error is not halved
 (``td_loss_weight = 0.25`` is the paper's weight of 0.5), and that losses are averaged over steps, not summed.
 """
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +10,10 @@ import torch
 from alfx import context
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.data_structures import LossInfo, StepType
-from alfx.gin_utils import ConfError, check_value, configurable
+from alfx.gin_utils import ConfError, check_value, configurable, takes_arguments_of
 from alfx.gin_utils.checks import problem_at
 from alfx.summary import summary_utils
 from alfx.utils import dist_utils, value_ops
-from alfx.utils.losses import element_wise_squared_loss
 
 
 @configurable
@@ -26,34 +24,22 @@ class VTraceLoss(ActorCriticLoss):
     what is carried back from later steps (c) and the policy gradient (pg_rho), each clipped from above.
 
     Args:
-        gamma: discount factor, or one for each of K rewards.
-        td_error_loss_fn: ``(target, value)`` to an error of the same shape.
-        td_lambda: lambda of the trace, in [0, 1].
         clip_rho_thres: rho, above 0; ``None``: not clipped.
         clip_c_thres: c, above 0, at most rho; ``None``: not clipped.
         clip_pg_rho_thres: pg_rho, above 0; ``None``: not clipped.
-        normalize_advantages: to zero mean and unit variance within a batch.
-        advantage_clip: clip advantages to [-x, x].
-        entropy_regularization: weight of the entropy; ``None``: no such term.
-        td_loss_weight: weight of the value error.
-        debug_summaries: write more summaries.
-        name: name of this loss.
+        kwargs: those of :class:`~alfx.algorithms.actor_critic_loss.ActorCriticLoss`, except ``use_gae`` and
+            ``use_td_lambda_return``; ``td_lambda``, that of the trace, is 1 unless given.
 
     Raises:
         ConfError: a threshold is out of range.
         ValueError: ``td_lambda`` is.
     """
 
-    def __init__(self, gamma: float | Sequence[float] = 0.99,
-                 td_error_loss_fn: Callable[..., torch.Tensor] = element_wise_squared_loss, td_lambda: float = 1.0,
-                 clip_rho_thres: float | None = 1.0, clip_c_thres: float | None = 1.0,
-                 clip_pg_rho_thres: float | None = 1.0, normalize_advantages: bool = False,
-                 advantage_clip: float | None = None, entropy_regularization: float | None = None,
-                 td_loss_weight: float = 1.0, debug_summaries: bool = False, name: str = 'VTraceLoss'):
-        super().__init__(gamma=gamma, td_error_loss_fn=td_error_loss_fn, use_gae=True, td_lambda=td_lambda,
-                         use_td_lambda_return=True, normalize_advantages=normalize_advantages,
-                         advantage_clip=advantage_clip, entropy_regularization=entropy_regularization,
-                         td_loss_weight=td_loss_weight, debug_summaries=debug_summaries, name=name)
+    @takes_arguments_of(ActorCriticLoss, without=('use_gae', 'use_td_lambda_return'),
+                        defaults={'td_lambda': 1.0, 'name': 'VTraceLoss'}, after={'clip_rho_thres': 'td_lambda'})
+    def __init__(self, clip_rho_thres: float | None = 1.0, clip_c_thres: float | None = 1.0,
+                 clip_pg_rho_thres: float | None = 1.0, **kwargs: Any):
+        super().__init__(use_gae=True, use_td_lambda_return=True, **kwargs)
         self._thresholds = {'rho': clip_rho_thres, 'c': clip_c_thres, 'pg_rho': clip_pg_rho_thres}
         for symbol, threshold in self._thresholds.items():
             check_value('VTraceLoss', f'clip_{symbol}_thres', threshold, float, above=0, optional=True)

@@ -1,5 +1,5 @@
 """MiniGrid and BabyAI: grid worlds whose observations are given as networks can use them."""
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,6 @@ from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.errors import EnvironmentLoadError
 from alfx.environments.gym_wrappers import ImageChannelFirst
 from alfx.environments.making import EnvWrapper
-from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
-from alfx.environments.vector_env import SerialVectorEnv
 
 # kinds of objects, colours and states of minigrid.core.constants: the largest value of each channel, plus one
 _CHANNEL_SIZES = (11, 6, 3)
@@ -68,30 +66,20 @@ class MiniGridObservation(gymnasium.ObservationWrapper):
 
 
 @gin_utils.configurable
-def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
-         max_episode_steps: int | Sequence[int] | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
-         alf_env_wrappers: Sequence[AlfWrapper] = (), image_channel_first: bool = True, batch_size: int = 1,
-         vector_env: VectorEnvCtor = SerialVectorEnv, observation: str = 'one_hot', direction: bool = False,
-         fully_observable: bool = False, env_args: Mapping[str, Any] | None = None,
-         env_info_keys: Sequence[str] = (), render_mode: str | None = 'rgb_array') -> AlfEnvironment:
+@gin_utils.takes_arguments_of(suite_gym.load, without=('native', ), after={'observation': 'vector_env'})
+def load(gym_env_wrappers: Sequence[EnvWrapper], env_info_keys: Sequence[str], image_channel_first: bool,
+         observation: str = 'one_hot', direction: bool = False, fully_observable: bool = False,
+         **kwargs: Any) -> AlfEnvironment:
     """A batch of a MiniGrid environment.
 
     Args:
-        environment_name: an id such as 'MiniGrid-DoorKey-5x5-v0'.
-        env_id: ``TimeStep.env_id`` of the first environment.
-        discount: the discount of every step that is neither FIRST nor a termination.
-        max_episode_steps: steps after which an episode is truncated; ``None``: the environment's own limit.
         gym_env_wrappers: wrappers around the encoded observation, innermost first.
-        alf_env_wrappers: wrappers around the whole batch, innermost first.
+        env_info_keys: which numbers of the info dicts become ``TimeStep.env_info``.
         image_channel_first: make the grid ``(C, H, W)``; not with ``observation='indices'``.
-        batch_size: ``B``.
-        vector_env: makes a gymnasium vector environment of constructors.
         observation: 'one_hot', 'image' or 'indices': see :class:`MiniGridObservation`.
         direction: also give the agent's direction.
         fully_observable: show the whole grid instead of the agent's view.
-        env_args: further arguments of the environment's constructor.
-        env_info_keys: which numbers of the info dicts become ``TimeStep.env_info``.
-        render_mode: 'human' shows every step; 'rgb_array' allows ``render``.
+        kwargs: those of :func:`~alfx.environments.suite_gym.load`, except ``native``.
 
     Raises:
         EnvironmentLoadError: an unknown name, or the package of the extra ``minigrid`` is missing.
@@ -101,10 +89,7 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
         wrappers.insert(0, _fully_observable)
     if image_channel_first and observation != 'indices':
         wrappers.append(partial(ImageChannelFirst, fields=['image' if direction else '']))
-    return suite_gym.load(environment_name, env_id=env_id, discount=discount, max_episode_steps=max_episode_steps,
-                          gym_env_wrappers=wrappers, alf_env_wrappers=alf_env_wrappers,
-                          image_channel_first=False, batch_size=batch_size, vector_env=vector_env,
-                          env_args=env_args, env_info_keys=env_info_keys, render_mode=render_mode)
+    return suite_gym.load(gym_env_wrappers=wrappers, image_channel_first=False, env_info_keys=env_info_keys, **kwargs)
 
 
 def _fully_observable(env: gymnasium.Env) -> gymnasium.Env:

@@ -6,7 +6,7 @@ hand tasks never terminate. Whether the goal is reached at the end of an episode
 evaluations take the success rate. Read next: ``HindsightExperienceTransformer`` of
 :mod:`alfx.algorithms.data_transformer`.
 """
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -16,8 +16,6 @@ from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.errors import EnvironmentLoadError
 from alfx.environments.making import EnvWrapper
-from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
-from alfx.environments.vector_env import SerialVectorEnv
 
 _SUCCESS_KEYS = ('is_success', 'success')
 
@@ -48,32 +46,19 @@ class SuccessAtEnd(gymnasium.Wrapper):
 
 
 @gin_utils.configurable
-def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
-         max_episode_steps: int | Sequence[int] | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
-         alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
-         vector_env: VectorEnvCtor = SerialVectorEnv, env_args: Mapping[str, Any] | None = None,
-         env_info_keys: Sequence[str] = (), render_mode: str | None = 'rgb_array') -> AlfEnvironment:
+@gin_utils.takes_arguments_of(suite_gym.load, without=('image_channel_first', 'native'))
+def load(gym_env_wrappers: Sequence[EnvWrapper], env_info_keys: Sequence[str], **kwargs: Any) -> AlfEnvironment:
     """A batch of an environment of gymnasium-robotics.
 
     ``TimeStep.env_info`` is a dict with ``success`` of :class:`SuccessAtEnd`.
 
     Args:
-        environment_name: an id such as 'FetchReach-v4'.
-        env_id: ``TimeStep.env_id`` of the first environment.
-        discount: the discount of every step that is neither FIRST nor a termination.
-        max_episode_steps: steps after which an episode is truncated; ``None``: as registered (50 for Fetch).
         gym_env_wrappers: wrappers around each gymnasium environment, innermost first.
-        alf_env_wrappers: wrappers around the whole batch, innermost first.
-        batch_size: ``B``.
-        vector_env: makes a gymnasium vector environment of constructors.
-        env_args: further arguments of the environment's constructor, such as ``{'reward_type': 'dense'}``.
         env_info_keys: which further numbers of the info dicts become ``TimeStep.env_info``.
-        render_mode: 'human' shows every step; 'rgb_array' allows ``render``.
+        kwargs: those of :func:`~alfx.environments.suite_gym.load`, except ``image_channel_first`` and ``native``.
 
     Raises:
         EnvironmentLoadError: an unknown name, or the packages of the extra ``robotics`` are missing.
     """
-    return suite_gym.load(environment_name, env_id=env_id, discount=discount, max_episode_steps=max_episode_steps,
-                          gym_env_wrappers=[SuccessAtEnd, *gym_env_wrappers], alf_env_wrappers=alf_env_wrappers,
-                          image_channel_first=False, batch_size=batch_size, vector_env=vector_env, env_args=env_args,
-                          env_info_keys=list(dict.fromkeys(['success', *env_info_keys])), render_mode=render_mode)
+    return suite_gym.load(gym_env_wrappers=[SuccessAtEnd, *gym_env_wrappers], image_channel_first=False,
+                          env_info_keys=list(dict.fromkeys(['success', *env_info_keys])), **kwargs)

@@ -288,7 +288,15 @@ class AverageEpisodicAggregationMetric(JoinsEpisodes, StepMetric):
 
 
 class AverageReturnMetric(AverageEpisodicAggregationMetric):
-    """Average undiscounted return; ``[]``, or ``[K]`` for K-dimensional rewards."""
+    """Average undiscounted return; ``[]``, or ``[K]`` for K-dimensional rewards.
+
+    Args:
+        example_time_step: a ``[B, ...]`` time step: gives the number of environments and the shapes.
+        name: name of the summary.
+        prefix: summaries are written below this name.
+        dtype: of the result.
+        buffer_size: number of episodes averaged over.
+    """
 
     def __init__(self,
                  example_time_step: TimeStep,
@@ -312,26 +320,17 @@ class AverageDiscountedReturnMetric(AverageEpisodicAggregationMetric):
     earned is not estimated.
 
     Args:
-        example_time_step: a ``[B, ...]`` time step.
-        name: name of the summary.
-        prefix: summaries are written below this name.
-        dtype: of the result.
         discount: :math:`\gamma`, in ``[0, 1]``.
         reward_transformer: applied to the float64 ``[B, T]`` (or ``[B, T, K]``) reward tensor first.
-        buffer_size: number of episodes averaged over.
+        kwargs: those of :class:`AverageReturnMetric`.
     """
 
-    def __init__(self,
-                 example_time_step: TimeStep,
-                 name: str = 'AverageDiscountedReturn',
-                 prefix: str = 'Metrics',
-                 dtype: torch.dtype = torch.float32,
-                 discount: float = 0.99,
-                 reward_transformer: Callable | None = None,
-                 buffer_size: int = 10):
+    @gin_utils.takes_arguments_of(AverageReturnMetric, defaults={'name': 'AverageDiscountedReturn'},
+                                  after={'discount': 'dtype'})
+    def __init__(self, name: str, discount: float = 0.99, reward_transformer: Callable | None = None, **kwargs: Any):
         _check_discount(name, discount)
         self._discount = discount
-        super().__init__(name, prefix, dtype, buffer_size, example_time_step)
+        super().__init__(name=name, **kwargs)
         self._reward_transformer = reward_transformer
 
     def _extract_values(self, steps: StepSequence) -> list[np.ndarray]:
@@ -355,22 +354,17 @@ class EpisodicStartAverageDiscountedReturnMetric(AverageEpisodicAggregationMetri
     r"""The discounted return from the first state of an episode, :math:`\sum_i \gamma^{i-1} r_i`.
 
     Args:
-        example_time_step: a ``[B, ...]`` time step.
-        name: name of the summary.
-        prefix: summaries are written below this name.
-        buffer_size: number of episodes averaged over.
         discount: :math:`\gamma`, in ``[0, 1]``.
+        kwargs: those of :class:`AverageReturnMetric`, except ``dtype``.
     """
 
-    def __init__(self,
-                 example_time_step: TimeStep,
-                 name: str = 'EpisodicStartAverageDiscountedReturn',
-                 prefix: str = 'Metrics',
-                 buffer_size: int = 10,
-                 discount: float = 0.99):
+    @gin_utils.takes_arguments_of(
+        AverageReturnMetric, without=('dtype', ), defaults={'name': 'EpisodicStartAverageDiscountedReturn'},
+        after={'discount': 'buffer_size'})
+    def __init__(self, name: str, discount: float = 0.99, **kwargs: Any):
         _check_discount(name, discount)
         self._discount = discount
-        super().__init__(name, prefix, torch.float32, buffer_size, example_time_step)
+        super().__init__(name=name, dtype=torch.float32, **kwargs)
 
     def _extract_values(self, steps: StepSequence) -> list[np.ndarray]:
         position = steps.positions(self._length).position
@@ -380,29 +374,30 @@ class EpisodicStartAverageDiscountedReturnMetric(AverageEpisodicAggregationMetri
 
 @gin_utils.configurable
 class AverageRewardMetric(AverageReturnMetric):
-    """The mean reward of a step in an episode, averaged over episodes."""
+    """The mean reward of a step in an episode, averaged over episodes.
 
-    def __init__(self,
-                 example_time_step: TimeStep,
-                 name: str = 'AverageReward',
-                 prefix: str = 'Metrics',
-                 buffer_size: int = 10):
-        super().__init__(example_time_step, name, prefix, torch.float32, buffer_size)
+    Args:
+        kwargs: those of :class:`AverageReturnMetric`, except ``dtype``.
+    """
+
+    @gin_utils.takes_arguments_of(AverageReturnMetric, without=('dtype', ), defaults={'name': 'AverageReward'})
+    def __init__(self, **kwargs: Any):
+        super().__init__(dtype=torch.float32, **kwargs)
 
     def _finish(self, total: np.ndarray, length: np.ndarray) -> np.ndarray:
         return self._mean(total, length)
 
 
 class AverageEpisodeLengthMetric(AverageEpisodicAggregationMetric):
-    """Average number of steps of an episode (its transitions: FIRST is not counted)."""
+    """Average number of steps of an episode (its transitions: FIRST is not counted).
 
-    def __init__(self,
-                 example_time_step: TimeStep,
-                 name: str = 'AverageEpisodeLength',
-                 prefix: str = 'Metrics',
-                 dtype: torch.dtype = torch.float32,
-                 buffer_size: int = 10):
-        super().__init__(name, prefix, dtype, buffer_size, example_time_step)
+    Args:
+        kwargs: those of :class:`AverageReturnMetric`.
+    """
+
+    @gin_utils.takes_arguments_of(AverageReturnMetric, defaults={'name': 'AverageEpisodeLength'})
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
 
     def _example_values(self, time_step: TimeStep) -> torch.Tensor:
         return time_step.step_type
@@ -419,23 +414,15 @@ class AverageEnvInfoMetric(AverageEpisodicAggregationMetric):
     or ``@min``. What ``env_info`` holds at FIRST is ignored.
 
     Args:
-        example_time_step: a ``[B, ...]`` time step; its ``env_info`` is a nest of tensors.
-        name: name of the summary.
-        prefix: summaries are written below this name.
-        dtype: of the result.
         fields: paths (``'a.b'``) of the quantities to measure; None is all of them.
-        buffer_size: number of episodes averaged over.
+        kwargs: those of :class:`AverageReturnMetric`; the ``env_info`` of ``example_time_step`` is a nest of tensors.
     """
 
-    def __init__(self,
-                 example_time_step: TimeStep,
-                 name: str = 'AverageEnvInfoMetric',
-                 prefix: str = 'Metrics',
-                 dtype: torch.dtype = torch.float32,
-                 fields: Sequence[str] | None = None,
-                 buffer_size: int = 10):
+    @gin_utils.takes_arguments_of(AverageReturnMetric, defaults={'name': 'AverageEnvInfoMetric'},
+                                  after={'fields': 'dtype'})
+    def __init__(self, fields: Sequence[str] | None = None, **kwargs: Any):
         self._fields = None if fields is None else list(fields)
-        super().__init__(name, prefix, dtype, buffer_size, example_time_step)
+        super().__init__(**kwargs)
 
     def _example_values(self, time_step: TimeStep) -> Any:
         if self._fields is None:

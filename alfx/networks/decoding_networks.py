@@ -6,12 +6,13 @@ make a small image. Upsampling in place of strides avoids the checkerboards of t
 2016, https://distill.pub/2016/deconv-checkerboard).
 """
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from alfx.gin_utils import check_value, configurable
+from alfx.gin_utils import check_value, configurable, takes_arguments_of
 from alfx.layers import FC, Conv2D, ConvTranspose2D, ElementwiseLayerBase, Reshape
 from alfx.layers.conv import Size2d, pair
 from alfx.layers.weights import Activation, Initializer
@@ -121,27 +122,21 @@ class AutoShapeImageDeconvNetwork(ImageDecodingNetwork):
     last layer to the first, the output padding is what makes n a whole number.
 
     Args:
-        input_size: number of inputs, or their spec.
         transconv_layer_params: for each layer ``(filters, kernel_size, strides[, padding])``; the last one has as many
             filters as the images have channels.
         output_shape: ``(channels, height, width)`` of the images, or their spec.
-        start_decoding_channels: number of channels of the image made by the last fully connected layer.
-        preprocess_fc_layer_params: sizes of fully connected layers in front.
-        activation: activation of all layers but the last.
-        kernel_initializer: called with the weights of a layer to fill them; ``None`` for variance scaling.
-        output_activation: activation of the last layer.
-        name: name of the network.
+        kwargs: those of :class:`ImageDecodingNetwork`, except ``start_decoding_size`` and ``same_padding``.
 
     Raises:
         SpecError: the input is no vector.
         ValueError: no or malformed layers, or layers that cannot make images of this shape.
     """
 
-    def __init__(self, input_size: int | TensorSpec, transconv_layer_params: Sequence[tuple],
-                 output_shape: Sequence[int] | TensorSpec, start_decoding_channels: int,
-                 preprocess_fc_layer_params: Sequence[int] | None = None, activation: Activation = torch.relu_,
-                 kernel_initializer: Initializer | None = None, output_activation: Activation = torch.tanh,
-                 name: str = 'AutoShapeImageDeconvNetwork'):
+    @takes_arguments_of(ImageDecodingNetwork, without=('start_decoding_size', 'same_padding'),
+                        defaults={'name': 'AutoShapeImageDeconvNetwork'},
+                        after={'output_shape': 'transconv_layer_params'})
+    def __init__(self, transconv_layer_params: Sequence[tuple], name: str, output_shape: Sequence[int] | TensorSpec,
+                 **kwargs: Any):
         _check_layers(transconv_layer_params, name)
         shape = tuple(output_shape.shape if isinstance(output_shape, TensorSpec) else output_shape)
         if len(shape) != 3 or transconv_layer_params[-1][0] != shape[0]:
@@ -157,8 +152,8 @@ class AutoShapeImageDeconvNetwork(ImageDecodingNetwork):
                 raise ValueError(f'{name}: transconv_layer_params[{i}] {params} cannot make images as small as it '
                                  f'takes for output_shape {shape}; choose smaller kernels or strides')
             layers.append((*params[:3], params[3] if len(params) > 3 else 0, output_padding))
-        super().__init__(input_size, layers[::-1], size, start_decoding_channels, False, preprocess_fc_layer_params,
-                         activation, kernel_initializer, output_activation, name)
+        super().__init__(transconv_layer_params=layers[::-1], start_decoding_size=size, same_padding=False, name=name,
+                         **kwargs)
 
 
 def _transposed_input_size(size: tuple[int, int], kernel: tuple[int, int], strides: tuple[int, int],
