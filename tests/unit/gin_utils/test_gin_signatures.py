@@ -11,9 +11,14 @@ import gin
 import pytest
 
 from alfx import gin_utils
+from alfx.algorithms.oac_algorithm import OacAlgorithm
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
+from alfx.layers import ParallelFC
+from alfx.networks.actor_networks import ActorRNNNetwork
 from alfx.networks.network import Network
+from alfx.optimizers import SGD
 from alfx.tensor_specs import TensorSpec
+from alfx.utils.normalizers import ScalarEMNormalizer
 
 
 @configurable(module='tools')
@@ -127,6 +132,23 @@ def test_a_default_of_the_child_goes_to_the_parent():
     assert PowerSaw(20).given['length'] == 1.5
     assert PowerSaw(20, length=3.0).given['length'] == 3.0
     assert ChainSaw(20).watts == 2000
+
+
+@pytest.mark.parametrize('target, names', [
+    (ParallelFC, 'input_size output_size n activation use_bias use_bn use_ln bn_ctor kernel_initializer '
+     'kernel_init_gain bias_init_value use_torch_init bias_initializer weight_opt_args bias_opt_args'),
+    (ScalarEMNormalizer, 'update_rate auto_update variance_epsilon zero_mean unit_std debug_summaries name'),
+    (SGD, 'params lr momentum dampening weight_decay nesterov gradient_clipping clip_by_global_norm name'),
+    (ActorRNNNetwork, 'input_tensor_spec action_spec input_preprocessors preprocessing_combiner conv_layer_params '
+     'fc_layer_params lstm_hidden_size actor_fc_layer_params activation squashing_func kernel_initializer name'),
+    (OacAlgorithm, 'observation_spec action_spec reward_spec actor_network_cls critic_network_cls q_network_cls '
+     'reward_weights epsilon_greedy use_entropy_reward calculate_priority num_critic_replicas env config '
+     'critic_loss_ctor target_entropy prior_actor_ctor target_kld_per_dim initial_log_alpha explore explore_delta '
+     'beta_ub max_log_alpha target_update_tau target_update_period dqda_clipping actor_optimizer critic_optimizer '
+     'alpha_optimizer checkpoint debug_summaries name train_actor_on_last_step'),
+])
+def test_what_comes_with_alfx_can_be_called_by_position_in_the_documented_order(target, names):
+    assert list(inspect.signature(target).parameters) == names.split()
 
 
 def test_a_function_takes_the_arguments_of_a_class():
