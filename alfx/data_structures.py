@@ -279,6 +279,21 @@ def termination(observation: NestedTensor, prev_action: NestedTensor, reward: to
     return _step(StepType.LAST, observation, prev_action, reward, reward_spec, 0.0, env_id, env_info)
 
 
+def valid_masks(step_type: torch.Tensor) -> torch.Tensor:
+    """float32 of the shape of ``step_type``: 0 at LAST, whose action the environment ignores, else 1."""
+    return (step_type != StepType.LAST).to(torch.float32)
+
+
+def reset_at_first(state: NestedTensor, initial_state: NestedTensor, time_step: TimeStep) -> NestedTensor:
+    """``state`` ``[B, ...]`` with the entries of environments at FIRST replaced by those of ``initial_state``."""
+    is_first = time_step.is_first()
+
+    def reset(now: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
+        return torch.where(is_first.reshape(-1, *(1, ) * (now.ndim - 1)), initial, now)
+
+    return nest.map_structure(reset, state, initial_state)
+
+
 def _step(step_type: int, observation: NestedTensor, prev_action: NestedTensor, reward: Any, reward_spec: TensorSpec,
           discount: Any, env_id: Any, env_info: Any) -> TimeStep:
     batch = nest.get_nest_batch_size(observation)

@@ -57,3 +57,13 @@ def fresh_process_state():
 def repository() -> str:
     """The folder that holds setup.cfg."""
     return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@pytest.fixture
+def with_traits(monkeypatch):
+    """Have a class of algorithms say something else of itself: ``with_traits(cls, fixed_update=False)``."""
+    def change(cls, **traits):
+        own_traits = cls.own_traits
+        monkeypatch.setattr(cls, 'own_traits', lambda self: own_traits(self)._replace(**traits))
+
+    return change

@@ -5,10 +5,9 @@ import sac_agents
 import torch
 
 from alfx import nest
-from alfx.data_structures import StepType, TimeStep
+from alfx.data_structures import StepType, TimeStep, valid_masks
 from alfx.engine import recorded_update
-from alfx.engine.replay import compute_train_info
-from alfx.engine.update import reduce_loss, valid_masks
+from alfx.engine.update import reduce_loss
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
 OBSERVATION = TensorSpec((3, ))
@@ -207,7 +206,7 @@ class IntrinsicRewardContract:
         for updates_before in (2, 10**6):
             monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', updates_before)
             agent, _ = sac_agents.make_agent('continuous', agent_args=dict(intrinsic_reward_module=self.make))
-            assert agent.has_fixed_update
+            assert agent.traits.fixed_update
             for _ in range(4):
                 agent.train_iter()
             assert bool(agent._fast_update._records) == (updates_before == 2)
@@ -220,8 +219,8 @@ class IntrinsicRewardContract:
         agent.train_iter()
         batch, _ = agent.replay_buffer.get_batch(6, 3)
         experience = nest.map_structure(lambda x: x.transpose(0, 1), batch)
-        at_once = compute_train_info(agent, experience).irm
+        at_once = agent.learner.train_info(experience).irm
         agent._config.temporally_independent_train_step = False
-        one_by_one = compute_train_info(agent, experience).irm
+        one_by_one = agent.learner.train_info(experience).irm
         for a, b in zip(nest.flatten(at_once), nest.flatten(one_by_one)):
             torch.testing.assert_close(a, b)

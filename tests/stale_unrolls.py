@@ -21,7 +21,7 @@ class StaleUnrolls(UnrollSource):
         if self._cursor is None:
             self._cursor = start(self.actor, self._env)
         steps = unroll(self.actor, self._env, self._cursor, length, with_grad=False, bootstrap=False,
-                       transformed=bool(self.actor.on_policy), keep_inputs=self.actor.keeps_unroll_inputs)
+                       transformed=bool(self.actor.on_policy), keep_inputs=self.actor.traits.keeps_unroll_inputs)
         return Steps(*steps)
 
     def update_parameter(self, algorithm):

@@ -12,6 +12,7 @@ from torch.distributions import TransformedDistribution
 
 from alfx import nest
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
+from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
@@ -19,6 +20,7 @@ from alfx.gin_utils import configurable
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.traits import Traits
 from alfx.utils import dist_utils
 
 ActorCriticState = namedtuple('ActorCriticState', ['actor', 'value'], default_value=())
@@ -111,10 +113,12 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
 
     _no_state = ActorCriticState()
 
-    @property
-    def recomputes_rollout_info(self) -> bool:
-        """True without recurrent state and layers that mix samples, and unless a subclass changes the steps."""
-        return self._is_stateless and not self._has_batch_dependence and self._has_own_steps(ActorCriticAlgorithm)
+    def own_traits(self) -> Traits:
+        """It recomputes without recurrent state and layers that mix samples, unless a subclass changes the steps; its
+        update is fixed unless something in a network draws numbers or keeps statistics."""
+        recomputes = (self._is_stateless and not self._has_batch_dependence
+                      and self._has_own_steps(ActorCriticAlgorithm))
+        return super().own_traits()._replace(fixed_update=is_fixed(self), recomputes_rollout_info=recomputes)
 
     def _has_own_steps(self, cls: type) -> bool:
         """Whether it can be trained, and the steps that must agree with each other are all those of ``cls``."""

@@ -12,6 +12,7 @@ from alfx import context, summary
 from alfx.algorithms.algorithm import Loss
 from alfx.data_structures import LossInfo, StepType, namedtuple
 from alfx.gin_utils import configurable
+from alfx.traits import Traits
 from alfx.utils import dist_utils, value_ops
 from alfx.utils.losses import element_wise_squared_loss
 from alfx.utils.tensor_utils import explained_variance
@@ -74,6 +75,10 @@ class ActorCriticLoss(Loss):
         self._entropy_regularization = entropy_regularization
         self._td_loss_weight = td_loss_weight
         self._debug_summaries = debug_summaries
+
+    def own_traits(self) -> Traits:
+        """A loss of tensors alone."""
+        return super().own_traits()._replace(fixed_update=True)
 
     @property
     def gamma(self) -> torch.Tensor:

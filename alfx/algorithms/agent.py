@@ -4,7 +4,7 @@ A step goes through the parts in this order: representation learner (observation
 generator (-> representation and goal), intrinsic reward module, policy algorithm, entropy target, reward weights.
 Each part has a field of its own in ``AgentState`` and ``AgentInfo``.
 """
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,10 +19,10 @@ from alfx.algorithms.intrinsic_reward import IntrinsicRewardAlgorithm
 from alfx.algorithms.policy_loss_addons import PolicyLossAddOns
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
-from alfx.engine.recording import has_fixed_update
 from alfx.gin_utils import configurable
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.traits import Traits
 
 AgentState = namedtuple('AgentState', ['rl', 'irm', 'goal_generator', 'repr', 'rw'], default_value=())
 """The state of each part."""
@@ -214,46 +214,27 @@ class Agent(RLAlgorithm):
         self.set_path(self.path)
         super().finalize()
 
-    @property
-    def has_fixed_update(self) -> bool:
-        """Whether that is so for all parts."""
-        return all(has_fixed_update(part) for part in self._parts())
-
-    @property
-    def update_variant(self) -> Hashable:
-        """The variants of all parts."""
-        return tuple(part.update_variant for part in self._parts())
-
-    @property
-    def trains_sequences_at_once(self) -> bool:
-        """Whether that is so for all parts."""
-        return all(part.trains_sequences_at_once for part in self._parts())
-
-    @property
-    def needs_previous_step(self) -> bool:
-        """Whether that is so for any part; pairs of steps are made where whole unrolls are rewarded at once."""
-        return any(part.needs_previous_step for part in self._parts()
-                   if part is not self._irm or not self._rewards_unrolls)
-
-    @property
-    def learns_from_stale_unrolls(self) -> bool:
-        """Whether the policy algorithm does."""
-        return self._rl_algorithm.learns_from_stale_unrolls
-
-    @property
-    def bootstraps_sequences(self) -> bool:
-        """Whether that is so for any part; no part is trained on the last step of a sequence then."""
-        return any(part.bootstraps_sequences for part in self._parts())
-
-    @property
-    def recomputes_rollout_info(self) -> bool:
-        """Whether all that a step does is the policy's own step, and that one can be recomputed."""
-        plain_parts = [self._rl_algorithm, self._entropy_target_algorithm, self._policy_loss_addons]
+    def own_traits(self) -> Traits:
+        """That of its parts; it recomputes where all that a step does is the policy's own step."""
+        plain = [self._rl_algorithm, self._entropy_target_algorithm, self._policy_loss_addons]
         if self._rewards_unrolls:
-            plain_parts.append(self._irm)
-        plain = all(part in plain_parts for part in self._parts())
-        plain_reward = self._rewards_unrolls or not self._changes_reward
-        return plain and plain_reward and self._rl_algorithm.recomputes_rollout_info
+            plain.append(self._irm)
+        is_plain = all(part in plain for part in self._parts()) and (self._rewards_unrolls or not self._changes_reward)
+        trains_after = (self._reward_weight_algorithm is not None
+                        or type(self).after_train_iter is not Agent.after_train_iter)
+        return Traits(fixed_update=True, trains_sequences_at_once=True, recomputes_rollout_info=is_plain,
+                      trains_after_iteration=trains_after, completes_unrolls=self._rewards_unrolls)
+
+    def _traits_of_parts(self) -> dict[Algorithm, Traits]:
+        traits = super()._traits_of_parts()
+        if self._rewards_unrolls and self._irm is not None:  # pairs of steps are made of whole unrolls
+            traits[self._irm] = traits[self._irm]._replace(needs_previous_step=False)
+        return traits
+
+    @property
+    def acting_part(self) -> Algorithm:
+        """The policy algorithm."""
+        return self._rl_algorithm
 
     def _is_policy_all_of_rollout(self, is_on_policy: bool) -> bool:
         """Whether a step of collecting experience is that of the policy algorithm and nothing else."""
@@ -383,11 +364,6 @@ class Agent(RLAlgorithm):
             return part.train_sequence(inputs, (), ()).info
         return (part.rollout_step(inputs, ()) if self.on_policy else part.train_step(inputs, (), ())).info
 
-    @property
-    def completes_unrolls(self) -> bool:
-        """Whether the intrinsic rewards of an unroll are made at once, which is quicker than step by step."""
-        return self._rewards_unrolls
-
     def complete_unroll(self, inputs: TimeStep, rollout_info: Any) -> Any:
         """Add the intrinsic rewards of an unroll ``[T + 1, B, ...]``."""
         step = self._irm.reward_unroll(inputs)
@@ -440,19 +416,12 @@ class Agent(RLAlgorithm):
         """Call ``after_update`` of each part."""
         self._helper.after_update(self._parts_with_loss(), experience, train_info)
 
-    @property
-    def trains_after_iteration(self) -> bool:
-        """Whether any part does anything in ``after_train_iter``."""
-        if self._reward_weight_algorithm is not None or type(self).after_train_iter is not Agent.after_train_iter:
-            return True
-        return any(part.trains_after_iteration for part in self._parts())
-
     def after_train_iter(self, experience: TimeStep | None, info: Any) -> None:
         """Call ``after_train_iter`` of each part, then hand new reward weights to the policy algorithm."""
         self._helper.after_train_iter([part for part in self._parts() if part is not self._reward_weight_algorithm],
                                       experience, info)
         if self._reward_weight_algorithm is not None:
-            if experience is not None and self.unrolls_end_with_bootstrap:  # each reward counts once
+            if experience is not None and self.learner.unrolls_end_with_bootstrap:  # each reward counts once
                 experience, info = nest.map_structure(lambda x: x[:-1], (experience, info))
             self._helper.after_train_iter([self._reward_weight_algorithm], experience, info)
             self._rl_algorithm.set_reward_weights(self._reward_weight_algorithm.reward_weights)

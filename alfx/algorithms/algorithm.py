@@ -1,8 +1,10 @@
-"""The base of all algorithms: state specs, optimizers, checkpointing, one gradient update.
+"""The base of all algorithms: what they are, what they store, their optimizers and checkpoints.
 
-Loops over time and minibatches are plain functions in :mod:`alfx.engine`. Read next:
-:mod:`alfx.algorithms.rl_algorithm`.
+An algorithm says what to compute. When is the business of :class:`~alfx.engine.learner.Learner`, to which the methods
+that train are handed on. Read next: :mod:`alfx.algorithms.rl_algorithm`.
 """
+import json
+import os
 from collections.abc import Hashable
 from typing import Any
 
@@ -11,23 +13,22 @@ import torch
 from torch import nn
 
 from alfx import context, nest
-from alfx.algorithms.base.ownership import assign_optimizers
-from alfx.algorithms.base.storing import StoringAlgorithm
+from alfx.algorithms.algorithm_interface import AlgorithmInterface
+from alfx.algorithms.base.ownership import algorithms_in, assign_optimizers, describe_owners, optimizers_of
 from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep
 from alfx.engine.gradient_noise import GradientNoiseScale
-from alfx.engine.mixed_precision import LossScaler, MixedPrecision
-from alfx.engine.remote.data_parallel import GradientAverager
-from alfx.engine.replay import train_from_replay_buffer
-from alfx.engine.update import apply_gradients, train_from_unroll
-from alfx.engine.update_summaries import without_train_info
+from alfx.engine.learner import Learner
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import configurable
 from alfx.summary import summary_utils
-from alfx.tensor_specs import NestedTensor, NestedTensorSpec, zeros_from_spec
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec, zeros_from_spec
+from alfx.traits import Traits
+from alfx.utils.checkpoint_utils import extract_sub_state_dict_from_checkpoint
 
 
 @configurable
-class Algorithm(StoringAlgorithm):
+class Algorithm(AlgorithmInterface):
     """Base of all algorithms.
 
     Args:
@@ -47,8 +48,10 @@ class Algorithm(StoringAlgorithm):
                  predict_state_spec: NestedTensorSpec | None = None, is_on_policy: bool | None = None,
                  optimizer: Any = None, checkpoint: str | None = None, config: TrainerConfig | None = None,
                  debug_summaries: bool = False, name: str = 'Algorithm'):
-        super().__init__(checkpoint, optimizer, config)
+        super().__init__()
         self._name = name
+        self._checkpoint = checkpoint
+        self._config = config
         self._debug_summaries = debug_summaries
         self._train_state_spec = train_state_spec
         self._rollout_state_spec = train_state_spec if rollout_state_spec is None else rollout_state_spec
@@ -57,16 +60,18 @@ class Algorithm(StoringAlgorithm):
         if is_on_policy is not None:
             self.set_on_policy(is_on_policy)
         self._path = ''
-        self._context_steps = 0  # at the start of the replay buffer, trained on in an earlier iteration
-        self._processed_experience_spec: NestedTensorSpec = None
-        self._train_info_spec: NestedTensorSpec = None
+        self._pre_loaded = False
         self._device: torch.device | None = None
+        self._traits: Traits | None = None
+        self._learner: Learner | None = None
         self._gradient_noise_scale: GradientNoiseScale | None = None
-        self._fast_update: Any = None
-        self._batch_reader: Any = None  # and what it is for
-        self._mixed_precision: MixedPrecision | None = None
-        self._loss_scaler: LossScaler | None = None
-        self._gradient_averager: GradientAverager | None = None
+        self._replay_buffer: ReplayBuffer | None = None
+        self._replay_buffer_size: tuple[int, int, bool] | None = None
+        self._experience_spec: NestedTensorSpec = None
+        self._default_optimizer = optimizer
+        self._explicit_optimizers: list[tuple[Any, list[Any]]] = []
+        self._force_params_visible_to_parent = False
+        self._updated: tuple[list[Any], list[tuple[str, nn.Parameter]]] | None = None
 
     # What it is ------------------------------------------------------------------------------------------------
 
@@ -100,11 +105,6 @@ class Algorithm(StoringAlgorithm):
         self._is_on_policy = is_on_policy
 
     @property
-    def learns_from_stale_unrolls(self) -> bool:
-        """Whether training allows for steps taken with earlier parameters; by default all off-policy training does."""
-        return not self.on_policy
-
-    @property
     def has_offline(self) -> bool:
         """Whether there is offline data to train on."""
         return False
@@ -127,63 +127,49 @@ class Algorithm(StoringAlgorithm):
     @property
     def train_info_spec(self) -> NestedTensorSpec:
         """Spec of the info of ``train_step``; known from the first training step on, ``None`` before."""
-        return self._train_info_spec
+        return self.learner.train_info_spec
 
     @property
     def processed_experience_spec(self) -> NestedTensorSpec:
         """Spec of what ``preprocess_experience`` returned; known from the first training step on."""
-        return self._processed_experience_spec
+        return self.learner.processed_experience_spec
 
     def need_full_rollout_state(self) -> bool:
         """Whether ``rollout_step`` has to return all of the state that ``train_step`` needs."""
         return bool(nest.flatten(self._rollout_state_spec)) and (self.use_rollout_state or bool(self.on_policy))
 
-    @property
-    def has_fixed_update(self) -> bool:
-        """Whether an update is the same tensor operations every time, so that it can be recorded and compiled.
+    def own_traits(self) -> Traits:
+        """What its class says of itself, see :class:`~alfx.traits.Traits`; that of its parts is joined to it.
 
-        That is: no number, schedule or counter kept in Python decides what ``train_step`` and ``calc_loss`` compute,
-        but for what :attr:`update_variant` tells, and ``after_update`` does not look at the infos. A subclass does not
-        inherit it: it has to define it again.
+        A subclass that says nothing inherits all but ``fixed_update``: what it changes only its author knows.
         """
-        return False
+        return Traits(trains_sequences_at_once=not nest.flatten(self._train_state_spec),
+                      trains_after_iteration=type(self).after_train_iter is not Algorithm.after_train_iter)
 
     @property
-    def update_variant(self) -> Hashable:
-        """Which one of several fixed updates the next one is, where they take turns; see :attr:`has_fixed_update`."""
+    def traits(self) -> Traits:
+        """What the loops have to know of it and of all its parts; decided once, by :meth:`finalize`."""
+        return self._joined_traits() if self._traits is None else self._traits
+
+    def _joined_traits(self) -> Traits:
+        own, acting = self.own_traits(), self.acting_part
+        if 'own_traits' not in vars(type(self)):
+            own = own._replace(fixed_update=False)
+        return own.joined(list(self._traits_of_parts().values()), None if acting is None else acting.traits)
+
+    def _traits_of_parts(self) -> dict['Algorithm', Traits]:
+        """The traits of the algorithms that this one consists of."""
+        return {part: part.traits for child in self.children() for part in algorithms_in(child)}
+
+    @property
+    def acting_part(self) -> 'Algorithm | None':
+        """The part that chooses the actions, if one of its parts does."""
         return None
 
     @property
-    def trains_sequences_at_once(self) -> bool:
-        """Whether :meth:`train_sequence` does for a sequence what ``train_step`` does step by step.
-
-        That is so without a state. An algorithm whose state is nothing but the step before may say so as well, if its
-        own ``train_sequence`` looks at the step before in the sequence.
-        """
-        return not nest.flatten(self._train_state_spec)
-
-    @property
-    def needs_previous_step(self) -> bool:
-        """Whether the loss of a step needs the step before it, so that a sequence of one step from zeros has none."""
-        return False
-
-    @property
-    def bootstraps_sequences(self) -> bool:
-        """Whether the last step of a training sequence is there only to bootstrap from: its loss does not count.
-
-        If so, whole unrolls are cut into sequences of ``mini_batch_length`` steps and one more, the first one of the
-        next sequence; of a sampled sequence of ``mini_batch_length`` steps all but the last are trained on.
-        """
-        return False
-
-    @property
-    def recomputes_rollout_info(self) -> bool:
-        """Whether ``train_step`` on stored steps yields the infos that ``rollout_step`` would have yielded.
-
-        If so, on-policy training collects with :meth:`collect_step` and without gradients, and computes the
-        infos of all ``[T * B]`` steps at once: the same numbers from one large graph in place of T small ones.
-        """
-        return False
+    def update_variant(self) -> Hashable:
+        """Which one of several fixed updates its next one is, where they take turns; see ``Traits.fixed_update``."""
+        return None
 
     def collect_step(self, inputs: NestedTensor, state: NestedTensor) -> AlgStep:
         """``rollout_step`` that may leave out of its info what is recomputed for many steps at once later."""
@@ -216,6 +202,147 @@ class Algorithm(StoringAlgorithm):
             return self.rollout_step(*input)
         return self.predict_step(*input) if context.is_eval() else self.train_step(*input)
 
+    # What it stores ------------------------------------------------------------------------------------------------
+
+    @property
+    def use_rollout_state(self) -> bool:
+        """Whether training starts from the states of the rollout (True) or from zeros (False)."""
+        return self._config is not None and self._config.use_rollout_state
+
+    @property
+    def experience_spec(self) -> NestedTensorSpec:
+        """Spec of the experience in the replay buffer, or ``None`` if this algorithm has none."""
+        return self._experience_spec
+
+    @property
+    def data_transformer(self) -> Any:
+        """The data transformer of the run, or ``None``."""
+        return None if self._config is None else self._config.data_transformer
+
+    def transform_timestep(self, time_step: TimeStep, state: NestedTensor) -> tuple[TimeStep, NestedTensor]:
+        """Apply the data transformer to a time step ``[B, ...]`` from the environment.
+
+        Returns:
+            The transformed time step and the next state of the transformer.
+        """
+        transformer = self.data_transformer
+        return (time_step, state) if transformer is None else transformer.transform_timestep(time_step, state)
+
+    def transform_experience(self, experience: Experience) -> Experience:
+        """Apply the data transformer to experience ``[B, T, ...]`` from the replay buffer."""
+        transformer = self.data_transformer
+        return experience if transformer is None else transformer.transform_experience(experience)
+
+    def set_replay_buffer(self, num_envs: int, max_length: int, prioritized_sampling: bool = False) -> None:
+        """Set the size of the replay buffer, which is built when the first experience is observed.
+
+        Args:
+            num_envs: number of environments.
+            max_length: steps kept of each environment.
+            prioritized_sampling: sample by priority.
+        """
+        self._replay_buffer_size = (num_envs, max_length, prioritized_sampling)
+
+    def build_replay_buffer(self, experience_spec: NestedTensorSpec) -> None:
+        """Allocate the replay buffer for experience of this spec."""
+        assert self._replay_buffer_size is not None, 'set_replay_buffer comes first'
+        num_envs, max_length, prioritized = self._replay_buffer_size
+        self._experience_spec = experience_spec
+        transformer = self.data_transformer
+        options: dict[str, Any] = {'prioritized_sampling': True} if prioritized else {}
+        if getattr(transformer, 'needs_episodic_info', False):
+            options['keep_episodic_info'] = True
+        self._replay_buffer = ReplayBuffer(
+            experience_spec, num_envs, max_length, name=f'{self._name}_replay_buffer',
+            num_earliest_frames_ignored=0 if transformer is None else transformer.stack_size - 1, **options)
+
+    @property
+    def replay_buffer(self) -> ReplayBuffer | None:
+        """The replay buffer, if this algorithm has one."""
+        return self._replay_buffer
+
+    def observe_for_replay(self, exp: Experience) -> None:
+        """Store one step of experience ``[B, ...]``."""
+        exp = self._prepare_for_replay(exp)
+        if self._replay_buffer is None:
+            self.build_replay_buffer(extract_spec(exp))
+        self._replay_buffer.add_batch(exp, exp.time_step.env_id)  # type: ignore[union-attr]
+
+    def observe_sequence_for_replay(self, exp: Experience) -> None:
+        """Store ``T`` consecutive steps of all environments at once: ``[T, B, ...]``."""
+        exp = self._prepare_for_replay(exp)
+        if self._replay_buffer is None:
+            self.build_replay_buffer(extract_spec(exp, from_dim=2))
+        self._replay_buffer.add_sequence(exp)  # type: ignore[union-attr]
+
+    def _prepare_for_replay(self, exp: Experience) -> Experience:
+        """Drop what training does not read, cut gradients."""
+        has_state = not isinstance(exp.state, tuple) or exp.state
+        if has_state and not self.use_rollout_state:
+            exp = exp._replace(state=())
+        if self._config is not None and self._config.unroll_with_grad:
+            exp = nest.map_structure(torch.Tensor.detach, exp)
+        return exp
+
+    # Optimizers ----------------------------------------------------------------------------------------------------
+
+    @property
+    def default_optimizer(self) -> Any:
+        """The default optimizer, or ``None``."""
+        return self._default_optimizer
+
+    @property
+    def explicit_optimizers(self) -> list[tuple[Any, list[Any]]]:
+        """``[(optimizer, modules and parameters), ...]`` given to :meth:`add_optimizer`."""
+        return self._explicit_optimizers
+
+    @property
+    def force_params_visible_to_parent(self) -> bool:
+        """Whether the parent's optimizer takes this algorithm's parameters even if it has optimizers of its own."""
+        return self._force_params_visible_to_parent
+
+    @force_params_visible_to_parent.setter
+    def force_params_visible_to_parent(self, flag: bool) -> None:
+        self._force_params_visible_to_parent = flag
+
+    def add_optimizer(self, optimizer: Any, modules_and_params: list[Any]) -> None:
+        """Have ``optimizer`` own these modules and parameters, which are attributes of this algorithm."""
+        self._explicit_optimizers.append((optimizer, list(modules_and_params)))
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        """Names of attributes whose parameters are not trained here, such as target networks."""
+        return []
+
+    def optimizers(self, recurse: bool = True, include_ignored_attributes: bool = False) -> list[Any]:
+        """The optimizers of this algorithm.
+
+        Args:
+            recurse: those of its parts as well.
+            include_ignored_attributes: look into attributes that are ignored for training as well.
+        """
+        return optimizers_of(self, recurse, include_ignored_attributes)
+
+    def get_param_name(self, param: nn.Parameter) -> str | None:
+        """The name of a parameter of this algorithm, ``None`` for any other."""
+        return next((name for name, p in self.named_parameters() if p is param), None)
+
+    def get_optimizer_info(self) -> str:
+        """JSON: which optimizer owns which parameters; ``"None"`` stands for those without one."""
+        return json.dumps(describe_owners(self), indent=2)
+
+    def get_unoptimized_parameter_info(self) -> str:
+        """The names of all parameters that no optimizer owns, one a line."""
+        return '\n'.join(describe_owners(self)[-1]['parameters'])
+
+    def what_is_updated(self) -> tuple[list[Any], list[tuple[str, nn.Parameter]]]:
+        """All optimizers of this algorithm, and ``(name, parameter)`` of all that they own; found once."""
+        if self._updated is None:
+            names = {id(p): name for name, p in self.named_parameters()}
+            optimizers = self.optimizers()
+            self._updated = optimizers, [(names.get(id(p), '?'), p) for optimizer in optimizers
+                                         for group in optimizer.param_groups for p in group['params']]
+        return self._updated
+
     # The update ------------------------------------------------------------------------------------------------
 
     def update_with_gradient(self, loss_info: LossInfo, valid_masks: torch.Tensor | None = None, weight: float = 1.0,
@@ -234,35 +361,10 @@ class Algorithm(StoringAlgorithm):
         Raises:
             NonFiniteLossError: the loss is not finite; no parameter has been changed.
         """
-        return apply_gradients(self, loss_info, valid_masks, weight, batch_info)
-
-    @property
-    def gradient_noise_scale(self) -> GradientNoiseScale | None:
-        """Estimates the noise scale of the gradient, if ``TrainerConfig.summarize_gradient_noise_scale``."""
-        return self._gradient_noise_scale
-
-    @property
-    def gradient_averager(self) -> GradientAverager | None:
-        """What averages gradients over the processes that train together; ``None`` in one process alone."""
-        return self._gradient_averager
-
-    @property
-    def mixed_precision(self) -> MixedPrecision | None:
-        """How the networks compute in 16 bits with ``TrainerConfig.enable_amp``; the root algorithm knows."""
-        return self._mixed_precision
-
-    @property
-    def loss_scaler(self) -> LossScaler | None:
-        """Scales the loss of an update, where the networks compute in float16."""
-        return self._loss_scaler
+        return self.learner.apply_gradients(loss_info, valid_masks, weight, batch_info)
 
     def observe_for_metrics(self, time_step: TimeStep) -> None:
         """Record a time step ``[B, ...]`` in the metrics; an algorithm without metrics does nothing."""
-
-    @property
-    def trains_after_iteration(self) -> bool:
-        """Whether ``after_train_iter`` does anything: only then are its arguments made."""
-        return type(self).after_train_iter is not Algorithm.after_train_iter
 
     # Training --------------------------------------------------------------------------------------------------
 
@@ -312,22 +414,20 @@ class Algorithm(StoringAlgorithm):
     def train_from_unroll(self, experience: Experience, train_info: NestedTensor) -> int:
         """Train on an unroll ``[T, B, ...]``: directly if on-policy, else through the replay buffer."""
         if self.on_policy:
-            return train_from_unroll(self, experience, train_info)
+            return self.learner.train_from_unroll(experience, train_info)
         self.observe_sequence_for_replay(experience._replace(rollout_info=train_info))
         return self.train_from_replay_buffer()
 
     def train_from_replay_buffer(self, update_global_counter: bool = False) -> int:
-        return train_from_replay_buffer(self, update_global_counter)
+        return self.learner.train_from_replay_buffer(update_global_counter)
 
-    @without_train_info
     def summarize_train(self, experience: Experience, train_info: NestedTensor, loss_info: LossInfo,
                         params: list[tuple[str, nn.Parameter]]) -> None:
         """Write summaries after an update; called only in iterations that write them.
 
         Args:
             experience: ``[T, B, ...]``: what was trained on.
-            train_info: ``[T, B, ...]``: what ``calc_loss`` got; see
-                :func:`~alfx.engine.update_summaries.without_train_info`.
+            train_info: ``[T, B, ...]``: what ``calc_loss`` got.
             loss_info: the losses.
             params: the parameters updated, with gradients.
         """
@@ -355,13 +455,7 @@ class Algorithm(StoringAlgorithm):
         Raises:
             RuntimeError: this process has not joined any others, or has another number.
         """
-        ranks = context.get_ranks()
-        if ranks is None or ranks.rank != rank:
-            found = 'none' if ranks is None else f'rank {ranks.rank} of {ranks.size}'
-            raise RuntimeError(f'activate_ddp({rank}): expected a process that has joined others as rank {rank} '
-                               f'(alfx.engine.remote.data_parallel.join), found {found}')
-        ranks.copy_from_first([*self.parameters(), *self.buffers()])
-        self._gradient_averager = GradientAverager(ranks, [p for _, p in self.what_is_updated()[1]])
+        self.learner.join_ranks(rank)
 
     # Set-up ----------------------------------------------------------------------------------------------------
 
@@ -388,18 +482,21 @@ class Algorithm(StoringAlgorithm):
                     part.check_config(self._config)
         if self.data_transformer is not None:  # its statistics belong to the checkpoint, once
             self.add_module('_root_data_transformer', self.data_transformer)
-        if self._config is not None and self._config.summarize_gradient_noise_scale:
-            self._gradient_noise_scale = GradientNoiseScale().to(self.device)
+        self._traits = self._joined_traits()
         assign_optimizers(self)
         self.preload_checkpoints()
-        if self._config is not None and self._config.enable_amp:
-            self._enable_mixed_precision()
+        config = self._config
+        if config is not None and config.summarize_gradient_noise_scale:
+            self._gradient_noise_scale = self.learner.noise_scale = GradientNoiseScale().to(self.device)
+        if config is not None and config.enable_amp:
+            self.learner.use_mixed_precision([part.learner for part in self.modules() if isinstance(part, Algorithm)])
 
-    def _enable_mixed_precision(self) -> None:
-        self._mixed_precision = MixedPrecision(self, self.device)
-        for part in self.modules():
-            if isinstance(part, Algorithm):  # some make updates of their own
-                part._loss_scaler = self._mixed_precision.scaler
+    @property
+    def learner(self) -> Learner:
+        """Decides when it collects and trains, and remembers what has to be remembered of that."""
+        if self._learner is None:
+            self._learner = Learner(self, self._config)
+        return self._learner
 
     @property
     def device(self) -> torch.device:
@@ -411,15 +508,88 @@ class Algorithm(StoringAlgorithm):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moving the module to another device, among others: forget which one it was."""
-        self._device = self._fast_update = self._batch_reader = None
+        self._device = None
+        if self._learner is not None:
+            self._learner.forget_places()
         return super()._apply(fn, recurse)
 
-    def get_rollout_state(self) -> dict[str, Any]:
-        """Tensors besides :meth:`state_dict` that an exact resume needs: where the rollout stands."""
-        return {}
+    # Checkpoints ---------------------------------------------------------------------------------------------------
 
-    def set_rollout_state(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`get_rollout_state`."""
+    @property
+    def pre_loaded(self) -> bool:
+        """Whether the ``checkpoint`` argument has been loaded into this algorithm."""
+        return self._pre_loaded
+
+    def preload_checkpoints(self) -> None:
+        """Load what the ``checkpoint`` arguments of this algorithm and its parts name, once."""
+        for part in self.modules():
+            if isinstance(part, Algorithm) and part._checkpoint and not part._pre_loaded:
+                prefix, path = _prefix_and_path(part._checkpoint)
+                part.load_state_dict(extract_sub_state_dict_from_checkpoint(prefix or 'alg', path))
+                part._pre_loaded = True
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides parameters and buffers: the states of this algorithm's own optimizers."""
+        extra: dict[str, Any] = {'optimizers': [o.state_dict() for o in self.optimizers(recurse=False)]}
+        if self._replay_buffer is not None and getattr(self._replay_buffer, 'enable_checkpoint', False):
+            extra['replay_buffer'] = self._replay_buffer.state_dict()
+        return extra
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`get_extra_state`.
+
+        Raises:
+            ValueError: the number of optimizers differs.
+        """
+        mine = self.optimizers(recurse=False)
+        if len(mine) != len(state['optimizers']):
+            raise ValueError(f'{self._name} has {len(mine)} optimizers of its own, the checkpoint has '
+                             f"{len(state['optimizers'])}; it belongs to another configuration")
+        for optimizer, saved in zip(mine, state['optimizers']):
+            optimizer.load_state_dict(saved)
+        if self._replay_buffer is not None and 'replay_buffer' in state:
+            self._replay_buffer.load_state_dict(state['replay_buffer'])
+
+    def state_dict(self, destination: Any = None, prefix: str = '', visited: Any = None,  # type: ignore[override]
+                   keep_vars: bool = False) -> dict[str, Any]:
+        """Parameters, buffers and optimizer states of this algorithm and its parts.
+
+        Args:
+            destination: dict to add to.
+            prefix: put before the keys.
+            visited: ids of modules to leave out, as they are stored elsewhere.
+            keep_vars: keep the gradient history of parameters.
+        """
+        if visited and id(self) in visited:
+            return {} if destination is None else destination
+        return super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True,  # type: ignore[override]
+                        skip_preloded: bool = True, assign: bool = False) -> Any:
+        """Load what :meth:`state_dict` returned.
+
+        Args:
+            state_dict: parameters, buffers and optimizer states.
+            strict: keys that are missing or too many are an error that names them.
+            skip_preloded: leave alone the parts whose ``checkpoint`` argument has been loaded.
+            assign: put the tensors themselves in place of copying their values.
+
+        Returns:
+            ``missing_keys`` and ``unexpected_keys``.
+        """
+        if skip_preloded:
+            for prefix, module in self.named_modules(prefix=''):
+                if isinstance(module, Algorithm) and module._pre_loaded:
+                    prefix = f'{prefix}.' if prefix else ''
+                    others = {key: value for key, value in state_dict.items() if not key.startswith(prefix)}
+                    state_dict = {**others, **module.state_dict(prefix=prefix)}
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
+
+def _prefix_and_path(checkpoint: str) -> tuple[str, str]:
+    """``'prefix@path'`` in two; a path may itself contain ``@``, a prefix cannot."""
+    prefix, at, path = checkpoint.partition('@')
+    return (prefix, path) if at and not os.path.exists(checkpoint) else ('', checkpoint)
 
 
 def _zeros(spec: NestedTensorSpec, batch_size: int) -> NestedTensor:

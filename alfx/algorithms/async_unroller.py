@@ -32,6 +32,7 @@ from alfx import context, nest, summary
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep
+from alfx.engine.contract import Acts
 from alfx.engine.errors import LostProcessError, describe_exit
 from alfx.engine.remote.channel import Timing, UnrollChannel
 from alfx.engine.remote.policy_state import look_up_buffers, policy_buffers, policy_tensors
@@ -165,15 +166,15 @@ class AsyncUnroller(UnrollSource):
             self._listen()
         if not count:
             return None
-        return self._channel.steps_of([x[:count] for x in out], self._algorithm.keeps_unroll_inputs)
+        return self._channel.steps_of([x[:count] for x in out], self._algorithm.traits.keeps_unroll_inputs)
 
-    def take_statistics(self, algorithm: RLAlgorithm) -> None:
+    def take_statistics(self, algorithm: Acts) -> None:
         """Write the latest statistics that acting changes into ``algorithm``."""
         self._channel.take_statistics(self._statistics.write, self._listen)
 
     # Telling ---------------------------------------------------------------------------------------------------
 
-    def update_parameter(self, algorithm: RLAlgorithm) -> None:
+    def update_parameter(self, algorithm: Acts) -> None:
         """Hand over the present weights, global counter and progresses.
 
         Raises:

@@ -6,7 +6,7 @@ next step, :class:`RLAlgWrapper` makes any algorithm that outputs actions the po
 sequence are written down is the same as for networks, see :mod:`alfx.layers.steps`.
 """
 import importlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,11 +19,11 @@ from alfx.algorithms.base.container_elements import Selector, parse_elements
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
-from alfx.engine.recording import has_fixed_update
 from alfx.gin_utils import configurable
 from alfx.layers.steps import add_child, register_steps
 from alfx.networks.network import Network
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.traits import Traits
 
 _STATE_SPECS = {'predict_step': 'predict_state_spec', 'rollout_step': 'rollout_state_spec'}
 """Which state a method has; those that train have that of ``train_state_spec``."""
@@ -52,15 +52,10 @@ class _Forwarding(Algorithm):
         for alg in self._inner().values():
             alg.set_on_policy(is_on_policy)
 
-    @property
-    def trains_after_iteration(self) -> bool:
-        """Whether any algorithm inside does anything in ``after_train_iter``."""
-        return any(alg.trains_after_iteration for alg in self._inner().values())
-
-    @property
-    def needs_previous_step(self) -> bool:
-        """Whether that is so for any algorithm inside."""
-        return any(alg.needs_previous_step for alg in self._inner().values())
+    def own_traits(self) -> Traits:
+        """Nothing of its own: ``after_train_iter`` only hands on, unless it is overridden."""
+        forwarding = AlgorithmContainer.after_train_iter, _Wrapper.after_train_iter
+        return super().own_traits()._replace(trains_after_iteration=type(self).after_train_iter not in forwarding)
 
 
 @configurable
@@ -455,30 +450,24 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
         if isinstance(self._alg, RLAlgorithm):
             self._alg.set_reward_weights(reward_weights)
 
-    @property
-    def has_fixed_update(self) -> bool:
-        """Whether that is so for the algorithm."""
-        return has_fixed_update(self._alg)
+    def own_traits(self) -> Traits:
+        """That of the algorithm, which does all there is to do."""
+        return super().own_traits()._replace(fixed_update=True, trains_sequences_at_once=True,
+                                             recomputes_rollout_info=True)
 
     @property
-    def update_variant(self) -> Hashable:
-        """That of the algorithm."""
-        return self._alg.update_variant
-
-    @property
-    def trains_sequences_at_once(self) -> bool:
-        """Whether that is so for the algorithm."""
-        return self._alg.trains_sequences_at_once
+    def acting_part(self) -> Algorithm:
+        """The algorithm."""
+        return self._alg
 
     def train_sequence(self, inputs: NestedTensor, state: Any, rollout_info: Any) -> AlgStep:
         """That of the algorithm; nests ``[T, B, ...]``."""
         return self._alg.train_sequence(inputs, state, rollout_info)
 
-    @property
-    def recomputes_rollout_info(self) -> bool:
-        """Whether that is so for the algorithm."""
-        return self._alg.recomputes_rollout_info
-
     def collect_step(self, inputs: TimeStep, state: Any) -> AlgStep:
         """That of the algorithm; nests ``[B, ...]``."""
         return self._alg.collect_step(inputs, state)
+
+    def complete_unroll(self, inputs: TimeStep, rollout_info: NestedTensor) -> NestedTensor:
+        """That of the algorithm, if it acts; nests ``[T + 1, B, ...]``."""
+        return self._alg.complete_unroll(inputs, rollout_info) if isinstance(self._alg, RLAlgorithm) else rollout_info

@@ -24,6 +24,7 @@ from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
+from alfx.traits import Traits
 from alfx.utils.observation_grid import ObservationGrid
 
 CountMeasures = namedtuple('CountMeasures', ['reward', 'count'], default_value=())
@@ -94,10 +95,9 @@ class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
         """int64 ``[C]``: the number of visits to each cell."""
         return self._counts
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True: nothing is trained."""
-        return True
+        return super().own_traits()._replace(fixed_update=True)
 
     # Steps -----------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from alfx.gin_utils.checks import problem_at
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.traits import Traits
 from alfx.utils.schedulers import as_scheduler
 from alfx.utils.target_updater import TargetUpdater
 
@@ -180,10 +181,9 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
         """The target networks."""
         return ['_target_actor_network', '_target_critic_networks']
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return not self._is_recurrent and is_fixed(self)
+        return super().own_traits()._replace(fixed_update=not self._is_recurrent and is_fixed(self))
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """The state of the actor."""

@@ -9,6 +9,7 @@ from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.data_structures import AlgStep, LossInfo
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import NestedTensor, TensorSpec
+from alfx.traits import Traits
 from alfx.utils.losses import element_wise_squared_loss
 
 
@@ -40,10 +41,9 @@ class DecodingAlgorithm(Algorithm):
         """Spec of what is decoded."""
         return self._decoder.output_spec
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True unless something in the network draws numbers or keeps statistics."""
-        return is_fixed(self)
+        return super().own_traits()._replace(fixed_update=is_fixed(self))
 
     def predict_step(self, inputs: NestedTensor, state: NestedTensor = ()) -> AlgStep:
         """Decode.

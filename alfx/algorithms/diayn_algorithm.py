@@ -30,6 +30,7 @@ from alfx.gin_utils import check_value, configurable
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.traits import Traits
 from alfx.utils.math_ops import identity
 from alfx.utils.normalizers import AdaptiveNormalizer, ScalarAdaptiveNormalizer
 from alfx.utils.spec_utils import spec_means_and_magnitudes
@@ -111,20 +112,11 @@ class DIAYNAlgorithm(Algorithm):
 
     # What it is ------------------------------------------------------------------------------------------------
 
-    @property
-    def trains_sequences_at_once(self) -> bool:
-        """True: a step needs no more than the skill of the one before."""
-        return True
-
-    @property
-    def needs_previous_step(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True, unless something in a network draws numbers or keeps statistics; the normalizers are only read."""
-        return is_fixed(nn.ModuleList([self._encoding_net, self._discriminator]))
+        is_fixed_update = is_fixed(nn.ModuleList([self._encoding_net, self._discriminator]))
+        return super().own_traits()._replace(fixed_update=is_fixed_update, trains_sequences_at_once=True,
+                                             needs_previous_step=True)
 
     # Steps -----------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from alfx.engine.recorded_function import RecordedFunction
 from alfx.gin_utils import configurable
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.traits import Traits
 from alfx.utils.discrete_action import DiscreteAction, LongExploration
 from alfx.utils.schedulers import as_scheduler
 from alfx.utils.target_updater import TargetUpdater
@@ -167,10 +168,9 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         """The state of the critics."""
         return state.critic
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return not self._critic_networks.is_rnn and is_fixed(self)
+        return super().own_traits()._replace(fixed_update=not self._critic_networks.is_rnn and is_fixed(self))
 
     # Acting ----------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from alfx.gin_utils import configurable
 from alfx.nest.utils import get_nested_field
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.traits import Traits
 
 
 def encode_sequence(network: Any, inputs: NestedTensor, state: NestedTensor,
@@ -57,15 +58,10 @@ class EncoderAlgorithm(Algorithm):
         super().__init__(train_state_spec=encoder.state_spec, **kwargs)
         self._encoder = encoder
 
-    @property
-    def trains_sequences_at_once(self) -> bool:
-        """True: only the network is called step by step, and only if it has memory."""
-        return True
-
-    @property
-    def needs_previous_step(self) -> bool:
-        """Whether the network has memory: nothing can be learned about it from one step after a state of zeros."""
-        return self._encoder.is_rnn
+    def own_traits(self) -> Traits:
+        """Sequences are trained on at once: only the network is called step by step, if it has memory. Nothing can be
+        learned about its memory from one step after a state of zeros."""
+        return super().own_traits()._replace(trains_sequences_at_once=True, needs_previous_step=self._encoder.is_rnn)
 
     def train_sequence(self, inputs: TimeStep, state: NestedTensor, rollout_info: NestedTensor) -> AlgStep:
         """``train_step`` for sequences: the network is called step by step if it has memory, all else at once.
@@ -150,10 +146,9 @@ class EncodingAlgorithm(EncoderAlgorithm):
         """Nest of specs of the representation."""
         return self._output_spec
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True unless something in the network draws numbers or keeps statistics."""
-        return is_fixed(self)
+        return super().own_traits()._replace(fixed_update=is_fixed(self))
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """The representation ``[B, ...]``; ``info`` is the nest of losses ``[B]``, if there are any."""

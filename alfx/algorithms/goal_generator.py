@@ -14,6 +14,7 @@ from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import check_value, configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec
+from alfx.traits import Traits
 
 GoalState = namedtuple('GoalState', ['goal'], default_value=())
 """The goal of the episode, ``[B, K]``; zeros where there is none yet."""
@@ -69,10 +70,9 @@ class _RandomGoalGenerator(RLAlgorithm):
         goal = rollout_info.goal
         return AlgStep((goal, ()), GoalState(goal=goal), GoalInfo(goal=goal))
 
-    @property
-    def trains_sequences_at_once(self) -> bool:
-        """True: the goal of each step comes from ``rollout_info``."""
-        return True
+    def own_traits(self) -> Traits:
+        """Sequences are trained on at once: the goal of each step comes from ``rollout_info``."""
+        return super().own_traits()._replace(trains_sequences_at_once=True)
 
     def calc_loss(self, info: Any) -> LossInfo:
         """There is nothing to learn: an empty ``LossInfo``."""
@@ -96,10 +96,9 @@ class RandomCategoricalGoalGenerator(_RandomGoalGenerator):
         super().__init__(observation_spec, BoundedTensorSpec((num_of_goals, ), torch.float32, 0.0, 1.0), name)
         self._num_of_goals = num_of_goals
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True: training repeats the goals of the rollout."""
-        return is_fixed(self)
+        return super().own_traits()._replace(fixed_update=is_fixed(self))
 
     def _draw(self, batch_size: int, device: torch.device) -> Tensor:
         goals = torch.zeros(batch_size, self._num_of_goals, device=device)
@@ -123,10 +122,9 @@ class RandomContinuousGoalGenerator(_RandomGoalGenerator):
         super().__init__(observation_spec, BoundedTensorSpec((goal_size, ), torch.float32, -1.0, 1.0), name)
         self._goal_size = goal_size
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True: training repeats the goals of the rollout."""
-        return is_fixed(self)
+        return super().own_traits()._replace(fixed_update=is_fixed(self))
 
     def _draw(self, batch_size: int, device: torch.device) -> Tensor:
         return torch.rand(batch_size, self._goal_size, device=device) * 2.0 - 1.0

@@ -18,6 +18,7 @@ from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.traits import Traits
 
 
 @configurable
@@ -51,10 +52,9 @@ class HandcraftedAlgorithm(OffPolicyAlgorithm):
         """
         raise NotImplementedError(f'{type(self).__name__}._policy_func')
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True: nothing is trained."""
-        return True
+        return super().own_traits()._replace(fixed_update=True)
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor = ()) -> AlgStep:
         """The action ``[B, ...]`` for ``inputs.observation``."""
@@ -102,10 +102,9 @@ class RandomAlgorithm(HandcraftedAlgorithm):
                                 'instance by a wrapper that rescales actions')
         super().__init__(action_spec=action_spec, name=name, **kwargs)
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True: nothing is trained."""
-        return True
+        return super().own_traits()._replace(fixed_update=True)
 
     def _policy_func(self, observation: NestedTensor) -> NestedTensor:
         """Uniform over the bounds of each action, which for integers includes both; ``[B, ...]``."""
@@ -157,10 +156,9 @@ class SimpleCarlaAlgorithm(HandcraftedAlgorithm):
         self._distance_to_decelerate = distance_to_decelerate
         self._distance_to_stop = distance_to_stop
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True: nothing is trained."""
-        return True
+        return super().own_traits()._replace(fixed_update=True)
 
     def _policy_func(self, observation: NestedTensor) -> Tensor:
         """Speed, direction and reverse ``[B, 3]`` for the goal in ``observation``."""

@@ -32,6 +32,7 @@ from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.traits import Traits
 from alfx.utils.math_ops import identity
 
 ICMState = namedtuple('ICMState', ['feature', 'has_previous'], default_value=())
@@ -121,20 +122,11 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
         self._inverse_net = _model(inverse_net, [feature_spec, feature_spec], action, sizes, activation,
                                    (owner, 'inverse_net'))
 
-    @property
-    def trains_sequences_at_once(self) -> bool:
-        """True: the state is nothing but the step before."""
-        return True
-
-    @property
-    def needs_previous_step(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True unless something in a network draws numbers or keeps statistics."""
-        return all_fixed([self._encoding_net, self._forward_net, self._inverse_net])
+        is_fixed_update = all_fixed([self._encoding_net, self._forward_net, self._inverse_net])
+        return super().own_traits()._replace(fixed_update=is_fixed_update, trains_sequences_at_once=True,
+                                             needs_previous_step=True)
 
     # Steps -----------------------------------------------------------------------------------------------------
 

@@ -15,13 +15,13 @@ import torch
 
 from alfx import nest
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm, ActorCriticState
-from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.vtrace_loss import VTraceLoss
 from alfx.data_structures import AlgStep, BatchInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
 from alfx.gin_utils.checks import problem_at
 from alfx.tensor_specs import NestedTensor
+from alfx.traits import Traits
 
 ImpalaInfo = namedtuple('ImpalaInfo', [
     'step_type', 'discount', 'reward', 'action', 'rollout_log_prob', 'log_prob', 'action_distribution', 'value',
@@ -66,25 +66,10 @@ class ImpalaAlgorithm(ActorCriticAlgorithm):
         """False: it trains from the replay buffer."""
         return False
 
-    @property
-    def learns_from_stale_unrolls(self) -> bool:
-        """True: V-trace makes up for the age of the policy that acted."""
-        return True
-
-    @property
-    def bootstraps_sequences(self) -> bool:
-        """True: the targets are made from the values of now, including that of the step after the last one."""
-        return True
-
-    @property
-    def has_fixed_update(self) -> bool:
-        """True unless something in a network draws numbers or keeps statistics."""
-        return type(self._loss) is VTraceLoss and is_fixed(self)
-
-    @property
-    def recomputes_rollout_info(self) -> bool:
-        """True, unless a subclass changes the steps: only actions and distributions are kept of the rollout."""
-        return self._has_own_steps(ImpalaAlgorithm)
+    def own_traits(self) -> Traits:
+        """The last step of a sequence is there to bootstrap from. It recomputes, with memory too."""
+        return super().own_traits()._replace(bootstraps_sequences=True,
+                                             recomputes_rollout_info=self._has_own_steps(ImpalaAlgorithm))
 
     def check_config(self, config: TrainerConfig) -> None:
         """Refuse configurations under which ratios or targets would be wrong.

@@ -33,12 +33,12 @@ from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.vae import VAEOutput, gaussian_kld
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.engine.recording import has_fixed_update
 from alfx.gin_utils import configurable
 from alfx.layers import FC, Conv2D
 from alfx.networks.encoding_networks import EncodingNetwork, SpatialBroadcastDecodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec, torch_dtype_to_str
+from alfx.traits import Traits
 from alfx.utils.adjusted_rand_index import adjusted_rand_index
 from alfx.utils.dist_utils import DiagMultivariateNormal
 from alfx.utils.math_ops import identity
@@ -265,10 +265,9 @@ class MoNetAlgorithm(Algorithm):
         """Size of the latent vector of a slot."""
         return self._slot_size
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True unless something in a network draws numbers or keeps statistics."""
-        return is_fixed(self)
+        return super().own_traits()._replace(fixed_update=is_fixed(self))
 
     # What a step is made of ------------------------------------------------------------------------------------
 
@@ -404,10 +403,9 @@ class MoNetRepresentationLearner(Algorithm):
         """Spec of the representation: float32 ``(n_slots, slot_size)``."""
         return self._output_spec
 
-    @property
-    def has_fixed_update(self) -> bool:
-        """Whether that is so for the ``MoNetAlgorithm``."""
-        return has_fixed_update(self._monet)
+    def own_traits(self) -> Traits:
+        """That of the ``MoNetAlgorithm``."""
+        return super().own_traits()._replace(fixed_update=True)
 
     def set_on_policy(self, is_on_policy: bool) -> None:
         """Set it for the ``MoNetAlgorithm`` as well."""

@@ -25,7 +25,6 @@ from alfx.algorithms.maths.mpo_policies import CategoricalPolicy, GaussianPolicy
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
-from alfx.engine.remote.data_parallel import average_gradients
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
@@ -449,7 +448,7 @@ class MpoAlgorithm(OffPolicyAlgorithm):
             loss, divergences = self._policy_loss(states, weights, policy)
             self._actor_optimizer.zero_grad()
             ((loss * mask).sum() / count).backward()
-            average_gradients(self._actor_optimizer)
+            self.learner.average(self._actor_optimizer)
             self._actor_optimizer.step()
             self._move_multipliers(divergences, mask)
 

@@ -38,7 +38,7 @@ class OacAlgorithm(SacAlgorithm):
         ValueError: ``explore`` with another kind of action, policy or critic, or an argument out of range.
     """
 
-    has_fixed_update = SacAlgorithm.has_fixed_update
+    own_traits = SacAlgorithm.own_traits
 
     @takes_arguments_of(
         SacAlgorithm, without=('normalize_entropy_reward', 'reproduce_locomotion', 'rollout_noise_correlation'),

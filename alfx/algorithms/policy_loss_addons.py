@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
-from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.engine.update import valid_masks
+from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple, valid_masks
 from alfx.gin_utils import check_value, configurable, takes_arguments_of
 from alfx.networks.action_specs import action_range
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork

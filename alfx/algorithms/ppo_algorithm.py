@@ -9,11 +9,10 @@ import torch
 
 from alfx import nest
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm, ActorCriticInfo
-from alfx.algorithms.base.fixed_update import is_fixed
-from alfx.algorithms.ppo_loss import PPOLoss
 from alfx.data_structures import AlgStep, BatchInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import NestedTensor
+from alfx.traits import Traits
 
 PPOInfo = namedtuple('PPOInfo', [
     'step_type', 'discount', 'reward', 'action', 'rollout_log_prob', 'rollout_action_distribution', 'returns',
@@ -36,15 +35,10 @@ class PPOAlgorithm(ActorCriticAlgorithm):
         """False: it trains from the replay buffer of its last unroll."""
         return False
 
-    @property
-    def has_fixed_update(self) -> bool:
-        """True unless the loss looks for bad numbers, or something in a network draws numbers or keeps statistics."""
-        return type(self._loss) is PPOLoss and self._loss.has_fixed_operations and is_fixed(self)
-
-    @property
-    def recomputes_rollout_info(self) -> bool:
-        """As for actor-critic: values, and where that is exact log-probabilities, of all steps at once."""
-        return self._is_stateless and not self._has_batch_dependence and self._has_own_steps(PPOAlgorithm)
+    def own_traits(self) -> Traits:
+        """As an actor-critic, with steps of its own."""
+        recomputes = self._is_stateless and not self._has_batch_dependence and self._has_own_steps(PPOAlgorithm)
+        return super().own_traits()._replace(recomputes_rollout_info=recomputes)
 
     def collect_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """Sample an action and keep its distribution; :meth:`preprocess_experience` computes the rest."""

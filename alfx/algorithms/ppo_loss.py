@@ -8,6 +8,7 @@ import torch
 
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.gin_utils import configurable, takes_arguments_of
+from alfx.traits import Traits
 from alfx.utils import value_ops
 
 
@@ -39,10 +40,9 @@ class PPOLoss(ActorCriticLoss):
         self._log_prob_clipping = log_prob_clipping
         self._check_numerics = check_numerics
 
-    @property
-    def has_fixed_operations(self) -> bool:
-        """Whether the loss is the same tensor operations every time: without ``check_numerics``."""
-        return not self._check_numerics
+    def own_traits(self) -> Traits:
+        """It is fixed unless it looks for bad numbers, whose values it would have to know."""
+        return super().own_traits()._replace(fixed_update=not self._check_numerics)
 
     @property
     def compute_advantages_internally(self) -> bool:

@@ -34,6 +34,7 @@ from alfx.layers import FC
 from alfx.networks.network import Network, example_batch
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec, extract_spec
+from alfx.traits import Traits
 from alfx.utils.normalizers import AdaptiveNormalizer
 from alfx.utils.tensor_utils import explained_variance
 
@@ -111,10 +112,9 @@ class SimpleDecoder(Algorithm):
         """Spec of the prediction."""
         return self._decoder_net.output_spec
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True unless something in the network draws numbers, or statistics are kept."""
-        return is_fixed(self)
+        return super().own_traits()._replace(fixed_update=is_fixed(self))
 
     def predict_step(self, repr: Tensor, state: NestedTensor = ()) -> AlgStep:
         """The prediction ``[B, ...]`` for representations ``[B, ...]``."""
@@ -295,10 +295,9 @@ class PredictiveRepresentationLearner(EncoderAlgorithm):
         """Nest of specs of the representation."""
         return self._output_spec
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True unless something in the networks draws numbers or keeps statistics."""
-        return is_fixed(self)
+        return super().own_traits()._replace(fixed_update=is_fixed(self))
 
     def get_decoder(self, target_field: Any) -> Any:
         """The decoder that predicts ``target_field``, a nest of names as its ``get_target_fields()`` returns it.

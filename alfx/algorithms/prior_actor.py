@@ -17,6 +17,7 @@ from alfx.data_structures import AlgStep, StepType, TimeStep
 from alfx.distributions import nests as dist_nests
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError
+from alfx.traits import Traits
 from alfx.utils import dist_utils
 
 _UNBOUNDED = 1e30
@@ -150,6 +151,10 @@ class _PriorActor(Algorithm):
                 self.register_buffer(f'_low_{i}', low, persistent=False)
                 self.register_buffer(f'_high_{i}', high, persistent=False)
 
+    def own_traits(self) -> Traits:
+        """A prior of the time step alone, of which nothing is trained."""
+        return super().own_traits()._replace(fixed_update=True)
+
     def _range(self, i: int) -> tuple[Tensor, Tensor]:
         """Lower and upper bounds of the ``i``-th action, each of its shape."""
         return getattr(self, f'_low_{i}'), getattr(self, f'_high_{i}')
@@ -213,6 +218,8 @@ class SameActionPriorActor(_PriorActor):
         ValueError: ``same_action_noise`` is not above 0, or ``same_action_prob`` is not in [0, 1].
     """
 
+    own_traits = _PriorActor.own_traits
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  same_action_noise: float = 0.1, same_action_prob: float = 0.9, debug_summaries: bool = False,
                  name: str = 'SameActionPriorActor'):
@@ -265,6 +272,8 @@ class UniformPriorActor(_PriorActor):
     Raises:
         SpecError: an action is not bounded.
     """
+
+    own_traits = _PriorActor.own_traits
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  debug_summaries: bool = False, name: str = 'UniformPriorActor'):

@@ -38,7 +38,7 @@ class QrsacAlgorithm(SacAlgorithm):
         ValueError: the action is not continuous.
     """
 
-    has_fixed_update = SacAlgorithm.has_fixed_update
+    own_traits = SacAlgorithm.own_traits
 
     @takes_arguments_of(
         SacAlgorithm, without=('q_network_cls', ), defaults={'use_entropy_reward': False, 'name': 'QrsacAlgorithm'},

@@ -1,26 +1,19 @@
-"""The root of an iteration: collect experience, then train on it.
+"""The root of an iteration: an algorithm that outputs actions.
 
-``train_iter`` below is hop 3 of an iteration; it calls :func:`alfx.engine.unroll.unroll`, then
-``train_from_unroll`` or ``train_from_replay_buffer``.
+``train_iter`` below is hop 3 of an iteration; what it does is in :class:`~alfx.engine.learner.Learner`.
 """
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from alfx import context, nest, summary
+from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
-from alfx.data_structures import AlgStep, Experience, LossInfo, StepType, TimeStep, time_step_spec
+from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, time_step_spec
 from alfx.engine import probe
-from alfx.engine.compiled_update import check_compilable
-from alfx.engine.remote.unroll import RemoteUnroll, Steps, UnrollSource
-from alfx.engine.replay import check_sequences, compute_train_info
-from alfx.engine.unroll import Cursor, start, unroll
-from alfx.engine.update_summaries import without_train_info
+from alfx.engine.replay import check_sequences
 from alfx.gin_utils import configurable
 from alfx.metrics.metric_set import MetricSet
 from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageEnvInfoMetric, AverageEpisodeLengthMetric,
@@ -44,21 +37,6 @@ def adjust_replay_buffer_length(config: TrainerConfig, num_earliest_frames_ignor
     if config.trains_on_whole_unrolls:
         return int(-(-(config.unroll_length or config.max_unroll_length) // 1)) + 1 + num_earliest_frames_ignored
     return config.replay_buffer_length + num_earliest_frames_ignored
-
-
-@dataclass
-class _Standing:
-    """What changes in every iteration; to set an attribute of a module would take microseconds.
-
-    Attributes:
-        num_trained: samples, in the latest iteration.
-        unroll_debt: the fraction of a step by which unrolls have been too short so far.
-        unrolled_inputs: the transformed time steps of the latest unroll, until the iteration is over.
-    """
-
-    num_trained: int = 0
-    unroll_debt: float = 0.0
-    unrolled_inputs: TimeStep | None = None
 
 
 @configurable
@@ -107,10 +85,6 @@ class RLAlgorithm(Algorithm):
         self._overwrite_policy_output = overwrite_policy_output
         self._env = env
         self._rollout_info_spec: NestedTensorSpec = None
-        self._cursor: Cursor | None = None
-        self._remote_unroll: RemoteUnroll | None = None
-        self._standing = _Standing()
-        self._collects_for_recomputation = False
         self._reward_weights: torch.Tensor | None
         self.register_buffer('_reward_weights', torch.ones(reward_spec.numel) if reward_spec.ndim else None)
         if reward_weights is not None:
@@ -157,31 +131,6 @@ class RLAlgorithm(Algorithm):
         """Whether the action recorded is the one that the environment reports."""
         return self._overwrite_policy_output
 
-    @property
-    def collects_for_recomputation(self) -> bool:
-        """Whether experience is collected with ``collect_step``; decided once, by ``finalize``."""
-        return self._collects_for_recomputation
-
-    @property
-    def _trains_on_whole_unrolls(self) -> bool:
-        return self._config is not None and self._config.trains_on_whole_unrolls
-
-    @property
-    def unrolls_end_with_bootstrap(self) -> bool:
-        """Whether an unroll ends with a step to bootstrap from, which is the first one of the next unroll as well."""
-        with_grad = self._config is not None and self._config.unroll_with_grad
-        return bool(self.on_policy) or with_grad or self._trains_on_whole_unrolls
-
-    @property
-    def completes_unrolls(self) -> bool:
-        """Whether :meth:`complete_unroll` has something to add."""
-        return False
-
-    @property
-    def keeps_unroll_inputs(self) -> bool:
-        """Whether the transformed time steps of an unroll are needed besides its experience."""
-        return self.trains_after_iteration or self.completes_unrolls
-
     def complete_unroll(self, inputs: TimeStep, rollout_info: NestedTensor) -> NestedTensor:
         """Add to the infos of an unroll what is made of all of its steps at once, before they are stored for replay.
 
@@ -193,11 +142,6 @@ class RLAlgorithm(Algorithm):
             The infos to be stored.
         """
         return rollout_info
-
-    @property
-    def acting_step(self) -> Callable[[TimeStep, NestedTensor], AlgStep]:
-        """The step that experience is collected with: ``collect_step`` if the rest is recomputed, ``rollout_step``."""
-        return self.collect_step if self._collects_for_recomputation else self.rollout_step
 
     def has_multidim_reward(self) -> bool:
         """Whether the reward has more than one dimension."""
@@ -246,12 +190,11 @@ class RLAlgorithm(Algorithm):
         """
         if self.on_policy is None:
             self.set_on_policy(True)
-        if self._env is not None and not self.on_policy:
-            check_sequences(self._config, self.needs_previous_step)
+        if self._env is not None and self._config is not None and not self.on_policy:
+            check_sequences(self._config, self.traits.needs_previous_step)
         super().finalize()
         if self._config is not None and self._config.compile:
-            check_compilable(self)
-        self._collects_for_recomputation = self.recomputes_rollout_info
+            self.learner.check_compilable()
         step_spec = time_step_spec(self._observation_spec, self._action_spec, self._reward_spec)
         if self._env is not None:
             step_spec = step_spec._replace(env_info=self._env.env_info_spec())
@@ -279,65 +222,7 @@ class RLAlgorithm(Algorithm):
         Returns:
             The number of samples trained on, repeated ones counted each time.
         """
-        started, standing = time.perf_counter(), self._standing
-        experience = self._unroll_if_due()
-        unrolled = time.perf_counter()
-        root_inputs, rollout_info = standing.unrolled_inputs, None
-        if not self.on_policy:
-            steps = self.train_from_replay_buffer(update_global_counter=True)
-            rollout_info = None if experience is None else experience.rollout_info
-        elif experience is None:
-            steps = 0
-        else:
-            if self._config is not None and self._config.update_counter_every_mini_batch:
-                context.increment_global_counter()  # there is one update an iteration
-            rollout_info = self._on_policy_train_info(experience)
-            steps = self.train_from_unroll(experience, rollout_info)
-        if self.trains_after_iteration:
-            self.after_train_iter(root_inputs, rollout_info)
-        standing.unrolled_inputs = None
-        if context.should_record_summaries():
-            summary.scalar('time/unroll', unrolled - started)
-            summary.scalar('time/train', time.perf_counter() - unrolled)
-        standing.num_trained = steps
-        return steps
-
-    def _on_policy_train_info(self, experience: Experience) -> NestedTensor:
-        """The infos that the loss gets: as collected, or recomputed with gradients for all steps at once."""
-        if not self._collects_for_recomputation:
-            return experience.rollout_info
-        return compute_train_info(self, experience)
-
-    def _unroll_if_due(self) -> Experience | None:
-        """The unroll of this iteration, or ``None`` if ``unroll_length`` leaves it out or the steps are used up."""
-        config, standing = self._config, self._standing
-        assert config is not None and self._env is not None, 'a root algorithm has a config and an environment'
-        if config.num_env_steps and self._env_steps() >= config.num_env_steps:
-            return None
-        if self._remote_unroll is not None:
-            self._remote_unroll.start_iteration(self, context.should_record_summaries(), context.get_global_counter())
-            if not config.unroll_length:  # what there is; an iteration that could not train either waits for a step
-                return self._unroll_up_to(config.max_unroll_length, at_least=0 if standing.num_trained else 1)
-        debt = standing.unroll_debt + config.unroll_length
-        length = int(debt)
-        experience = self.unroll(length) if length else None
-        standing.unroll_debt = debt - length
-        return experience
-
-    def _env_steps(self) -> int:
-        """How many steps the environments of the run have taken; of all processes, as of the last iteration."""
-        if context.get_ranks() is None:
-            return self.get_step_metrics()[0].count
-        return int(context.get_progress('env_steps'))
-
-    def set_unroll_source(self, source: UnrollSource, update_period: int) -> None:
-        """From now on other processes act: take their steps in place of stepping the environment.
-
-        Args:
-            source: brings them; whoever sets it closes it.
-            update_period: hand it the weights every so many iterations, the first one included.
-        """
-        self._remote_unroll = RemoteUnroll(source, update_period)
+        return self.learner.iterate()
 
     def unroll(self, unroll_length: int) -> Experience:
         """Collect ``unroll_length`` steps of each environment, store them for replay, update the metrics.
@@ -349,45 +234,7 @@ class RLAlgorithm(Algorithm):
             Experience ``[T, B, ...]`` or, with that step, ``[T + 1, B, ...]``; on-policy with transformed time steps,
             otherwise as the environment gave them.
         """
-        experience = self._unroll_up_to(unroll_length, at_least=unroll_length)
-        assert experience is not None, 'so many steps have been waited for'
-        return experience
-
-    def _unroll_up_to(self, length: int, at_least: int) -> Experience | None:
-        """:meth:`unroll` of ``at_least`` to ``length`` steps; ``None`` if there are none."""
-        on_policy = bool(self.on_policy)
-        bootstrap, stores_bootstrap = self.unrolls_end_with_bootstrap, self._trains_on_whole_unrolls
-        if self._remote_unroll is not None:
-            steps = self._remote_unroll.unroll(self, length, at_least, bootstrap)
-        else:
-            steps = self._unroll_here(length, bootstrap)
-        if steps is None:
-            return None
-        experience, env_steps, inputs = steps
-        self._standing.unrolled_inputs = inputs
-        self._metrics.observe(env_steps)
-        if self.completes_unrolls:
-            assert inputs is not None, 'it has been kept'
-            with context.rollout_context(), torch.no_grad():
-                rollout_info = self.complete_unroll(inputs, experience.rollout_info)
-            experience = experience._replace(rollout_info=rollout_info)
-        if not on_policy:
-            self.observe_sequence_for_replay(experience if stores_bootstrap or not bootstrap else
-                                             nest.map_structure(lambda x: x[:-1], experience))
-        if context.should_record_summaries():
-            self.summarize_rollout(experience)
-        return experience
-
-    def _unroll_here(self, length: int, bootstrap: bool) -> Steps:
-        """Step the environment of this process."""
-        config, env = self._config, self._env
-        assert config is not None, 'a root algorithm has a config'
-        if self._cursor is None:
-            self._cursor = start(self, env)
-        on_policy = bool(self.on_policy)
-        with_grad = config.unroll_with_grad or (on_policy and not self._collects_for_recomputation)
-        return Steps(*unroll(self, env, self._cursor, length, with_grad=with_grad, bootstrap=bootstrap,
-                             transformed=on_policy, keep_inputs=self.keeps_unroll_inputs))
+        return self.learner.unroll(unroll_length)
 
     # Metrics and summaries -------------------------------------------------------------------------------------
 
@@ -402,6 +249,10 @@ class RLAlgorithm(Algorithm):
     def observe_for_metrics(self, time_step: TimeStep) -> None:
         """Show one time step ``[B, ...]`` to all metrics."""
         self._metrics.observe_step(time_step)
+
+    def observe_unroll(self, env_steps: TimeStep) -> None:
+        """Show the environment's own step types, rewards, discounts and infos ``[T, B, ...]`` to all metrics."""
+        self._metrics.observe(env_steps)
 
     def summarize_metrics(self) -> None:
         """Write the averages of the latest episodes."""
@@ -426,7 +277,6 @@ class RLAlgorithm(Algorithm):
         if custom_summary is not None:
             custom_summary(experience)
 
-    @without_train_info
     def summarize_train(self, experience: Experience, train_info: NestedTensor, loss_info: LossInfo,
                         params: list[tuple[str, nn.Parameter]]) -> None:
         """Write losses, gradients and, if asked, actions and action distributions of what was trained on."""
@@ -437,50 +287,3 @@ class RLAlgorithm(Algorithm):
         if config is not None and config.summarize_action_distributions:
             for distribution in nest.find_field(train_info, 'action_distribution'):
                 summary_utils.summarize_distribution('action_dist', distribution)
-
-    # Resume ----------------------------------------------------------------------------------------------------
-
-    def get_rollout_state(self) -> dict[str, Any]:
-        """Where the rollout stands, as tensors and numbers; the environment's own state is kept apart."""
-        state: dict[str, Any] = {'unroll_debt': self._standing.unroll_debt}
-        if self._cursor is not None:
-            cursor = self._cursor
-            state['cursor'] = nest.flatten((cursor.time_step, cursor.inputs, cursor.state, cursor.transform_state))
-        if self._context_steps:
-            assert self._replay_buffer is not None
-            context_steps, _ = self._replay_buffer.gather_all()
-            state['context'] = [x.clone() for x in nest.flatten(context_steps)]  # no views of a shared storage
-        return state
-
-    def start_new_episodes(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`get_rollout_state` with environments that could not be put back where they were.
-
-        The newest steps in the replay buffer become the LAST ones of episodes that were cut off there.
-        """
-        self._standing.unroll_debt = state['unroll_debt']
-        buffer = self._replay_buffer
-        if buffer is None:
-            return
-        env_ids = (buffer.current_size > 0).nonzero().flatten()
-        if env_ids.numel():
-            last = torch.full((env_ids.numel(), ), StepType.LAST, dtype=torch.int32)
-            buffer.set_field('time_step.step_type', env_ids, buffer.current_pos[env_ids] - 1, last)
-
-    def set_rollout_state(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`get_rollout_state`; the environment has been put back where it was."""
-        self._standing.unroll_debt = state['unroll_debt']
-        if 'cursor' in state:
-            with probe.unchanged(self):  # the statistics of a data transformer among others
-                like = start(self, self._env)
-            parts = (like.time_step, like.inputs, like.state, like.transform_state)
-            places = [x.device for x in nest.flatten(parts)]  # a checkpoint is loaded into host memory
-            time_step, inputs, own_state, transform_state = nest.pack_sequence_as(
-                parts, [x.to(y) for x, y in zip(state['cursor'], places)])
-            self._cursor = replace(like, time_step=time_step, inputs=inputs, state=own_state,
-                                   transform_state=transform_state)
-        if 'context' in state:
-            assert self._replay_buffer is not None
-            context_steps = [x.transpose(0, 1) for x in state['context']]
-            self._context_steps = context_steps[0].shape[0]
-            if not self._replay_buffer.total_size:  # the checkpoint did not hold its contents
-                self._replay_buffer.add_sequence(nest.pack_sequence_as(self._experience_spec, context_steps))

@@ -31,6 +31,7 @@ from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, extract_spec
+from alfx.traits import Traits
 
 RNDInfo = namedtuple('RNDInfo', ['loss', 'is_last'], default_value=())
 """What the steps yield, ``[B]`` each: the error of the prediction, and whether the step ends an episode, ``()`` where
@@ -123,10 +124,10 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         """What stays random."""
         return ['_target_net', '_encoder_net']
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True unless something in a network draws numbers or keeps statistics."""
-        return all_fixed([self._encoder_net, self._target_net, self._predictor_net])
+        networks = [self._encoder_net, self._target_net, self._predictor_net]
+        return super().own_traits()._replace(fixed_update=all_fixed(networks))
 
     # Steps -----------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.traits import Traits
 from alfx.utils import dist_utils
 from alfx.utils.averager import ScalarAdaptiveAverager
 from alfx.utils.target_updater import TargetUpdater
@@ -213,10 +214,9 @@ class SacAlgorithm(OffPolicyAlgorithm):
         """The state of choosing an action."""
         return SacState(action=state.action)
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return not self._is_recurrent and is_fixed(self)
+        return super().own_traits()._replace(fixed_update=not self._is_recurrent and is_fixed(self))
 
     # Acting ----------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,7 @@ from alfx import context
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
 from alfx.algorithms.exploration_noise import GaussianNoise, gaussian_like
-from alfx.data_structures import AlgStep, LossInfo, TimeStep
-from alfx.engine.update import valid_masks
+from alfx.data_structures import AlgStep, LossInfo, TimeStep, valid_masks
 from alfx.gin_utils import check_value, configurable, takes_arguments_of
 from alfx.tensor_specs import NestedTensor
 from alfx.utils.saved_count import SavedCount
@@ -109,7 +108,7 @@ class Td3Algorithm(DdpgAlgorithm):
             return action
         return self._bounds.add_noise(action, gaussian_like(action, self._target_noise, self._noise_clip))
 
-    has_fixed_update = DdpgAlgorithm.has_fixed_update
+    own_traits = DdpgAlgorithm.own_traits
 
     @property
     def update_variant(self) -> Hashable:

@@ -17,11 +17,11 @@ from alfx import context, nest, summary
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
-from alfx.data_structures import AlgStep, BatchInfo, LossInfo, StepType, TimeStep, namedtuple
-from alfx.engine.unroll import reset_state_at_first
+from alfx.data_structures import AlgStep, BatchInfo, LossInfo, StepType, TimeStep, namedtuple, reset_at_first
 from alfx.gin_utils import check_value, configurable
 from alfx.optimizers.trusted_updater import TrustedUpdater
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.traits import Traits
 from alfx.utils import dist_utils
 
 TracExperience = namedtuple('TracExperience', ['observation', 'step_type', 'state', 'action_param', 'prev_action'],
@@ -155,20 +155,16 @@ class TracAlgorithm(RLAlgorithm):
         super().set_reward_weights(reward_weights)
         self._ac_algorithm.set_reward_weights(reward_weights)
 
-    @property
-    def learns_from_stale_unrolls(self) -> bool:
-        """Whether the actor-critic does."""
-        return self._ac_algorithm.learns_from_stale_unrolls
+    def own_traits(self) -> Traits:
+        """That of the actor-critic, but for its update: what is shrunk depends on how far the policy moved."""
+        return super().own_traits()._replace(recomputes_rollout_info=True,
+                                             trains_after_iteration=type(self).after_train_iter
+                                             is not TracAlgorithm.after_train_iter)
 
     @property
-    def bootstraps_sequences(self) -> bool:
-        """Whether the actor-critic does."""
-        return self._ac_algorithm.bootstraps_sequences
-
-    @property
-    def recomputes_rollout_info(self) -> bool:
-        """Whether the actor-critic does."""
-        return self._ac_algorithm.recomputes_rollout_info
+    def acting_part(self) -> RLAlgorithm:
+        """The actor-critic."""
+        return self._ac_algorithm
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """As the actor-critic does."""
@@ -204,10 +200,9 @@ class TracAlgorithm(RLAlgorithm):
         root_inputs, ac_info = self._ac_algorithm.preprocess_experience(root_inputs, rollout_info.ac, batch_info)
         return root_inputs, rollout_info._replace(ac=ac_info)
 
-    @property
-    def trains_after_iteration(self) -> bool:
-        """Whether the actor-critic does."""
-        return self._ac_algorithm.trains_after_iteration
+    def complete_unroll(self, inputs: TimeStep, rollout_info: Any) -> Any:
+        """That of the actor-critic with its own infos, ``[T + 1, B, ...]``."""
+        return rollout_info._replace(ac=self._ac_algorithm.complete_unroll(inputs, rollout_info.ac))
 
     def after_train_iter(self, root_inputs: TimeStep | None, rollout_info: Any) -> None:
         """That of the actor-critic with its own infos."""
@@ -264,7 +259,7 @@ class TracAlgorithm(RLAlgorithm):
         steps = []
         for t in range(length):
             time_step = nest.map_structure(lambda x, t=t: x[t], inputs)
-            distributions, state = self._distribution(time_step, reset_state_at_first(state, initial, time_step))
+            distributions, state = self._distribution(time_step, reset_at_first(state, initial, time_step))
             steps.append(distributions)
         return nest.stack(steps)
 

@@ -32,6 +32,7 @@ from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.traits import Traits
 from alfx.utils.math_ops import identity
 from alfx.utils.schedulers import ConstantScheduler, as_scheduler
 
@@ -311,10 +312,9 @@ class VariationalAutoEncoder(_LatentEncoder):
         self._z_dim = z_dim
         self._mean_and_log_var = FC(size, 2 * z_dim, identity)
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True, unless something in a network draws numbers or keeps statistics."""
-        return is_fixed(self)
+        return super().own_traits()._replace(fixed_update=is_fixed(self))
 
     @property
     def output_spec(self) -> TensorSpec:
@@ -427,10 +427,10 @@ class DiscreteVAE(VariationalAutoEncoder):
             raise SpecError(found)
         self._num_variables, self._num_values = z_spec.numel, int(highest.pop()) + 1
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True with a constant temperature, unless something in a network draws numbers or keeps statistics."""
-        return isinstance(self._temperature, ConstantScheduler) and is_fixed(self)
+        is_constant = isinstance(self._temperature, ConstantScheduler)
+        return super().own_traits()._replace(fixed_update=is_constant and is_fixed(self))
 
     @property
     def output_spec(self) -> TensorSpec:

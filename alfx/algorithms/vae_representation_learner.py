@@ -20,9 +20,9 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.vae import VariationalAutoEncoder, check_decoder
 from alfx.algorithms.vq_vae import Vqvae
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.engine.recording import has_fixed_update
 from alfx.gin_utils import check_value, configurable
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.traits import Traits
 
 VAERepresentationInfo = namedtuple(
     'VAERepresentationInfo', ['reconstruction', 'kld', 'elbo', 'beta', 'perplexity', 'codebook_use', 'vae'],
@@ -138,10 +138,9 @@ class VAERepresentationLearner(Algorithm):
                              'leave out the prior network')
         return vae.output_spec
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """Whether that is so for the autoencoder and the decoder."""
-        return has_fixed_update(self._vae) and is_fixed(self)
+        return super().own_traits()._replace(fixed_update=is_fixed(self))
 
     @property
     def output_spec(self) -> NestedTensorSpec:

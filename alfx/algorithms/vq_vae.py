@@ -27,6 +27,7 @@ from alfx.gin_utils import check_value, configurable
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensor, SpecError, TensorSpec
+from alfx.traits import Traits
 
 VqvaeInfo = namedtuple('VqvaeInfo', ['quantization', 'commitment', 'reconstruction', 'perplexity', 'codebook_use'],
                        default_value=())
@@ -122,10 +123,9 @@ class Vqvae(Algorithm):
         self._commitment_loss_weight = commitment_loss_weight
         self.register_buffer('_usage', torch.zeros(num_embeddings))
 
-    @property
-    def has_fixed_update(self) -> bool:
+    def own_traits(self) -> Traits:
         """True, unless something in a network draws numbers or keeps statistics."""
-        return is_fixed(self)
+        return super().own_traits()._replace(fixed_update=is_fixed(self))
 
     @property
     def output_spec(self) -> TensorSpec:

@@ -48,6 +48,8 @@ class VTraceLoss(ActorCriticLoss):
                                         f'thres = {clip_rho_thres}: the values need not converge then',
                                         'lower it, or raise clip_rho_thres')])
 
+    own_traits = ActorCriticLoss.own_traits
+
     def forward(self, info: Any) -> LossInfo:  # type: ignore[override]
         """The loss of each step.
 

@@ -43,3 +43,7 @@ def describe_exit(exitcode: int | None) -> str:
     except ValueError:  # a real-time signal
         name = f'signal {-exitcode}'
     return f'was killed by {name}' + (' (often for want of memory)' if name == 'SIGKILL' else '')
+
+
+class NonFiniteLossError(RuntimeError):
+    """A loss is NaN or infinite. It is raised before the update, so that all parameters are still good."""

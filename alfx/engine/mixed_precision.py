@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.engine.update import NonFiniteLossError
+from alfx.engine.errors import NonFiniteLossError
 from alfx.networks.network import Network
 
 logger = logging.getLogger(__name__)

@@ -4,24 +4,21 @@ One step on zeros, without gradients, with the random streams and all buffers pu
 """
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
+from typing import Any
 import torch
 
 from alfx import context, nest
 from alfx.data_structures import AlgStep, Experience, TimeStep
+from alfx.engine.contract import Acts
 from alfx.engine.remote.unroll import Steps, map_steps
-from alfx.engine.unroll import measured
+from alfx.engine.unroll import acting_step, measured
 from alfx.tensor_specs import NestedTensorSpec, SpecError, TensorSpec, extract_spec, zeros_from_spec
-
-if TYPE_CHECKING:
-    from alfx.algorithms.rl_algorithm import RLAlgorithm
 
 _BATCH = 2
 
 
 @contextmanager
-def unchanged(module: torch.nn.Module) -> Iterator[None]:
+def unchanged(module: Any) -> Iterator[None]:
     """Within it no gradients are recorded; afterwards the buffers and the random streams are as before."""
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     devices = [torch.cuda.current_device()] if context.get_default_device().type == 'cuda' else []
@@ -33,18 +30,18 @@ def unchanged(module: torch.nn.Module) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-def _rollout_step(algorithm: 'RLAlgorithm', step_spec: TimeStep) -> AlgStep:
+def _rollout_step(algorithm: Acts, step_spec: TimeStep) -> AlgStep:
     device = algorithm.device
     time_step = nest.map_structure(lambda x: x.to(device), zeros_from_spec(step_spec, _BATCH))
     with unchanged(algorithm), context.rollout_context(), context.record_if(False):
-        step = algorithm.acting_step(time_step, algorithm.get_initial_rollout_state(_BATCH))
-        if not algorithm.completes_unrolls:
+        step = acting_step(algorithm)(time_step, algorithm.get_initial_rollout_state(_BATCH))
+        if not algorithm.traits.completes_unrolls:
             return step
         inputs, info = nest.map_structure(lambda x: torch.stack((x, x)), (time_step, step.info))
         return step._replace(info=nest.map_structure(lambda x: x[0], algorithm.complete_unroll(inputs, info)))
 
 
-def rollout_info_spec(algorithm: 'RLAlgorithm', step_spec: TimeStep) -> NestedTensorSpec:
+def rollout_info_spec(algorithm: Acts, step_spec: TimeStep) -> NestedTensorSpec:
     """The spec of the infos of the rollout of ``algorithm``.
 
     Args:
@@ -60,7 +57,7 @@ def rollout_info_spec(algorithm: 'RLAlgorithm', step_spec: TimeStep) -> NestedTe
     return extract_spec(alg_step.info)
 
 
-def steps_spec(algorithm: 'RLAlgorithm', raw_step_spec: TimeStep) -> Steps:
+def steps_spec(algorithm: Acts, raw_step_spec: TimeStep) -> Steps:
     """The specs of one step of one environment as :func:`alfx.engine.unroll.unroll` collects it.
 
     Args:
@@ -72,10 +69,11 @@ def steps_spec(algorithm: 'RLAlgorithm', raw_step_spec: TimeStep) -> Steps:
     with unchanged(algorithm), context.rollout_context(), context.record_if(False):
         inputs, _ = algorithm.transform_timestep(raw, algorithm.get_initial_transform_state(_BATCH))
         state = algorithm.get_initial_rollout_state(_BATCH)
-        step = algorithm.acting_step(inputs, state)
+        step = acting_step(algorithm)(inputs, state)
     experience = Experience(inputs if algorithm.on_policy else raw, step.output, step.info,
                             state if algorithm.use_rollout_state else ())
-    return map_steps(extract_spec, Steps(experience, measured(raw), inputs if algorithm.keeps_unroll_inputs else None))
+    kept = inputs if algorithm.traits.keeps_unroll_inputs else None
+    return map_steps(extract_spec, Steps(experience, measured(raw), kept))
 
 
 def _check(found: NestedTensorSpec, spec: NestedTensorSpec, where: str) -> None:
@@ -89,7 +87,7 @@ def _check(found: NestedTensorSpec, spec: NestedTensorSpec, where: str) -> None:
                             f'{TensorSpec(tensor.shape[1:], tensor.dtype)}')
 
 
-def experience_spec(algorithm: 'RLAlgorithm', raw_step_spec: TimeStep) -> NestedTensorSpec:
+def experience_spec(algorithm: Acts, raw_step_spec: TimeStep) -> NestedTensorSpec:
     """The spec of what goes into the replay buffer of ``algorithm``.
 
     Args:

@@ -3,18 +3,17 @@
 ``unroll`` is the inner loop of collecting experience: ``rollout_step``, ``env.step``, repeat. It runs once an
 environment step, so that nothing in it may cost more than a few microseconds.
 """
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from alfx import context, nest
-from alfx.data_structures import AlgStep, Experience, TimeStep
+from alfx.data_structures import AlgStep, Experience, TimeStep, reset_at_first
+from alfx.engine.contract import Acts
 from alfx.tensor_specs import NestedTensor
 from alfx.utils.transfers import to_device
-
-if TYPE_CHECKING:
-    from alfx.algorithms.rl_algorithm import RLAlgorithm
 
 
 @dataclass
@@ -41,7 +40,7 @@ class Cursor:
         self.has_state = bool(nest.flatten(self.initial_state))
 
 
-def start(algorithm: 'RLAlgorithm', env: Any) -> Cursor:
+def start(algorithm: Acts, env: Any) -> Cursor:
     """A cursor at the first time step of ``env``."""
     time_step = _on_device(env.current_time_step(), algorithm.device)
     state = algorithm.get_initial_rollout_state(env.batch_size)
@@ -51,7 +50,12 @@ def start(algorithm: 'RLAlgorithm', env: Any) -> Cursor:
     return Cursor(time_step, inputs, state, transform_state, initial_state=state)
 
 
-def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, with_grad: bool, bootstrap: bool,
+def acting_step(algorithm: Acts) -> Callable[[TimeStep, NestedTensor], AlgStep]:
+    """The step that experience is collected with: ``collect_step`` if the rest is recomputed, ``rollout_step``."""
+    return algorithm.collect_step if algorithm.traits.recomputes_rollout_info else algorithm.rollout_step
+
+
+def unroll(algorithm: Acts, env: Any, cursor: Cursor, length: int, *, with_grad: bool, bootstrap: bool,
            transformed: bool, keep_inputs: bool = False) -> tuple[Experience, TimeStep, TimeStep | None]:
     """Collect ``length`` steps of every environment, and move ``cursor`` on.
 
@@ -74,7 +78,7 @@ def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, w
           of
         - with ``keep_inputs`` the transformed time steps of the experience, otherwise ``None``
     """
-    step = algorithm.acting_step
+    step, recomputes = acting_step(algorithm), algorithm.traits.recomputes_rollout_info
     initial_state, stateful = cursor.initial_state, cursor.has_state
     keeps_state, overwrites_action = algorithm.use_rollout_state, algorithm.overwrite_policy_output
     device, transform, act = algorithm.device, algorithm.transform_timestep, env.step
@@ -82,7 +86,7 @@ def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, w
     experiences, env_steps, inputs = [], [], []
     with context.rollout_context(), torch.set_grad_enabled(with_grad):
         for _ in range(length):
-            state = reset_state_at_first(cursor.state, initial_state, cursor.inputs) if stateful else initial_state
+            state = reset_at_first(cursor.state, initial_state, cursor.inputs) if stateful else initial_state
             alg_step = step(cursor.inputs, state)
             action = _detached(alg_step.output) if with_grad else alg_step.output
             time_step = act(action)
@@ -97,8 +101,8 @@ def unroll(algorithm: 'RLAlgorithm', env: Any, cursor: Cursor, length: int, *, w
             cursor.time_step, cursor.state = time_step, alg_step.state
             cursor.inputs, cursor.transform_state = transform(time_step, cursor.transform_state)
         if bootstrap:
-            state = reset_state_at_first(cursor.state, initial_state, cursor.inputs) if stateful else initial_state
-            if not algorithm.collects_for_recomputation:  # otherwise all that is needed of this step is its inputs
+            state = reset_at_first(cursor.state, initial_state, cursor.inputs) if stateful else initial_state
+            if not recomputes:  # otherwise all that is needed of this step is its inputs
                 alg_step = step(cursor.inputs, state)
             experiences.append(_experience(cursor, alg_step, state if keeps_state else (), transformed))
             if keep_inputs:
@@ -132,13 +136,3 @@ def _detached(action: NestedTensor) -> NestedTensor:
 
 def _on_device(time_step: TimeStep, device: torch.device) -> TimeStep:
     return time_step if device.type == 'cpu' else to_device(time_step, device)
-
-
-def reset_state_at_first(state: NestedTensor, initial_state: NestedTensor, time_step: TimeStep) -> NestedTensor:
-    """``state`` ``[B, ...]`` with the entries of environments at FIRST replaced by those of ``initial_state``."""
-    is_first = time_step.is_first()
-
-    def reset(now: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
-        return torch.where(is_first.reshape(-1, *(1, ) * (now.ndim - 1)), initial, now)
-
-    return nest.map_structure(reset, state, initial_state)

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from alfx import context, gin_utils, nest, summary
-from alfx.data_structures import StepType, TimeStep
-from alfx.engine.unroll import reset_state_at_first
+from alfx.data_structures import StepType, TimeStep, reset_at_first
 from alfx.metrics.metrics import (AverageEnvInfoMetric, AverageEpisodeLengthMetric, AverageEpisodicAggregationMetric,
                                   AverageReturnMetric, update_metrics)
 from alfx.trainers import building, random_state, run_files
@@ -152,7 +151,7 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
         inputs, transform_state = algorithm.transform_timestep(
             time_step if device.type == 'cpu' else to_device(time_step, device), transform_state)
         if nest.flatten(state):
-            state = reset_state_at_first(state, initial_state, inputs)
+            state = reset_at_first(state, initial_state, inputs)
         alg_step = algorithm.predict_step(inputs, state)
         measures = algorithm.measures(alg_step.info)
         if measures:

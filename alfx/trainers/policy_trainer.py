@@ -16,7 +16,7 @@ import torch
 from alfx import context, gin_utils, summary
 from alfx.algorithms.config import TrainerConfig
 from alfx.engine.errors import LostProcessError
-from alfx.engine.update import NonFiniteLossError
+from alfx.engine.errors import NonFiniteLossError
 from alfx.trainers import building, cpu_tuning, run_files
 from alfx.trainers.acting import sources as acting
 from alfx.trainers.async_evaluator import Evaluator

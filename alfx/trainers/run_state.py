@@ -55,10 +55,10 @@ class RunState:
             'saved_at': time.time(),
             'random_seed': self._random_seed,
             'tuning': list(self.tuning),
-            'rollout': self._algorithm.get_rollout_state(),
+            'rollout': self._algorithm.learner.state_dict(),
             'random': random_state.capture()
         }
-        precision = self._algorithm.mixed_precision
+        precision = self._algorithm.learner.precision
         if precision is not None and precision.scaler is not None:
             state['mixed_precision'] = precision.state_dict()
         return state
@@ -72,8 +72,9 @@ class RunState:
         self._loaded_seconds, self._start = state['seconds'], time.monotonic()
         context.set_global_counter(state['global_counter'])
         context.update_all_progresses(state['progresses'])
-        if 'mixed_precision' in state and self._algorithm.mixed_precision is not None:
-            self._algorithm.mixed_precision.load_state_dict(state['mixed_precision'])
+        precision = self._algorithm.learner.precision
+        if 'mixed_precision' in state and precision is not None:
+            precision.load_state_dict(state['mixed_precision'])
 
     def resume_rollout(self, environment_state: Any) -> None:
         """Put environments, rollout and, last, the random number generators where they were.
@@ -86,13 +87,13 @@ class RunState:
         rollout, random, environment_state = self._own_part(environment_state)
         if environment_state is not None and not isinstance(self._env, DescribedEnvironment):
             self._env.set_state(environment_state)
-            self._algorithm.set_rollout_state(rollout)
+            self._algorithm.learner.load_state_dict(rollout)
         elif self._env is not None:
             logger.info('the state of the environments is not in the checkpoint: new episodes begin')
-            self._algorithm.start_new_episodes(rollout)
+            self._algorithm.learner.start_new_episodes(rollout)
             self._env.seed((self._random_seed + 7919 * (self.iteration + 1)) % 2**31)
         else:
-            self._algorithm.set_rollout_state(rollout)
+            self._algorithm.learner.load_state_dict(rollout)
         if random is None:
             random_state.set_random_seed(derived_seed(self._random_seed, _REJOINED, self.iteration,
                                                       context.get_ranks().rank))

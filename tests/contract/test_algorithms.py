@@ -5,7 +5,6 @@ from agents import ALGORITHMS, ENVIRONMENTS, make_agent
 
 from alfx import nest
 from alfx.algorithms.agent import Agent
-from alfx.engine.replay import compute_train_info
 
 
 def parameters(agent):
@@ -84,7 +83,7 @@ class TestAlgorithm:
     def test_the_rollout_goes_on_exactly_from_a_saved_state(self, algorithm, environment):
         agent, env = make_agent(algorithm, environment)
         agent.train_iter()
-        saved, rollout, random_state, env_state = (agent.state_dict(), agent.get_rollout_state(),
+        saved, rollout, random_state, env_state = (agent.state_dict(), agent.learner.state_dict(),
                                                    torch.get_rng_state(), env.get_state())
         saved = nest.map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, dict(saved))
         rollout = nest.map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, rollout)
@@ -92,7 +91,7 @@ class TestAlgorithm:
         copy, copy_env = make_agent(algorithm, environment, seed=5)
         copy_env.set_state(env_state)
         copy.load_state_dict(saved)
-        copy.set_rollout_state(rollout)
+        copy.learner.load_state_dict(rollout)
         torch.set_rng_state(random_state)
         copy.train_iter()
         assert all(torch.equal(a, b) for a, b in zip(parameters(agent), parameters(copy)))
@@ -100,13 +99,13 @@ class TestAlgorithm:
 
 @every_algorithm
 @pytest.mark.parametrize('environment', ['discrete', 'continuous', 'mixed', 'nested observation', 'several rewards'])
-def test_infos_recomputed_at_once_train_as_infos_of_the_rollout(algorithm, environment, monkeypatch):
+def test_infos_recomputed_at_once_train_as_infos_of_the_rollout(algorithm, environment, with_traits):
     def train(recompute):
         if not recompute:
-            monkeypatch.setattr(Agent, 'recomputes_rollout_info', False)
+            with_traits(Agent, recomputes_rollout_info=False)
         # one minibatch an epoch: without shuffling, both draw the same random numbers for all that matters
         agent, _ = make_agent(algorithm, environment, seed=1, mini_batch_size=24)
-        assert agent.recomputes_rollout_info == recompute
+        assert agent.traits.recomputes_rollout_info == recompute
         agent.train_iter()
         return parameters(agent)
 
@@ -123,7 +122,7 @@ def test_the_loss_of_an_episode_does_not_depend_on_the_next_one():
     later[5:] = True
     changed = time_step._replace(reward=time_step.reward + 100. * later,
                                  observation=time_step.observation - 100. * later.unsqueeze(-1))
-    losses = [agent.calc_loss(compute_train_info(agent, experience._replace(time_step=ts))).loss
+    losses = [agent.calc_loss(agent.learner.train_info(experience._replace(time_step=ts))).loss
               for ts in (time_step, changed)]
     assert torch.equal(losses[0][:5], losses[1][:5])
     assert not torch.equal(losses[0][5], losses[1][5])

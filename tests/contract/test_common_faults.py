@@ -7,7 +7,6 @@ from agents import make_agent
 from alfx import nest
 from alfx.algorithms.data_transformer import ObservationNormalizer, RewardScaling
 from alfx.data_structures import StepType
-from alfx.engine.replay import _processed, compute_train_info
 from alfx.trainers.evaluator import evaluate
 
 every_algorithm = pytest.mark.parametrize('algorithm', ['actor-critic', 'ppo'])
@@ -47,9 +46,9 @@ def test_training_sees_the_recurrent_states_of_the_rollout_through_ends_of_episo
         unrolled = agent.unroll(8)
     assert (unrolled.time_step.step_type[1:] == StepType.FIRST).any()
     assert (unrolled.time_step.step_type[0] != StepType.FIRST).all()
-    experience = _processed(agent, *agent.replay_buffer.gather_all())
+    experience = agent.learner.processed(*agent.replay_buffer.gather_all())
     experience = nest.map_structure(lambda x: x.transpose(0, 1), experience)
-    info = compute_train_info(agent, experience).rl
+    info = agent.learner.train_info(experience).rl
     log_prob = info.action_distribution.log_prob(info.action)
     torch.testing.assert_close(log_prob[:-1], info.rollout_log_prob[:-1])  # the last one is only bootstrapped from
     if environment == 'recurrent':

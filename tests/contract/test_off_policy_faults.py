@@ -21,9 +21,7 @@ from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.algorithms.td_loss import TDLoss
-from alfx.data_structures import StepType
-from alfx.engine.replay import compute_train_info
-from alfx.engine.update import valid_masks
+from alfx.data_structures import StepType, valid_masks
 from alfx.environments import suite_gym
 from alfx.environments.suite_unittest_gym import OffsetActionEnv
 from alfx.networks.actor_networks import ActorNetwork, ActorRNNNetwork
@@ -115,7 +113,7 @@ def collected(agent, steps=16):
 def losses(agent, experience):
     """``[T, B]``: what is added up in an update; the same random numbers each time."""
     torch.manual_seed(7)
-    loss = agent.calc_loss(compute_train_info(agent, experience)).loss.detach()
+    loss = agent.calc_loss(agent.learner.train_info(experience)).loss.detach()
     return loss * valid_masks(experience.step_type)
 
 
@@ -321,11 +319,11 @@ def test_a_run_goes_on_alike_from_a_checkpoint_between_two_updates_of_the_target
     for _ in range(2):
         agent.train_iter()
     copied = partial(nest.map_structure, lambda x: x.clone() if isinstance(x, torch.Tensor) else x)
-    saved, rollout, env_state = copied(dict(agent.state_dict())), copied(agent.get_rollout_state()), env.get_state()
+    saved, rollout, env_state = copied(dict(agent.state_dict())), copied(agent.learner.state_dict()), env.get_state()
     other, other_env = make_agent(name, seed=9)
     other.load_state_dict(saved)
     other_env.set_state(env_state)
-    other.set_rollout_state(rollout)
+    other.learner.load_state_dict(rollout)
     for each in (agent, other):
         each.replay_buffer.clear()
         torch.manual_seed(5)

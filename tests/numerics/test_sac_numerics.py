@@ -13,8 +13,8 @@ from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.prior_actor import SameActionPriorActor, UniformPriorActor
 from alfx.algorithms.sac import losses as sac_losses
 from alfx.algorithms.sac_algorithm import SacAlgorithm, SacInfo
-from alfx.data_structures import StepType, TimeStep
-from alfx.engine.update import reduce_loss, valid_masks
+from alfx.data_structures import StepType, TimeStep, valid_masks
+from alfx.engine.update import reduce_loss
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
 

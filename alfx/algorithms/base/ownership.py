@@ -5,19 +5,43 @@ Each algorithm may have a default optimizer, and optimizers for particular modul
 passed to its parent. At the root a trainable parameter without an owner is an error that names it.
 """
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import nn
 
-if TYPE_CHECKING:
-    from alfx.algorithms.base.optimized import OptimizedAlgorithm
+
+class Owner(Protocol):
+    """What is asked of an algorithm; see :class:`~alfx.algorithms.algorithm.Algorithm`."""
+
+    _parameters: Any
+    _modules: Any
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def default_optimizer(self) -> Any: ...
+
+    @property
+    def explicit_optimizers(self) -> list[tuple[Any, list[Any]]]: ...
+
+    @property
+    def force_params_visible_to_parent(self) -> bool: ...
+
+    def _trainable_attributes_to_ignore(self) -> list[str]: ...
+
+    def named_parameters(self) -> Any: ...
+
+    def children(self) -> Any: ...
+
+    def optimizers(self, recurse: bool = True, include_ignored_attributes: bool = False) -> list[Any]: ...
 
 
 class OwnershipError(ValueError):
     """A parameter has no optimizer, or more than one."""
 
 
-def assign_optimizers(root: 'OptimizedAlgorithm') -> None:
+def assign_optimizers(root: Owner) -> None:
     """Give every trainable parameter below ``root`` to exactly one optimizer.
 
     Raises:
@@ -41,7 +65,7 @@ class _Owners:
         self._owned: set[int] = set()
         self.shared: set[int] = set()
 
-    def give(self, algorithm: 'OptimizedAlgorithm', optimizer: Any, parameters: list[nn.Parameter]) -> None:
+    def give(self, algorithm: Owner, optimizer: Any, parameters: list[nn.Parameter]) -> None:
         """Have ``optimizer``, one of ``algorithm``, own ``parameters``."""
         twice = [self._names.get(id(p), '?') for p in parameters if id(p) in self._owned - self.shared]
         if twice:
@@ -55,7 +79,7 @@ class _Owners:
         return [p for p in parameters if id(p) not in self._owned]
 
 
-def _assign(algorithm: 'OptimizedAlgorithm', owners: _Owners) -> list[nn.Parameter]:
+def _assign(algorithm: Owner, owners: _Owners) -> list[nn.Parameter]:
     """Assign within ``algorithm``; returns the trainable parameters that are left to its parent."""
     left: list[nn.Parameter] = []
     for part in trainable_parts(algorithm):
@@ -83,7 +107,7 @@ def _assign(algorithm: 'OptimizedAlgorithm', owners: _Owners) -> list[nn.Paramet
     return left
 
 
-def trainable_parts(algorithm: 'OptimizedAlgorithm') -> Iterator[nn.Module | nn.Parameter]:
+def trainable_parts(algorithm: Owner) -> Iterator[nn.Module | nn.Parameter]:
     """Direct children and parameters of ``algorithm``, without the attributes it ignores."""
     ignored = set(algorithm._trainable_attributes_to_ignore())
     for name, parameter in algorithm._parameters.items():
@@ -118,7 +142,7 @@ def _is_algorithm(module: Any) -> bool:
     return hasattr(module, 'explicit_optimizers')
 
 
-def _check_no_hidden_algorithm(root: 'OptimizedAlgorithm') -> None:
+def _check_no_hidden_algorithm(root: Any) -> None:
     """An algorithm inside a plain module would lose its optimizers."""
     def visit(module: nn.Module, path: str, inside_plain: bool) -> None:
         if _is_algorithm(module) and inside_plain:
@@ -139,7 +163,7 @@ def algorithms_in(part: Any) -> list[Any]:
     return [a for child in part.children() for a in algorithms_in(child)] if isinstance(part, nn.Module) else []
 
 
-def optimizers_of(algorithm: 'OptimizedAlgorithm', recurse: bool, include_ignored_attributes: bool) -> list[Any]:
+def optimizers_of(algorithm: Owner, recurse: bool, include_ignored_attributes: bool) -> list[Any]:
     """The optimizers of ``algorithm``, its own first; see ``Algorithm.optimizers``."""
     own = [optimizer for optimizer, _ in algorithm.explicit_optimizers]
     if algorithm.default_optimizer is not None:
@@ -151,7 +175,7 @@ def optimizers_of(algorithm: 'OptimizedAlgorithm', recurse: bool, include_ignore
     return list({id(optimizer): optimizer for optimizer in own}.values())
 
 
-def describe_owners(algorithm: 'OptimizedAlgorithm') -> list[dict[str, Any]]:
+def describe_owners(algorithm: Owner) -> list[dict[str, Any]]:
     """One entry an optimizer with its settings and the names of its parameters; the last: those without one."""
     names = {id(p): name for name, p in algorithm.named_parameters()}
     owned: set[int] = set()

@@ -5,20 +5,18 @@ Steps go one way through a :class:`~alfx.engine.remote.shared_tensors.StepRing`,
 starts the other process with it.
 """
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from alfx import context, nest
 from alfx.engine import probe
+from alfx.engine.contract import Acts
 from alfx.engine.remote.policy_state import policy_buffers, policy_tensors
 from alfx.engine.remote.shared_tensors import Published, StepRing
 from alfx.engine.remote.unroll import Steps
 from alfx.engine.unroll import measured
 from alfx.tensor_specs import TensorSpec
-
-if TYPE_CHECKING:
-    from alfx.algorithms.rl_algorithm import RLAlgorithm
 
 _STOP, _RECORD, _RECORD_ORDERS = 0, 1, 2  # what the learner's orders are
 
@@ -50,7 +48,7 @@ class UnrollChannel:
         ConfError: there is too little shared memory.
     """
 
-    def __init__(self, algorithm: 'RLAlgorithm', env: Any, queue_size: int, mp_context: Any):
+    def __init__(self, algorithm: Acts, env: Any, queue_size: int, mp_context: Any):
         spec = probe.steps_spec(algorithm, env.time_step_spec())
         self._with_env_steps = bool(algorithm.on_policy)
         self._with_inputs = spec.inputs is not None and not algorithm.on_policy

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from alfx import context, gin_utils
 from alfx.engine.errors import LostProcessError
-from alfx.engine.update import NonFiniteLossError
+from alfx.engine.errors import NonFiniteLossError
 from alfx.gin_utils.checks import problem_at
 
 _JOIN = datetime.timedelta(minutes=10)

@@ -2,24 +2,21 @@
 
 A worker (``trainers/acting/rollout_worker.py``) produces an endless *stream* of steps. An :class:`UnrollSource` brings
 them here, from one process (``algorithms/async_unroller.py``) or from many; :class:`RemoteUnroll` cuts the stream into
-unrolls that look like those of :func:`alfx.engine.unroll.unroll`, so that ``RLAlgorithm.unroll`` treats both the same.
+unrolls that look like those of :func:`alfx.engine.unroll.unroll`, so that the learner treats both the same.
 """
 import abc
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from alfx import nest
 from alfx.data_structures import Experience, TimeStep
+from alfx.engine.contract import Acts
 from alfx.engine.remote.policy_state import look_up_buffers, policy_buffers, policy_tensors
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.checks import problem_at
-
-if TYPE_CHECKING:
-    from alfx.algorithms.rl_algorithm import RLAlgorithm
-
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +29,7 @@ class Steps(NamedTuple):
             only where training starts from it (``use_rollout_state``).
         env_steps: the environment's own step types, rewards, discounts and infos ``[T, B, ...]``, which metrics are
             made of.
-        inputs: transformed time steps ``[T, B, ...]`` where ``RLAlgorithm.keeps_unroll_inputs``, otherwise ``None``.
+        inputs: transformed time steps ``[T, B, ...]`` where ``Traits.keeps_unroll_inputs``, otherwise ``None``.
     """
 
     experience: Experience
@@ -59,7 +56,7 @@ class UnrollSource(abc.ABC):
         """
 
     @abc.abstractmethod
-    def update_parameter(self, algorithm: 'RLAlgorithm') -> None:
+    def update_parameter(self, algorithm: Acts) -> None:
         """Hand the present weights, the global counter and the progresses to those who act.
 
         What acting itself changes (:meth:`take_statistics`) is not overwritten.
@@ -68,7 +65,7 @@ class UnrollSource(abc.ABC):
             LostProcessError: as of :meth:`gather`.
         """
 
-    def take_statistics(self, algorithm: 'RLAlgorithm') -> None:  # noqa: B027 - where nothing comes, nothing is taken
+    def take_statistics(self, algorithm: Acts) -> None:  # noqa: B027 - where nothing comes, nothing is taken
         """Write the latest statistics that acting changes into the learner's ``algorithm``; called after ``gather``.
 
         They belong to worker 0. Where they come with the steps, ``gather`` keeps them until this is called.
@@ -99,7 +96,7 @@ class RemoteUnroll:
         self._iteration = 0
         self._kept: Steps | None = None
 
-    def start_iteration(self, algorithm: 'RLAlgorithm', records: bool, global_counter: int) -> None:
+    def start_iteration(self, algorithm: Acts, records: bool, global_counter: int) -> None:
         """Hand on the weights if it is time to; called once an iteration, before :meth:`unroll`.
 
         Args:
@@ -113,7 +110,7 @@ class RemoteUnroll:
         if records:
             self._source.wants_summaries(global_counter)
 
-    def unroll(self, algorithm: 'RLAlgorithm', length: int, at_least: int, bootstrap: bool) -> Steps | None:
+    def unroll(self, algorithm: Acts, length: int, at_least: int, bootstrap: bool) -> Steps | None:
         """The next unroll.
 
         Args:
@@ -156,7 +153,7 @@ class ActingStatistics:
         algorithm: the learner's.
     """
 
-    def __init__(self, algorithm: 'RLAlgorithm'):
+    def __init__(self, algorithm: Acts):
         self._tensors, self._buffers = policy_tensors(algorithm), policy_buffers(algorithm)
         self._versions: dict[str, int] = {}
         self._warned = False
@@ -181,7 +178,7 @@ def map_steps(func: Callable[..., Any], *steps: Steps) -> Steps:
     return Steps(*mapped)
 
 
-def check_source(algorithm: 'RLAlgorithm', config: Any, option: str) -> None:
+def check_source(algorithm: Acts, config: Any, option: str) -> None:
     """Refuse what cannot be trained on the steps of other processes.
 
     Args:
@@ -193,7 +190,7 @@ def check_source(algorithm: 'RLAlgorithm', config: Any, option: str) -> None:
         ConfError: the algorithm learns only from what its present parameters do.
     """
     value = getattr(config, option)
-    if not algorithm.learns_from_stale_unrolls:
+    if algorithm.on_policy:
         raise ConfError([problem_at(
             'TrainerConfig', option, f'= {value!r}: {algorithm.name} is on-policy: it learns only from what its '
             'present parameters did, and steps of another process are older',

@@ -21,6 +21,7 @@ from alfx import context, nest, summary
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import StepType
+from alfx.engine.contract import Acts
 from alfx.engine.errors import LostProcessError
 from alfx.engine.remote.policy_state import pack, policy_state, unpack
 from alfx.engine.remote.unroll import ActingStatistics, Steps, UnrollSource, check_source
@@ -114,13 +115,13 @@ class RayRollout(UnrollSource):
                 worker.request(portion)
         return nest.unflatten(structure, leaves)
 
-    def update_parameter(self, algorithm: RLAlgorithm) -> None:
+    def update_parameter(self, algorithm: Acts) -> None:
         """Put the weights into the object store, once for all workers."""
         weights = self._put_weights()
         for worker in self._workers:
             worker.load(weights)
 
-    def take_statistics(self, algorithm: RLAlgorithm) -> None:
+    def take_statistics(self, algorithm: Acts) -> None:
         """Write what acting has changed in worker 0 into ``algorithm``."""
         packed, self._statistics = self._statistics, None
         if packed is not None:

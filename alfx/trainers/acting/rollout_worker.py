@@ -102,7 +102,7 @@ class RolloutWorker:
         if self._cursor is None:
             self._cursor = start(algorithm, self._env)
         steps = Steps(*unroll(algorithm, self._env, self._cursor, length, with_grad=False, bootstrap=False,
-                              transformed=bool(algorithm.on_policy), keep_inputs=algorithm.keeps_unroll_inputs))
+                              transformed=bool(algorithm.on_policy), keep_inputs=algorithm.traits.keeps_unroll_inputs))
         if self._owns_statistics:
             changed = self._changed()
             self._statistics |= changed

@@ -59,5 +59,5 @@ def start(algorithm: Any, config: TrainerConfig) -> UnrollSource | None:
         source = AsyncUnroller(algorithm, config)
     else:
         return None
-    algorithm.set_unroll_source(source, config.unroll_parameter_update_period)
+    algorithm.learner.use_source(source, config.unroll_parameter_update_period)
     return source

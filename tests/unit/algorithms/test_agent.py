@@ -87,7 +87,7 @@ def test_a_representation_learner_is_trained_by_its_own_optimizer_and_seen_by_th
     agent, env = make_agent(algorithm, 'discrete', representation_learner_cls=Doubler)
     learner = agent._representation_learner
     assert agent._rl_algorithm.observation_spec == TensorSpec((2, ))
-    assert not agent.recomputes_rollout_info
+    assert not agent.traits.recomputes_rollout_info
     for _ in range(3):
         agent.train_iter()
     assert 1.0 < learner.weight.item() < 3.0
@@ -105,7 +105,7 @@ def test_intrinsic_rewards_reach_the_loss_but_not_the_reported_return(algorithm)
     experience = curious.unroll(6)
     reward = experience.time_step.reward.clone()
     if algorithm == 'actor-critic':
-        seen = curious._on_policy_train_info(experience).rl.reward
+        seen = experience.rollout_info.rl.reward
     else:
         batch = curious._replay_buffer.gather_all()[0]
         processed, _ = curious.preprocess_experience(batch.time_step, batch.rollout_info, ())
@@ -130,7 +130,7 @@ def test_a_goal_generator_extends_the_observation_and_keeps_its_state(algorithm)
     for _ in range(2):
         agent.train_iter()
     # an episode lasts 5 steps: the state starts anew at its FIRST
-    assert agent._cursor.state.goal_generator.count.max() <= 5
+    assert agent.learner.cursor.state.goal_generator.count.max() <= 5
 
 
 class Watcher(Bonus):
@@ -167,8 +167,8 @@ class Differences(Algorithm):
         super().__init__(train_state_spec=observation_spec, name='differences')
         self.sequences = 0
 
-    trains_sequences_at_once = True
-    needs_previous_step = True
+    def own_traits(self):
+        return super().own_traits()._replace(trains_sequences_at_once=True, needs_previous_step=True)
 
     def rollout_step(self, inputs, state):
         return AlgStep(inputs.observation[:, 0] - state[:, 0], inputs.observation, ())
@@ -182,7 +182,7 @@ class Differences(Algorithm):
 
 def test_a_part_that_only_looks_one_step_back_is_trained_on_whole_sequences():
     agent, _ = make_agent('ppo', 'discrete', intrinsic_reward_module=Differences, mini_batch_length=3)
-    assert agent.trains_sequences_at_once
+    assert agent.traits.trains_sequences_at_once
     agent.train_iter()
     assert agent._irm.sequences == agent._config.num_updates_per_train_iter * 6 * 4 // (3 * 8)
 
@@ -191,7 +191,7 @@ def test_a_policy_that_waits_for_the_unroll_gets_the_intrinsic_rewards_of_all_st
     rnd = partial(RNDAlgorithm, target_net=partial(EncodingNetwork, fc_layer_params=(4, )),
                   predictor_net=partial(EncodingNetwork, fc_layer_params=(4, )), keep_stacked_frames=0)
     agent, _ = make_agent('ppo', 'discrete', intrinsic_reward_module=rnd)
-    assert agent.completes_unrolls and agent.recomputes_rollout_info
+    assert agent.traits.completes_unrolls and agent.traits.recomputes_rollout_info
     experience = agent.unroll(6)
     stored = agent._replay_buffer.gather_all()[0].rollout_info
     reward = stored.rewards['irm']
@@ -199,7 +199,7 @@ def test_a_policy_that_waits_for_the_unroll_gets_the_intrinsic_rewards_of_all_st
     assert torch.equal(experience.rollout_info.rewards['irm'], reward.transpose(0, 1))
     agent.train_iter()
     by_step, _ = make_agent('actor-critic', 'discrete', intrinsic_reward_module=rnd)
-    assert not by_step.completes_unrolls, 'on-policy training has the rewards with each step'
+    assert not by_step.traits.completes_unrolls, 'on-policy training has the rewards with each step'
 
 
 def test_a_part_that_looks_one_step_back_refuses_sequences_of_one_step():

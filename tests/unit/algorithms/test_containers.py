@@ -185,8 +185,8 @@ def test_the_second_example_trains_like_the_class_written_by_hand(environment, i
     assert all(torch.equal(a, b) for a, b in zip(*trained))
 
 
-def test_the_second_example_trains_like_the_actor_critic_of_this_package(monkeypatch):
-    monkeypatch.setattr(ActorCriticAlgorithm, 'recomputes_rollout_info', False)
+def test_the_second_example_trains_like_the_actor_critic_of_this_package(with_traits):
+    with_traits(ActorCriticAlgorithm, recomputes_rollout_info=False)
 
     def actor_critic(observation_spec, action_spec, **_):
         value_net, actor_net = make_networks(observation_spec, action_spec, False)
@@ -221,9 +221,9 @@ def test_a_checkpoint_of_a_sequence_restores_the_next_step(environment):
 # Off-policy -------------------------------------------------------------------------------------------------------
 
 
-def test_an_algorithm_trained_from_replay_trains_in_a_sequence_as_without(monkeypatch):
+def test_an_algorithm_trained_from_replay_trains_in_a_sequence_as_without(with_traits):
     """PPO, whose advantages are made by ``preprocess_experience``, as the last of a sequence."""
-    monkeypatch.setattr(PPOAlgorithm, 'recomputes_rollout_info', False)
+    with_traits(PPOAlgorithm, recomputes_rollout_info=False)
 
     def ppo(observation_spec, action_spec, config, **_):
         return PPOAlgorithm(observation_spec, action_spec, config=config, loss_class=PPOLoss,
@@ -397,7 +397,7 @@ def test_hooks_reach_every_algorithm_with_its_own_info(wrapped):
     container.after_update('inputs', infos)
     container.after_train_iter('inputs', infos)
     container.after_train_iter(None, None)
-    assert container.trains_after_iteration
+    assert container.traits.trains_after_iteration
     for algorithm, key in ((first, 'first'), (second, 'second')):
         assert algorithm.calls == [('after_update', 'inputs', infos[key]), ('after_train_iter', 'inputs', infos[key]),
                                    ('after_train_iter', None, None)]
@@ -509,7 +509,7 @@ def test_an_agent_trains_an_algorithm_with_an_echo():
     before = parameters(root)
     root.train_iter()
     assert not any(torch.equal(a, b) for a, b in zip(before, parameters(root)))
-    echo = root._cursor.state.rl['echo']
+    echo = root.learner.cursor.state.rl['echo']
     torch.testing.assert_close(echo.sum(-1), torch.ones(4))
 
 

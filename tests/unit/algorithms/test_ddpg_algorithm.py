@@ -13,9 +13,9 @@ from alfx.algorithms.exploration_noise import GaussianNoise
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.algorithms.td_loss import TDLoss
-from alfx.data_structures import StepType, TimeStep
+from alfx.data_structures import StepType, TimeStep, valid_masks
 from alfx.engine import recorded_function
-from alfx.engine.update import reduce_loss, valid_masks
+from alfx.engine.update import reduce_loss
 from alfx.gin_utils import ConfError
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.networks.critic_networks import CriticNetwork
@@ -74,11 +74,11 @@ class TestContract:
     def test_a_checkpoint_restores_the_next_update(self, algorithm, environment):
         agent, env = agent_of(algorithm, environment)
         agent.train_iter()
-        saved, env_state, rollout = copied(dict(agent.state_dict())), env.get_state(), copied(agent.get_rollout_state())
+        saved, env_state, rollout = copied(dict(agent.state_dict())), env.get_state(), copied(agent.learner.state_dict())
         other, other_env = agent_of(algorithm, environment, seed=9)
         other.load_state_dict(saved)
         other_env.set_state(env_state)
-        other.set_rollout_state(rollout)
+        other.learner.load_state_dict(rollout)
         for a in (agent, other):
             a.replay_buffer.clear()
             torch.manual_seed(5)

@@ -11,7 +11,6 @@ from alfx import context, nest
 from alfx.algorithms.diayn_algorithm import DIAYNAlgorithm, DIAYNInfo, DIAYNState
 from alfx.algorithms.goal_generator import RandomCategoricalGoalGenerator, RandomContinuousGoalGenerator
 from alfx.data_structures import StepType, TimeStep
-from alfx.engine.replay import compute_train_info
 from alfx.gin_utils import ConfError
 from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
 from alfx.optimizers import Adam
@@ -99,7 +98,7 @@ class TestInAnAgent:
 def test_a_policy_with_memory_is_trained_step_by_step_together_with_the_skills(algorithm):
     agent, _ = make_agent(algorithm, 'recurrent', rl_algorithm_cls=combined_networks(algorithm, recurrent=True),
                           **KINDS['discrete'])
-    assert not agent.trains_sequences_at_once
+    assert not agent.traits.trains_sequences_at_once
     before = parameters(agent)
     for _ in range(3):
         agent.train_iter()
@@ -191,7 +190,7 @@ def test_the_discriminator_learns_from_the_end_of_an_episode_too():
     experience, _ = agent.replay_buffer.get_batch(64, 2)
     experience = nest.map_structure(lambda x: x.transpose(0, 1), experience)
     is_end = experience.step_type[1] == StepType.LAST
-    loss = agent._irm.calc_loss(compute_train_info(agent, experience).irm).loss
+    loss = agent._irm.calc_loss(agent.learner.train_info(experience).irm).loss
     assert is_end.any() and (loss[0][is_end] > 0).all()
     assert (experience.step_type[0][loss[0] > 0] != StepType.LAST).all() and (loss[1] == 0).all()
 
@@ -200,7 +199,7 @@ def test_the_discriminator_learns_from_the_end_of_an_episode_too():
 def test_updates_of_sac_with_skills_are_recorded_and_equal_those_made_step_by_step(kind, monkeypatch):
     def train(recorded):
         agent, _ = make('sac', kind, optimizer=Adam(lr=1e-3))
-        assert agent.has_fixed_update and agent.trains_sequences_at_once
+        assert agent.traits.fixed_update and agent.traits.trains_sequences_at_once
         if not recorded:
             agent._fast_update = False
         for _ in range(4):

@@ -13,7 +13,6 @@ from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType, TimeStep
 from alfx.engine import probe, recorded_function
-from alfx.engine.replay import compute_train_info
 from alfx.environments.suite_unittest import PolicyUnittestEnv, RNNPolicyUnittestEnv, ValueUnittestEnv
 from alfx.networks.q_networks import QNetwork, QRNNNetwork
 from alfx.optimizers import Adam
@@ -398,7 +397,7 @@ def test_what_does_not_fit_is_refused_by_name(arguments, message):
     (dict(q_network_cls=partial(QRNNNetwork, lstm_hidden_size=4)), False),
     (dict(critic_loss_ctor=partial(TDLoss, normalize_target=True)), False)])
 def test_an_update_can_be_compiled_if_it_is_the_same_every_time(arguments, is_fixed):
-    assert make(**arguments).has_fixed_update == is_fixed
+    assert make(**arguments).traits.fixed_update == is_fixed
 
 
 # As a part of an agent -----------------------------------------------------------------------------------------
@@ -485,7 +484,7 @@ def test_steps_do_not_change_their_inputs(kind):
             assert torch.equal(old, new)
     experience = agent.unroll(5)
     copies = nest.map_structure(torch.clone, experience)
-    agent._rl_algorithm.calc_loss(compute_train_info(agent, experience).rl)
+    agent._rl_algorithm.calc_loss(agent.learner.train_info(experience).rl)
     for old, new in zip(nest.flatten(copies), nest.flatten(experience)):
         assert torch.equal(old, new)
 
@@ -503,7 +502,7 @@ def test_a_checkpoint_restores_the_next_update(kind):
     experience = agent.unroll(5)
     for each in (agent, copy):
         torch.manual_seed(0)
-        loss_info = each.calc_loss(compute_train_info(each, experience))
+        loss_info = each.calc_loss(each.learner.train_info(experience))
         each.update_with_gradient(loss_info)
         each.after_update(experience.time_step, AgentInfo())
     for a, b in zip(parameters(agent), parameters(copy)):

@@ -245,13 +245,13 @@ def test_the_rollout_goes_on_exactly_from_a_saved_state():
     def copied(nested):
         return nest.map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, nested)
 
-    saved = (copied(dict(agent.state_dict())), copied(agent.get_rollout_state()), torch.get_rng_state(),
+    saved = (copied(dict(agent.state_dict())), copied(agent.learner.state_dict()), torch.get_rng_state(),
              env.get_state())
     expected = agent.unroll(7)
     copy, copy_env = make_agent(seed=5, unroll_length=5)
     copy_env.set_state(saved[3])
     copy.load_state_dict(saved[0])
-    copy.set_rollout_state(saved[1])
+    copy.learner.load_state_dict(saved[1])
     torch.set_rng_state(saved[2])
     found = copy.unroll(7)
     for a, b in zip(nest.flatten((expected.action, expected.rollout_info.reward, expected.rollout_info.is_decision)),
@@ -297,7 +297,7 @@ def test_a_representation_learner_sees_decisions_only_and_is_trained_by_the_loss
     state = agent.get_initial_rollout_state(4)
     experience = agent.unroll(6)
     assert isinstance(state, ActionRepeatState) and state.repr.shape == (4, )
-    assert agent._cursor.state.repr.max() <= experience.rollout_info.is_decision.sum(0).max() + 6
+    assert agent.learner.cursor.state.repr.max() <= experience.rollout_info.is_decision.sum(0).max() + 6
 
 
 def test_it_learns_the_optimal_action_of_a_tiny_environment():

@@ -152,7 +152,7 @@ def test_the_whole_time_step_may_be_the_input():
 def test_sequences_at_once_are_the_loop_over_steps(encoder_cls):
     algorithm = EncodingAlgorithm(OBSERVATION, ACTION, encoder_cls=encoder_cls)
     steps = time_steps(5, 4)
-    assert algorithm.trains_sequences_at_once and algorithm.needs_previous_step == (encoder_cls is memory)
+    assert algorithm.traits.trains_sequences_at_once and algorithm.traits.needs_previous_step == (encoder_cls is memory)
     state = nest.map_structure(lambda spec: torch.randn(5, 4, *spec.shape), algorithm.train_state_spec)
     at_once = algorithm.train_sequence(steps, state, ()).output
     one = nest.map_structure(lambda x: x[0], state)

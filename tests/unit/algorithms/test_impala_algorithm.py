@@ -16,9 +16,8 @@ from alfx.algorithms.impala_algorithm import ImpalaAlgorithm
 from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.algorithms.trac_algorithm import TracAlgorithm
 from alfx.algorithms.vtrace_loss import VTraceLoss
-from alfx.data_structures import StepType
+from alfx.data_structures import StepType, reset_at_first
 from alfx.engine import recorded_update
-from alfx.engine.unroll import reset_state_at_first
 from alfx.gin_utils import ConfError
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.utils import dist_utils
@@ -144,8 +143,8 @@ def test_unrolls_of_a_policy_of_ten_iterations_ago_are_learned_from():
     learner, env = make_agent('impala', 'discrete', batch_size=16, unroll_length=10, mini_batch_size=None)
     actor, _ = make_agent('impala', 'discrete', batch_size=16, unroll_length=10, seed=1)
     source = StaleUnrolls(actor)
-    learner.set_unroll_source(source, 10)
-    assert learner.learns_from_stale_unrolls
+    learner.learner.use_source(source, 10)
+    assert not learner.on_policy
     for _ in range(200):
         learner.train_iter()
     assert source.num_updates == 20
@@ -158,13 +157,13 @@ def test_unrolls_of_a_policy_of_ten_iterations_ago_are_learned_from():
 
 
 @pytest.mark.parametrize('environment', ['discrete', 'continuous', 'several rewards', 'recurrent'])
-def test_on_policy_with_one_update_it_is_the_actor_critic_with_lambda_returns(environment, monkeypatch):
+def test_on_policy_with_one_update_it_is_the_actor_critic_with_lambda_returns(environment, monkeypatch, with_traits):
     common = dict(td_lambda=0.8, td_loss_weight=0.5, entropy_regularization=0.01)
     monkeypatch.setitem(ALGORITHMS, 'impala', partial(ImpalaAlgorithm, loss_class=partial(VTraceLoss, **common)))
     monkeypatch.setitem(ALGORITHMS, 'actor-critic', partial(
         ActorCriticAlgorithm, loss_class=partial(ActorCriticLoss, use_gae=True, **common)))
     if environment == 'recurrent':  # the actor-critic takes the step to bootstrap from, and draws a number for it
-        monkeypatch.setattr(ImpalaAlgorithm, 'recomputes_rollout_info', False)
+        with_traits(ImpalaAlgorithm, recomputes_rollout_info=False)
     results = []
     for algorithm in ('actor-critic', 'impala'):
         agent, _ = make_agent(algorithm, environment, seed=4, mini_batch_size=None, learning_rate=1e-3)
@@ -183,7 +182,7 @@ def test_a_recurrent_policy_is_recomputed_from_the_state_it_acted_from(length, m
     agent, env = make_agent('impala', 'recurrent', mini_batch_length=length, mini_batch_size=None)
     agent.unroll(6)  # so that the next one begins within an episode of 5 steps
     agent.replay_buffer.clear()
-    start = nest.map_structure(torch.clone, agent._cursor.state)
+    start = nest.map_structure(torch.clone, agent.learner.cursor.state)
     experience = agent.unroll(6)
     assert any(x.abs().max() > 0 for x in nest.flatten(start))
     seen = losses_seen(one_update(agent), monkeypatch)
@@ -197,7 +196,7 @@ def test_a_recurrent_policy_is_recomputed_from_the_state_it_acted_from(length, m
     with torch.no_grad():
         for t in range(7):
             time_step = nest.map_structure(lambda x, t=t: x[t], experience.time_step)
-            state = reset_state_at_first(state, initial, time_step)
+            state = reset_at_first(state, initial, time_step)
             value, value_state = rl._value_network(time_step.observation, state=state.value)
             _, actor_state = rl._actor_network(time_step.observation, state=state.actor)
             state = state._replace(actor=actor_state, value=value_state)
@@ -229,7 +228,7 @@ PARTS = {
 @pytest.mark.parametrize('name', list(PARTS))
 def test_it_trains_with_the_parts_of_an_agent(name):
     agent, _ = make_agent('impala', 'discrete', mini_batch_size=None, **PARTS[name])
-    assert agent.bootstraps_sequences
+    assert agent.traits.bootstraps_sequences
     before = {n: p.clone() for n, p in agent.named_parameters()}
     for _ in range(3):
         assert agent.train_iter() == 2 * 24
@@ -241,7 +240,7 @@ def test_it_trains_with_the_parts_of_an_agent(name):
 def test_the_trust_region_goes_around_it():
     agent, _ = make_agent('impala', 'discrete', mini_batch_size=None,
                           rl_algorithm_cls=partial(TracAlgorithm, ac_algorithm_cls=ImpalaAlgorithm))
-    assert agent.bootstraps_sequences and agent.learns_from_stale_unrolls
+    assert agent.traits.bootstraps_sequences and not agent.on_policy
     before = parameters(agent)
     assert agent.train_iter() == 48
     assert not any(torch.equal(a, b) for a, b in zip(before, parameters(agent)))

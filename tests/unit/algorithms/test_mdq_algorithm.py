@@ -12,8 +12,8 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.mdq_algorithm import MdqAlgorithm, MdqCriticState, MdqInfo
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td_loss import TDLoss
-from alfx.data_structures import StepType, TimeStep
-from alfx.engine.update import reduce_loss, valid_masks
+from alfx.data_structures import StepType, TimeStep, valid_masks
+from alfx.engine.update import reduce_loss
 from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv, UnittestEnv
 from alfx.networks.action_quantizer import ActionQuantizer
 from alfx.networks.mdq_critic_networks import MdqCriticNetwork
@@ -106,11 +106,11 @@ class TestContract:
     def test_a_checkpoint_restores_the_next_update(self, environment):
         agent, env = agent_of(environment)
         agent.train_iter()
-        saved, env_state, rollout = copied(dict(agent.state_dict())), env.get_state(), copied(agent.get_rollout_state())
+        saved, env_state, rollout = copied(dict(agent.state_dict())), env.get_state(), copied(agent.learner.state_dict())
         other, other_env = agent_of(environment, seed=9)
         other.load_state_dict(saved)
         other_env.set_state(env_state)
-        other.set_rollout_state(rollout)
+        other.learner.load_state_dict(rollout)
         for a in (agent, other):
             a.replay_buffer.clear()
             torch.manual_seed(5)

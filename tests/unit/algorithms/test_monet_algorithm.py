@@ -224,11 +224,11 @@ class TestAgent:
         agent, env = make_agent()
         agent.train_iter()
         saved = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in agent.state_dict().items()}
-        env_state, rollout = env.get_state(), agent.get_rollout_state()
+        env_state, rollout = env.get_state(), agent.learner.state_dict()
         other, other_env = make_agent(seed=9)
         other.load_state_dict(saved)
         other_env.set_state(env_state)
-        other.set_rollout_state(rollout)
+        other.learner.load_state_dict(rollout)
         for a in (agent, other):
             if a.replay_buffer is not None:
                 a.replay_buffer.clear()
@@ -241,12 +241,12 @@ class TestAgent:
         agent.train_iter()
         assert all(torch.isfinite(p).all() for p in agent.parameters())
 
-    def test_played_updates_are_those_made_step_by_step(self, monkeypatch):
+    def test_played_updates_are_those_made_step_by_step(self, with_traits):
         results = []
         for fixed in (True, False):
-            monkeypatch.setattr(MoNetRepresentationLearner, 'has_fixed_update', property(lambda self, f=fixed: f))
+            with_traits(MoNetRepresentationLearner, fixed_update=fixed)
             agent, _ = make_agent()
-            assert agent.has_fixed_update == fixed
+            assert agent.traits.fixed_update == fixed
             for _ in range(4):
                 agent.train_iter()
             results.append(parameters(agent))
@@ -254,9 +254,9 @@ class TestAgent:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
     def test_its_update_is_fixed_unless_a_network_keeps_statistics(self):
-        assert make_agent()[0].has_fixed_update
+        assert make_agent()[0].traits.fixed_update
         encoder = partial(EncodingNetwork, fc_layer_params=(8, ), use_fc_bn=True)
-        assert not make_agent(encoder_cls=encoder)[0].has_fixed_update
+        assert not make_agent(encoder_cls=encoder)[0].traits.fixed_update
 
     def test_evaluation_measures_segmentation_and_reconstruction(self):
         agent, env = make_agent(batch_size=3)

@@ -11,7 +11,6 @@ from alfx.algorithms.maths.mpo_loss import improved_weights, solve_temperature
 from alfx.algorithms.mpo_algorithm import MpoAlgorithm, MpoInfo, MpoState
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType, TimeStep
-from alfx.engine.replay import compute_train_info
 from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv, RNNPolicyUnittestEnv
 from alfx.gin_utils import ConfError
 from alfx.layers import Reshape
@@ -403,7 +402,7 @@ def test_a_checkpoint_restores_the_next_update(environment):
     experience = nest.map_structure(lambda x: x.transpose(0, 1), experience)
     for one in (agent, copy):
         torch.manual_seed(4)
-        info = compute_train_info(one, experience)
+        info = one.learner.train_info(experience)
         one.update_with_gradient(one.calc_loss(info))
         one.after_update(experience.time_step, info)
     assert all(torch.equal(a, b) for a, b in zip(agent.state_dict().values(), copy.state_dict().values())

@@ -12,7 +12,6 @@ from alfx.algorithms.predictive_representation_learner import (PredictionInfo, P
                                                                PredictiveRepresentationLearnerInfo, SimpleDecoder)
 from alfx.data_structures import StepType, TimeStep
 from alfx.engine import recorded_update
-from alfx.engine.replay import compute_train_info
 from alfx.gin_utils import ConfError
 from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
 from alfx.networks.preprocessors import EmbeddingPreprocessor
@@ -360,11 +359,11 @@ def test_sequences_at_once_are_the_loop_over_steps(algorithm, use_rollout_state,
     experience = nest.map_structure(lambda x: x.transpose(0, 1), experience._replace(
         time_step=root_inputs, rollout_info=rollout_info))
     learner = agent._representation_learner
-    assert agent.trains_sequences_at_once
+    assert agent.traits.trains_sequences_at_once
     losses = []
     for at_once in (True, False):
-        monkeypatch.setattr(type(learner), 'trains_sequences_at_once', at_once)
-        losses.append(learner.calc_loss(compute_train_info(agent, experience).repr).loss)
+        monkeypatch.setattr(agent, '_traits', agent.traits._replace(trains_sequences_at_once=at_once))
+        losses.append(learner.calc_loss(agent.learner.train_info(experience).repr).loss)
     torch.testing.assert_close(*losses)
 
 

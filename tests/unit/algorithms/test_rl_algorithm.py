@@ -102,7 +102,7 @@ def test_going_on_from_a_saved_state_does_not_update_statistics_once_more():
     agent, env = make_agent('ppo', 'discrete', data_transformer=normalizing)
     agent.train_iter()
     saved = nest.map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, dict(agent.state_dict()))
-    agent.set_rollout_state(agent.get_rollout_state())
+    agent.learner.load_state_dict(agent.learner.state_dict())
     for name, value in agent.state_dict().items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(value, saved[name]), name
@@ -217,7 +217,7 @@ def test_the_action_recorded_may_be_that_of_whoever_acted(algorithm):
 
 
 def test_a_checkpoint_path_may_contain_an_at_sign(tmp_path):
-    from alfx.algorithms.base.checkpointing import _prefix_and_path
+    from alfx.algorithms.algorithm import _prefix_and_path
     assert _prefix_and_path('alg._irm@/runs/me@home/ckpt-1') == ('alg._irm', '/runs/me@home/ckpt-1')
     file = tmp_path / 'me@home'
     file.write_text('')

@@ -12,8 +12,8 @@ from alfx.algorithms.prior_actor import SameActionPriorActor, UniformPriorActor
 from alfx.algorithms.sac.actions import ActionParts, ActionType, next_noise, target_entropies
 from alfx.algorithms.sac_algorithm import SacActionState, SacAlgorithm, SacCriticState, SacInfo, SacState
 from alfx.algorithms.td_loss import TDLoss
-from alfx.data_structures import BatchInfo, StepType
-from alfx.engine.update import reduce_loss, valid_masks
+from alfx.data_structures import BatchInfo, StepType, valid_masks
+from alfx.engine.update import reduce_loss
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork
@@ -81,11 +81,11 @@ class TestContract:
     def test_a_checkpoint_restores_the_next_update(self, environment):
         agent, env = make_agent(environment)
         agent.train_iter()
-        saved, env_state, rollout = copied(dict(agent.state_dict())), env.get_state(), copied(agent.get_rollout_state())
+        saved, env_state, rollout = copied(dict(agent.state_dict())), env.get_state(), copied(agent.learner.state_dict())
         other, other_env = make_agent(environment, seed=9)
         other.load_state_dict(saved)
         other_env.set_state(env_state)
-        other.set_rollout_state(rollout)
+        other.learner.load_state_dict(rollout)
         for a in (agent, other):
             a.replay_buffer.clear()
             torch.manual_seed(5)

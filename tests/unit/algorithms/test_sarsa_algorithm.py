@@ -12,8 +12,8 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sarsa_algorithm import SarsaAlgorithm, SarsaInfo, SarsaState
 from alfx.algorithms.td_loss import TDLoss
-from alfx.data_structures import StepType, TimeStep
-from alfx.engine.update import reduce_loss, valid_masks
+from alfx.data_structures import StepType, TimeStep, valid_masks
+from alfx.engine.update import reduce_loss
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork, ActorDistributionRNNNetwork
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.networks.critic_networks import CriticNetwork
@@ -89,11 +89,11 @@ class TestContract:
     def test_a_checkpoint_restores_the_next_update(self, kind, environment, on_policy):
         agent, env = agent_of(kind, environment, on_policy)
         agent.train_iter()
-        saved, env_state, rollout = copied(dict(agent.state_dict())), env.get_state(), copied(agent.get_rollout_state())
+        saved, env_state, rollout = copied(dict(agent.state_dict())), env.get_state(), copied(agent.learner.state_dict())
         other, other_env = agent_of(kind, environment, on_policy, seed=9)
         other.load_state_dict(saved)
         other_env.set_state(env_state)
-        other.set_rollout_state(rollout)
+        other.learner.load_state_dict(rollout)
         for a in (agent, other):
             if not on_policy:
                 a.replay_buffer.clear()

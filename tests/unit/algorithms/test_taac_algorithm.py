@@ -8,10 +8,8 @@ from alfx import context, gin_utils, nest
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.one_step_loss import OneStepTDLoss
-from alfx.algorithms.taac_algorithm import (Mode, TaacAlgorithm, TaacInfo, TaacLAlgorithm, TaacQAlgorithm,
-                                            TaacState)
+from alfx.algorithms.taac_algorithm import Mode, TaacAlgorithm, TaacInfo, TaacLAlgorithm, TaacQAlgorithm, TaacState
 from alfx.data_structures import StepType, TimeStep
-from alfx.engine.replay import compute_train_info
 from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
 from alfx.layers import Cast
 from alfx.nest.utils import NestConcat
@@ -344,7 +342,7 @@ def test_a_checkpoint_restores_the_next_action_and_the_next_update(cls):
     experience = nest.map_structure(lambda x: x.transpose(0, 1), experience)
     for each in (agent, copy):
         torch.manual_seed(0)
-        info = compute_train_info(each, experience)
+        info = each.learner.train_info(experience)
         each.update_with_gradient(each.calc_loss(info))
         each.after_update(experience.time_step, info)
     assert all(torch.equal(a, b) for a, b in zip(parameters(agent), parameters(copy)))

@@ -15,7 +15,6 @@ from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.ppo_loss import PPOLoss
 from alfx.algorithms.trac_algorithm import TracAlgorithm, policy_distance
 from alfx.data_structures import StepType
-from alfx.engine.replay import compute_train_info
 from alfx.gin_utils import ConfError
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.projection_networks import NormalProjectionNetwork, TruncatedProjectionNetwork
@@ -183,7 +182,7 @@ def test_steps_at_which_an_episode_ended_do_not_count(monkeypatch):
     agent, _ = make(monkeypatch, 'actor-critic', 'discrete')
     experience = agent.unroll(6)  # episodes of 5 steps
     trac = agent._rl_algorithm
-    info = compute_train_info(agent, experience).rl
+    info = agent.learner.train_info(experience).rl
     assert experience.time_step.is_last().any()
     seen = []
     monkeypatch.setattr(trac, '_policies_now', lambda e: e.action_param._like(
@@ -229,13 +228,13 @@ def test_the_rollout_goes_on_exactly_from_a_checkpoint(inner, environment, monke
     agent, env = make(monkeypatch, inner, environment)
     agent.train_iter()
     tensors = nest.map_structure(lambda x: x.clone() if isinstance(x, torch.Tensor) else x,
-                                 (dict(agent.state_dict()), agent.get_rollout_state()))
+                                 (dict(agent.state_dict()), agent.learner.state_dict()))
     random_state, env_state = torch.get_rng_state(), env.get_state()
     agent.train_iter()
     copy, copy_env = make(monkeypatch, inner, environment, seed=5)
     copy_env.set_state(env_state)
     copy.load_state_dict(tensors[0])
-    copy.set_rollout_state(tensors[1])
+    copy.learner.load_state_dict(tensors[1])
     torch.set_rng_state(random_state)
     copy.train_iter()
     assert all(torch.equal(a, b) for a, b in zip(parameters(agent), parameters(copy)))

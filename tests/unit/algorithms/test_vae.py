@@ -10,7 +10,6 @@ from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.vae import DiscreteVAE, VAEInfo, VariationalAutoEncoder, categorical_spec, gaussian_kld
 from alfx.data_structures import LossInfo
-from alfx.engine.recording import has_fixed_update
 from alfx.gin_utils import ConfError
 from alfx.nest.utils import NestConcat
 from alfx.networks.containers import Sequential
@@ -113,7 +112,7 @@ class TestAnyLatent:
             assert torch.equal(a, b)
 
     def test_the_update_is_fixed(self, kind):
-        assert has_fixed_update(make(kind))
+        assert make(kind.traits.fixed_update)
 
 
 class TestGaussian:
@@ -191,7 +190,7 @@ class TestDiscrete:
         context.reset()
         schedule = LinearScheduler(progress_type='percent', schedule=[(0.0, 1.0), (1.0, 0.1)])
         vae = make('st-gumbel', gumbel_temp_scheduler=schedule)
-        assert not has_fixed_update(vae)  # the number would be kept in the record of the update
+        assert not vae.traits.fixed_update  # the number would be kept in the record of the update
         gradients = []
         for progress in (0.0, 1.0):
             context.update_progress('percent', progress)

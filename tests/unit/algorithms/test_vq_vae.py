@@ -7,7 +7,6 @@ import torch
 from alfx import nest
 from alfx.algorithms.vq_vae import Vqvae, VqvaeInfo
 from alfx.data_structures import LossInfo
-from alfx.engine.recording import has_fixed_update
 from alfx.gin_utils import ConfError
 from alfx.networks.decoding_networks import AutoShapeImageDeconvNetwork
 from alfx.networks.encoding_networks import EncodingNetwork, ImageEncodingNetwork
@@ -120,7 +119,7 @@ def test_only_the_rollout_counts_the_use_of_the_codes():
 
 
 def test_the_update_is_fixed():
-    assert has_fixed_update(make())
+    assert make(.traits.fixed_update)
 
 
 def test_what_does_not_fit_is_refused_by_name():

@@ -10,7 +10,7 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.engine.compiled_update import CompiledUpdate
-from alfx.engine.update import NonFiniteLossError
+from alfx.engine.errors import NonFiniteLossError
 from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
 from alfx.gin_utils import ConfError
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
@@ -22,7 +22,7 @@ from alfx.optimizers import SGD, Adam
 class _Dqn(DqnAlgorithm):
     """A DQN whose loss can be spoiled."""
 
-    has_fixed_update = DqnAlgorithm.has_fixed_update
+    own_traits = DqnAlgorithm.own_traits
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -41,7 +41,7 @@ class _Changing(DqnAlgorithm):
 class _Peeking(DqnAlgorithm):
     """It says that its update is fixed, but the sign of a loss decides how it goes on."""
 
-    has_fixed_update = DqnAlgorithm.has_fixed_update
+    own_traits = DqnAlgorithm.own_traits
 
     def calc_loss(self, info):
         loss_info = super().calc_loss(info)

@@ -11,8 +11,9 @@ from alfx import nest
 from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import LossInfo
 from alfx.engine import recorded_update
+from alfx.engine.errors import NonFiniteLossError
+from alfx.engine.learner import Learner
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
-from alfx.engine.update import NonFiniteLossError, apply_gradients
 from alfx.layers import FC
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import TensorSpec
@@ -80,7 +81,7 @@ def test_only_networks_compute_in_16_bits_and_nothing_of_it_is_kept(name, amp, m
     monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 10**6)
     agent = MAKERS[name]()
     types = watched_products(agent)
-    assert agent.mixed_precision.dtype == torch.bfloat16 and agent.mixed_precision.scaler is None
+    assert agent.learner.precision.dtype == torch.bfloat16 and agent.learner.precision.scaler is None
     for _ in range(3):
         agent.train_iter()
     assert types == {torch.bfloat16}
@@ -155,19 +156,18 @@ class _Owner:
     """As much of an algorithm as an update needs."""
 
     name = 'Owner'
-    gradient_averager = None
-    gradient_noise_scale = None
 
     def __init__(self, scaler):
         self.weight = torch.nn.Parameter(torch.ones(2))
-        self.loss_scaler = scaler
+        self.learner = Learner(self, None)
+        self.learner.scaler = scaler
         self.optimizer = torch.optim.SGD([self.weight], lr=1.0)
 
     def what_is_updated(self):
         return [self.optimizer], [('weight', self.weight)]
 
     def update(self, loss):
-        return apply_gradients(self, LossInfo(scalar_loss=loss))
+        return self.learner.apply_gradients(LossInfo(scalar_loss=loss))
 
 
 class TestLossScaling:
@@ -176,17 +176,17 @@ class TestLossScaling:
         plain, scaled = _Owner(None), _Owner(LossScaler('cpu'))
         for owner in (plain, scaled):
             owner.update((owner.weight * torch.tensor([2.0, 3.0])).sum())
-        assert scaled.loss_scaler.scale > 1
+        assert scaled.learner.scaler.scale > 1
         torch.testing.assert_close(plain.weight, scaled.weight)
         torch.testing.assert_close(plain.weight.grad, scaled.weight.grad)
 
     def test_an_update_with_infinite_gradients_is_skipped_and_the_scale_halved(self):
         owner = _Owner(LossScaler('cpu'))
-        scale = owner.loss_scaler.scale
+        scale = owner.learner.scaler.scale
         owner.update((owner.weight * 1e38).sum() * 1e-30)  # finite, but not with a gradient of 1e8 times the scale
         before = owner.weight.detach().clone()
         owner.update(_with_gradient(owner.weight, float('inf')))
-        assert torch.equal(before, owner.weight) and owner.loss_scaler.scale == scale / 2
+        assert torch.equal(before, owner.weight) and owner.learner.scaler.scale == scale / 2
 
     def test_gradients_that_stay_infinite_stop_the_run(self):
         owner = _Owner(LossScaler('cpu'))
@@ -205,7 +205,7 @@ class TestLossScaling:
         for _ in range(2):  # before there is a scale, and after
             owner.update(torch.ones(()))
             assert torch.equal(owner.weight, torch.ones(2))
-            owner.loss_scaler.scaled(torch.ones(()))
+            owner.learner.scaler.scaled(torch.ones(()))
 
     def test_its_state_is_saved_and_that_of_another_precision_is_ignored(self):
         first, second = (MixedPrecision(network(), CPU, torch.float16) for _ in range(2))
@@ -226,7 +226,7 @@ class TestLossScaling:
             for _ in range(4):
                 agent.train_iter()
         assert agent._fast_update is False and 'made step by step' in caplog.text
-        assert agent.loss_scaler is agent._rl_algorithm.loss_scaler is not None
+        assert agent.learner.scaler is agent._rl_algorithm.learner.scaler is not None
 
 
 def _with_gradient(weight, value):

@@ -7,9 +7,8 @@ from test_compiled_update import _Changing, _Dqn, make_agent
 from alfx import context
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.engine import compiled_update, recorded_update
-from alfx.engine.recording import has_fixed_update
+from alfx.engine.errors import NonFiniteLossError
 from alfx.engine.remote.data_parallel import GradientAverager, Ranks
-from alfx.engine.update import NonFiniteLossError
 from alfx.optimizers import SGD
 
 
@@ -45,7 +44,7 @@ def test_few_updates_are_not_worth_a_record(monkeypatch):
 
 def test_a_subclass_has_to_say_again_that_its_update_is_fixed():
     agent = make_agent(False, algorithm_cls=_Changing)
-    assert not has_fixed_update(agent._rl_algorithm)
+    assert not agent._rl_algorithm.traits.fixed_update
     for _ in range(3):
         agent.train_iter()
     assert not records(agent)
@@ -77,7 +76,7 @@ class CountingRanks(Ranks):
 class AskingDqn(_Dqn):
     """Its loss asks the other ranks."""
 
-    has_fixed_update = _Dqn.has_fixed_update
+    own_traits = _Dqn.own_traits
 
     def calc_loss(self, info):
         loss_info = super().calc_loss(info)
@@ -148,7 +147,7 @@ def test_an_update_that_looks_at_values_is_made_step_by_step(monkeypatch, caplog
 class _Keeping(_Dqn):
     """Keeps the rewards of each batch that its Python code sees."""
 
-    has_fixed_update = _Dqn.has_fixed_update
+    own_traits = _Dqn.own_traits
 
     def calc_loss(self, info):
         if not torch.jit.is_tracing() and hasattr(self, 'kept'):
@@ -169,7 +168,7 @@ def test_a_batch_that_an_algorithm_keeps_is_not_overwritten(monkeypatch):
 class _Shifting(DqnAlgorithm):
     """Trains on other rewards than those that are stored."""
 
-    has_fixed_update = DqnAlgorithm.has_fixed_update
+    own_traits = DqnAlgorithm.own_traits
 
     def preprocess_experience(self, root_inputs, rollout_info, batch_info):
         root_inputs, rollout_info = super().preprocess_experience(root_inputs, rollout_info, batch_info)

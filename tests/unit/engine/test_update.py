@@ -6,8 +6,9 @@ from torch import nn
 from alfx import context
 from alfx.algorithms.algorithm import Algorithm, Loss
 from alfx.algorithms.base.ownership import OwnershipError
-from alfx.data_structures import BatchInfo, LossInfo, StepType
-from alfx.engine.update import NonFiniteLossError, reduce_loss, valid_masks
+from alfx.data_structures import BatchInfo, LossInfo, StepType, valid_masks
+from alfx.engine.errors import NonFiniteLossError
+from alfx.engine.update import reduce_loss
 from alfx.optimizers import SGD, Adam
 
 

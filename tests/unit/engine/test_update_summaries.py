@@ -40,7 +40,7 @@ class Writer:
 class Dqn(DqnAlgorithm):
     """Counts its calls in Python, and writes a summary of its own."""
 
-    has_fixed_update = DqnAlgorithm.has_fixed_update
+    own_traits = DqnAlgorithm.own_traits
 
     def __init__(self, *args, says='', **kwargs):
         super().__init__(*args, **kwargs)
@@ -71,7 +71,7 @@ class Dqn(DqnAlgorithm):
 class SpeakingAgent(Agent):
     """Looks at the infos of training in its summaries, as nobody can know."""
 
-    has_fixed_update = Agent.has_fixed_update
+    own_traits = Agent.own_traits
     seen: list = []
 
     def summarize_train(self, experience, train_info, loss_info, params):

@@ -14,7 +14,7 @@ from trainer_fakes import SmallPolicy, SmallRegression, WalkEnv, WalkTrainer, lo
 
 from alfx import LossInfo, context, gin_utils
 from alfx.algorithms.config import TrainerConfig
-from alfx.engine.update import NonFiniteLossError
+from alfx.engine.errors import NonFiniteLossError
 from alfx.trainers import building, run_files
 from alfx.trainers.evaluator import read_results
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer, compute_summary_or_eval_interval

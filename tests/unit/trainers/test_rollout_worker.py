@@ -52,8 +52,8 @@ def test_unrolls_of_a_worker_are_those_of_the_run_bit_for_bit(tmp_path, monkeypa
     local = make_algorithm(config)
     expected = [local.unroll(5) for _ in range(4)]
     remote = make_algorithm(config)
-    remote.set_unroll_source(Here(make_worker(config)), 10)
-    remote._remote_unroll.start_iteration(remote, False, 0)
+    remote.learner.use_source(Here(make_worker(config)), 10)
+    remote.learner.remote.start_iteration(remote, False, 0)
     for unrolled in expected:
         assert_same(unrolled, remote.unroll(5))
     for a, b in zip(local.get_metrics(), remote.get_metrics()):
@@ -150,7 +150,7 @@ class Counting(UnrollSource):
 def counting(config):
     algorithm = make_algorithm(config)
     source = Counting(make_worker(config).collect(1))
-    algorithm.set_unroll_source(source, config.unroll_parameter_update_period)
+    algorithm.learner.use_source(source, config.unroll_parameter_update_period)
     return algorithm, source
 
 
@@ -182,7 +182,7 @@ def test_what_there_is_is_taken_if_no_length_is_asked_for(tmp_path, monkeypatch,
     lengths = []
     for available in (3, 0, 0, 9, 5, 1):
         source.available = available
-        algorithm._standing.num_trained = 1
+        algorithm.learner.num_trained = 1
         experience = algorithm._unroll_if_due()
         lengths.append(0 if experience is None else len(rewards(experience)) - (not sampled))
     assert lengths == ([3, 0, 0, 4, 4, 1] if sampled else [2, 0, 0, 4, 4, 1])
@@ -192,7 +192,7 @@ def test_an_iteration_that_could_neither_train_nor_collect_waits_for_a_step(tmp_
     params = ['TrainerConfig.unroll_length=0', 'TrainerConfig.max_unroll_length=4', *SAMPLED]
     algorithm, source = counting(run_folder(tmp_path, monkeypatch, *params))
     source.available = 0
-    assert algorithm._standing.num_trained == 0
+    assert algorithm.learner.num_trained == 0
     assert len(rewards(algorithm._unroll_if_due())) == 1
 
 

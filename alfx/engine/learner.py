@@ -1,0 +1,561 @@
+"""When an algorithm collects, draws and updates, and what has to be remembered of that from one iteration to the next.
+
+:meth:`Learner.iterate` is an iteration; it reads from top to bottom in this file. What is computed is the algorithm's
+business, how an update is computed that of :mod:`alfx.engine.plan`. Read next :mod:`alfx.engine.unroll`.
+"""
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from alfx import context, nest, summary
+from alfx.data_structures import BatchInfo, Experience, LossInfo, StepType, TimeStep, add_batch_info, clear_batch_info
+from alfx.engine import probe, replay, update
+from alfx.engine.contract import Settings
+from alfx.engine.errors import NonFiniteLossError
+from alfx.engine.gradient_noise import GradientNoiseScale
+from alfx.engine.mixed_precision import LossScaler, MixedPrecision
+from alfx.engine.priorities import importance_weights, update_priorities
+from alfx.engine.program import copied
+from alfx.engine.remote.data_parallel import GradientAverager, average_gradients
+from alfx.engine.remote.unroll import RemoteUnroll, Steps, UnrollSource
+from alfx.engine.unroll import Cursor, start, unroll
+from alfx.experience_replayers.batch_reader import BatchReader, Slot
+from alfx.gin_utils import ConfError
+from alfx.gin_utils.checks import problem_at
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec
+from alfx.traits import Traits
+
+
+class Learner:
+    """Collects experience with an algorithm and trains it.
+
+    Args:
+        algorithm: ``Trains``; to iterate, ``Acts`` (see :mod:`alfx.engine.contract`).
+        settings: the ``TrainerConfig``; ``None`` for an algorithm that makes only updates of its own.
+
+    Attributes:
+        averager: averages gradients over the processes that train together; ``None`` in one process alone.
+        precision: how the networks compute in 16 bits, if they do.
+        scaler: scales the loss of an update, where the networks compute in float16.
+        noise_scale: estimates how noisy gradients are, if that is asked for.
+        train_info_spec: of what ``calc_loss`` gets; known from the first training step on.
+        processed_experience_spec: of what ``preprocess_experience`` returns; likewise.
+        remote: where unrolls come from if other processes act.
+        cursor: where the rollout stands; ``None`` before it has begun.
+        num_trained: samples trained on in the latest iteration.
+    """
+
+    def __init__(self, algorithm: Any, settings: Settings | None):
+        self._algorithm = algorithm
+        self._settings: Any = settings
+        self.averager: GradientAverager | None = None
+        self.precision: MixedPrecision | None = None
+        self.scaler: LossScaler | None = None
+        self.noise_scale: GradientNoiseScale | None = None
+        self.train_info_spec: NestedTensorSpec = None
+        self.processed_experience_spec: NestedTensorSpec = None
+        self.remote: RemoteUnroll | None = None
+        self.cursor: Cursor | None = None
+        self._unrolled_inputs: TimeStep | None = None  # of the latest unroll, until the iteration is over
+        self._unroll_debt = 0.0  # the fraction of a step by which unrolls have been too short so far
+        self.num_trained = 0
+        self._context_steps = 0  # at the start of the replay buffer, trained on in an earlier iteration
+        self._reads_in_place = True  # unless preprocessing makes batches of its own
+        self._reading: _Reading | None = None
+        self._plan: Any = None
+
+    @property
+    def traits(self) -> Traits:
+        """The traits of the algorithm."""
+        return self._algorithm.traits
+
+    def forget_places(self) -> None:
+        """The tensors of the algorithm have been moved: forget what has been made for where they were."""
+        self._reading = self._plan = None
+
+    # An iteration ----------------------------------------------------------------------------------------------
+
+    def iterate(self) -> int:
+        """Collect, train, ``after_train_iter``.
+
+        Returns:
+            The number of samples trained on, repeated ones counted each time.
+        """
+        algorithm, started = self._algorithm, time.perf_counter()
+        experience = self._unroll_if_due()
+        unrolled = time.perf_counter()
+        rollout_info = None if experience is None else experience.rollout_info
+        if not algorithm.on_policy:
+            steps = algorithm.train_from_replay_buffer(update_global_counter=True)
+        elif experience is None:
+            steps = 0
+        else:
+            if self._settings.update_counter_every_mini_batch:
+                context.increment_global_counter()  # there is one update an iteration
+            if self.traits.recomputes_rollout_info:
+                rollout_info = self.train_info(experience)
+            steps = algorithm.train_from_unroll(experience, rollout_info)
+        if self.traits.trains_after_iteration:
+            algorithm.after_train_iter(self._unrolled_inputs, rollout_info)
+        self._unrolled_inputs = None
+        if context.should_record_summaries():
+            summary.scalar('time/unroll', unrolled - started)
+            summary.scalar('time/train', time.perf_counter() - unrolled)
+        self.num_trained = steps
+        return steps
+
+    # Collecting ------------------------------------------------------------------------------------------------
+
+    @property
+    def unrolls_end_with_bootstrap(self) -> bool:
+        """Whether an unroll ends with a step to bootstrap from, which is the first one of the next unroll as well."""
+        settings = self._settings
+        return bool(self._algorithm.on_policy) or (settings is not None and (settings.unroll_with_grad
+                                                                             or settings.trains_on_whole_unrolls))
+
+    def use_source(self, source: UnrollSource, update_period: int) -> None:
+        """From now on other processes act: take their steps in place of stepping the environment.
+
+        Args:
+            source: brings them; whoever sets it closes it.
+            update_period: hand it the weights every so many iterations, the first one included.
+        """
+        self.remote = RemoteUnroll(source, update_period)
+
+    def _unroll_if_due(self) -> Experience | None:
+        """The unroll of this iteration, or ``None`` if ``unroll_length`` leaves it out or the steps are used up."""
+        settings = self._settings
+        assert settings is not None and self._algorithm.environment is not None, 'a root has both'
+        if settings.num_env_steps and self._env_steps() >= settings.num_env_steps:
+            return None
+        if self.remote is not None:
+            self.remote.start_iteration(self._algorithm, context.should_record_summaries(),
+                                        context.get_global_counter())
+            if not settings.unroll_length:  # what there is; an iteration that could not train either waits for a step
+                return self._unroll_up_to(settings.max_unroll_length, at_least=0 if self.num_trained else 1)
+        debt = self._unroll_debt + settings.unroll_length
+        length = int(debt)
+        experience = self._algorithm.unroll(length) if length else None
+        self._unroll_debt = debt - length
+        return experience
+
+    def _env_steps(self) -> int:
+        """How many steps the environments of the run have taken; of all processes, as of the last iteration."""
+        if context.get_ranks() is None:
+            return self._algorithm.get_step_metrics()[0].count
+        return int(context.get_progress('env_steps'))
+
+    def unroll(self, length: int) -> Experience:
+        """Collect ``length`` steps of each environment, store them for replay, update the metrics.
+
+        On-policy, with ``unroll_with_grad``, and where each unroll is trained on as a whole and then dropped, one more
+        step follows that the environment does not see; values are bootstrapped from it.
+
+        Returns:
+            Experience ``[T, B, ...]`` or, with that step, ``[T + 1, B, ...]``; on-policy with transformed time steps,
+            otherwise as the environment gave them.
+        """
+        experience = self._unroll_up_to(length, at_least=length)
+        assert experience is not None, 'so many steps have been waited for'
+        return experience
+
+    def _unroll_up_to(self, length: int, at_least: int) -> Experience | None:
+        """:meth:`unroll` of ``at_least`` to ``length`` steps; ``None`` if there are none."""
+        algorithm, bootstrap = self._algorithm, self.unrolls_end_with_bootstrap
+        if self.remote is not None:
+            steps = self.remote.unroll(algorithm, length, at_least, bootstrap)
+        else:
+            steps = self._unroll_here(length, bootstrap)
+        if steps is None:
+            return None
+        experience, env_steps, self._unrolled_inputs = steps
+        algorithm.observe_unroll(env_steps)
+        if self.traits.completes_unrolls:
+            assert steps.inputs is not None, 'it has been kept'
+            with context.rollout_context(), torch.no_grad():
+                rollout_info = algorithm.complete_unroll(steps.inputs, experience.rollout_info)
+            experience = experience._replace(rollout_info=rollout_info)
+        if not algorithm.on_policy:
+            stores_bootstrap = self._settings.trains_on_whole_unrolls
+            algorithm.observe_sequence_for_replay(experience if stores_bootstrap or not bootstrap else
+                                                  nest.map_structure(lambda x: x[:-1], experience))
+        if context.should_record_summaries():
+            algorithm.summarize_rollout(experience)
+        return experience
+
+    def _unroll_here(self, length: int, bootstrap: bool) -> Steps:
+        """Step the environment of this process."""
+        algorithm, env = self._algorithm, self._algorithm.environment
+        if self.cursor is None:
+            self.cursor = start(algorithm, env)
+        on_policy = bool(algorithm.on_policy)
+        with_grad = self._settings.unroll_with_grad or (on_policy and not self.traits.recomputes_rollout_info)
+        return Steps(*unroll(algorithm, env, self.cursor, length, with_grad=with_grad, bootstrap=bootstrap,
+                             transformed=on_policy, keep_inputs=self.traits.keeps_unroll_inputs))
+
+    # Training --------------------------------------------------------------------------------------------------
+
+    def train_from_unroll(self, experience: Experience, train_info: NestedTensor) -> int:
+        """On-policy training: one update from the infos of an unroll.
+
+        Args:
+            experience: ``[T + 1, B, ...]``; the last step is there to bootstrap from, its loss does not count.
+            train_info: infos ``[T + 1, B, ...]``.
+
+        Returns:
+            ``T * B``, the number of steps trained on.
+        """
+        algorithm = self._algorithm
+        loss_info = algorithm.calc_loss(train_info)
+        loss_info, masks = update.counted_loss(loss_info, experience.time_step.step_type, bootstraps=True)
+        loss_info, params = algorithm.update_with_gradient(loss_info, masks)
+        algorithm.after_update(experience.time_step, train_info)
+        if context.should_record_summaries():
+            algorithm.summarize_train(experience, train_info, loss_info, params)
+        return masks.numel()
+
+    def train_from_replay_buffer(self, update_global_counter: bool = False) -> int:
+        """Train on the replay buffer of the algorithm: on all of it in epochs, or on sampled minibatches.
+
+        Args:
+            update_global_counter: count each update, if ``TrainerConfig.update_counter_every_mini_batch``.
+
+        Returns:
+            The number of steps trained on, repeated ones counted each time; 0 if there is too little data yet.
+        """
+        settings = self._settings
+        assert settings is not None and self._buffer is not None, 'an algorithm with a replay buffer has a config'
+        counts = update_global_counter and settings.update_counter_every_mini_batch
+        with context.replay_context():
+            if settings.whole_replay_buffer_training:
+                return self._train_on_whole_buffer(counts)
+            return self._train_on_samples(counts)
+
+    @property
+    def _buffer(self) -> Any:
+        return self._algorithm.replay_buffer
+
+    def _train_on_whole_buffer(self, counts: bool) -> int:
+        """``num_updates_per_train_iter`` epochs over everything in the buffer."""
+        settings, buffer, overlap = self._settings, self._buffer, self.traits.bootstraps_sequences
+        stored, clear = replay.steps_in(buffer), settings.clear_replay_buffer
+        context_steps = self._context_steps if clear else stored - (buffer.max_length -
+                                                                    buffer.num_earliest_frames_ignored)
+        if stored - max(context_steps, 0) < (settings.mini_batch_length or 1) + (clear or overlap):
+            return 0
+        if not replay.has_collected(buffer, settings.initial_collect_steps):
+            if clear:
+                self._context_steps = buffer.rewind(keep=buffer.num_earliest_frames_ignored)
+            return 0
+        everything, batch_info = buffer.gather_all()
+        experience, batch_info = replay.without_context(everything, batch_info, max(context_steps, 0))
+        experience = self.processed(experience, batch_info)
+        if clear:
+            self._context_steps = buffer.rewind(keep=buffer.num_earliest_frames_ignored)
+            if not overlap:  # the last step was stored to bootstrap from, see unroll
+                experience = nest.map_structure(lambda x: x[:, :-1], experience)
+        length = replay.sequence_length(settings, experience.time_step.step_type.shape[1] - overlap)
+        sequences = replay.as_sequences(experience, length, overlap)
+        count = sequences.time_step.step_type.shape[1]
+        batch_size = min(settings.mini_batch_size or buffer.num_environments, count)
+        records, epochs, steps = self._records_each_update(), settings.num_updates_per_train_iter, 0
+        for epoch in range(epochs):
+            for batch, is_last in replay.minibatches(sequences, count, batch_size):
+                is_last = is_last and epoch == epochs - 1
+                with context.record_if(records or (is_last and context.should_record_summaries())):
+                    self._update(batch, None, counts)
+                steps += self._num_steps(batch)
+        return steps
+
+    def _train_on_samples(self, counts: bool) -> int:
+        """``num_updates_per_train_iter`` updates, each from a fresh sample."""
+        settings, buffer = self._settings, self._buffer
+        length = settings.mini_batch_length or 1
+        if (replay.steps_in(buffer) - buffer.num_earliest_frames_ignored < length
+                or not replay.has_collected(buffer, settings.initial_collect_steps)):
+            return 0
+        records, updates, steps = self._records_each_update(), settings.num_updates_per_train_iter, 0
+        batch_size = settings.mini_batch_size or buffer.num_environments
+        together = min(replay.drawn_together(buffer, batch_size * length), updates)
+        reading = self._read_in_place(batch_size, length, together)
+        samples = (self._samples(batch_size, length, updates, together) if reading is None else
+                   ((info, slot.experience, slot) for info, slot in reading.reader.draw(updates, together)))
+        wanted = context.should_record_summaries()
+        for number, (batch_info, experience, slot) in enumerate(samples):
+            with context.record_if(wanted and (records or number == updates - 1)):
+                experience = self._preprocessed(experience, batch_info)
+                if slot is not None and not slot.holds(experience):
+                    experience, slot = nest.map_structure(copied, experience), None
+                    self._reads_in_place = False  # from the next iteration on: preprocessing makes a batch of its own
+                time_major = (nest.map_structure(lambda x: x.transpose(0, 1), experience) if slot is None else
+                              slot.time_major)
+                self._update(time_major, batch_info, counts, slot)
+            steps += self._num_steps(time_major)
+        return steps
+
+    def _records_each_update(self) -> bool:
+        """Whether every update has a counter of its own to write summaries at; otherwise only the last one does."""
+        return self._settings.update_counter_every_mini_batch and context.should_record_summaries()
+
+    def _num_steps(self, experience: Experience) -> int:
+        """How many steps of a minibatch ``[T, B, ...]`` are trained on."""
+        length, batch = experience.time_step.step_type.shape
+        return (length - self.traits.bootstraps_sequences) * batch
+
+    def _read_in_place(self, batch_size: int, length: int, together: int) -> '_Reading | None':
+        """A reader of samples into the same memory each time, where updates are played on them as they are stored."""
+        transformer = self._algorithm.data_transformer
+        if (not self._reads_in_place or not self.plan.takes_slots
+                or (transformer is not None and transformer.changes_experience)):
+            return None
+        key = self._buffer, batch_size, length, self.plan.num_slots(together)
+        if self._reading is None or self._reading.key != key:
+            self._reading = _Reading(key, self._buffer.reader(*key[1:]))
+        return self._reading
+
+    def _samples(self, batch_size: int, length: int, count: int, together: int) -> '_Samples':
+        """Transformed samples ``[batch_size, length, ...]`` for ``count`` updates, ``together`` drawn at a time."""
+        while count:
+            number = min(together, count)
+            count -= number
+            experience, batch_info = self._buffer.get_batch(batch_size * number, length)
+            experience = self._transformed(experience, batch_info)
+            if number == 1:
+                yield batch_info, experience, None
+                continue
+            leaves, tree = nest.flatten_with_structure((experience, batch_info._replace(replay_buffer=())))
+            for parts in zip(*(x.split(batch_size) for x in leaves)):
+                part, part_info = nest.unflatten(tree, parts)
+                yield part_info._replace(replay_buffer=self._buffer), part, None
+
+    def processed(self, experience: Experience, batch_info: BatchInfo) -> Experience:
+        """What is trained on of a batch ``[B, T, ...]`` from the replay buffer."""
+        return self._preprocessed(self._transformed(experience, batch_info), batch_info)
+
+    def _transformed(self, experience: Experience, batch_info: BatchInfo) -> Experience:
+        """What the data transformer makes of a batch ``[B, T, ...]``."""
+        device = self._algorithm.device
+        if device.type != 'cpu':
+            experience = experience.to(device)
+        return clear_batch_info(self._algorithm.transform_experience(
+            add_batch_info(experience, batch_info, self._buffer)))
+
+    def _preprocessed(self, experience: Experience, batch_info: BatchInfo) -> Experience:
+        """What ``preprocess_experience`` makes of a batch ``[B, T, ...]``."""
+        root_inputs, rollout_info = self._algorithm.preprocess_experience(experience.time_step,
+                                                                          experience.rollout_info, batch_info)
+        if root_inputs is not experience.time_step or rollout_info is not experience.rollout_info:
+            experience = experience._replace(time_step=root_inputs, rollout_info=rollout_info)
+        if self.processed_experience_spec is None:
+            self.processed_experience_spec = extract_spec(experience, from_dim=2)
+        return experience
+
+    # An update -------------------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Any:
+        """How losses and gradients are computed: step by step, or in a faster way that does the same."""
+        if self._plan is None:
+            self._plan = _Eager(self)
+        return self._plan
+
+    def _update(self, experience: Experience, batch_info: BatchInfo | None, counts: bool,
+                slot: Slot | None = None) -> None:
+        """One gradient update from a minibatch ``[T, B, ...]``, which is in ``slot`` for now, if anything is."""
+        if counts:
+            context.increment_global_counter()
+        if batch_info is not None:
+            batch_info = importance_weights(self._settings, batch_info)
+        weights = () if batch_info is None else batch_info.importance_weights
+        loss_info, train_info = self.plan.gradients(experience, weights, slot)
+        self._step()
+        if batch_info is not None:
+            update_priorities(self._settings, self._buffer, batch_info, loss_info)
+        self._algorithm.after_update(experience.time_step, train_info)
+        if context.should_record_summaries():
+            self._algorithm.summarize_train(experience, train_info, loss_info, self._algorithm.what_is_updated()[1])
+
+    def train_info(self, experience: Experience) -> NestedTensor:
+        """The infos ``[T, B, ...]`` that the loss gets for experience ``[T, B, ...]``."""
+        independent = self._settings.temporally_independent_train_step if self._settings is not None else None
+        if independent is None:
+            independent = self.traits.trains_sequences_at_once
+        train_info = replay.compute_train_info(self._algorithm, experience, independent)
+        if self.train_info_spec is None:
+            self.train_info_spec = extract_spec(train_info, from_dim=2)
+        return train_info
+
+    def apply_gradients(self, loss_info: LossInfo, masks: torch.Tensor | None = None, weight: float = 1.0,
+                        batch_info: BatchInfo | None = None) -> tuple[LossInfo, list[tuple[str, nn.Parameter]]]:
+        """One update of all parameters that the optimizers of the algorithm own.
+
+        Args:
+            loss_info: ``loss`` is ``[T, B]`` or ``()``.
+            masks: float32 ``[T, B]``: 0 for steps that are not to be trained on.
+            weight: factor of the loss.
+            batch_info: where the batch came from; its importance weights apply.
+
+        Returns:
+            ``loss_info`` with ``loss`` reduced to a scalar (and, where summaries are written, ``extra`` to masked
+            means), and ``(name, parameter)`` of what was updated.
+
+        Raises:
+            NonFiniteLossError: names the losses that are not finite; no parameter has been changed.
+        """
+        loss_info = self._differentiate(loss_info, masks, weight, batch_info.importance_weights if batch_info else ())
+        self._step()
+        return loss_info, self._algorithm.what_is_updated()[1]
+
+    def _differentiate(self, loss_info: LossInfo, masks: torch.Tensor | None, weight: float = 1.0,
+                       importance_weights: torch.Tensor | tuple[()] = ()) -> LossInfo:
+        """Leave the gradients of a loss ``[T, B]`` on the parameters; returns the loss reduced to a scalar."""
+        total = update.reduce_loss(loss_info, masks, weight, importance_weights)
+        if not torch.isfinite(total.detach()):
+            if self.averager is not None:
+                self.averager.report_bad_loss()
+            raise NonFiniteLossError(update.describe_non_finite(self._algorithm.name, loss_info))
+        optimizers, params = self._algorithm.what_is_updated()
+        records = context.should_record_summaries()
+        if records and self.noise_scale is not None and isinstance(loss_info.loss, torch.Tensor):
+            loss_info = loss_info._replace(gns=update.gradient_noise(self.noise_scale, loss_info.loss, masks, params))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        if total.requires_grad:
+            (total if self.scaler is None else self.scaler.scaled(total)).backward()
+        loss_info = loss_info._replace(loss=total.detach())
+        return loss_info._replace(extra=update.masked_means(loss_info.extra, masks)) if records else loss_info
+
+    def _step(self) -> None:
+        """Let the optimizers make a step with the gradients that there are, averaged over all ranks."""
+        if self.averager is not None:
+            self.averager.average()
+        optimizers = self._algorithm.what_is_updated()[0]
+        if self.scaler is not None:
+            self.scaler.step(optimizers)
+        else:
+            for optimizer in optimizers:
+                optimizer.step()
+
+    # Set-up ----------------------------------------------------------------------------------------------------
+
+    def check_compilable(self) -> None:
+        """Refuse what cannot be compiled, before anything is trained.
+
+        Raises:
+            ConfError: the algorithm's update is not the same operations every time.
+        """
+        if not self.traits.fixed_update:
+            raise ConfError([problem_at(
+                'TrainerConfig', 'compile', f'= True is not possible with {self._algorithm.name}: its update is not '
+                'the same operations every time', 'leave it at False')])
+
+    def use_mixed_precision(self, parts: 'Sequence[Learner]') -> None:
+        """Let the networks compute in 16 bits from now on.
+
+        Args:
+            parts: of all algorithms that the networks belong to: some make updates of their own.
+        """
+        self.precision = MixedPrecision(self._algorithm, self._algorithm.device)
+        for part in parts:
+            part.scaler = self.precision.scaler
+
+    def average(self, optimizer: torch.optim.Optimizer) -> None:
+        """Average the gradients of what ``optimizer`` owns over the processes that train together, if any do.
+
+        For a step that an algorithm makes itself; in every other update this is done for it.
+        """
+        average_gradients(optimizer)
+
+    def join_ranks(self, rank: int) -> None:
+        """Train together with other processes from now on, with the parameters and buffers of rank 0.
+
+        Args:
+            rank: the number of this process among them.
+
+        Raises:
+            RuntimeError: this process has not joined any others, or has another number.
+        """
+        ranks = context.get_ranks()
+        if ranks is None or ranks.rank != rank:
+            found = 'none' if ranks is None else f'rank {ranks.rank} of {ranks.size}'
+            raise RuntimeError(f'activate_ddp({rank}): expected a process that has joined others as rank {rank} '
+                               f'(alfx.engine.remote.data_parallel.join), found {found}')
+        ranks.copy_from_first([*self._algorithm.parameters(), *self._algorithm.buffers()])
+        self.averager = GradientAverager(ranks, [p for _, p in self._algorithm.what_is_updated()[1]])
+
+    # Resume ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the rollout stands, as tensors and numbers; the environment's own state is kept apart."""
+        if self._algorithm.environment is None:
+            return {}
+        state: dict[str, Any] = {'unroll_debt': self._unroll_debt}
+        if self.cursor is not None:
+            cursor = self.cursor
+            state['cursor'] = nest.flatten((cursor.time_step, cursor.inputs, cursor.state, cursor.transform_state))
+        if self._context_steps:
+            context_steps, _ = self._buffer.gather_all()
+            state['context'] = [x.clone() for x in nest.flatten(context_steps)]  # no views of a shared storage
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`; the environment has been put back where it was."""
+        if not state:
+            return
+        self._unroll_debt = state['unroll_debt']
+        if 'cursor' in state:
+            with probe.unchanged(self._algorithm):  # the statistics of a data transformer among others
+                like = start(self._algorithm, self._algorithm.environment)
+            parts = (like.time_step, like.inputs, like.state, like.transform_state)
+            places = [x.device for x in nest.flatten(parts)]  # a checkpoint is loaded into host memory
+            time_step, inputs, own_state, transform_state = nest.pack_sequence_as(
+                parts, [x.to(y) for x, y in zip(state['cursor'], places)])
+            self.cursor = replace(like, time_step=time_step, inputs=inputs, state=own_state,
+                                   transform_state=transform_state)
+        if 'context' in state:
+            context_steps = [x.transpose(0, 1) for x in state['context']]
+            self._context_steps = context_steps[0].shape[0]
+            if not self._buffer.total_size:  # the checkpoint did not hold its contents
+                self._buffer.add_sequence(nest.pack_sequence_as(self._algorithm.experience_spec, context_steps))
+
+    def start_new_episodes(self, state: dict[str, Any]) -> None:
+        """Go on from :meth:`state_dict` with environments that could not be put back where they were.
+
+        The newest steps in the replay buffer become the LAST ones of episodes that were cut off there.
+        """
+        self._unroll_debt = state['unroll_debt']
+        buffer = self._buffer
+        if buffer is None:
+            return
+        env_ids = (buffer.current_size > 0).nonzero().flatten()
+        if env_ids.numel():
+            last = torch.full((env_ids.numel(), ), StepType.LAST, dtype=torch.int32)
+            buffer.set_field('time_step.step_type', env_ids, buffer.current_pos[env_ids] - 1, last)
+
+
+class _Reading(NamedTuple):
+    """A reader of samples, and what it depends on."""
+
+    key: Any
+    reader: BatchReader
+
+
+_Samples = Iterator[tuple[BatchInfo, Experience, Slot | None]]
+
+
+class _Eager:
+    takes_slots = False
+
+    def __init__(self, learner: Any):
+        self._learner = learner
+
+    def gradients(self, experience: Any, weights: Any, slot: Any) -> Any:
+        learner = self._learner
+        info = learner.train_info(experience)
+        loss_info, masks = update.counted_loss(learner._algorithm.calc_loss(info), experience.time_step.step_type,
+                                               learner.traits.bootstraps_sequences)
+        return learner._differentiate(loss_info, masks, 1.0, weights), info
