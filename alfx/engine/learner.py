@@ -379,6 +379,23 @@ class Learner:
         if context.should_record_summaries():
             self._algorithm.summarize_train(experience, train_info, loss_info, self._algorithm.what_is_updated()[1])
 
+    def losses(self, experience: Experience) -> tuple[LossInfo, torch.Tensor, NestedTensor]:
+        """What is minimised for a minibatch.
+
+        Args:
+            experience: ``[T, B, ...]``.
+
+        Returns:
+            tuple:
+            - the losses ``[T, B]``; of ``T - 1`` steps where the last one is there only to bootstrap from
+            - masks of that shape
+            - what they were made from, ``[T, B, ...]``
+        """
+        train_info = self.train_info(experience)
+        loss_info, masks = update.counted_loss(self._algorithm.calc_loss(train_info), experience.time_step.step_type,
+                                               self.traits.bootstraps_sequences)
+        return loss_info, masks, train_info
+
     def train_info(self, experience: Experience) -> NestedTensor:
         """The infos ``[T, B, ...]`` that the loss gets for experience ``[T, B, ...]``."""
         independent = self._settings.temporally_independent_train_step if self._settings is not None else None
@@ -555,7 +572,5 @@ class _Eager:
 
     def gradients(self, experience: Any, weights: Any, slot: Any) -> Any:
         learner = self._learner
-        info = learner.train_info(experience)
-        loss_info, masks = update.counted_loss(learner._algorithm.calc_loss(info), experience.time_step.step_type,
-                                               learner.traits.bootstraps_sequences)
+        loss_info, masks, info = learner.losses(experience)
         return learner._differentiate(loss_info, masks, 1.0, weights), info

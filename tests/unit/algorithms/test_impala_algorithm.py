@@ -72,9 +72,14 @@ def test_the_step_after_a_sequence_is_bootstrapped_from_and_has_no_loss_of_its_o
     agent.unroll(6)
     seen = losses_seen(one_update(agent), monkeypatch)
     reduced = []
-    update = agent.update_with_gradient
-    monkeypatch.setattr(agent, 'update_with_gradient',
-                        lambda info, masks, *a: reduced.append((info.loss, masks)) or update(info, masks, *a))
+    losses = agent.learner.losses
+
+    def record(experience):
+        loss_info, masks, train_info = losses(experience)
+        reduced.append((loss_info.loss, masks))
+        return loss_info, masks, train_info
+
+    monkeypatch.setattr(agent.learner, 'losses', record)
     agent.train_from_replay_buffer()
     for (info, loss_info), (loss, masks) in zip(seen, reduced):
         assert torch.equal(loss, loss_info.loss[:2]) and loss.shape == (2, 4)
@@ -187,7 +192,8 @@ def test_a_recurrent_policy_is_recomputed_from_the_state_it_acted_from(length, m
     assert any(x.abs().max() > 0 for x in nest.flatten(start))
     seen = losses_seen(one_update(agent), monkeypatch)
     agent._config.mini_batch_size = 100  # all sequences in one update
-    monkeypatch.setattr(agent, 'update_with_gradient', lambda loss_info, *_: (loss_info, []))
+    for optimizer in agent.optimizers():
+        monkeypatch.setattr(optimizer, 'step', lambda: None)
     agent.train_from_replay_buffer()
     (info, _), = seen
     torch.testing.assert_close(info.action_distribution.log_prob(info.action)[:-1], info.rollout_log_prob[:-1])

@@ -112,7 +112,7 @@ class TestAnyLatent:
             assert torch.equal(a, b)
 
     def test_the_update_is_fixed(self, kind):
-        assert make(kind.traits.fixed_update)
+        assert make(kind).traits.fixed_update
 
 
 class TestGaussian:

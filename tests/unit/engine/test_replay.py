@@ -30,13 +30,14 @@ def minibatch_shapes(agent, monkeypatch, **config):
     for name, value in config.items():
         setattr(agent._config, name, value)
     shapes = []
-    update = agent.update_with_gradient
+    losses = agent.learner.losses
 
-    def record(loss_info, masks, *rest):
+    def record(experience):
+        loss_info, masks, train_info = losses(experience)
         shapes.append(tuple(masks.shape))
-        return update(loss_info, masks, *rest)
+        return loss_info, masks, train_info
 
-    monkeypatch.setattr(agent, 'update_with_gradient', record)
+    monkeypatch.setattr(agent.learner, 'losses', record)
     agent.train_iter()
     return shapes
 
@@ -136,19 +137,19 @@ def test_importance_weights_are_divided_by_the_largest_if_asked(monkeypatch):
     agent._config.mini_batch_length, agent._config.priority_replay_beta = 2, 1.0
     agent._rl_algorithm._loss._compute_advantages_internally = True
     buffer, weights = agent.replay_buffer, []
-    get_batch, update = buffer.get_batch, agent.update_with_gradient
+    get_batch, gradients = buffer.get_batch, agent.learner.plan.gradients
 
     def sample(batch_size, length):
         experience, info = get_batch(batch_size, length)
         return experience, info._replace(importance_weights=torch.arange(1.0, batch_size + 1))
 
-    def record(loss_info, masks, weight, batch_info):
-        weights.append(batch_info.importance_weights)
-        return update(loss_info, masks, weight, batch_info)
+    def record(batch):
+        weights.append(batch.weights)
+        return gradients(batch)
 
     monkeypatch.setattr(buffer, 'reader', lambda *_: None)  # which would read past get_batch
     monkeypatch.setattr(buffer, 'get_batch', sample)
-    monkeypatch.setattr(agent, 'update_with_gradient', record)
+    monkeypatch.setattr(agent.learner.plan, 'gradients', record)
     agent.train_iter()
     torch.testing.assert_close(weights[0], 1 / torch.arange(1.0, 9.0))
 
@@ -178,7 +179,7 @@ def test_the_noise_scale_is_summarised_and_changes_no_update(monkeypatch):
     for wanted in (False, True):
         agent, _ = make_agent('actor-critic', 'discrete')
         if wanted:
-            agent._gradient_noise_scale = GradientNoiseScale()
+            agent.learner.noise_scale = GradientNoiseScale()
         infos = []
         monkeypatch.setattr(agent, 'summarize_train', lambda *args, infos=infos: infos.append(args[2]))
         context.set_summary_writer(NoWriter())

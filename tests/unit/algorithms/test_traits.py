@@ -1,0 +1,140 @@
+"""What wrappers and containers say of themselves: each trait of what is inside, by its rule, without handing it on."""
+from functools import partial
+
+import pytest
+import torch
+
+from alfx.algorithms.agent import Agent
+from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.containers import AlgorithmContainer, EchoAlg, RLAlgWrapper, SequentialAlg
+from alfx.algorithms.dynamic_action_repeat_agent import DynamicActionRepeatAgent
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.algorithms.trac_algorithm import TracAlgorithm
+from alfx.engine.contract import Settings
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.value_networks import ValueNetwork
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+from alfx.traits import Traits
+from tests.agents import ALGORITHMS, make_agent
+
+OBSERVATION, ACTION = TensorSpec((3, )), BoundedTensorSpec((2, ), minimum=-1.0, maximum=1.0)
+ANY = ('needs_previous_step', 'bootstraps_sequences', 'trains_after_iteration', 'completes_unrolls')
+ALL = ('fixed_update', 'trains_sequences_at_once')
+MOST = Traits(fixed_update=True, trains_sequences_at_once=True, recomputes_rollout_info=True)
+
+
+class Inner(OffPolicyAlgorithm):
+    """Says of itself what it is told to."""
+
+    said = MOST
+
+    def __init__(self, observation_spec=OBSERVATION, action_spec=ACTION, reward_spec=TensorSpec(()), config=None,
+                 debug_summaries=False):
+        super().__init__(observation_spec, action_spec, train_state_spec=(), reward_spec=reward_spec, config=config,
+                         name='inner')
+
+    def own_traits(self):
+        return self.said
+
+
+def inner(**traits):
+    algorithm = Inner()
+    algorithm.said = MOST._replace(**traits)
+    return algorithm
+
+
+class Container(AlgorithmContainer):
+    def own_traits(self):
+        return super().own_traits()._replace(fixed_update=True)
+
+
+AROUND = {
+    'agent': lambda part: Agent(OBSERVATION, ACTION, rl_algorithm_cls=lambda **_: part),
+    'wrapper': lambda part: RLAlgWrapper(OBSERVATION, ACTION, algorithm=part),
+    'trust region': lambda part: TracAlgorithm(OBSERVATION, ACTION, ac_algorithm_cls=lambda **_: part),
+    'container': lambda part: Container({'a': part, 'b': inner()}),
+    'sequence': lambda part: SequentialAlg(a=part, b=inner()),
+    'echo': lambda part: EchoAlg(part, TensorSpec(())),
+    'action repeat': lambda part: DynamicActionRepeatAgent(OBSERVATION, ACTION, K=2, rl_algorithm_cls=lambda *_, **__:
+                                                           part),
+    'twice': lambda part: Agent(OBSERVATION, ACTION, rl_algorithm_cls=lambda **_: RLAlgWrapper(
+        OBSERVATION, ACTION, algorithm=part)),
+}
+everything_around = pytest.mark.parametrize('around', AROUND.values(), ids=AROUND)
+
+
+def test_every_trait_has_a_rule():
+    assert {*ANY, *ALL, 'recomputes_rollout_info'} == set(Traits._fields)
+
+
+@everything_around
+@pytest.mark.parametrize('trait', ANY)
+def test_what_is_so_for_any_part_is_so_for_what_is_around_it(around, trait):
+    assert not getattr(around(inner()).traits, trait)
+    assert getattr(around(inner(**{trait: True})).traits, trait)
+
+
+@everything_around
+@pytest.mark.parametrize('trait', [*ALL, 'recomputes_rollout_info'])
+def test_what_is_not_so_for_a_part_is_not_so_for_what_is_around_it(around, trait):
+    assert not getattr(around(inner(**{trait: False})).traits, trait)
+
+
+@pytest.mark.parametrize('name', ['agent', 'wrapper', 'twice'])
+def test_what_only_hands_on_is_what_it_is_around(name):
+    assert AROUND[name](inner()).traits == MOST
+
+
+@pytest.mark.parametrize('name', ['container', 'sequence', 'echo', 'action repeat'])
+def test_what_has_a_rollout_of_its_own_does_not_recompute(name):
+    assert not AROUND[name](inner()).traits.recomputes_rollout_info
+
+
+def test_what_a_subclass_changes_in_an_update_only_its_author_knows():
+    class Silent(Inner):
+        pass
+
+    class Outspoken(Inner):
+        own_traits = Inner.own_traits
+
+    assert not Silent().traits.fixed_update and Outspoken().traits.fixed_update
+    assert Silent().traits._replace(fixed_update=True) == MOST
+    assert not Agent(OBSERVATION, ACTION, rl_algorithm_cls=lambda **_: Silent()).traits.fixed_update
+
+
+def test_a_container_whose_subclass_trains_after_the_iteration_says_so():
+    class Trains(AlgorithmContainer):
+        def after_train_iter(self, root_inputs, rollout_info):
+            pass
+
+    assert Trains({'a': inner()}).traits.trains_after_iteration
+
+
+def test_parts_are_found_wherever_modules_keep_them():
+    class Holds(Algorithm):
+        def __init__(self):
+            super().__init__()
+            self.parts = torch.nn.ModuleDict({'x': torch.nn.ModuleList([inner(needs_previous_step=True)])})
+
+    assert Holds().traits.needs_previous_step
+
+
+@pytest.mark.parametrize('settings', [{}, dict(mini_batch_length=2), dict(mini_batch_length=1)], ids=str)
+def test_impala_in_a_wrapper_learns_as_it_does_alone(settings):
+    impala = partial(ALGORITHMS['impala'], actor_network_ctor=partial(ActorDistributionNetwork, fc_layer_params=(16, )),
+                     value_network_ctor=partial(ValueNetwork, fc_layer_params=(16, )))
+    trained = []
+    for policy in (impala, partial(RLAlgWrapper, algorithm=impala)):
+        agent, _ = make_agent('impala', 'discrete', seed=3, unroll_length=8, rl_algorithm_cls=policy, **settings)
+        steps = [agent.train_iter() for _ in range(3)]
+        trained.append((steps, [p.detach() for p in agent.parameters()]))
+    assert trained[0][0] == trained[1][0]
+    for a, b in zip(trained[0][1], trained[1][1], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_settings_of_a_run_are_what_the_loops_read():
+    """``Settings`` names no field that a configuration does not have."""
+    config = TrainerConfig(root_dir='', algorithm_ctor=Agent)
+    assert all(hasattr(config, name) for name in Settings.__annotations__)
