@@ -12,6 +12,7 @@ from torch.distributions import TransformedDistribution
 
 from alfx import nest
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
+from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
@@ -115,6 +116,11 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
     def recomputes_rollout_info(self) -> bool:
         """True without recurrent state and layers that mix samples, and unless a subclass changes the steps."""
         return self._is_stateless and not self._has_batch_dependence and self._has_own_steps(ActorCriticAlgorithm)
+
+    @property
+    def has_fixed_update(self) -> bool:
+        """True for this loss, unless something in a network draws numbers or keeps statistics."""
+        return type(self._loss) is ActorCriticLoss and is_fixed(self)
 
     def _has_own_steps(self, cls: type) -> bool:
         """Whether it can be trained, and the steps that must agree with each other are all those of ``cls``."""

@@ -19,7 +19,7 @@ from alfx.algorithms.intrinsic_reward import IntrinsicRewardAlgorithm
 from alfx.algorithms.policy_loss_addons import PolicyLossAddOns
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
-from alfx.engine.recording import has_fixed_update
+from alfx.engine.planning import has_fixed_update
 from alfx.gin_utils import configurable
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec

@@ -17,10 +17,11 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
+from alfx.engine.on_policy import train_from_unroll
+from alfx.engine.plan import Plan
 from alfx.engine.remote.data_parallel import GradientAverager
 from alfx.engine.replay import train_from_replay_buffer
-from alfx.engine.update import apply_gradients, train_from_unroll
-from alfx.engine.update_summaries import without_train_info
+from alfx.engine.update import apply_gradients
 from alfx.gin_utils import configurable
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, zeros_from_spec
@@ -62,7 +63,7 @@ class Algorithm(StoringAlgorithm):
         self._train_info_spec: NestedTensorSpec = None
         self._device: torch.device | None = None
         self._gradient_noise_scale: GradientNoiseScale | None = None
-        self._fast_update: Any = None
+        self._plans: dict[Any, Plan] = {}  # how updates are computed, by what they are made from
         self._batch_reader: Any = None  # and what it is for
         self._mixed_precision: MixedPrecision | None = None
         self._loss_scaler: LossScaler | None = None
@@ -319,15 +320,13 @@ class Algorithm(StoringAlgorithm):
     def train_from_replay_buffer(self, update_global_counter: bool = False) -> int:
         return train_from_replay_buffer(self, update_global_counter)
 
-    @without_train_info
     def summarize_train(self, experience: Experience, train_info: NestedTensor, loss_info: LossInfo,
                         params: list[tuple[str, nn.Parameter]]) -> None:
         """Write summaries after an update; called only in iterations that write them.
 
         Args:
             experience: ``[T, B, ...]``: what was trained on.
-            train_info: ``[T, B, ...]``: what ``calc_loss`` got; see
-                :func:`~alfx.engine.update_summaries.without_train_info`.
+            train_info: ``[T, B, ...]``: what ``calc_loss`` got.
             loss_info: the losses.
             params: the parameters updated, with gradients.
         """
@@ -411,7 +410,8 @@ class Algorithm(StoringAlgorithm):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moving the module to another device, among others: forget which one it was."""
-        self._device = self._fast_update = self._batch_reader = None
+        self._device = self._batch_reader = None
+        self._plans = {}
         return super()._apply(fn, recurse)
 
     def get_rollout_state(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from alfx.algorithms.base.container_elements import Selector, parse_elements
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
-from alfx.engine.recording import has_fixed_update
+from alfx.engine.planning import has_fixed_update
 from alfx.gin_utils import configurable
 from alfx.layers.steps import add_child, register_steps
 from alfx.networks.network import Network

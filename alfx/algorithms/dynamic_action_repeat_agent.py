@@ -22,7 +22,6 @@ from alfx.algorithms.data_transformer import HindsightExperienceTransformer
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
-from alfx.engine.update_summaries import without_train_info
 from alfx.gin_utils import ConfError, configurable
 from alfx.gin_utils.checks import check_value, problem_at
 from alfx.summary import summary_utils
@@ -294,7 +293,6 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
         info = experience.rollout_info
         self._summarize_repeats('rollout_repeats', info.k[info.is_decision])
 
-    @without_train_info
     def summarize_train(self, experience: Experience, train_info: NestedTensor, loss_info: LossInfo,
                         params: list[tuple[str, nn.Parameter]]) -> None:
         """The summaries of ``RLAlgorithm``, with the whole decision in the place of the action."""

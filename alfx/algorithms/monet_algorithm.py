@@ -33,7 +33,7 @@ from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.vae import VAEOutput, gaussian_kld
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.engine.recording import has_fixed_update
+from alfx.engine.planning import has_fixed_update
 from alfx.gin_utils import configurable
 from alfx.layers import FC, Conv2D
 from alfx.networks.encoding_networks import EncodingNetwork, SpatialBroadcastDecodingNetwork

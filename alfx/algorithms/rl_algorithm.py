@@ -16,11 +16,10 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import AlgStep, Experience, LossInfo, StepType, TimeStep, time_step_spec
 from alfx.engine import probe
-from alfx.engine.compiled_update import check_compilable
+from alfx.engine.planning import check_compilable
 from alfx.engine.remote.unroll import RemoteUnroll, Steps, UnrollSource
 from alfx.engine.replay import check_sequences, compute_train_info
 from alfx.engine.unroll import Cursor, start, unroll
-from alfx.engine.update_summaries import without_train_info
 from alfx.gin_utils import configurable
 from alfx.metrics.metric_set import MetricSet
 from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageEnvInfoMetric, AverageEpisodeLengthMetric,
@@ -302,11 +301,14 @@ class RLAlgorithm(Algorithm):
         standing.num_trained = steps
         return steps
 
-    def _on_policy_train_info(self, experience: Experience) -> NestedTensor:
-        """The infos that the loss gets: as collected, or recomputed with gradients for all steps at once."""
+    def _on_policy_train_info(self, experience: Experience) -> NestedTensor | None:
+        """The infos that the loss gets: as collected, or recomputed with gradients for all steps at once.
+
+        ``None`` where nobody but the loss looks at them: then they are computed with it, in one record perhaps.
+        """
         if not self._collects_for_recomputation:
             return experience.rollout_info
-        return compute_train_info(self, experience)
+        return compute_train_info(self, experience) if self.trains_after_iteration else None
 
     def _unroll_if_due(self) -> Experience | None:
         """The unroll of this iteration, or ``None`` if ``unroll_length`` leaves it out or the steps are used up."""
@@ -426,7 +428,6 @@ class RLAlgorithm(Algorithm):
         if custom_summary is not None:
             custom_summary(experience)
 
-    @without_train_info
     def summarize_train(self, experience: Experience, train_info: NestedTensor, loss_info: LossInfo,
                         params: list[tuple[str, nn.Parameter]]) -> None:
         """Write losses, gradients and, if asked, actions and action distributions of what was trained on."""

@@ -20,7 +20,7 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.vae import VariationalAutoEncoder, check_decoder
 from alfx.algorithms.vq_vae import Vqvae
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.engine.recording import has_fixed_update
+from alfx.engine.planning import has_fixed_update
 from alfx.gin_utils import check_value, configurable
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 

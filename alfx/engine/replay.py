@@ -3,7 +3,6 @@
 ``train_from_replay_buffer`` -> ``preprocess_experience`` -> ``train_step`` -> ``calc_loss`` -> one update.
 """
 import contextlib
-import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,13 +10,12 @@ import torch
 
 from alfx import context, gin_utils, nest
 from alfx.data_structures import BatchInfo, Experience, LossInfo, add_batch_info, clear_batch_info
-from alfx.engine.compiled_update import CompiledUpdate
+from alfx.engine.plan import Batch, Plan
+from alfx.engine.plan.program import copied
+from alfx.engine.planning import plan_of
 from alfx.engine.priorities import importance_weights, update_priorities
-from alfx.engine.program import copied
-from alfx.engine.recorded_update import RecordedUpdate
-from alfx.engine.recording import has_fixed_update
 from alfx.engine.unroll import reset_state_at_first
-from alfx.engine.update import counted_loss
+from alfx.engine.update import counted_loss, optimize
 from alfx.experience_replayers.batch_reader import BatchReader, Slot
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils.checks import problem_at
@@ -25,8 +23,6 @@ from alfx.tensor_specs import NestedTensor, extract_spec
 
 if TYPE_CHECKING:
     from alfx.algorithms.algorithm import Algorithm
-
-logger = logging.getLogger(__name__)
 
 
 def train_from_replay_buffer(algorithm: 'Algorithm', update_global_counter: bool = False) -> int:
@@ -42,8 +38,6 @@ def train_from_replay_buffer(algorithm: 'Algorithm', update_global_counter: bool
     config, buffer = algorithm._config, algorithm.replay_buffer
     assert config is not None and buffer is not None, 'an algorithm with a replay buffer has a config'
     count_updates = update_global_counter and config.update_counter_every_mini_batch
-    if algorithm._fast_update:
-        algorithm._fast_update.begin_iteration()
     with context.replay_context():
         if config.whole_replay_buffer_training:
             return _train_on_whole_buffer(algorithm, count_updates)
@@ -232,10 +226,10 @@ class _Reading(NamedTuple):
 def _reading(algorithm: 'Algorithm', batch_size: int, length: int, together: int) -> _Reading:
     """Samples are read into the same memory each time, where updates are played on them as they are stored."""
     buffer, transformer = algorithm.replay_buffer, algorithm.data_transformer
-    fast_update = _fast_update(algorithm)
-    if not fast_update or (transformer is not None and transformer.changes_experience):
+    plan = _plan(algorithm)
+    if not plan.reads_slots or (transformer is not None and transformer.changes_experience):
         return _Reading(None, None, 0)
-    key = buffer, batch_size, length, 1 if fast_update.takes_batches_in_place else together
+    key = buffer, batch_size, length, 1 if plan.takes_batches_in_place else together
     reading: _Reading | None = algorithm._batch_reader
     if reading is None or reading.key != key:
         assert buffer is not None
@@ -310,52 +304,26 @@ def _update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInf
     config = algorithm._config
     if batch_info is not None and config is not None:
         batch_info = importance_weights(config, batch_info)
-    train_info: NestedTensor = ()
-    params: list[Any] = []
-    loss_info = _played_update(algorithm, experience, batch_info, slot)
-    if loss_info is not None:
-        if context.should_record_summaries():
-            params = algorithm.what_is_updated()[1]
-    else:
-        if slot is not None:
-            experience = nest.map_structure(copied, experience)  # an algorithm may keep parts of it
-        train_info = compute_train_info(algorithm, experience)
-        if algorithm._train_info_spec is None:
-            algorithm._train_info_spec = extract_spec(train_info, from_dim=2)
-        loss_info, masks = counted_loss(algorithm, algorithm.calc_loss(train_info), experience.time_step.step_type)
-        loss_info, params = algorithm.update_with_gradient(loss_info, masks, 1.0, batch_info)
+    weights = batch_info.importance_weights if batch_info is not None else ()
+    computed, params = optimize(algorithm, _plan(algorithm), Batch(experience, weights, slot))
     if batch_info is not None and config is not None:
-        update_priorities(config, algorithm.replay_buffer, batch_info, loss_info)
-    algorithm.after_update(experience.time_step, train_info)
+        update_priorities(config, algorithm.replay_buffer, batch_info, computed.loss_info)
+    algorithm.after_update(experience.time_step, computed.train_info)
     if context.should_record_summaries():
-        algorithm.summarize_train(experience, train_info, loss_info, params)
+        algorithm.summarize_train(experience, computed.train_info, computed.loss_info, params)
 
 
-def _played_update(algorithm: 'Algorithm', experience: Experience, batch_info: BatchInfo | None,
-                   slot: Slot | None) -> LossInfo | None:
-    """One update by a compiled function or from a record; ``None`` if it has to be made step by step."""
-    play = _fast_update(algorithm)
-    if not play or (context.should_record_summaries() and not play.can_summarize):
-        return None
-    return play(experience, batch_info, slot)
+def _plan(algorithm: 'Algorithm') -> Plan:
+    return plan_of(algorithm, _losses)
 
 
-def _fast_update(algorithm: 'Algorithm') -> Any:
-    """What makes updates of ``algorithm`` faster; ``False`` if there is nothing."""
-    if algorithm._fast_update is None:
-        algorithm._fast_update = _make_fast_update(algorithm)
-    return algorithm._fast_update
-
-
-def _make_fast_update(algorithm: 'Algorithm') -> Any:
-    if algorithm.loss_scaler is not None:
-        logger.info('updates of %s are made step by step: whether one is skipped depends on its gradients (float16)',
-                    algorithm.name)
-        return False
-    if algorithm._config is not None and algorithm._config.compile:
-        return CompiledUpdate(algorithm, compute_train_info)
-    is_fixed = has_fixed_update(algorithm) and bool(algorithm.what_is_updated()[1])  # there is something to update
-    return is_fixed and RecordedUpdate(algorithm, compute_train_info)
+def _losses(algorithm: 'Algorithm', experience: Experience) -> tuple[LossInfo, torch.Tensor, NestedTensor]:
+    """``Objective.losses`` of a minibatch ``[T, B, ...]``."""
+    train_info = compute_train_info(algorithm, experience)
+    if algorithm._train_info_spec is None:
+        algorithm._train_info_spec = extract_spec(train_info, from_dim=2)
+    loss_info, masks = counted_loss(algorithm, algorithm.calc_loss(train_info), experience.time_step.step_type)
+    return loss_info, masks, train_info
 
 
 def compute_train_info(algorithm: 'Algorithm', experience: Experience) -> NestedTensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from alfx.optimizers.clipping import ClippingMixin, group_by_kind
 from alfx.optimizers.hooks import HookedOnRequest
-from alfx.utils.autograd import without_autograd
+from alfx.optimizers.autograd import without_autograd
 
 
 class ForeachMixin(HookedOnRequest, ClippingMixin):

@@ -14,7 +14,8 @@ from alfx.algorithms.prior_actor import SameActionPriorActor, UniformPriorActor
 from alfx.algorithms.sac import losses as sac_losses
 from alfx.algorithms.sac_algorithm import SacAlgorithm, SacInfo
 from alfx.data_structures import StepType, TimeStep
-from alfx.engine.update import reduce_loss, valid_masks
+from alfx.engine.plan.reduction import reduce_loss
+from alfx.engine.update import valid_masks
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
 

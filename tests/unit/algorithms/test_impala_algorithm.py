@@ -2,6 +2,7 @@
 from functools import partial
 
 import pytest
+from plans import num_records
 import torch
 from agents import ALGORITHMS, ENVIRONMENTS, make_agent
 from stale_unrolls import StaleUnrolls
@@ -17,7 +18,8 @@ from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.algorithms.trac_algorithm import TracAlgorithm
 from alfx.algorithms.vtrace_loss import VTraceLoss
 from alfx.data_structures import StepType
-from alfx.engine import recorded_update
+from alfx.engine import replay
+from alfx.engine.plan import eager
 from alfx.engine.unroll import reset_state_at_first
 from alfx.gin_utils import ConfError
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -73,9 +75,9 @@ def test_the_step_after_a_sequence_is_bootstrapped_from_and_has_no_loss_of_its_o
     agent.unroll(6)
     seen = losses_seen(one_update(agent), monkeypatch)
     reduced = []
-    update = agent.update_with_gradient
-    monkeypatch.setattr(agent, 'update_with_gradient',
-                        lambda info, masks, *a: reduced.append((info.loss, masks)) or update(info, masks, *a))
+    reduce_loss = eager.reduce_loss
+    monkeypatch.setattr(eager, 'reduce_loss',
+                        lambda info, masks, *a: reduced.append((info.loss, masks)) or reduce_loss(info, masks, *a))
     agent.train_from_replay_buffer()
     for (info, loss_info), (loss, masks) in zip(seen, reduced):
         assert torch.equal(loss, loss_info.loss[:2]) and loss.shape == (2, 4)
@@ -188,7 +190,7 @@ def test_a_recurrent_policy_is_recomputed_from_the_state_it_acted_from(length, m
     assert any(x.abs().max() > 0 for x in nest.flatten(start))
     seen = losses_seen(one_update(agent), monkeypatch)
     agent._config.mini_batch_size = 100  # all sequences in one update
-    monkeypatch.setattr(agent, 'update_with_gradient', lambda loss_info, *_: (loss_info, []))
+    monkeypatch.setattr(replay, 'optimize', lambda algorithm, plan, batch: (plan.gradients(batch), []))
     agent.train_from_replay_buffer()
     (info, _), = seen
     torch.testing.assert_close(info.action_distribution.log_prob(info.action)[:-1], info.rollout_log_prob[:-1])
@@ -266,13 +268,13 @@ def test_settings_that_nothing_could_be_learned_with_are_refused_by_name(setting
 
 
 @pytest.mark.parametrize('environment', ['discrete', 'recurrent', 'several rewards'])
-def test_a_played_update_gives_the_bits_of_one_made_step_by_step(environment, monkeypatch):
+def test_a_played_update_gives_the_bits_of_one_made_step_by_step(environment, warm_up):
     results = []
     for played in (False, True):
-        monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 2 if played else 10**6)
+        warm_up(2 if played else 10**6)
         agent, _ = make_agent('impala', environment, mini_batch_size=None)
         for _ in range(5):
             agent.train_iter()
-        assert bool(agent._fast_update._records) == played
+        assert bool(num_records(agent)) == played
         results.append(parameters(agent))
     assert all(torch.equal(a, b) for a, b in zip(*results))

@@ -13,7 +13,8 @@ from alfx.algorithms.mdq_algorithm import MdqAlgorithm, MdqCriticState, MdqInfo
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType, TimeStep
-from alfx.engine.update import reduce_loss, valid_masks
+from alfx.engine.plan.reduction import reduce_loss
+from alfx.engine.update import valid_masks
 from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv, UnittestEnv
 from alfx.networks.action_quantizer import ActionQuantizer
 from alfx.networks.mdq_critic_networks import MdqCriticNetwork

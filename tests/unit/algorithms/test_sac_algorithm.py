@@ -13,7 +13,8 @@ from alfx.algorithms.sac.actions import ActionParts, ActionType, next_noise, tar
 from alfx.algorithms.sac_algorithm import SacActionState, SacAlgorithm, SacCriticState, SacInfo, SacState
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import BatchInfo, StepType
-from alfx.engine.update import reduce_loss, valid_masks
+from alfx.engine.plan.reduction import reduce_loss
+from alfx.engine.update import valid_masks
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork

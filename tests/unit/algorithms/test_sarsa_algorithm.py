@@ -13,7 +13,8 @@ from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sarsa_algorithm import SarsaAlgorithm, SarsaInfo, SarsaState
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType, TimeStep
-from alfx.engine.update import reduce_loss, valid_masks
+from alfx.engine.plan.reduction import reduce_loss
+from alfx.engine.update import valid_masks
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork, ActorDistributionRNNNetwork
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.networks.critic_networks import CriticNetwork

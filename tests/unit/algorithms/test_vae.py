@@ -10,7 +10,7 @@ from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.vae import DiscreteVAE, VAEInfo, VariationalAutoEncoder, categorical_spec, gaussian_kld
 from alfx.data_structures import LossInfo
-from alfx.engine.recording import has_fixed_update
+from alfx.engine.planning import has_fixed_update
 from alfx.gin_utils import ConfError
 from alfx.nest.utils import NestConcat
 from alfx.networks.containers import Sequential

@@ -7,7 +7,7 @@ import torch
 from alfx import nest
 from alfx.algorithms.vq_vae import Vqvae, VqvaeInfo
 from alfx.data_structures import LossInfo
-from alfx.engine.recording import has_fixed_update
+from alfx.engine.planning import has_fixed_update
 from alfx.gin_utils import ConfError
 from alfx.networks.decoding_networks import AutoShapeImageDeconvNetwork
 from alfx.networks.encoding_networks import EncodingNetwork, ImageEncodingNetwork

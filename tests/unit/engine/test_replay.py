@@ -8,6 +8,7 @@ from torch import nn
 
 from alfx import context
 from alfx.algorithms.data_transformer import FrameStacker
+from alfx.engine import replay
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.replay import check_sequences
 from alfx.gin_utils import ConfError
@@ -30,13 +31,13 @@ def minibatch_shapes(agent, monkeypatch, **config):
     for name, value in config.items():
         setattr(agent._config, name, value)
     shapes = []
-    update = agent.update_with_gradient
+    optimize = replay.optimize
 
-    def record(loss_info, masks, *rest):
-        shapes.append(tuple(masks.shape))
-        return update(loss_info, masks, *rest)
+    def record(algorithm, plan, batch):
+        shapes.append(tuple(batch.experience.step_type.shape))
+        return optimize(algorithm, plan, batch)
 
-    monkeypatch.setattr(agent, 'update_with_gradient', record)
+    monkeypatch.setattr(replay, 'optimize', record)
     agent.train_iter()
     return shapes
 
@@ -136,19 +137,19 @@ def test_importance_weights_are_divided_by_the_largest_if_asked(monkeypatch):
     agent._config.mini_batch_length, agent._config.priority_replay_beta = 2, 1.0
     agent._rl_algorithm._loss._compute_advantages_internally = True
     buffer, weights = agent.replay_buffer, []
-    get_batch, update = buffer.get_batch, agent.update_with_gradient
+    get_batch, optimize = buffer.get_batch, replay.optimize
 
     def sample(batch_size, length):
         experience, info = get_batch(batch_size, length)
         return experience, info._replace(importance_weights=torch.arange(1.0, batch_size + 1))
 
-    def record(loss_info, masks, weight, batch_info):
-        weights.append(batch_info.importance_weights)
-        return update(loss_info, masks, weight, batch_info)
+    def record(algorithm, plan, batch):
+        weights.append(batch.weights)
+        return optimize(algorithm, plan, batch)
 
     monkeypatch.setattr(buffer, 'reader', lambda *_: None)  # which would read past get_batch
     monkeypatch.setattr(buffer, 'get_batch', sample)
-    monkeypatch.setattr(agent, 'update_with_gradient', record)
+    monkeypatch.setattr(replay, 'optimize', record)
     agent.train_iter()
     torch.testing.assert_close(weights[0], 1 / torch.arange(1.0, 9.0))
 

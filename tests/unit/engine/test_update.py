@@ -7,7 +7,8 @@ from alfx import context
 from alfx.algorithms.algorithm import Algorithm, Loss
 from alfx.algorithms.base.ownership import OwnershipError
 from alfx.data_structures import BatchInfo, LossInfo, StepType
-from alfx.engine.update import NonFiniteLossError, reduce_loss, valid_masks
+from alfx.engine.plan.reduction import reduce_loss
+from alfx.engine.update import NonFiniteLossError, valid_masks
 from alfx.optimizers import SGD, Adam
 
 
