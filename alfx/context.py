@@ -209,7 +209,12 @@ def set_ranks(ranks: Any) -> None:
 
 def alone() -> AbstractContextManager[None]:
     """Context manager within which this process trains together with no others: what it does, they do not."""
-    return _replaced('ranks', None)
+    return training_with(None)
+
+
+def training_with(ranks: Any) -> AbstractContextManager[None]:
+    """Context manager within which ``ranks`` stand for the processes that this one trains together with."""
+    return _replaced('ranks', ranks)
 
 
 def num_ranks() -> int:

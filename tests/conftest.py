@@ -16,6 +16,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from alfx import context, gin_utils  # noqa: E402
+from alfx.engine.plan import settings  # noqa: E402
 
 hypothesis.settings.register_profile('alfx', deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile('alfx')
@@ -51,6 +52,27 @@ def fresh_process_state():
     gin_utils.clear()
     torch.set_flush_denormal(False)
     torch.set_float32_matmul_precision('highest')
+
+
+@pytest.fixture
+def warm_up(monkeypatch):
+    """A function that sets how often updates and policies are computed step by step before they are played."""
+    def set_to(count: int) -> None:
+        monkeypatch.setattr(settings, 'WARM_UP', settings.WarmUp(updates=count, calls=count, compiled_calls=count))
+
+    return set_to
+
+
+@pytest.fixture
+def played_at_once(warm_up):
+    """Updates and policies are played, or compiled, from the second one on."""
+    warm_up(1)
+
+
+@pytest.fixture
+def never_played(warm_up):
+    """Nothing is played."""
+    warm_up(10**9)
 
 
 @pytest.fixture

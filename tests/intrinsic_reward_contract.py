@@ -1,12 +1,12 @@
 """What holds for every intrinsic reward module, as a mixin; and steps to try them on."""
 import agents
 import pytest
+from plans import num_records
 import sac_agents
 import torch
 
 from alfx import nest
 from alfx.data_structures import StepType, TimeStep, valid_masks
-from alfx.engine import recorded_update
 from alfx.engine.update import reduce_loss
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
@@ -201,15 +201,15 @@ class IntrinsicRewardContract:
             agent.train_iter()
         assert all(torch.isfinite(p).all() for p in agent.parameters())
 
-    def test_a_recorded_update_is_the_plain_one(self, monkeypatch):
+    def test_a_recorded_update_is_the_plain_one(self, warm_up):
         results = []
         for updates_before in (2, 10**6):
-            monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', updates_before)
+            warm_up(updates_before)
             agent, _ = sac_agents.make_agent('continuous', agent_args=dict(intrinsic_reward_module=self.make))
             assert agent.traits.fixed_update
             for _ in range(4):
                 agent.train_iter()
-            assert bool(agent._fast_update._records) == (updates_before == 2)
+            assert bool(num_records(agent)) == (updates_before == 2)
             results.append(parameters(agent))
         assert all(torch.equal(a, b) for a, b in zip(*results))
 

@@ -22,7 +22,6 @@ from alfx.algorithms.maths.time_slices import steps, with_zeros_after, with_zero
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
-from alfx.engine.recorded_function import RecordedFunction
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at
 from alfx.networks.actor_networks import ActorNetwork
@@ -171,11 +170,9 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
         self._is_recurrent = bool(nest.flatten(train_state_spec))
         self._policy = self._noisy_policy = None
         if not self._is_recurrent and is_fixed(actor):
-            self._policy = RecordedFunction(lambda observation: self._actor_network(observation)[0], actor,
-                                            config=config)
+            self._policy = self.recorded(self._best_action, actor)
             if getattr(type(exploration), 'forward', None) is GaussianNoise.forward:
-                self._noisy_policy = RecordedFunction(lambda observation: self._exploration.noisy(
-                    self._actor_network(observation)[0]), actor, exploration, config=config)
+                self._noisy_policy = self.recorded(self._noisy_action, actor, exploration)
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         """The target networks."""
@@ -190,6 +187,12 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
         return state.actor.actor
 
     # Acting ----------------------------------------------------------------------------------------------------
+
+    def _best_action(self, observation: NestedTensor) -> NestedTensor:
+        return self._actor_network(observation)[0]
+
+    def _noisy_action(self, observation: NestedTensor) -> NestedTensor:
+        return self._exploration.noisy(self._best_action(observation))
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """The action of the policy ``[B, ...]``; with probability ``epsilon_greedy`` noise is added to it."""

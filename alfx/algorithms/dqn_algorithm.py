@@ -29,7 +29,6 @@ from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
-from alfx.engine.recorded_function import RecordedFunction
 from alfx.gin_utils import configurable
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
@@ -156,10 +155,9 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         self._filled_epsilon = 0.0, -1  # the latest, and the version then: what sets buffers back writes to it too
         self._greedy = self._exploring = None
         if not self._critic_networks.is_rnn and is_fixed(self._critic_networks):
-            self._greedy = RecordedFunction(self._best_index, self, config=config)
+            self._greedy = self.recorded(self._best_index, self)
             if long_exploration is None:
-                self._exploring = RecordedFunction(lambda observation: self._discrete.action(
-                    self._discrete.replace_some(self._best_index(observation), self._epsilon)), self, config=config)
+                self._exploring = self.recorded(self._exploring_action, self)
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks']
@@ -216,6 +214,10 @@ class DqnAlgorithm(OffPolicyAlgorithm):
     def _best_index(self, observation: NestedTensor) -> Tensor:
         """The index ``[B]`` of the best action, for critics without memory."""
         return self._q_values(observation, ())[0].argmax(-1)
+
+    def _exploring_action(self, observation: NestedTensor) -> NestedTensor:
+        """The best action ``[B]``, or with probability ``_epsilon`` a random one."""
+        return self._discrete.action(self._discrete.replace_some(self._best_index(observation), self._epsilon))
 
     def _q_values(self, observation: NestedTensor, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
         """What actions are compared by, ``[B, A]``, and the next state of the critics."""

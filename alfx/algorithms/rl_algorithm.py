@@ -13,6 +13,7 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, time_step_spec
 from alfx.engine import probe
+from alfx.engine.plan import Recorded
 from alfx.engine.replay import check_sequences
 from alfx.gin_utils import configurable
 from alfx.metrics.metric_set import MetricSet
@@ -213,6 +214,16 @@ class RLAlgorithm(Algorithm):
             NotImplementedError: always; ``TrainerConfig.offline_buffer_dir`` is refused for the same reason.
         """
         raise NotImplementedError('offline replay buffers are not available in this version')
+
+    def recorded(self, function: Callable[[NestedTensor], NestedTensor], *modules: nn.Module
+                 ) -> Callable[[NestedTensor], NestedTensor]:
+        """The same function, computed faster after some calls: played from a record, or compiled.
+
+        Args:
+            function: a method from a nest of tensors to a nest of tensors; it may draw random numbers.
+            modules: hold the parameters and buffers that it reads.
+        """
+        return Recorded(function, *modules, compiles=self._config is not None and self._config.compile)
 
     # The iteration ---------------------------------------------------------------------------------------------
 

@@ -37,7 +37,6 @@ from alfx.algorithms.sac.critics import ActionValues
 from alfx.algorithms.sac.states import (SacActionState, SacCriticState, SacState, check_arguments, check_normal_actor,
                                         initial_log_alphas, state_specs, targets_of_alpha)
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
-from alfx.engine.recorded_function import RecordedFunction
 from alfx.gin_utils import configurable
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
@@ -220,14 +219,16 @@ class SacAlgorithm(OffPolicyAlgorithm):
 
     # Acting ----------------------------------------------------------------------------------------------------
 
-    def _recorded_policy(self) -> RecordedFunction | None:
+    def _recorded_policy(self) -> Callable[[NestedTensor], NestedTensor] | None:
         """From an observation to a sampled action, where a step of the rollout is no more than that."""
         samples = (self._parts.type == ActionType.Continuous and not nest.flatten(self.rollout_state_spec)
                    and type(self)._draw_rollout_action is SacAlgorithm._draw_rollout_action)
         if not samples or self._keeps_distribution or not is_fixed(self._actor_network):
             return None
-        return RecordedFunction(lambda observation: dist_utils.sample_action_distribution(
-            self._actor_network(observation)[0]), self._actor_network, config=self._config)
+        return self.recorded(self._sampled_actions, self._actor_network)
+
+    def _sampled_actions(self, observation: NestedTensor) -> NestedTensor:
+        return dist_utils.sample_action_distribution(self._actor_network(observation)[0])
 
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
         """The best action, or with probability ``epsilon_greedy`` a sampled one."""

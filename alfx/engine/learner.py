@@ -3,8 +3,10 @@
 :meth:`Learner.iterate` is an iteration; it reads from top to bottom in this file. What is computed is the algorithm's
 business, how an update is computed that of :mod:`alfx.engine.plan`. Read next :mod:`alfx.engine.unroll`.
 """
+import logging
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,8 +20,10 @@ from alfx.engine.contract import Settings
 from alfx.engine.errors import NonFiniteLossError
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
+from alfx.engine.plan import Batch, Computed, Eager, Objective, Plan, make_plan
+from alfx.engine.plan.objective import Losses
+from alfx.engine.plan.program import copied
 from alfx.engine.priorities import importance_weights, update_priorities
-from alfx.engine.program import copied
 from alfx.engine.remote.data_parallel import GradientAverager, average_gradients
 from alfx.engine.remote.unroll import RemoteUnroll, Steps, UnrollSource
 from alfx.engine.unroll import Cursor, start, unroll
@@ -28,6 +32,9 @@ from alfx.gin_utils import ConfError
 from alfx.gin_utils.checks import problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec
 from alfx.traits import Traits
+
+
+logger = logging.getLogger(__name__)
 
 
 class Learner:
@@ -66,7 +73,8 @@ class Learner:
         self._context_steps = 0  # at the start of the replay buffer, trained on in an earlier iteration
         self._reads_in_place = True  # unless preprocessing makes batches of its own
         self._reading: _Reading | None = None
-        self._plan: Any = None
+        self._plan: Plan | None = None
+        self._taking_turns: list[Any] | None = None  # parts with several fixed updates
 
     @property
     def traits(self) -> Traits:
@@ -96,9 +104,13 @@ class Learner:
         else:
             if self._settings.update_counter_every_mini_batch:
                 context.increment_global_counter()  # there is one update an iteration
-            if self.traits.recomputes_rollout_info:
+            if not self.traits.recomputes_rollout_info:
+                steps = algorithm.train_from_unroll(experience, rollout_info)
+            elif self.traits.fixed_update and not self.traits.trains_after_iteration:
+                steps = self.train_from_unroll(experience, None)  # nobody looks at the infos
+            else:
                 rollout_info = self.train_info(experience)
-            steps = algorithm.train_from_unroll(experience, rollout_info)
+                steps = algorithm.train_from_unroll(experience, rollout_info)
         if self.traits.trains_after_iteration:
             algorithm.after_train_iter(self._unrolled_inputs, rollout_info)
         self._unrolled_inputs = None
@@ -199,24 +211,23 @@ class Learner:
 
     # Training --------------------------------------------------------------------------------------------------
 
-    def train_from_unroll(self, experience: Experience, train_info: NestedTensor) -> int:
+    def train_from_unroll(self, experience: Experience, train_info: NestedTensor | None) -> int:
         """On-policy training: one update from the infos of an unroll.
 
         Args:
             experience: ``[T + 1, B, ...]``; the last step is there to bootstrap from, its loss does not count.
-            train_info: infos ``[T + 1, B, ...]``.
+            train_info: infos ``[T + 1, B, ...]``; ``None``: they are computed from ``experience``.
 
         Returns:
             ``T * B``, the number of steps trained on.
         """
-        algorithm = self._algorithm
-        loss_info = algorithm.calc_loss(train_info)
-        loss_info, masks = update.counted_loss(loss_info, experience.time_step.step_type, bootstraps=True)
-        loss_info, params = algorithm.update_with_gradient(loss_info, masks)
-        algorithm.after_update(experience.time_step, train_info)
-        if context.should_record_summaries():
-            algorithm.summarize_train(experience, train_info, loss_info, params)
-        return masks.numel()
+        if train_info is None:
+            computed = self._optimize(self.plan, Batch(experience))
+        else:
+            plan = Eager(self._objective(lambda _: self._counted(train_info, experience)))
+            computed = self._optimize(plan, Batch(experience))
+        self._after_update(experience, computed)
+        return self._num_steps(experience)
 
     def train_from_replay_buffer(self, update_global_counter: bool = False) -> int:
         """Train on the replay buffer of the algorithm: on all of it in epochs, or on sampled minibatches.
@@ -304,15 +315,15 @@ class Learner:
     def _num_steps(self, experience: Experience) -> int:
         """How many steps of a minibatch ``[T, B, ...]`` are trained on."""
         length, batch = experience.time_step.step_type.shape
-        return (length - self.traits.bootstraps_sequences) * batch
+        return (length - self._ends_with_bootstrap) * batch
 
     def _read_in_place(self, batch_size: int, length: int, together: int) -> '_Reading | None':
         """A reader of samples into the same memory each time, where updates are played on them as they are stored."""
         transformer = self._algorithm.data_transformer
-        if (not self._reads_in_place or not self.plan.takes_slots
+        if (not self._reads_in_place or not self.plan.reads_slots
                 or (transformer is not None and transformer.changes_experience)):
             return None
-        key = self._buffer, batch_size, length, self.plan.num_slots(together)
+        key = self._buffer, batch_size, length, 1 if self.plan.takes_batches_in_place else together
         if self._reading is None or self._reading.key != key:
             self._reading = _Reading(key, self._buffer.reader(*key[1:]))
         return self._reading
@@ -357,11 +368,29 @@ class Learner:
     # An update -------------------------------------------------------------------------------------------------
 
     @property
-    def plan(self) -> Any:
-        """How losses and gradients are computed: step by step, or in a faster way that does the same."""
+    def plan(self) -> Plan:
+        """How gradients are computed: step by step, or in a faster way that does the same."""
         if self._plan is None:
-            self._plan = _Eager(self)
+            is_fixed = self.traits.fixed_update
+            if is_fixed and self.scaler is not None:
+                logger.info('updates of %s are made step by step: whether one is skipped depends on its gradients '
+                            '(float16)', self._algorithm.name)
+            self._plan = make_plan(self._objective(self.losses), is_fixed, self._settings.compile)
         return self._plan
+
+    def _objective(self, losses: Losses) -> Objective:
+        """What the algorithm minimises."""
+        algorithm, scaler = self._algorithm, self.scaler
+        return Objective(module=algorithm, losses=losses, params=[p for _, p in algorithm.what_is_updated()[1]],
+                         name=algorithm.name, variant=self._variant, scaled=None if scaler is None else scaler.scaled,
+                         gradient_noise=self.noise_scale)
+
+    def _variant(self) -> Hashable:
+        """Which one of several fixed updates the next one is, of all parts that have several."""
+        if self._taking_turns is None:
+            self._taking_turns = [part for part in self._algorithm.modules()
+                                  if getattr(part, 'update_variant', None) is not None]
+        return tuple([part.update_variant for part in self._taking_turns])
 
     def _update(self, experience: Experience, batch_info: BatchInfo | None, counts: bool,
                 slot: Slot | None = None) -> None:
@@ -371,13 +400,18 @@ class Learner:
         if batch_info is not None:
             batch_info = importance_weights(self._settings, batch_info)
         weights = () if batch_info is None else batch_info.importance_weights
-        loss_info, train_info = self.plan.gradients(experience, weights, slot)
-        self._step()
+        computed = self._optimize(self.plan, Batch(experience, weights, slot))
         if batch_info is not None:
-            update_priorities(self._settings, self._buffer, batch_info, loss_info)
-        self._algorithm.after_update(experience.time_step, train_info)
+            update_priorities(self._settings, self._buffer, batch_info, computed.loss_info)
+        self._after_update(experience, computed)
+
+    def _after_update(self, experience: Experience, computed: Computed) -> None:
+        """What follows an update from experience ``[T, B, ...]``."""
+        algorithm = self._algorithm
+        algorithm.after_update(experience.time_step, computed.train_info)
         if context.should_record_summaries():
-            self._algorithm.summarize_train(experience, train_info, loss_info, self._algorithm.what_is_updated()[1])
+            algorithm.summarize_train(experience, computed.train_info, computed.loss_info,
+                                      algorithm.what_is_updated()[1])
 
     def losses(self, experience: Experience) -> tuple[LossInfo, torch.Tensor, NestedTensor]:
         """What is minimised for a minibatch.
@@ -391,10 +425,19 @@ class Learner:
             - masks of that shape
             - what they were made from, ``[T, B, ...]``
         """
-        train_info = self.train_info(experience)
+        return self._counted(self.train_info(experience), experience)
+
+    def _counted(self, train_info: NestedTensor, experience: Experience
+                 ) -> tuple[LossInfo, torch.Tensor, NestedTensor]:
+        """:meth:`losses` made from ``train_info``."""
         loss_info, masks = update.counted_loss(self._algorithm.calc_loss(train_info), experience.time_step.step_type,
-                                               self.traits.bootstraps_sequences)
+                                               self._ends_with_bootstrap)
         return loss_info, masks, train_info
+
+    @property
+    def _ends_with_bootstrap(self) -> bool:
+        """Whether the last step of what is trained on is there only to bootstrap from."""
+        return self.traits.bootstraps_sequences or bool(self._algorithm.on_policy)
 
     def train_info(self, experience: Experience) -> NestedTensor:
         """The infos ``[T, B, ...]`` that the loss gets for experience ``[T, B, ...]``."""
@@ -423,31 +466,22 @@ class Learner:
         Raises:
             NonFiniteLossError: names the losses that are not finite; no parameter has been changed.
         """
-        loss_info = self._differentiate(loss_info, masks, weight, batch_info.importance_weights if batch_info else ())
-        self._step()
-        return loss_info, self._algorithm.what_is_updated()[1]
+        plan = Eager(self._objective(lambda _: (update.weighted(loss_info, weight), masks, ())))
+        computed = self._optimize(plan, Batch((), batch_info.importance_weights if batch_info is not None else ()))
+        return computed.loss_info, self._algorithm.what_is_updated()[1]
 
-    def _differentiate(self, loss_info: LossInfo, masks: torch.Tensor | None, weight: float = 1.0,
-                       importance_weights: torch.Tensor | tuple[()] = ()) -> LossInfo:
-        """Leave the gradients of a loss ``[T, B]`` on the parameters; returns the loss reduced to a scalar."""
-        total = update.reduce_loss(loss_info, masks, weight, importance_weights)
-        if not torch.isfinite(total.detach()):
+    def _optimize(self, plan: Plan, batch: Batch) -> Computed:
+        """Gradients, averaged over all processes, and the steps of the optimizers.
+
+        Raises:
+            NonFiniteLossError: names the losses that are not finite; no parameter has been changed.
+        """
+        computed = plan.gradients(batch)
+        if not math.isfinite(computed.loss_info.loss.item()):
             if self.averager is not None:
                 self.averager.report_bad_loss()
-            raise NonFiniteLossError(update.describe_non_finite(self._algorithm.name, loss_info))
-        optimizers, params = self._algorithm.what_is_updated()
-        records = context.should_record_summaries()
-        if records and self.noise_scale is not None and isinstance(loss_info.loss, torch.Tensor):
-            loss_info = loss_info._replace(gns=update.gradient_noise(self.noise_scale, loss_info.loss, masks, params))
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        if total.requires_grad:
-            (total if self.scaler is None else self.scaler.scaled(total)).backward()
-        loss_info = loss_info._replace(loss=total.detach())
-        return loss_info._replace(extra=update.masked_means(loss_info.extra, masks)) if records else loss_info
-
-    def _step(self) -> None:
-        """Let the optimizers make a step with the gradients that there are, averaged over all ranks."""
+            parts = plan.explain(batch) if computed.parts is None else computed.parts
+            raise NonFiniteLossError(update.describe_non_finite(self._algorithm.name, parts))
         if self.averager is not None:
             self.averager.average()
         optimizers = self._algorithm.what_is_updated()[0]
@@ -456,6 +490,7 @@ class Learner:
         else:
             for optimizer in optimizers:
                 optimizer.step()
+        return computed
 
     # Set-up ----------------------------------------------------------------------------------------------------
 
@@ -562,15 +597,3 @@ class _Reading(NamedTuple):
 
 
 _Samples = Iterator[tuple[BatchInfo, Experience, Slot | None]]
-
-
-class _Eager:
-    takes_slots = False
-
-    def __init__(self, learner: Any):
-        self._learner = learner
-
-    def gradients(self, experience: Any, weights: Any, slot: Any) -> Any:
-        learner = self._learner
-        loss_info, masks, info = learner.losses(experience)
-        return learner._differentiate(loss_info, masks, 1.0, weights), info

@@ -5,11 +5,9 @@ Pure functions of tensors. The update itself is in :mod:`alfx.engine.learner`.
 from typing import Any
 
 import torch
-from torch import nn
 
 from alfx import context, nest
 from alfx.data_structures import LossInfo, valid_masks
-from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.tensor_specs import NestedTensor
 
 
@@ -44,10 +42,11 @@ def reduce_loss(loss_info: LossInfo, masks: torch.Tensor | None = None, weight: 
     return total if weight == 1.0 else total * weight
 
 
-def gradient_noise(noise_scale: GradientNoiseScale, loss: torch.Tensor, masks: torch.Tensor | None,
-                   params: list[tuple[str, nn.Parameter]]) -> Any:
-    """The noise scale of the gradient of ``loss`` ``[T, B]``, ``()`` where there is none."""
-    return noise_scale(loss if masks is None else loss * masks, [p for _, p in params]) if loss.ndim == 2 else ()
+def weighted(loss_info: LossInfo, weight: float) -> LossInfo:
+    """``loss_info`` with ``loss`` and ``scalar_loss`` multiplied by a number."""
+    losses = {name: getattr(loss_info, name) for name in ('loss', 'scalar_loss')}
+    return loss_info if weight == 1.0 else loss_info._replace(**{
+        name: x * weight for name, x in losses.items() if isinstance(x, torch.Tensor)})
 
 
 def masked_means(extra: NestedTensor, masks: torch.Tensor | None) -> NestedTensor:

@@ -9,9 +9,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from alfx.optimizers.autograd import without_autograd
 from alfx.optimizers.clipping import ClippingMixin, group_by_kind
 from alfx.optimizers.hooks import HookedOnRequest
-from alfx.utils.autograd import without_autograd
 
 
 class ForeachMixin(HookedOnRequest, ClippingMixin):

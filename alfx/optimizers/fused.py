@@ -5,10 +5,9 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from alfx.optimizers.clipping import (ClippingMixin, LearningRate, Parameters, clip_divisor, global_norm,
-                                      group_by_kind)
+from alfx.optimizers.autograd import without_autograd
+from alfx.optimizers.clipping import ClippingMixin, LearningRate, Parameters, clip_divisor, global_norm, group_by_kind
 from alfx.optimizers.hooks import HookedOnRequest
-from alfx.utils.autograd import without_autograd
 
 
 class _StepCounts:

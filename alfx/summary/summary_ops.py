@@ -50,10 +50,8 @@ def scalar(name: str, data: Any, step: int | None = None, walltime: float | None
         if data.size != 1 if isinstance(data, np.ndarray) else data.numel() != 1:
             raise ValueError(f'summary.scalar({name!r}): expected one element, found shape {tuple(data.shape)}; '
                              'reduce it first, or use summary.histogram')
-    writer = context.get_summary_writer()
-    if not (isinstance(data, torch.Tensor) and getattr(writer, 'takes_tensors', False)):
-        data = float(data.item() if isinstance(data, (torch.Tensor, np.ndarray)) else data)
-    writer.add_scalar(scope_name() + name, data, _step(step), walltime)
+    data = float(data.item() if isinstance(data, (torch.Tensor, np.ndarray)) else data)
+    context.get_summary_writer().add_scalar(scope_name() + name, data, _step(step), walltime)
 
 
 def histogram(name: str, data: Any, step: int | None = None, bins: int | Sequence[float] | np.ndarray | None = None,

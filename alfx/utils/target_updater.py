@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx.gin_utils import configurable
-from alfx.utils.autograd import without_autograd
+from alfx.optimizers.autograd import without_autograd
 from alfx.utils.saved_count import SavedCount
 
 Models = nn.Module | Tensor | Sequence[nn.Module | Tensor]

@@ -9,8 +9,8 @@ import torch
 
 from alfx import gin_utils
 from alfx.algorithms.config import TrainerConfig
-from alfx.engine import recorded_function, recorded_update
-from alfx.engine.recorded_update import RecordedUpdate
+from alfx.engine.plan.forms import Played
+from alfx.engine.plan.update import UpdateTask
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.utils.checkpoint_utils import read_checkpoint
 
@@ -116,14 +116,20 @@ def test_same_seed_same_parameters_also_when_resumed_with_the_replay_buffer(conf
 
 
 @pytest.mark.parametrize('conf', CONFS)
-def test_updates_and_actions_played_from_a_record_are_equal_to_the_bit(conf, tmp_path, monkeypatch):
+def test_updates_and_actions_played_from_a_record_are_equal_to_the_bit(conf, tmp_path, monkeypatch, warm_up, caplog):
     recorded = []
-    record = RecordedUpdate._record
-    monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 3)
-    monkeypatch.setattr(recorded_function, '_CALLS_BEFORE', 3)
-    monkeypatch.setattr(RecordedUpdate, '_record', lambda *args: recorded.append(1) or record(*args))
+    make = Played._make
+
+    def make_and_note(form, request):
+        kept = make(form, request)
+        if isinstance(form.task, UpdateTask):
+            recorded.append(1)
+        return kept
+
+    monkeypatch.setattr(Played, '_make', make_and_note)
+    warm_up(3)
     played = train(conf, tmp_path / 'played')
-    monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 10**9)
-    monkeypatch.setattr(recorded_function, '_CALLS_BEFORE', 10**9)
+    warm_up(10**9)
     assert differences(played, train(conf, tmp_path / 'plain')) == []
     assert bool(recorded) == (conf in PLAYED)
+    assert 'it would be another one' not in caplog.text

@@ -14,7 +14,6 @@ from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType, TimeStep, valid_masks
-from alfx.engine import recorded_function
 from alfx.engine.update import reduce_loss
 from alfx.gin_utils import ConfError
 from alfx.networks.actor_networks import ActorNetwork
@@ -74,7 +73,8 @@ class TestContract:
     def test_a_checkpoint_restores_the_next_update(self, algorithm, environment):
         agent, env = agent_of(algorithm, environment)
         agent.train_iter()
-        saved, env_state, rollout = copied(dict(agent.state_dict())), env.get_state(), copied(agent.learner.state_dict())
+        saved, env_state, rollout = (copied(dict(agent.state_dict())), env.get_state(),
+                                     copied(agent.learner.state_dict()))
         other, other_env = agent_of(algorithm, environment, seed=9)
         other.load_state_dict(saved)
         other_env.set_state(env_state)
@@ -353,8 +353,8 @@ def test_other_noise_can_be_chosen():
         agent_of('ddpg', exploration_noise_ctor=GaussianNoise, ou_stddev=0.3)
 
 
-def test_a_record_of_acting_adds_the_noise_of_each_step_with_the_same_random_numbers(monkeypatch):
-    monkeypatch.setattr(recorded_function, '_CALLS_BEFORE', 2)
+def test_a_record_of_acting_adds_the_noise_of_each_step_with_the_same_random_numbers(warm_up):
+    warm_up(2)
     level = [0.0]
     agent, env = agent_of('ddpg', exploration_noise_ctor=partial(GaussianNoise, stddev=lambda: level[0]))
     rl, time_step, state = agent._rl_algorithm, env.current_time_step(), agent.get_initial_rollout_state(env.batch_size)
@@ -367,7 +367,7 @@ def test_a_record_of_acting_adds_the_noise_of_each_step_with_the_same_random_num
             noisy = rl._bounds.add_noise(action, nest.map_structure(lambda a: torch.randn_like(a) * level[0], action))
         assert all(map(torch.equal, nest.flatten(step.output), nest.flatten(noisy)))
         assert torch.equal(torch.rand(()), drawn)
-    assert rl._noisy_policy._records
+    assert rl._noisy_policy.played.num_records
 
 
 # Targets, priorities, arguments --------------------------------------------------------------------------------------

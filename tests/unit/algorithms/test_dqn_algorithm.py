@@ -12,7 +12,7 @@ from alfx.algorithms.dqn_algorithm import DqnAlgorithm, DqnInfo, DqnState, least
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType, TimeStep
-from alfx.engine import probe, recorded_function
+from alfx.engine import probe
 from alfx.environments.suite_unittest import PolicyUnittestEnv, RNNPolicyUnittestEnv, ValueUnittestEnv
 from alfx.networks.q_networks import QNetwork, QRNNNetwork
 from alfx.optimizers import Adam
@@ -262,8 +262,8 @@ def test_epsilon_follows_its_schedule():
         assert differs == pytest.approx(epsilon * 0.8, abs=0.015)
 
 
-def test_a_record_of_acting_explores_by_the_epsilon_of_each_step_with_the_same_random_numbers(monkeypatch):
-    monkeypatch.setattr(recorded_function, '_CALLS_BEFORE', 2)
+def test_a_record_of_acting_explores_by_the_epsilon_of_each_step_with_the_same_random_numbers(warm_up):
+    warm_up(2)
     algorithm = make(rollout_epsilon_greedy=LinearScheduler('percent', [(0.0, 0.9), (1.0, 0.1)]))
     step = step_of(50)
     taken = set()
@@ -278,7 +278,7 @@ def test_a_record_of_acting_explores_by_the_epsilon_of_each_step_with_the_same_r
         assert torch.equal(action, algorithm._discrete.explore(greedy, algorithm._rollout_epsilon_greedy()) + 2)
         assert torch.equal(torch.rand(()), drawn)
         taken.add(tuple(action.tolist()))
-    assert algorithm._exploring._records and len(taken) > 1
+    assert algorithm._exploring.played.num_records and len(taken) > 1
 
 
 def test_a_record_of_acting_explores_although_the_buffers_have_been_set_back():

@@ -2,6 +2,7 @@
 from functools import partial
 
 import pytest
+from plans import num_records
 import torch
 from agents import make_agent
 from torch import nn
@@ -12,7 +13,6 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.encoding_algorithm import EncodingAlgorithm, encode_sequence
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.data_structures import LossInfo, StepType, TimeStep, restart
-from alfx.engine import recorded_update
 from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
@@ -213,14 +213,14 @@ def test_steps_do_not_change_their_inputs_and_one_environment_is_enough():
         assert torch.equal(old, new)
 
 
-def test_a_played_update_is_the_plain_one(monkeypatch):
+def test_a_played_update_is_the_plain_one(warm_up):
     results = []
     for before in (1, 10**6):
-        monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', before)
+        warm_up(before)
         agent, _ = sac_agent(partial(EncodingAlgorithm, encoder_cls=encoder))
         for _ in range(2):
             agent.train_iter()
-        assert bool(agent._fast_update and agent._fast_update._records) == (before == 1)
+        assert bool(num_records(agent)) == (before == 1)
         results.append(list(agent.parameters()))
     for a, b in zip(*results):
         torch.testing.assert_close(a, b)

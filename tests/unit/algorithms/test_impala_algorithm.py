@@ -2,6 +2,7 @@
 from functools import partial
 
 import pytest
+from plans import num_records
 import torch
 from agents import ALGORITHMS, ENVIRONMENTS, make_agent
 from stale_unrolls import StaleUnrolls
@@ -17,7 +18,6 @@ from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.algorithms.trac_algorithm import TracAlgorithm
 from alfx.algorithms.vtrace_loss import VTraceLoss
 from alfx.data_structures import StepType, reset_at_first
-from alfx.engine import recorded_update
 from alfx.gin_utils import ConfError
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.utils import dist_utils
@@ -271,13 +271,13 @@ def test_settings_that_nothing_could_be_learned_with_are_refused_by_name(setting
 
 
 @pytest.mark.parametrize('environment', ['discrete', 'recurrent', 'several rewards'])
-def test_a_played_update_gives_the_bits_of_one_made_step_by_step(environment, monkeypatch):
+def test_a_played_update_gives_the_bits_of_one_made_step_by_step(environment, warm_up):
     results = []
     for played in (False, True):
-        monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 2 if played else 10**6)
+        warm_up(2 if played else 10**6)
         agent, _ = make_agent('impala', environment, mini_batch_size=None)
         for _ in range(5):
             agent.train_iter()
-        assert bool(agent._fast_update._records) == played
+        assert bool(num_records(agent)) == played
         results.append(parameters(agent))
     assert all(torch.equal(a, b) for a, b in zip(*results))

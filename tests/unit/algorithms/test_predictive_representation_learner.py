@@ -2,6 +2,7 @@
 from functools import partial
 
 import pytest
+from plans import num_records
 import torch
 from agents import make_agent
 from test_encoding_algorithm import sac_agent
@@ -11,7 +12,6 @@ from alfx import context, nest
 from alfx.algorithms.predictive_representation_learner import (PredictionInfo, PredictiveRepresentationLearner,
                                                                PredictiveRepresentationLearnerInfo, SimpleDecoder)
 from alfx.data_structures import StepType, TimeStep
-from alfx.engine import recorded_update
 from alfx.gin_utils import ConfError
 from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
 from alfx.networks.preprocessors import EmbeddingPreprocessor
@@ -419,14 +419,14 @@ def test_each_part_may_have_an_optimizer_of_its_own():
     agent.train_iter()
 
 
-def test_a_played_update_is_the_plain_one(monkeypatch):
+def test_a_played_update_is_the_plain_one(warm_up):
     results = []
     for before in (1, 10**6):
-        monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', before)
+        warm_up(before)
         agent, _ = agent_of('sac', num_unroll_steps=1, decoder_ctor=reward_decoder)
         for _ in range(2):
             agent.train_iter()
-        assert bool(agent._fast_update and agent._fast_update._records) == (before == 1)
+        assert bool(num_records(agent)) == (before == 1)
         results.append(parameters(agent))
     for a, b in zip(*results):
         torch.testing.assert_close(a, b)

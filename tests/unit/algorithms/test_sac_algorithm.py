@@ -81,7 +81,8 @@ class TestContract:
     def test_a_checkpoint_restores_the_next_update(self, environment):
         agent, env = make_agent(environment)
         agent.train_iter()
-        saved, env_state, rollout = copied(dict(agent.state_dict())), env.get_state(), copied(agent.learner.state_dict())
+        saved, env_state, rollout = (copied(dict(agent.state_dict())), env.get_state(),
+                                     copied(agent.learner.state_dict()))
         other, other_env = make_agent(environment, seed=9)
         other.load_state_dict(saved)
         other_env.set_state(env_state)

@@ -89,7 +89,8 @@ class TestContract:
     def test_a_checkpoint_restores_the_next_update(self, kind, environment, on_policy):
         agent, env = agent_of(kind, environment, on_policy)
         agent.train_iter()
-        saved, env_state, rollout = copied(dict(agent.state_dict())), env.get_state(), copied(agent.learner.state_dict())
+        saved, env_state, rollout = (copied(dict(agent.state_dict())), env.get_state(),
+                                     copied(agent.learner.state_dict()))
         other, other_env = agent_of(kind, environment, on_policy, seed=9)
         other.load_state_dict(saved)
         other_env.set_state(env_state)

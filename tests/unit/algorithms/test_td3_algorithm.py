@@ -1,5 +1,6 @@
 """What TD3 changes in DDPG: delayed updates, smoothed targets, twin critics, random actions at first."""
 import pytest
+from plans import forms
 import torch
 from deterministic_agents import make_agent
 
@@ -7,7 +8,6 @@ from alfx import context, nest
 from alfx.algorithms import td3_algorithm
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.data_structures import StepType, TimeStep
-from alfx.engine.compiled_update import CompiledUpdate
 from alfx.gin_utils import ConfError
 from alfx.optimizers import SGD, Adam, AdamW
 
@@ -198,7 +198,8 @@ def test_the_compiled_update_does_what_the_update_does():
         torch.manual_seed(1)
         for _ in range(3):
             agent.train_iter()
-    assert isinstance(agents[1]._fast_update, CompiledUpdate)
+    played, compiled = forms(agents[1])
+    assert compiled.num_records == 2 and not played.num_records  # with and without the policy
     for (name, a), (_, b) in zip(*(agent.named_parameters() for agent in agents)):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4, msg=name)
 

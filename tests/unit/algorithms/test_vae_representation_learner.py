@@ -2,6 +2,7 @@
 from functools import partial
 
 import pytest
+from plans import num_records
 import torch
 from agents import make_agent
 
@@ -14,7 +15,6 @@ from alfx.algorithms.vae import DiscreteVAE, VariationalAutoEncoder, categorical
 from alfx.algorithms.vae_representation_learner import VAERepresentationLearner
 from alfx.algorithms.vq_vae import Vqvae
 from alfx.data_structures import TimeStep
-from alfx.engine import recorded_update
 from alfx.environments.suite_unittest import PolicyUnittestEnv
 from alfx.gin_utils import ConfError
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -114,15 +114,15 @@ class TestLearner:
             infos.append(one.predict_step(env.current_time_step(), one.get_initial_predict_state(4)))
         assert all(torch.equal(a, b) for a, b in zip(nest.flatten(infos[0]), nest.flatten(infos[1])))
 
-    def test_with_random_actions_a_recorded_update_is_the_plain_one(self, kind, monkeypatch):
+    def test_with_random_actions_a_recorded_update_is_the_plain_one(self, kind, warm_up):
         results = []
         for updates_before in (2, 10**6):
-            monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', updates_before)
+            warm_up(updates_before)
             agent = random_agent(kind, batch_size=1)
             for _ in range(4):
                 agent.train_iter()
             results.append([p.detach().clone() for p in agent.parameters()])
-            assert bool(agent._fast_update and agent._fast_update._records) == (updates_before == 2)
+            assert bool(num_records(agent)) == (updates_before == 2)
         for a, b in zip(*results):
             torch.testing.assert_close(a, b)
 

@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from alfx.utils.autograd import without_autograd
+from alfx.optimizers.autograd import without_autograd
 
 
 def test_nothing_is_recorded_and_parameters_may_be_changed_in_place():

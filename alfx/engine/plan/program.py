@@ -7,15 +7,18 @@ whose lifetimes do not overlap share memory. What is left is one call for each c
 let write to a given place (convolutions) make their results anew; what depends on these is looked up when it is called.
 The kernels are those of the record, on tensors laid out in the same way: results are equal to the bit.
 
-Read first :mod:`alfx.engine.recording`, which makes the graphs.
+Read first :mod:`alfx.engine.plan.record`, which makes the graphs.
 """
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+
+from alfx.engine.plan.torch_internals import (below_autograd, draws_numbers, has_kernel, method_in_place, out_variant,
+                                              storage_key, values_of_nodes, written_by)
 
 _Call = Callable[[], Any]
 _Called = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -31,26 +34,17 @@ class Program:
         num_reused: the first so many of them always are these tensors, and are read where they are.
     """
 
-    makes_step = False  # of an optimizer
-
     def __init__(self, graph: fx.GraphModule, fixed: Sequence[Tensor], changing: Sequence[Tensor],
                  num_reused: int = 0) -> None:
         inputs = [*(x.detach() for x in changing[:num_reused]), *(copied(x) for x in changing[num_reused:])]
         layout = _Layout(graph, fixed, inputs)
-        self._fixed = [x for x, node in zip(fixed, graph.graph.nodes) if node.users]
-        self._addresses = addresses(self._fixed)
         self._copied_inputs, self._num_reused = inputs[num_reused:], num_reused
         self._calls, self._results = layout.calls, layout.results
         self._is_loose = any(isinstance(x, _Cell) for x in layout.results)
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the fixed tensors that the graph makes use of still lie where they did."""
-        return addresses(self._fixed) == self._addresses
-
     def __call__(self, changing: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """What the graph returns. The next call overwrites it."""
-        with torch._C._AutoDispatchBelowAutograd():
+        """What the graph returns, in the same tensors each time: the next call overwrites them."""
+        with below_autograd():
             if len(self._copied_inputs) == 1:
                 self._copied_inputs[0].copy_(changing[self._num_reused])
             elif self._copied_inputs:
@@ -69,20 +63,11 @@ def copied(x: Tensor) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
-def addresses(tensors: Iterable[Tensor]) -> list[int]:
-    """Where in memory tensors lie."""
-    return list(map(Tensor.data_ptr, tensors))
-
-
 def _tensors(value: Any) -> list[Tensor]:
     """The tensors in the result of an operation: one, or a sequence of them."""
     if isinstance(value, Tensor):
         return [value]
     return [x for x in value if isinstance(x, Tensor)] if isinstance(value, (tuple, list)) else []
-
-
-def _storage(x: Tensor) -> int:
-    return x.untyped_storage()._cdata
 
 
 class _Cell:
@@ -111,7 +96,20 @@ def _current(values: Any) -> Any:
 class _Layout:
     """Goes through a graph and decides what is done when, and where in memory.
 
-    A run on copies of the inputs shows the shape of each result and whose memory it lies in.
+    A trial on copies of the inputs shows the shape of each result and whose memory it lies in: ``_seen``. Then each node
+    is given its place, the tensor (or tensors) that it is from now on: ``_places``. The two are counterparts: whoever
+    shares memory in the trial shares it in the program. There are five kinds of places:
+
+    - inputs are where they are, and so is what the graph holds from outside (``get_attr``);
+    - a view is made now, of the place of what it looks at. It costs nothing when the program is played;
+    - a constant, which depends on nothing that changes, is computed now, and never again;
+    - any other result gets memory of its own, and a call is noted that writes there. Once its last reader has been
+      placed, the memory goes to later results of the same size;
+    - where torch has no way to write the result of an operation to a given place, that result is a new tensor each time.
+      Its place is a cell that the call fills, and all that depends on the cell is looked up when it is called ('loose').
+
+    What is changed in place keeps its place: its readers come after the change, as in the graph. It may be no constant, and
+    memory is free only once the last of all that share it has been read, which is why uses are counted by storage.
 
     Attributes:
         calls: what has to be called, in this order.
@@ -122,17 +120,15 @@ class _Layout:
         self.calls: list[_Call] = []
         self.results: Sequence[Tensor | None] = []
         self._nodes = list(graph.graph.nodes)
-        trial = fx.Interpreter(graph, garbage_collect_values=False)
-        with torch.random.fork_rng(), torch.no_grad():
-            trial.run(*(copied(x) for x in (*fixed, *changing)))
-        self._seen: dict[fx.Node, Any] = trial.env
+        with torch.random.fork_rng():
+            self._seen = values_of_nodes(graph, [copied(x) for x in (*fixed, *changing)])
         self._find_uses()
         self._places: dict[fx.Node, Any] = dict(zip(self._nodes, (*(x.detach() for x in fixed), *changing)))
         self._constant: set[fx.Node] = set()
         self._free: dict[Any, list[Tensor]] = defaultdict(list)
         self._taken: dict[int, Tensor] = {}
         for index, node in enumerate(self._nodes):
-            if node.op == 'get_attr':
+            if node.op == 'get_attr':  # only numbers written in the code are left of these: see record.py
                 self._places[node] = self._seen[node]
                 self._constant.add(node)
             elif node.op == 'call_function':
@@ -148,39 +144,44 @@ class _Layout:
         for index, node in enumerate(self._nodes):
             for used in node.all_input_nodes:
                 for x in _tensors(self._seen[used]):
-                    self._last_use[_storage(x)] = len(self._nodes) if node.op == 'output' else index
+                    self._last_use[storage_key(x)] = len(self._nodes) if node.op == 'output' else index
             for x in _tensors(self._seen.get(node)):
-                self._last_use.setdefault(_storage(x), index)
+                self._last_use.setdefault(storage_key(x), index)
             for written in written_by(node):
-                self._written.update(_storage(x) for x in _tensors(self._seen[written]))
+                self._written.update(storage_key(x) for x in _tensors(self._seen[written]))
 
     def _arguments(self, node: fx.Node) -> tuple[Any, Any]:
         return fx.map_arg((node.args, node.kwargs), lambda used: self._places[used])
 
     def _place(self, node: fx.Node) -> Any:
-        """Decide about one operation; returns where its result is."""
+        """Decide about one operation; returns where its result is. The cases are in the order of the class's list."""
         op: Any = node.target
         seen, inputs = self._seen[node], node.all_input_nodes
         args, kwargs = self._arguments(node)
         is_loose = any(isinstance(self._places[used], _Cell) for used in inputs)
         written = written_by(node)
         if written:
+            # The result of x.add_(y) is x itself. In a cell that is another tensor each time, so that the result needs
+            # a cell of its own; nothing has to be returned by operations on lists (_foreach_add_).
             if isinstance(seen, Tensor) and isinstance(self._places[written[0]], _Cell):
-                return self._anew(_in_place(op), args, kwargs)
-            self._add(_in_place(op), args, kwargs, is_loose)
+                return self._anew(method_in_place(op), args, kwargs)
+            self._add(method_in_place(op), args, kwargs, is_loose)
             return self._places[written[0]] if isinstance(seen, Tensor) else None
         results = _tensors(seen)
-        storages = {_storage(x) for x in results}
+        storages = {storage_key(x) for x in results}
         is_constant = all(used in self._constant for used in inputs) and not draws_numbers(op)
-        if storages <= {_storage(x) for used in inputs for x in _tensors(self._seen[used])}:  # a view
+        if storages <= {storage_key(x) for used in inputs for x in _tensors(self._seen[used])}:  # a view
             if is_constant:
                 self._constant.add(node)
             return self._anew(op, args, kwargs) if is_loose else op(*args, **kwargs)
+        # Somebody may write to it later: then its value is not the same at each call, however it began.
         if (is_constant or str(op) in _FILLED) and not storages & self._written:
             self._constant.add(node)
-            with torch.no_grad():
+            with torch.no_grad():  # _FILLED look only at the shape of what they are given, which the trial has as well
                 return op(*fx.map_arg(node.args, self._seen.__getitem__), **kwargs)
         if str(op) in _WITHIN_ZEROS and not is_loose and not storages & self._written:
+            # The backward pass of a slice: its zeros are written once, now, and the part at each call. The memory is
+            # not taken from others, who would leave something in place of the zeros.
             whole = torch.zeros_like(seen)
             part = _WITHIN_ZEROS[str(op)](whole, *args[2:])
             self._add(torch.Tensor.copy_, (part, args[0]), {})
@@ -188,6 +189,7 @@ class _Layout:
         writer = _writer(op, results, is_loose)
         if writer is None:
             return self._anew(op, args, kwargs)
+        # Inputs still hold their memory here: it is released after this node, so that no result overwrites its own input.
         out = (self._take(seen) if isinstance(seen, Tensor) else
                tuple(self._take(x) if isinstance(x, Tensor) else x for x in seen))
         self._add(*writer(out, *args, **kwargs), is_loose)
@@ -209,7 +211,7 @@ class _Layout:
         size = like.untyped_storage().nbytes()
         free = self._free[like.device, size]
         whole = free.pop() if free else torch.empty(size, dtype=torch.uint8, device=like.device)
-        self._taken[_storage(like)] = whole
+        self._taken[storage_key(like)] = whole
         return whole.view(like.dtype).as_strided(like.shape, like.stride(), like.storage_offset())
 
     def _release(self, index: int, node: fx.Node) -> None:
@@ -222,27 +224,6 @@ class _Layout:
         for storage in over:
             whole = self._taken.pop(storage)
             self._free[whole.device, whole.numel()].append(whole)
-
-
-def written_by(node: fx.Node) -> list[fx.Node]:
-    """What an operation changes in place."""
-    schema: Any = getattr(node.target, '_schema', None)
-    if schema is None or not schema.is_mutable:
-        return []
-    values: list[tuple[Any, Any]] = [*zip(schema.arguments, node.args)]
-    values += [(a, node.kwargs[a.name]) for a in schema.arguments if a.name in node.kwargs]
-    written = [value for argument, value in values if argument.alias_info and argument.alias_info.is_write]
-    return [x for value in written for x in (value if isinstance(value, (tuple, list)) else [value])]
-
-
-def draws_numbers(op: Any) -> bool:
-    """Whether an operation draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(op, 'tags', ())
-
-
-def has_effect(node: fx.Node) -> bool:
-    """Whether a node may not be left out although nobody uses its result: it changes a tensor or draws numbers."""
-    return node.op in ('placeholder', 'output') or bool(written_by(node)) or draws_numbers(node.target)
 
 
 # How operations are called -------------------------------------------------------------------------------------------
@@ -260,35 +241,10 @@ def _writer(op: Any, results: list[Tensor], is_loose: bool) -> Callable[..., _Ca
     if name in _QUICK:
         function = _QUICK[name]
         return lambda out, *args, **kwargs: (function, args, {**kwargs, 'out': out})
-    variant, names = _out_variant(op)
-    if variant is None or len(names) != len(results) or not _has_kernel(variant, results[0].device):
+    variant, names = out_variant(op)
+    if variant is None or len(names) != len(results) or not has_kernel(variant, results[0].device):
         return None
     return lambda out, *args, **kwargs: (variant, args, {**kwargs, **dict(zip(names, _tensors(out)))})
-
-
-def _in_place(op: Any) -> Callable[..., Any]:
-    """The method of tensors that takes the same arguments as an operation which works in place."""
-    name = op._overloadpacket.__name__
-    return getattr(torch.Tensor, name, op) if name.endswith('_') and not name.startswith('_') else op
-
-
-@functools.cache
-def _out_variant(op: Any) -> tuple[Any, list[str]]:
-    """The overload of ``op`` that writes into given tensors, and what it calls them; ``None`` if there is none."""
-    expected = [(a.name, str(a.type)) for a in op._schema.arguments]
-    for name in op._overloadpacket.overloads():
-        overload = getattr(op._overloadpacket, name)
-        arguments = overload._schema.arguments
-        out = [a.name for a in arguments if a.is_out]
-        if out and [(a.name, str(a.type)) for a in arguments if not a.is_out] == expected:
-            return overload, out
-    return None, []
-
-
-def _has_kernel(op: Any, device: torch.device) -> bool:
-    """Whether ``op`` computes into its place, as opposed to computing as usual and then copying."""
-    key = torch._C._dispatch_key_for_device(device.type)
-    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
 
 
 def _sum(out: Tensor, x: Tensor, dtype: torch.dtype | None = None) -> _Called:

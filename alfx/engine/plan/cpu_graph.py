@@ -8,13 +8,14 @@ loop that computes the matrix can do in passing. Results differ by rounding.
 """
 import operator
 from collections.abc import Callable, Sequence
-from types import BuiltinFunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from alfx.engine.program import copied, written_by
+from alfx.engine.plan.program import copied
+from alfx.engine.plan.torch_internals import (below_autograd, compile_graph, compiler_settings, entry_in_c,
+                                              in_order_of_strides, is_view, written_by)
 
 _aten = torch.ops.aten
 _WITHOUT_BIAS: dict[Any, Any] = {_aten.addmm.default: _aten.mm.default, _aten.baddbmm.default: _aten.bmm.default}
@@ -25,6 +26,8 @@ _LONG_LOOP = 2**10  # elements
 _FEW_NUMBERS = 2**10  # more are not worth the check
 _JOINED_WITH_LOOPS = (_aten.stack.default, _aten.cat.default, _aten._to_copy.default)  # as what is tagged so
 _PRODUCTS = (_aten.mm.default, _aten.bmm.default)
+
+SHAPES_PRODUCTS = True  # whether products of matrices with few vectors are changed as well, see _shape_products
 
 # Settings of the backend. The patterns that it looks for would put the biases back. Calls from C++ are cheaper. Loops
 # that share less than these bytes, as two calls of a network share its biases, are not joined: the first would wait
@@ -42,23 +45,19 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[[list[
     Returns:
         from the list of these tensors to what ``graph`` returns
     """
-    from torch._inductor import config as inductor_config
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-
     prepare(graph)
     bare: Any = None
     takes: list[Any] = []
 
-    def compile_and_keep(inner: Any, examples: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+    def keep(code: Any, examples: Sequence[Any]) -> None:
         nonlocal bare
-        bare, takes[:] = compile_fx_inner(inner, examples, *args, **kwargs), map(_kind, examples)
-        return bare
+        bare, takes[:] = code, map(_kind, examples)
 
-    with inductor_config.patch(SETTINGS), torch.random.fork_rng(), torch.no_grad():
-        function: Any = compile_fx(graph, list(inputs), inner_compile=compile_and_keep, decompositions=decompositions())
+    with compiler_settings(SETTINGS), torch.random.fork_rng(), torch.no_grad():
+        function = compile_graph(graph, inputs, keep, operations_kept=_PRODUCTS)  # which would be taken apart
         arguments = [copied(x) for x in inputs]
         results = function(*arguments)  # the backend does its work at the first call
-    for shortcut in (_entry(bare), _without_autograd(bare)) if takes == list(map(_kind, inputs)) else ():
+    for shortcut in (entry_in_c(bare), _without_autograd(bare)) if takes == list(map(_kind, inputs)) else ():
         if shortcut is not None and _does_the_same(shortcut, inputs, arguments, results):
             return shortcut
     return _without_autograd(lambda tensors: function(*tensors))
@@ -66,7 +65,7 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[[list[
 
 def _without_autograd(function: Callable[[list[Tensor]], Any]) -> Callable[[list[Tensor]], Any]:
     def call(tensors: list[Tensor]) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             return function(tensors)
 
     return call
@@ -74,22 +73,6 @@ def _without_autograd(function: Callable[[list[Tensor]], Any]) -> Callable[[list
 
 def _kind(x: Any) -> Any:
     return (tuple(x.shape), x.stride(), x.dtype) if isinstance(x, Tensor) else None
-
-
-def _entry(bare: Any) -> Callable[[list[Tensor]], Sequence[Any]] | None:
-    """The function in C++ that ``bare`` ends in, without the functions in Python around it; ``None`` if not found."""
-    try:
-        wrapper = bare.current_callable
-        (entry, ) = [cell.cell_contents for cell in wrapper.__closure__]
-        used = wrapper.__code__.co_names
-        handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
-        tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
-    except (AttributeError, TypeError, ValueError):
-        return None
-    does_more = {'extend', 'item'} & set(used)  # with constants, with numbers among the results
-    if does_more or not {handles.__name__, tensors.__name__} <= set(used) or not isinstance(entry, BuiltinFunctionType):
-        return None
-    return lambda inputs: tensors(entry(handles(inputs)))
 
 
 def _does_the_same(bare: Any, inputs: Sequence[Tensor], arguments: Sequence[Tensor], results: Sequence[Any]) -> bool:
@@ -127,36 +110,38 @@ def prepare(graph: fx.GraphModule) -> None:
 
     - A product plus a bias becomes a product and an addition, which is done together with the activation after it.
     - A product whose results are sums of few terms is written as these sums, done together with what follows.
-    - A product of a matrix with few vectors is written as a sum for each, done together with what precedes.
-    - Large matrices' products with vectors are not taken apart, and vectors with gaps are copied first.
-    - What is computed to be read again and again by such sums is computed before them.
-    - Numbers that a long loop reads are computed before the loop, which would compute them again for each few elements.
+    - With ``SHAPES_PRODUCTS`` also :func:`_shape_products`.
     """
     for node in list(graph.graph.nodes):
         if node.target in _WITHOUT_BIAS and len(node.args) == 3 and not node.kwargs:
             _separate_bias(graph.graph, node)
     for node in list(graph.graph.nodes):
-        if node.target in _PRODUCTS:
-            if 0 < _num_terms(node) <= _FEW_TERMS:
-                _write_as_sum(graph.graph, node)
-            elif _has_few_vectors(node):
-                _write_as_reductions(graph.graph, node)
-            else:
-                node.args = tuple(_without_gaps(graph.graph, node, operand) for operand in node.args)
-                _keep_product(graph.graph, node)
-    for node in list(graph.graph.nodes):
-        if _has_numbers_of_loops(node):
-            _compute_once(graph.graph, node)
+        if node.target in _PRODUCTS and 0 < _num_terms(node) <= _FEW_TERMS:
+            _write_as_sum(graph.graph, node)
+    if SHAPES_PRODUCTS:
+        _shape_products(graph.graph)
     for node in graph.graph.nodes:
         node.meta.pop('val', None)  # the backend finds out by itself, and takes these for those of another run of it
     graph.recompile()
 
 
-def decompositions() -> dict[Any, Any]:
-    """How the backend takes operations apart: as usual, but products of matrices with a vector remain products."""
-    from torch._inductor.decomposition import select_decomp_table
+def _shape_products(graph: fx.Graph) -> None:
+    """The rest of what makes products with few rows or columns faster.
 
-    return {operation: how for operation, how in select_decomp_table().items() if operation not in _PRODUCTS}
+    - A product of a matrix with few vectors is written as a sum for each, done together with what precedes.
+    - Large matrices' products with vectors are not taken apart, and vectors with gaps are copied first.
+    - What is computed to be read again and again by such sums is computed before them.
+    - Numbers that a long loop reads are computed before the loop, which would compute them again for each few elements.
+    """
+    for node in list(graph.nodes):
+        if node.target in _PRODUCTS and _has_few_vectors(node):
+            _write_as_reductions(graph, node)
+        elif node.target in _PRODUCTS:
+            node.args = tuple(_without_gaps(graph, node, operand) for operand in node.args)
+            _keep_product(graph, node)
+    for node in list(graph.nodes):
+        if _has_numbers_of_loops(node):
+            _compute_once(graph, node)
 
 
 def _separate_bias(graph: fx.Graph, node: Any) -> None:
@@ -250,10 +235,7 @@ def _numel(node: Any) -> int:
 
 def _is_view(node: Any) -> bool:
     """Whether a node is a part of what another one has computed."""
-    if node.target is operator.getitem:
-        return True
-    results = node.target._schema.returns if hasattr(node.target, '_schema') else ()
-    return any(x.alias_info is not None and not x.alias_info.is_write for x in results)
+    return node.target is operator.getitem or is_view(node)
 
 
 def _is_computed(node: Any) -> bool:
@@ -295,15 +277,9 @@ def _contiguous(graph: fx.Graph, product: Any, operand: Any) -> Any:
     value = operand.meta['val']
     strides = list(torch.empty(value.shape, device='meta').stride())
     with graph.inserting_before(product):
-        copy = graph.call_function(_inductor_prims().force_stride_order, (operand, strides))
+        copy = graph.call_function(in_order_of_strides(), (operand, strides))
     copy.meta = {'val': torch.empty(value.shape, dtype=value.dtype, device='meta')}
     return copy
-
-
-def _inductor_prims() -> Any:
-    from torch._inductor import inductor_prims
-
-    return inductor_prims
 
 
 def _replace(graph: fx.Graph, node: Any, new: Any) -> None:

@@ -1,0 +1,108 @@
+"""A function of networks in the fastest form there is, as updates are: for acting, which calls a policy on a row or two.
+
+There the layers take less time than the calls of modules and distributions around them. Results are equal to the bit, or up
+to rounding if the function is compiled.
+"""
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alfx import nest
+from alfx.engine.plan import settings
+from alfx.engine.plan.compare import Parts
+from alfx.engine.plan.compile import Compiled
+from alfx.engine.plan.forms import Form, Played, Request
+from alfx.engine.plan.record import Record, Recorder
+from alfx.tensor_specs import NestedTensor
+
+
+class Recorded:
+    """Plays a function, one record for each structure and layout of its input.
+
+    The function may do whatever it likes: where a record would not do the same, or cannot be made, the function itself is
+    called. What it reads may change between calls in any way; only changes that no tensor shows, such as of a number kept
+    in Python, are best made at every call or never, since the two are compared at each call only in the beginning (see
+    :mod:`alfx.engine.plan.forms`).
+
+    Args:
+        function: from a nest of tensors to a nest of tensors; it may draw random numbers. If it belongs to an object it is
+            a bound method or ``functools.partial`` of it, so that a copy of the object has one of its own.
+        modules: hold the parameters and buffers that it reads.
+        compiles: whether records on the CPU are compiled.
+        what: the function is, for messages.
+    """
+
+    def __init__(self, function: Callable[[NestedTensor], NestedTensor], *modules: nn.Module, compiles: bool = False,
+                 what: str = 'how to act') -> None:
+        self._function, self._modules, self._compiles, self._what = function, modules, compiles, what
+        task = _Calls(function, modules, what)
+        self.played = Played(task, task, lambda: settings.WARM_UP.calls)
+        self.compiled = Compiled(self.played, task, lambda: settings.WARM_UP.compiled_calls) if compiles else None
+        self._form: Form = self.compiled or self.played
+
+    def __deepcopy__(self, memo: Any) -> 'Recorded':
+        return Recorded(copy.deepcopy(self._function, memo), *copy.deepcopy(self._modules, memo),
+                        compiles=self._compiles, what=self._what)
+
+    def __call__(self, inputs: NestedTensor) -> NestedTensor:
+        """What the function returns for ``inputs``; where gradients are recorded, by calling it."""
+        if torch.is_grad_enabled():
+            return self._function(inputs)
+        return self._form(inputs)
+
+
+class _Calls:
+    """What the forms need to know of a function, and the slowest of them: calling it."""
+
+    verb = 'computed step by step'
+
+    def __init__(self, function: Callable[[NestedTensor], NestedTensor], modules: Sequence[nn.Module],
+                 what: str) -> None:
+        self._function = function
+        self.recorder = Recorder(function, modules, what)
+        self._result_trees: dict[Any, Any] = {}
+
+    def __call__(self, asked: NestedTensor) -> NestedTensor:
+        return self._function(asked)
+
+    def request(self, asked: NestedTensor, in_place: bool) -> Request:
+        """The tensors of the input; the tree of a single one is ``None``."""
+        if isinstance(asked, Tensor):
+            return Request([asked], None, (asked.shape, asked.stride(), asked.dtype, asked.get_device()))
+        leaves, tree = nest.flatten_with_structure(asked)
+        return Request(leaves, tree, (tree, *[(x.shape, x.stride(), x.dtype, x.get_device()) for x in leaves]))
+
+    def record(self, request: Request) -> Record:
+        """From tensors and the leaves of the input to those of the result."""
+        def call(named: dict[str, Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
+            result = self.recorder.call(named, leaves[0] if request.tree is None else request.tree.unflatten(leaves))
+            self._result_trees[request.key] = None
+            if isinstance(result, Tensor):
+                return [result]
+            results, self._result_trees[request.key] = nest.flatten_with_structure(result)
+            return results
+
+        with torch.no_grad():
+            return self.recorder.record(call, request.leaves)
+
+    def must_be_eager(self) -> bool:
+        """Policies write no summaries."""
+        return False
+
+    def parts(self, answer: NestedTensor) -> Parts:
+        """The tensors of a result."""
+        return [(f'result {path}'.strip(), x) for path, x in nest.flatten_with_path(answer)]
+
+    def answer(self, results: Sequence[Any], request: Request, keeps: bool) -> NestedTensor:
+        """The result, in tensors of its own."""
+        if not keeps:
+            results = [x.clone() for x in results]
+        tree = self._result_trees[request.key]
+        return results[0] if tree is None else tree.unflatten(results)
+
+    def is_comparable(self, answer: NestedTensor) -> bool:
+        """Whatever a function returns, a record has to."""
+        return True

@@ -1,0 +1,88 @@
+"""Whether two forms have computed the same, and what has to be put back before the second one computes."""
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_SINGLE = 2**13 * torch.finfo(torch.float32).eps  # 1e-3: thousands of roundings
+_HALF = 2**5 * torch.finfo(torch.bfloat16).eps  # 0.25
+_ALMOST_NOTHING = 1e-5  # of all parts together; below that a part is made of what rounding has left of larger numbers
+
+Parts = Sequence[tuple[str, Tensor | None]]
+
+
+def is_check_due(count: int) -> bool:
+    """Whether a form is compared at its ``count``-th call: often at first, from then on at every 1024th."""
+    return count % 1024 == 0 or (count < 1024 and count & (count - 1) == 0)
+
+
+class State:
+    """What a computation changes besides its results: the streams of random numbers and tensors that it writes to.
+
+    Args:
+        tensors: those that may be written to.
+        devices: those of all tensors that are computed with.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], devices: set[torch.device]) -> None:
+        self._tensors, self._values = tensors, [x.detach().clone() for x in tensors]
+        self._on_host = torch.get_rng_state()
+        self._on_devices = [(x, torch.cuda.get_rng_state(x)) for x in devices if x.type == 'cuda']
+
+    def put_back(self) -> None:
+        """Make all of it what it was."""
+        for x, value in zip(self._tensors, self._values):
+            x.detach().copy_(value)
+        torch.set_rng_state(self._on_host)
+        for device, state in self._on_devices:
+            torch.cuda.set_rng_state(state, device)
+
+    def has_same_streams(self, other: 'State') -> bool:
+        """Whether the next random numbers would be the same."""
+        return (torch.equal(self._on_host, other._on_host)
+                and all(torch.equal(a, b) for (_, a), (_, b) in zip(self._on_devices, other._on_devices)))
+
+    def parts(self, names: Sequence[str]) -> Parts:
+        """The tensors, for :func:`difference`."""
+        return [*zip(names, self._values)]
+
+
+def difference(expected: Parts, found: Parts, tolerance: float) -> str | None:
+    """Which part of two results differs and by how much; ``None`` if none does.
+
+    With ``tolerance`` 0 they have to be equal to the bit. Otherwise the distance of two parts may be that much times
+    their length; of gradients that nearly cancel out, it may also be a tiny part of the length of all gradients.
+    """
+    total = sum(_length(x)**2 for name, x in expected if name.startswith('the gradient'))**0.5
+    for (name, a), (_, b) in zip(expected, found, strict=True):
+        if a is None or b is None:
+            if a is not b:
+                return f'{name} is {"missing" if b is None else "there, and should not be"}'
+            continue
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f'{name} is {b.dtype} of shape {tuple(b.shape)} in place of {a.dtype} {tuple(a.shape)}'
+        if torch.equal(a, b) or _are_equal(a, b):
+            continue
+        if not tolerance or not a.is_floating_point():
+            return f'{name} is another one'
+        distance, length = _length(a.detach().double() - b.detach().double()), _length(a)
+        least = total if name.startswith('the gradient') else a.numel()**0.5
+        if not distance <= max(tolerance * length, _ALMOST_NOTHING * least):
+            return f'{name} differs by {distance / max(length, 1e-30):.2g} of its length, more than {tolerance:.2g}'
+    return None
+
+
+def tolerance_of(record: Any, is_exact: bool) -> float:
+    """How far results of a form may be apart from those of the one below it."""
+    if is_exact and all(x.is_cpu for x in record.fixed):  # on a GPU, sums are not in the same order at each call
+        return 0.0
+    return _HALF if record.is_half else _SINGLE
+
+
+def _length(x: Tensor | None) -> float:
+    return 0.0 if x is None else float(torch.linalg.vector_norm(x.detach().double()))
+
+
+def _are_equal(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)

@@ -1,0 +1,72 @@
+"""Records as compiled code: what is done element by element is done in few passes.
+
+On a CPU, :mod:`alfx.engine.plan.cpu_graph` prepares the record for the compiler. Results differ from those of the form
+below by rounding.
+"""
+import gc
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from alfx.engine.plan import cpu_graph, probe
+from alfx.engine.plan.forms import Faster, Play, Request, UnsupportedError, Kept
+from alfx.engine.plan.program import copied
+from alfx.engine.plan.record import first_line
+from alfx.engine.plan.torch_internals import compile_graph, compiler_settings, storage_key
+
+logger = logging.getLogger(__name__)
+
+# the same random numbers as without compiling, from the generator that a checkpoint saves
+_SETTINGS = {'fallback_random': True, 'size_asserts': False}
+
+
+class Compiled(Faster):
+    """Compiles records with torch.compile's backend, and calls what came out."""
+
+    verb = 'compiled'
+
+    def _make(self, request: Request) -> Kept:
+        probe.check_compiler()
+        what, started = self.task.recorder.what, time.monotonic()
+        logger.info('compiling %s; this takes some seconds, once', what)
+        record = self.task.record(request)
+        inputs = [*record.fixed, *request.leaves]
+        try:
+            function = compiled(record.graph, inputs)
+            keeps_results = _makes_new_tensors(function, inputs)
+        except Exception as error:  # of any kind: the compiler's own, that of the C++ compiler, of some version of torch
+            raise UnsupportedError(f'it cannot be compiled: {type(error).__name__}: {first_line(error)}') from error
+        finally:
+            gc.collect()  # of all that a compiler leaves behind: otherwise some update would soon wait a third of a second
+        logger.info('compiled %s in %.0f seconds', what, time.monotonic() - started)
+        fixed = record.fixed
+
+        def play(changing: Sequence[Tensor]) -> Sequence[Tensor | None]:
+            return function([*fixed, *changing])
+
+        return Kept(record, play, keeps_results)
+
+
+def compiled(graph: fx.GraphModule, inputs: list[Tensor]) -> Play:
+    """``graph``, which is changed, as a function of a list of tensors; the compiler does its work now."""
+    with compiler_settings(_SETTINGS):
+        if all(x.is_cpu for x in inputs):
+            return cpu_graph.compiled(graph, inputs)
+        function: Any = compile_graph(graph, inputs)
+        call: Any = torch.no_grad()(lambda tensors: function(*tensors))
+        with torch.random.fork_rng():
+            call([copied(x) for x in inputs])
+        return call
+
+
+def _makes_new_tensors(function: Play, inputs: Sequence[Tensor]) -> bool:
+    """Whether no results lie in the same memory as each other or as what they are computed from."""
+    given = [copied(x) for x in inputs]
+    with torch.random.fork_rng():
+        results = [x for x in function(list(given)) if x is not None and x.numel()]
+    of_inputs, of_results = ({storage_key(x) for x in of_these} for of_these in (given, results))
+    return not of_inputs & of_results and len(of_results) == len(results)

@@ -1,0 +1,185 @@
+"""What plans use of torch that it does not promise to keep, in one place, and a look at what this torch can do.
+
+Nothing else of :mod:`alfx.engine` imports a private module of torch or reads a private attribute of its objects. Whether
+this version of torch has all of it, and whether it does what it did, :mod:`alfx.engine.plan.probe` finds out.
+"""
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import BuiltinFunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+below_autograd = torch._C._AutoDispatchBelowAutograd
+"""Context manager within which operations do not even ask autograd; as in :mod:`alfx.optimizers.autograd`."""
+
+
+def storage_key(x: Tensor) -> int:
+    """The same number for tensors that share their memory, however little of it."""
+    return x.untyped_storage()._cdata
+
+
+def version_of(x: Tensor) -> int:
+    """How often a tensor has been written to, at least."""
+    return x._version
+
+
+def tensors_of(root: nn.Module) -> list[tuple[str, Any, Tensor]]:
+    """``(name, place, tensor)`` of all parameters and buffers, each once; a place is ``(dictionary, key)``."""
+    found, seen = [], set()
+    for prefix, module in root.named_modules():
+        for tensors in (module._parameters, module._buffers):
+            for key, x in tensors.items():
+                if x is not None and id(x) not in seen:
+                    seen.add(id(x))
+                    found.append((f'{prefix}.{key}', (tensors, key), x))
+    return found
+
+
+# Recording -----------------------------------------------------------------------------------------------------------
+
+
+def make_graph(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphModule:
+    """``function(*inputs)`` as a graph of aten operations, backward passes within it included."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function)(*inputs)
+
+
+def remove_dead_code(graph: fx.GraphModule) -> None:
+    """Leave out operations whose results nobody uses; not those that change a tensor or draw random numbers."""
+    graph.graph.eliminate_dead_code(is_impure_node=has_effect)
+    graph.recompile()
+
+
+def values_of_nodes(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> dict[fx.Node, Any]:
+    """What each node of a graph computes from ``inputs``, which are changed if it changes them."""
+    trial = fx.Interpreter(graph, garbage_collect_values=False)
+    with torch.no_grad():
+        trial.run(*inputs)
+    return trial.env
+
+
+# Operations ----------------------------------------------------------------------------------------------------------
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """What an operation changes in place."""
+    schema: Any = getattr(node.target, '_schema', None)
+    if schema is None or not schema.is_mutable:
+        return []
+    values: list[tuple[Any, Any]] = [*zip(schema.arguments, node.args)]
+    values += [(a, node.kwargs[a.name]) for a in schema.arguments if a.name in node.kwargs]
+    written = [value for argument, value in values if argument.alias_info and argument.alias_info.is_write]
+    return [x for value in written for x in (value if isinstance(value, (tuple, list)) else [value])]
+
+
+def shares_memory(node: fx.Node) -> bool:
+    """Whether the result of a node may lie in the memory of its inputs: a view, a part, or what was changed in place."""
+    schema: Any = getattr(node.target, '_schema', None)
+    return schema is None or any(x.alias_info is not None for x in schema.returns)
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether an operation only looks at its input in another way."""
+    schema: Any = getattr(node.target, '_schema', None)
+    return schema is not None and any(x.alias_info is not None and not x.alias_info.is_write for x in schema.returns)
+
+
+def draws_numbers(op: Any) -> bool:
+    """Whether an operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(op, 'tags', ())
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether a node may not be left out although nobody uses its result: it changes a tensor or draws numbers."""
+    return node.op in ('placeholder', 'output') or bool(written_by(node)) or draws_numbers(node.target)
+
+
+def method_in_place(op: Any) -> Callable[..., Any]:
+    """The method of tensors that takes the same arguments as an operation which works in place."""
+    name = op._overloadpacket.__name__
+    return getattr(torch.Tensor, name, op) if name.endswith('_') and not name.startswith('_') else op
+
+
+@functools.cache
+def out_variant(op: Any) -> tuple[Any, list[str]]:
+    """The overload of ``op`` that writes into given tensors, and what it calls them; ``None`` if there is none."""
+    expected = [(a.name, str(a.type)) for a in op._schema.arguments]
+    for name in op._overloadpacket.overloads():
+        overload = getattr(op._overloadpacket, name)
+        arguments = overload._schema.arguments
+        out = [a.name for a in arguments if a.is_out]
+        if out and [(a.name, str(a.type)) for a in arguments if not a.is_out] == expected:
+            return overload, out
+    return None, []
+
+
+def has_kernel(op: Any, device: torch.device) -> bool:
+    """Whether ``op`` computes into its place, as opposed to computing as usual and then copying."""
+    key = torch._C._dispatch_key_for_device(device.type)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+
+
+# Compiling -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def compiler_settings(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Context manager within which torch.compile's backend has these settings."""
+    from torch._inductor import config
+
+    with config.patch(dict(settings)):
+        yield
+
+
+def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor],
+                  keep: Callable[[Any, Sequence[Any]], None] = lambda bare, examples: None,
+                  operations_kept: Sequence[Any] = ()) -> Callable[..., Any]:
+    """``graph`` as a compiled function of tensors. The backend may put off its work until the first call.
+
+    Args:
+        graph: of aten operations.
+        inputs: examples of its inputs.
+        keep: called with the compiled code, without what is around it, and examples of what that takes.
+        operations_kept: are not taken apart.
+    """
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+
+    def compile_inner(inner: Any, examples: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        bare = compile_fx_inner(inner, examples, *args, **kwargs)
+        keep(bare, examples)
+        return bare
+
+    decompositions = {operation: how for operation, how in select_decomp_table().items()
+                      if operation not in operations_kept}
+    return compile_fx(graph, list(inputs), inner_compile=compile_inner, decompositions=decompositions)
+
+
+def in_order_of_strides() -> Any:
+    """The operation that copies a tensor, if need be, so that it has given strides."""
+    from torch._inductor import inductor_prims
+
+    return inductor_prims.force_stride_order
+
+
+def entry_in_c(bare: Any) -> Callable[[list[Tensor]], Sequence[Any]] | None:
+    """The function in C++ that compiled code ends in, without the functions in Python around it; ``None`` if not found.
+
+    The way to it goes through generated code, of which nothing is promised: who uses it compares its results.
+    """
+    try:
+        wrapper = bare.current_callable
+        (entry, ) = [cell.cell_contents for cell in wrapper.__closure__]
+        used = wrapper.__code__.co_names
+        handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+        tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+    except (AttributeError, TypeError, ValueError):
+        return None
+    does_more = {'extend', 'item'} & set(used)  # with constants, with numbers among the results
+    if does_more or not {handles.__name__, tensors.__name__} <= set(used) or not isinstance(entry, BuiltinFunctionType):
+        return None
+    return lambda inputs: tensors(entry(handles(inputs)))

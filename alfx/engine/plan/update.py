@@ -1,0 +1,143 @@
+"""Updates: losses and gradients of an objective, in the fastest form there is."""
+import copy
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx import context, nest
+from alfx.data_structures import LossInfo
+from alfx.engine.plan import settings
+from alfx.engine.plan.capture import Captured
+from alfx.engine.plan.compare import Parts
+from alfx.engine.plan.compile import Compiled
+from alfx.engine.plan.eager import Eager
+from alfx.engine.plan.forms import Form, Played, Request
+from alfx.engine.plan.objective import Batch, Computed, Objective
+from alfx.engine.plan.record import Record, Recorder
+from alfx.engine.update import reduce_loss
+from alfx.experience_replayers.batch_reader import Slot
+
+
+class UpdateTask:
+    """What the forms need to know of an update."""
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective, self._params = objective, list(objective.params)
+        self.recorder = Recorder(objective.losses, [objective.module], f'the update of {objective.name}')
+        names = {id(x): name for name, _, x in self.recorder.tensors()}
+        self._param_names = [names.get(id(p), '') for p in self._params]
+        self._layouts: dict[Hashable, object] = {}  # of batches in slots
+        self._in_slots: dict[tuple[Slot, bool, bool], tuple[list[Tensor], Any, object]] = {}  # leaves, tree, layout
+
+    def request(self, asked: Batch, in_place: bool) -> Request:
+        """The tensors of a batch."""
+        variant = self._objective.variant()
+        if asked.slot is not None:
+            return self._in_slot(asked.slot, asked.weights, in_place, variant)
+        leaves, tree = nest.flatten_with_structure((asked.experience, asked.weights))
+        if not in_place:
+            leaves = [x.contiguous() for x in leaves]
+        return Request(leaves, tree, (variant, tree, tuple([(x.shape, x.stride(), x.dtype) for x in leaves])))
+
+    def _in_slot(self, slot: Slot, weights: Any, in_place: bool, variant: Hashable) -> Request:
+        """The batch in a slot, with gaps or without: all slots of a reader are alike."""
+        is_weighted = isinstance(weights, Tensor)
+        found = self._in_slots.get((slot, is_weighted, in_place))
+        if found is None:
+            leaves, tree = nest.flatten_with_structure((slot.time_major, weights))
+            layout = tree, tuple((x.shape, x.stride(), x.dtype) for x in leaves)
+            kind = object() if in_place else self._layouts.setdefault(layout, object())
+            found = leaves[:len(leaves) - is_weighted], tree, kind
+            self._in_slots[slot, is_weighted, in_place] = found
+        leaves, tree, kind = found
+        return Request([*leaves, weights] if is_weighted else leaves, tree, (variant, kind),
+                       len(leaves) if in_place else 0)
+
+    def record(self, request: Request) -> Record:
+        """From tensors and the leaves of a batch to loss, priorities or ``None``, and gradients or ``None``."""
+        def update(named: dict[str, Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
+            experience, weights = nest.unflatten(request.tree, leaves)
+            with torch.enable_grad():
+                tracked = {name: named[name].detach().requires_grad_() for name in self._param_names}
+                loss_info, masks, _ = self.recorder.call({**named, **tracked}, experience)
+                total = reduce_loss(loss_info, masks, 1.0, weights)
+                grads = torch.autograd.grad(total, list(tracked.values()), allow_unused=True)
+            priority = loss_info.priority
+            return [total.detach(), priority.detach() if isinstance(priority, Tensor) else None, *grads]
+
+        return self.recorder.record(update, request.leaves)
+
+    def must_be_eager(self) -> bool:
+        """Only Python code can write summaries."""
+        return context.should_record_summaries()
+
+    def parts(self, answer: Computed) -> Parts:
+        """Loss, priorities and gradients."""
+        priority = answer.loss_info.priority
+        return [('the loss', answer.loss_info.loss), ('the priority', priority if isinstance(priority, Tensor) else None),
+                *((f'the gradient of {name.removeprefix("read.0.")}', p.grad)
+                  for name, p in zip(self._param_names, self._params))]
+
+    def answer(self, results: Sequence[Tensor | None], request: Request, keeps: bool) -> Computed:
+        """The gradients are left where they are: optimizers find them there again at the next update."""
+        for param, grad in zip(self._params, results[2:]):
+            if param.grad is not grad:
+                param.grad = grad
+        return Computed(LossInfo(loss=results[0], priority=() if results[1] is None else results[1]))
+
+    def is_comparable(self, answer: Computed) -> bool:
+        """Of a loss that is not finite, all parts are as good as another."""
+        return math.isfinite(answer.loss_info.loss.item())
+
+
+class FasterPlan:
+    """Gradients in the fastest form that there is for a batch. Make it with :func:`make_plan`.
+
+    Args:
+        eager: computes step by step.
+        compiles: whether updates are compiled; otherwise they are played.
+
+    Attributes:
+        played, compiled: the forms, for who wants to know what has become of them; ``None`` before the first call, and if
+            nothing is compiled.
+    """
+
+    reads_slots = True
+
+    def __init__(self, eager: Eager, compiles: bool) -> None:
+        self._eager, self._compiles = eager, compiles
+        self.played: Played | None = None
+        self.compiled: Compiled | None = None
+        self._form: Form | None = None
+
+    def _make_form(self) -> Form:
+        """Put one form round the other, as soon as the first gradients are wanted: only then its module is complete."""
+        task = UpdateTask(self._eager.objective)
+        self.played = Played(self._eager, task, lambda: settings.WARM_UP.updates)
+        if not self._compiles:
+            return self.played
+        self.compiled = Compiled(self.played, task, lambda: settings.WARM_UP.compiled_updates)
+        if not all(p.is_cuda for p in self._eager.objective.params):
+            return self.compiled
+        return Captured(self.compiled, task, lambda: settings.WARM_UP.captured_updates)
+
+    def __deepcopy__(self, memo: Any) -> 'FasterPlan':
+        return FasterPlan(copy.deepcopy(self._eager, memo), self._compiles)  # records hold the tensors of the original
+
+    @property
+    def takes_batches_in_place(self) -> bool:
+        """Whether a record is for batches in one place; otherwise for all of one layout."""
+        return not self._compiles
+
+    def gradients(self, batch: Batch) -> Computed:
+        """See :class:`~alfx.engine.plan.objective.Plan`."""
+        if self._form is None:
+            self._form = self._make_form()
+        return self._form(batch)
+
+    def explain(self, batch: Batch) -> LossInfo:
+        """See :class:`~alfx.engine.plan.objective.Plan`."""
+        return self._eager.explain(batch)

@@ -1,0 +1,13 @@
+"""What has become of the plans of an algorithm, for tests that have to know that something was played at all."""
+from alfx.engine.plan import FasterPlan
+
+
+def forms(agent):
+    """All forms of its updates that have been made."""
+    plan = agent.learner.plan
+    return [form for form in (plan.played, plan.compiled) if form is not None] if isinstance(plan, FasterPlan) else []
+
+
+def num_records(agent):
+    """How many records of its updates are in use."""
+    return sum(form.num_records for form in forms(agent))

@@ -1,0 +1,545 @@
+"""Updates that are played or compiled are those made step by step, whatever an algorithm does; or they are not used."""
+import copy
+import logging
+from functools import partial
+
+import agents
+import pytest
+import torch
+from dqn_agents import Fixed, assert_same_parameters, make_agent, sac, train
+from plans import forms, num_records
+
+from alfx import context, summary
+from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
+from alfx.algorithms.dqn_algorithm import DqnAlgorithm
+from alfx.algorithms.ppo_algorithm import PPOAlgorithm
+from alfx.algorithms.sac_algorithm import SacAlgorithm
+from alfx.engine.plan import Eager, compile, probe
+from alfx.engine.plan.forms import Played
+from alfx.engine.remote.data_parallel import GradientAverager, Ranks
+from alfx.engine.errors import NonFiniteLossError
+from alfx.environments.suite_unittest import ActionType
+from alfx.gin_utils import ConfError
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.value_networks import ValueNetwork
+from alfx.optimizers import SGD
+from alfx.utils.schedulers import LinearScheduler
+
+EXACT = dict(atol=0.0, rtol=0.0)
+
+
+class Changing(DqnAlgorithm):
+    """A subclass which does not say that its update is fixed."""
+
+
+class Peeking(Fixed):
+    """It says that its update is fixed, but the sign of a loss decides how it goes on."""
+
+    own_traits = Fixed.own_traits
+
+    def calc_loss(self, info):
+        loss_info = super().calc_loss(info)
+        return loss_info if loss_info.loss.sum() > 0 else loss_info._replace(loss=2 * loss_info.loss)
+
+
+def both(warm_up, make, iterations=6, between=lambda agent: None):
+    """The same agent played, and made step by step, after some iterations."""
+    made = []
+    for count in (1, 10**9):
+        warm_up(count)
+        made.append(make())
+        train(made[-1:], iterations, between)
+    return made
+
+
+def warnings_in(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+            and record.name.startswith('alfx.engine.plan')]
+
+
+# The same numbers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('make', [
+    make_agent, lambda: make_agent(optimizer=SGD(lr=0.1, momentum=0.9)), lambda: make_agent(priority_replay=False),
+    lambda: make_agent(rl=sac(), action_type=ActionType.Continuous),
+    lambda: agents.make_agent('actor-critic', 'discrete')[0], lambda: agents.make_agent('ppo', 'continuous')[0]],
+    ids=['dqn', 'any optimizer', 'samples in one memory', 'a gradient inside', 'on-policy', 'epochs'])
+def test_a_played_update_is_the_plain_one(make, warm_up, caplog):
+    made = both(warm_up, make)
+    assert num_records(made[0]) and not num_records(made[1]) and not warnings_in(caplog)
+    assert_same_parameters(made, **EXACT)
+
+
+@pytest.mark.parametrize('make, atol', [
+    (make_agent, 1e-5), (lambda compile: make_agent(compile, SGD(lr=0.1, momentum=0.9, gradient_clipping=0.1)), 1e-5),
+    (lambda compile: make_agent(compile, priority_replay=False), 1e-5),
+    (lambda compile: make_agent(compile, rl=sac(), action_type=ActionType.Continuous), 2e-5),
+    (lambda compile: agents.make_agent('actor-critic', 'discrete', config_args=dict(compile=compile))[0], 1e-5)],
+    ids=['dqn', 'any optimizer', 'samples in several places', 'a gradient inside', 'on-policy'])
+def test_a_compiled_update_is_the_plain_one_up_to_rounding(make, atol, never_played, caplog):
+    made = [make(compile=on) for on in (False, True)]
+    train(made, 4)
+    _, compiled = forms(made[1])
+    assert compiled.num_records == 1 and not warnings_in(caplog)
+    assert_same_parameters(made, atol=atol, rtol=1e-3)
+
+
+def test_a_checkpoint_of_a_compiled_agent_fits_a_plain_one(never_played):
+    plain, compiled = make_agent(False), make_agent(True)
+    train([plain, compiled], 2)
+    plain.load_state_dict(compiled.state_dict())
+    other = make_agent(False)
+    other.train_iter()
+    compiled.load_state_dict(other.state_dict())
+    compiled.train_iter()
+    assert [int(s['step']) for s in compiled.optimizers()[0].state.values()] == [6] * len(
+        list(compiled.optimizers()[0].state))
+
+
+def test_samples_are_read_into_several_places_for_compiled_updates_and_one_for_played_ones(never_played):
+    plain, compiled = [make_agent(on, priority_replay=False) for on in (False, True)]
+    train([plain, compiled], 2)
+    assert len(compiled._batch_reader.reader.slots) == 3 and len(plain._batch_reader.reader.slots) == 1
+
+
+@pytest.mark.parametrize('when', ['between iterations', 'after each update'])
+@pytest.mark.parametrize('how', ['data', 'object'])
+def test_tensors_that_have_moved_or_are_others_are_noticed(how, when, warm_up, caplog):
+    class Exchanging(Fixed):
+        own_traits = Fixed.own_traits
+
+        def exchange(self):
+            if how == 'object':
+                self._buffers['factor'] = self.factor * 1.1
+            else:
+                for p in self.parameters():
+                    p.data = p.data.clone()
+
+        def after_update(self, root_inputs, info):
+            super().after_update(root_inputs, info)
+            if when == 'after each update':
+                self.exchange()
+
+    def between(agent):
+        if when == 'between iterations':
+            agent._rl_algorithm.exchange()
+
+    made = both(warm_up, lambda: make_agent(algorithm_cls=Exchanging, priority_replay=False), between=between)
+    assert num_records(made[0]) and not warnings_in(caplog)
+    assert_same_parameters(made, **EXACT)
+
+
+def test_a_loaded_checkpoint_is_seen_by_the_record(played_at_once):
+    agent, other = make_agent(priority_replay=False), make_agent(priority_replay=False)
+    train([agent], 3)
+    state = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in agent.state_dict().items()}
+    for trained in (agent, other):
+        trained.load_state_dict(state)
+        trained._replay_buffer = agent.replay_buffer
+        trained._unroll_if_due = lambda: None
+        torch.manual_seed(2)
+        trained.train_iter()
+    assert num_records(agent)
+    assert_same_parameters([agent, other], **EXACT)
+
+
+def test_a_copied_agent_trains_itself(played_at_once):
+    agent = make_agent(rl=sac(), action_type=ActionType.Continuous)
+    train([agent], 3)
+    copied = copy.deepcopy(agent)
+    for trained in (agent, copied):
+        torch.manual_seed(2)
+        before = [p.detach().clone() for p in agent.parameters()]
+        trained._unroll_if_due = lambda: None
+        trained.train_iter()
+        assert num_records(trained)
+    assert all(torch.equal(a, b) for a, b in zip(before, agent.parameters()))
+    assert_same_parameters([agent, copied], **EXACT)
+
+
+def test_few_updates_are_not_worth_a_record():
+    agent = make_agent()
+    agent.train_iter()
+    assert not num_records(agent)
+
+
+# What an algorithm may do without knowing of records -----------------------------------------------------------------
+
+
+def test_a_subclass_has_to_say_again_that_its_update_is_fixed(played_at_once):
+    agent = make_agent(algorithm_cls=Changing)
+    assert not agent._rl_algorithm.traits.fixed_update
+    train([agent], 3)
+    assert isinstance(agent.learner.plan, Eager)
+    with pytest.raises(ConfError, match='not the same operations'):
+        make_agent(True, algorithm_cls=Changing)
+
+
+def number(self):
+    return self.number
+
+
+def schedule(self):
+    return self.schedule()
+
+
+def tensor_in_place(self):
+    return self.own[0]
+
+
+def another_tensor(self):
+    return self.others[-1]
+
+
+class Reading:
+    """Mixed into an algorithm: it trains, and acts, by a number of its own that changes after each update."""
+
+    read = staticmethod(number)
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.number, self.own, self.others = 1.0, [torch.ones(())], [torch.ones(())]
+        self.schedule = LinearScheduler('iterations', [(0, 1.0), (20, 3.0)])
+
+    def after_update(self, root_inputs, info):
+        super().after_update(root_inputs, info)
+        self.number *= 1.05
+        self.own[0].mul_(1.05)
+        self.others.append(self.others[-1] * 1.05)
+        context.update_progress('iterations', len(self.others) % 20)
+
+    def calc_loss(self, info):
+        loss_info = super().calc_loss(info)
+        return loss_info._replace(loss=loss_info.loss * self.read(self))
+
+
+class ReadingDqn(Reading, DqnAlgorithm):
+    own_traits = DqnAlgorithm.own_traits
+
+    def _q_values(self, observation, state):
+        values, state = super()._q_values(observation, state)
+        return values * torch.as_tensor(self.read(self) % 0.1 - 0.05), state  # of any sign
+
+
+class ReadingSac(Reading, SacAlgorithm):
+    own_traits = SacAlgorithm.own_traits
+
+    def _sampled_actions(self, observation):
+        return super()._sampled_actions(observation) / self.read(self)
+
+
+class ReadingPpo(Reading, PPOAlgorithm):
+    own_traits = PPOAlgorithm.own_traits
+
+
+class ReadingActorCritic(Reading, ActorCriticAlgorithm):
+    own_traits = ActorCriticAlgorithm.own_traits
+
+
+READING = {
+    'dqn': lambda: make_agent(algorithm_cls=ReadingDqn),
+    'sac': lambda: make_agent(rl=sac(ReadingSac), action_type=ActionType.Continuous),
+    'ppo': lambda: agents.make_agent('ppo', 'discrete', rl_algorithm_cls=_of('ppo', ReadingPpo))[0],
+    'actor-critic': lambda: agents.make_agent('actor-critic', 'discrete',
+                                              rl_algorithm_cls=_of('actor-critic', ReadingActorCritic))[0]}
+
+
+def _of(name, cls):
+    return partial(cls, actor_network_ctor=partial(ActorDistributionNetwork, fc_layer_params=(16, )),
+                   value_network_ctor=partial(ValueNetwork, fc_layer_params=(16, )),
+                   **agents.ALGORITHMS[name].keywords)
+
+
+@pytest.mark.parametrize('read', [number, schedule, tensor_in_place, another_tensor])
+@pytest.mark.parametrize('name', READING)
+def test_what_an_algorithm_reads_besides_its_modules_is_never_frozen(name, read, warm_up, monkeypatch, caplog):
+    monkeypatch.setattr(Reading, 'read', staticmethod(read))
+    made = both(warm_up, READING[name])
+    assert_same_parameters(made, **EXACT)
+    if read is tensor_in_place:  # which a record reads where it is
+        assert num_records(made[0]) and not warnings_in(caplog)
+    else:
+        told = [x for x in warnings_in(caplog) if x.startswith('the update of ')]
+        assert not num_records(made[0]) and len(told) == 1 and 'computed step by step from now on' in told[0]
+
+
+def test_a_number_that_changes_once_in_a_while_is_noticed_where_summaries_are_written(warm_up, caplog):
+    def between(agent):
+        if len(agent._rl_algorithm.others) > 20:
+            agent._rl_algorithm.number = 3.0
+
+    class Constant(ReadingDqn):
+        own_traits = ReadingDqn.own_traits
+
+        def after_update(self, root_inputs, info):
+            number = self.number
+            super().after_update(root_inputs, info)
+            self.number = number
+
+    warm_up(1)
+    agent = make_agent(algorithm_cls=Constant)
+    train([agent], 7, between)
+    assert num_records(agent)
+    with summary.push_summary_writer(Silent()), context.record_if(True):
+        agent.train_iter()
+    assert not num_records(agent)
+    assert any('the loss differs' in x or 'the loss is another one' in x for x in warnings_in(caplog))
+
+
+class Silent:
+    """Takes the place of a writer of summaries."""
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: None
+
+
+class Counting(Fixed):
+    """Counts in Python how often its loss is calculated, draws numbers, and writes a buffer."""
+
+    own_traits = Fixed.own_traits
+    draws = True
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.register_buffer('latest', torch.zeros(()))
+        self.seen = []
+
+    def calc_loss(self, info):
+        self.count = getattr(self, 'count', 0) + 1
+        loss_info = super().calc_loss(info)
+        loss_info = loss_info._replace(loss=loss_info.loss * (1 + 0.1 * torch.rand_like(loss_info.loss)))
+        self.latest.add_(loss_info.loss.detach().mean())
+        return loss_info
+
+    def after_update(self, root_inputs, info):
+        super().after_update(root_inputs, info)
+        self.seen.append((float(self.latest), getattr(self, 'count', 0), int(torch.get_rng_state().sum())))
+
+
+def test_recording_and_comparing_leave_no_trace(warm_up, caplog):
+    made = both(warm_up, lambda: make_agent(algorithm_cls=Counting))
+    assert num_records(made[0]) and not warnings_in(caplog)
+    assert_same_parameters(made, **EXACT)
+    seen, expected = ([x for x in agent._rl_algorithm.seen] for agent in made)
+    assert [(latest, drawn) for latest, _, drawn in seen] == [(latest, drawn) for latest, _, drawn in expected]
+    assert seen[1][1] == expected[1][1] == 2  # an attribute that recording has set is put back
+
+
+@pytest.mark.parametrize('compile', [False, True])
+def test_an_update_that_looks_at_values_is_made_step_by_step_with_one_warning(compile, warm_up, caplog):
+    made = []
+    for count, on in ((10**9, False), (1, compile)):
+        warm_up(count)
+        made.append(make_agent(on, algorithm_cls=Peeking))
+        train(made[-1:], 3)
+    assert_same_parameters(made, **EXACT)
+    (told, ) = [x for x in warnings_in(caplog) if 'update' in x]
+    assert 'it cannot be recorded' in told and ('compiled' in told) == compile
+
+
+# A wrong plan is not used --------------------------------------------------------------------------------------------
+
+
+def _spoiled(place, results):
+    results = list(results)
+    results[place] = results[place] * 1.01
+    return results
+
+
+@pytest.mark.parametrize('place, part', [(0, 'the loss'), (1, 'the priority'), (2, 'the gradient of _rl_algorithm.')])
+@pytest.mark.parametrize('form', ['played', 'compiled'])
+def test_a_form_that_computes_something_else_is_never_used_and_the_warning_names_the_part(form, place, part, warm_up,
+                                                                                        monkeypatch, caplog):
+    def spoil(make):
+        def spoiled(*args):
+            kept = make(*args)
+            play, kept.play = kept.play, lambda leaves: _spoiled(place, play(leaves))
+            return kept
+        return spoiled
+
+    cls = Played if form == 'played' else compile.Compiled
+    monkeypatch.setattr(cls, '_make', spoil(cls._make))
+    warm_up(10**9)
+    plain = make_agent()
+    train([plain], 3)
+    if form == 'played':
+        warm_up(1)
+    agent = make_agent(form == 'compiled')
+    train([agent], 3)
+    assert_same_parameters([plain, agent], **EXACT)
+    assert num_records(agent) == 0
+    (told, ) = [x for x in warnings_in(caplog) if x.startswith('the update')]
+    assert part in told and told.startswith('the update of AgentAlgorithm is ')
+
+
+def test_a_buffer_that_is_written_to_in_python_only_is_noticed(warm_up, caplog):
+    class Sometimes(Fixed):
+        own_traits = Fixed.own_traits
+
+        def calc_loss(self, info):
+            if not torch.compiler.is_compiling() and type(info.reward) is torch.Tensor and not _is_recording():
+                self.factor.add_(0.1)
+            return super().calc_loss(info)
+
+    made = both(warm_up, lambda: make_agent(algorithm_cls=Sometimes))
+    assert_same_parameters(made, **EXACT)
+    assert not num_records(made[0]) and '_rl_algorithm.factor is written to' in caplog.text
+
+
+def _is_recording():
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+    return _get_current_dispatch_mode() is not None
+
+
+def test_without_a_compiler_updates_and_policies_are_played_with_one_warning_each(warm_up, monkeypatch, caplog):
+    monkeypatch.setattr(probe, '_compiler_fault', lambda: 'InvalidCxxCompiler: no C++ compiler')
+    warm_up(1)
+    made = [make_agent(True), make_agent(False)]
+    train(made, 3)
+    assert_same_parameters(made, **EXACT)
+    played, compiled = forms(made[0])
+    assert played.num_records and not compiled.num_records
+    told = [x for x in warnings_in(caplog) if 'no C++ compiler' in x]
+    assert sorted(x.partition(' is ')[0] for x in told) == ['how to act', 'the update of AgentAlgorithm']
+    assert all('played from a record from now on' in x for x in told)
+
+
+def test_an_error_of_the_compiler_itself_is_told_in_one_line(warm_up, monkeypatch, caplog):
+    def fail(*_):
+        raise SyntaxError("'tmp5' was not declared\nmany lines")
+
+    warm_up(1)
+    monkeypatch.setattr(compile, 'compiled', fail)
+    agent = make_agent(True)
+    train([agent], 3)
+    (told, ) = [x for x in warnings_in(caplog) if x.startswith('the update')]
+    assert "SyntaxError: 'tmp5' was not declared" in told and 'many lines' not in told
+    assert num_records(agent)
+
+
+# Losses that are not finite, and other processes ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('compile', [False, True])
+def test_a_loss_that_is_not_finite_stops_the_run_with_its_name_and_changes_no_parameter(compile, played_at_once):
+    agent = make_agent(compile, algorithm_cls=Fixed)
+    train([agent], 2)
+    assert num_records(agent)
+    before = [p.detach().clone() for p in agent.parameters()]
+    agent._rl_algorithm.factor.fill_(float('nan'))
+    with pytest.raises(NonFiniteLossError, match='critic'):
+        agent.train_iter()
+    assert all(torch.equal(a, b) for a, b in zip(before, agent.parameters()))
+
+
+class CountingRanks(Ranks):
+    """One rank, which notes the size of each exchange."""
+
+    def __init__(self):
+        super().__init__(0, 1, None, torch.device('cpu'))
+        self.sizes = []
+
+    def add_up(self, tensor):
+        self.sizes.append(tensor.numel())
+
+
+class Asking(Fixed):
+    """Its loss asks the other ranks."""
+
+    own_traits = Fixed.own_traits
+
+    def calc_loss(self, info):
+        loss_info = super().calc_loss(info)
+        return loss_info._replace(loss=loss_info.loss - context.mean_over_ranks(loss_info.loss.detach().mean()))
+
+
+class Gathering(Fixed):
+    """Its loss gathers the losses of all ranks."""
+
+    own_traits = Fixed.own_traits
+
+    def calc_loss(self, info):
+        loss_info = super().calc_loss(info)
+        return loss_info._replace(loss=loss_info.loss - context.cat_over_ranks(loss_info.loss.detach()).mean())
+
+
+def in_ranks(agent):
+    ranks = CountingRanks()
+    context.set_ranks(ranks)
+    agent._gradient_averager = GradientAverager(ranks, [p for _, p in agent.what_is_updated()[1]])
+    return ranks
+
+
+@pytest.mark.parametrize('algorithm_cls', [Asking, Gathering])
+@pytest.mark.parametrize('compile', [False, True])
+def test_every_update_asks_the_other_ranks_equally_often_also_where_it_is_recorded_and_compared(compile, algorithm_cls,
+                                                                                                played_at_once):
+    """Otherwise a question meets another one of theirs: they hang, or average numbers of different meaning."""
+    agent = make_agent(compile, algorithm_cls=algorithm_cls)
+    ranks = in_ranks(agent)
+    asked = []
+    for recording in (False, False, False, True, False):
+        ranks.sizes.clear()
+        with summary.push_summary_writer(Silent()), context.record_if(recording):
+            agent.train_iter()
+        asked.append(list(ranks.sizes))
+    of_an_update = asked[0][:len(asked[0]) // 3]
+    assert asked == [3 * of_an_update] * 5 and len(of_an_update) == 2
+    assert bool(num_records(agent)) == (algorithm_cls is Asking)
+    ranks.sizes.clear()
+    agent._rl_algorithm.factor.fill_(float('nan'))
+    with pytest.raises(NonFiniteLossError, match='critic'):
+        agent.train_iter()
+    assert ranks.sizes == of_an_update and context.get_ranks() is ranks
+
+
+# Batches -------------------------------------------------------------------------------------------------------------
+
+
+class Keeping(Fixed):
+    """Keeps the rewards of each batch that its Python code sees."""
+
+    own_traits = Fixed.own_traits
+
+    def calc_loss(self, info):
+        if hasattr(self, 'kept'):
+            self.kept.append((info.reward, info.reward.clone()))
+        return super().calc_loss(info)
+
+
+def test_a_batch_that_an_algorithm_keeps_is_not_overwritten(never_played):
+    agent = make_agent(algorithm_cls=Keeping, priority_replay=False)
+    kept = agent._rl_algorithm.kept = []
+    train([agent], 4)
+    assert agent._batch_reader.reader is not None and len(kept) == 12
+    assert all(torch.equal(reward, at_that_time) for reward, at_that_time in kept)
+
+
+class Shifting(DqnAlgorithm):
+    """Trains on other rewards than those that are stored."""
+
+    own_traits = DqnAlgorithm.own_traits
+
+    def preprocess_experience(self, root_inputs, rollout_info, batch_info):
+        root_inputs, rollout_info = super().preprocess_experience(root_inputs, rollout_info, batch_info)
+        return root_inputs._replace(reward=root_inputs.reward - 1), rollout_info
+
+
+@pytest.mark.parametrize('priority_replay', [False, True])
+@pytest.mark.parametrize('algorithm_cls', [DqnAlgorithm, Shifting])
+def test_samples_read_into_one_memory_give_the_parameters_of_others(algorithm_cls, priority_replay, played_at_once):
+    made = []
+    for reuses in (True, False):
+        agent = make_agent(algorithm_cls=algorithm_cls, priority_replay=priority_replay)
+        torch.manual_seed(1)
+        agent.train_iter()
+        if not reuses:
+            agent.replay_buffer.reader = lambda *_: None
+            agent._batch_reader = None
+        for _ in range(4):
+            agent.train_iter()
+        assert num_records(agent)
+        assert (agent._batch_reader.reader is not None) == (reuses and algorithm_cls is DqnAlgorithm)
+        made.append(agent)
+    assert_same_parameters(made, **EXACT)
