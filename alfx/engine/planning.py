@@ -35,7 +35,8 @@ def check_compilable(algorithm: 'Algorithm') -> None:
             'operations every time', 'leave it at False')])
 
 
-def plan_of(algorithm: 'Algorithm', losses: Callable[['Algorithm', Any], Any], is_function_of_batch: bool = True) -> Plan:
+def plan_of(algorithm: 'Algorithm', losses: Callable[['Algorithm', Any], Any],
+            is_function_of_batch: bool = True) -> Plan:
     """The plan of ``algorithm`` for an objective, made at the first call.
 
     Args:
