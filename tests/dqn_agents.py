@@ -1,4 +1,4 @@
-"""Small DQN agents, and others with a replay buffer of the same size, whose updates are played and compiled in tests."""
+"""Small DQN agents, and others with such a replay buffer, whose updates are played and compiled in tests."""
 from functools import partial
 
 import torch

@@ -1,4 +1,6 @@
 """What has become of the plans of an algorithm, for tests that have to know that something was played at all."""
+import logging
+
 from alfx.engine.plan import FasterPlan
 
 
@@ -11,3 +13,9 @@ def forms(agent):
 def num_records(agent):
     """How many records of its updates are in use."""
     return sum(form.num_records for form in forms(agent))
+
+
+def warnings_in(caplog):
+    """What plans have warned of."""
+    return [record.getMessage() for record in caplog.records
+            if record.levelno >= logging.WARNING and record.name.startswith('alfx.engine.plan')]

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,6 +54,7 @@ class Learner:
         remote: where unrolls come from if other processes act.
         cursor: where the rollout stands; ``None`` before it has begun.
         num_trained: samples trained on in the latest iteration.
+        reader: reads samples into the same memory each time, if that is possible.
     """
 
     def __init__(self, algorithm: Any, settings: Settings | None):
@@ -71,8 +72,8 @@ class Learner:
         self._unroll_debt = 0.0  # the fraction of a step by which unrolls have been too short so far
         self.num_trained = 0
         self._context_steps = 0  # at the start of the replay buffer, trained on in an earlier iteration
-        self._reads_in_place = True  # unless preprocessing makes batches of its own
-        self._reading: _Reading | None = None
+        self.reader: BatchReader | None = None
+        self._reader_key: Any = None  # what the reader depends on
         self._plan: Plan | None = None
         self._taking_turns: list[Any] | None = None  # parts with several fixed updates
 
@@ -83,7 +84,7 @@ class Learner:
 
     def forget_places(self) -> None:
         """The tensors of the algorithm have been moved: forget what has been made for where they were."""
-        self._reading = self._plan = None
+        self.reader = self._reader_key = self._plan = None
 
     # An iteration ----------------------------------------------------------------------------------------------
 
@@ -222,10 +223,10 @@ class Learner:
             ``T * B``, the number of steps trained on.
         """
         if train_info is None:
-            computed = self._optimize(self.plan, Batch(experience))
+            computed = self.optimize(self.plan, Batch(experience))
         else:
             plan = Eager(self._objective(lambda _: self._counted(train_info, experience)))
-            computed = self._optimize(plan, Batch(experience))
+            computed = self.optimize(plan, Batch(experience))
         self._after_update(experience, computed)
         return self._num_steps(experience)
 
@@ -292,16 +293,16 @@ class Learner:
         records, updates, steps = self._records_each_update(), settings.num_updates_per_train_iter, 0
         batch_size = settings.mini_batch_size or buffer.num_environments
         together = min(replay.drawn_together(buffer, batch_size * length), updates)
-        reading = self._read_in_place(batch_size, length, together)
-        samples = (self._samples(batch_size, length, updates, together) if reading is None else
-                   ((info, slot.experience, slot) for info, slot in reading.reader.draw(updates, together)))
+        self._make_reader(batch_size, length, together)
+        samples = (self._samples(batch_size, length, updates, together) if self.reader is None else
+                   ((info, slot.experience, slot) for info, slot in self.reader.draw(updates, together)))
         wanted = context.should_record_summaries()
         for number, (batch_info, experience, slot) in enumerate(samples):
             with context.record_if(wanted and (records or number == updates - 1)):
                 experience = self._preprocessed(experience, batch_info)
                 if slot is not None and not slot.holds(experience):
                     experience, slot = nest.map_structure(copied, experience), None
-                    self._reads_in_place = False  # from the next iteration on: preprocessing makes a batch of its own
+                    self.reader = None  # preprocessing makes batches of its own: from the next iteration on
                 time_major = (nest.map_structure(lambda x: x.transpose(0, 1), experience) if slot is None else
                               slot.time_major)
                 self._update(time_major, batch_info, counts, slot)
@@ -317,16 +318,13 @@ class Learner:
         length, batch = experience.time_step.step_type.shape
         return (length - self._ends_with_bootstrap) * batch
 
-    def _read_in_place(self, batch_size: int, length: int, together: int) -> '_Reading | None':
-        """A reader of samples into the same memory each time, where updates are played on them as they are stored."""
+    def _make_reader(self, batch_size: int, length: int, together: int) -> None:
+        """Samples are read into the same memory each time, where updates are played on them as they are stored."""
         transformer = self._algorithm.data_transformer
-        if (not self._reads_in_place or not self.plan.reads_slots
-                or (transformer is not None and transformer.changes_experience)):
-            return None
         key = self._buffer, batch_size, length, 1 if self.plan.takes_batches_in_place else together
-        if self._reading is None or self._reading.key != key:
-            self._reading = _Reading(key, self._buffer.reader(*key[1:]))
-        return self._reading
+        if key != self._reader_key:
+            is_possible = self.plan.reads_slots and (transformer is None or not transformer.changes_experience)
+            self._reader_key, self.reader = key, self._buffer.reader(*key[1:]) if is_possible else None
 
     def _samples(self, batch_size: int, length: int, count: int, together: int) -> '_Samples':
         """Transformed samples ``[batch_size, length, ...]`` for ``count`` updates, ``together`` drawn at a time."""
@@ -400,7 +398,7 @@ class Learner:
         if batch_info is not None:
             batch_info = importance_weights(self._settings, batch_info)
         weights = () if batch_info is None else batch_info.importance_weights
-        computed = self._optimize(self.plan, Batch(experience, weights, slot))
+        computed = self.optimize(self.plan, Batch(experience, weights, slot))
         if batch_info is not None:
             update_priorities(self._settings, self._buffer, batch_info, computed.loss_info)
         self._after_update(experience, computed)
@@ -467,10 +465,10 @@ class Learner:
             NonFiniteLossError: names the losses that are not finite; no parameter has been changed.
         """
         plan = Eager(self._objective(lambda _: (update.weighted(loss_info, weight), masks, ())))
-        computed = self._optimize(plan, Batch((), batch_info.importance_weights if batch_info is not None else ()))
+        computed = self.optimize(plan, Batch((), batch_info.importance_weights if batch_info is not None else ()))
         return computed.loss_info, self._algorithm.what_is_updated()[1]
 
-    def _optimize(self, plan: Plan, batch: Batch) -> Computed:
+    def optimize(self, plan: Plan, batch: Batch) -> Computed:
         """Gradients, averaged over all processes, and the steps of the optimizers.
 
         Raises:
@@ -587,13 +585,6 @@ class Learner:
         if env_ids.numel():
             last = torch.full((env_ids.numel(), ), StepType.LAST, dtype=torch.int32)
             buffer.set_field('time_step.step_type', env_ids, buffer.current_pos[env_ids] - 1, last)
-
-
-class _Reading(NamedTuple):
-    """A reader of samples, and what it depends on."""
-
-    key: Any
-    reader: BatchReader
 
 
 _Samples = Iterator[tuple[BatchInfo, Experience, Slot | None]]

@@ -9,7 +9,8 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.data_structures import StepType
-from alfx.engine.recorded_update import RecordedUpdate
+from alfx.engine import replay
+from alfx.engine.plan import FasterPlan
 from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
 from alfx.networks.q_networks import QNetwork
 from alfx.optimizers import Adam
@@ -49,22 +50,24 @@ def _stepped(params, grads, state, lr):
 
 
 def test_compiled_updates_are_those_of_the_formulas(monkeypatch):
-    errors = []
-    play = RecordedUpdate.__call__
+    errors, counts = [], []
+    optimize = replay.optimize
 
-    def compared(self, experience, batch_info, slot=None):
+    def compared(algorithm, plan, batch):
         dqn, (optimizer, ) = agent._rl_algorithm, agent.optimizers()
         params = list(dqn._critic_networks.parameters())
         before = [p.detach().double().requires_grad_() for p in params]
         targets = [p.double() for p in dqn._target_critic_networks.parameters()]
         state = [[optimizer.state[p][key].double().clone() for key in ('step', 'exp_avg', 'exp_avg_sq')]
                  if p in optimizer.state else [0, 0, 0] for p in params]
-        loss = _loss(before, targets, experience)
+        loss = _loss(before, targets, batch.experience)
         expected = _stepped(before, torch.autograd.grad(loss, before), state, 1e-2)
-        found = play(self, experience, batch_info, slot)
-        assert found is not None and abs(found.loss.item() - loss.item()) < 1e-6
+        computed, updated = optimize(algorithm, plan, batch)
+        assert abs(computed.loss_info.loss.item() - loss.item()) < 1e-6
         errors.append(max((p.detach() - e).abs().max().item() for p, e in zip(params, expected)))
-        return found
+        assert isinstance(plan, FasterPlan)
+        counts.append(plan.compiled.num_records)
+        return computed, updated
 
     torch.manual_seed(0)
     context.reset()
@@ -80,7 +83,8 @@ def test_compiled_updates_are_those_of_the_formulas(monkeypatch):
     agent = Agent(env.observation_spec(), env.action_spec(), env=env, config=config, rl_algorithm_cls=rl,
                   optimizer=Adam(lr=1e-2, betas=BETAS, eps=EPS, gradient_clipping=MAX_NORM, clip_by_global_norm=True))
     agent.finalize()
-    monkeypatch.setattr(RecordedUpdate, '__call__', compared)
+    monkeypatch.setattr(replay, 'optimize', compared)
     for _ in range(8):
         agent.train_iter()
-    assert len(errors) == 128 and max(errors) < 1e-2 * 1e-3  # a thousandth of the longest step
+    assert counts == [1] * 128
+    assert max(errors) < 1e-2 * 1e-3  # a thousandth of the longest step

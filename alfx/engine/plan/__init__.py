@@ -1,11 +1,12 @@
 """How an update is computed: step by step, played from a record, compiled, or as a CUDA graph.
 
 An update is described by an :class:`Objective` and made from a :class:`Batch`. A plan leaves the gradients in the
-parameters; the steps of optimizers are always outside. Each form wraps a slower one, does less, falls back to it, and is held
-against it: training with a faster one gives the numbers of the slowest.
+parameters; the steps of optimizers are always outside. Each form wraps a slower one, does less, falls back to it, and
+is held against it: training with a faster one gives the numbers of the slowest.
 
-Read :mod:`~alfx.engine.plan.objective`, then ``eager``, then ``forms``; ``record`` makes records, ``program`` plays them,
-``compile`` (with ``cpu_graph``) and ``capture`` are the other ways to carry them out; ``acting`` does the same for policies.
+Read :mod:`~alfx.engine.plan.objective`, then ``eager``, then ``forms``; ``record`` makes records, ``program`` plays
+them, ``compile`` (with ``cpu_graph``) and ``capture`` are the other ways to carry them out; ``acting`` does the same
+for policies.
 """
 from alfx.engine.plan.acting import Recorded
 from alfx.engine.plan.eager import Eager
@@ -20,8 +21,8 @@ def make_plan(objective: Objective, is_fixed: bool, compiles: bool = False) -> P
 
     Args:
         objective: what to compute.
-        is_fixed: whether it is the same tensor operations every time, but for ``objective.variant``. It is noticed if that is
-            not so, after an update of another kind perhaps.
+        is_fixed: whether it is the same tensor operations every time, but for ``objective.variant``. It is noticed if
+            that is not so, after an update of another kind perhaps.
         compiles: whether a fixed objective is compiled; otherwise it is played.
     """
     eager = Eager(objective)

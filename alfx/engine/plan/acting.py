@@ -1,7 +1,8 @@
-"""A function of networks in the fastest form there is, as updates are: for acting, which calls a policy on a row or two.
+"""A function of networks in the fastest form there is, as updates are: for acting, which calls a policy on a row or
+two.
 
-There the layers take less time than the calls of modules and distributions around them. Results are equal to the bit, or up
-to rounding if the function is compiled.
+There the layers take less time than the calls of modules and distributions around them. Results are equal to the bit,
+or up to rounding if the function is compiled.
 """
 import copy
 from collections.abc import Callable, Sequence
@@ -22,14 +23,14 @@ from alfx.tensor_specs import NestedTensor
 class Recorded:
     """Plays a function, one record for each structure and layout of its input.
 
-    The function may do whatever it likes: where a record would not do the same, or cannot be made, the function itself is
-    called. What it reads may change between calls in any way; only changes that no tensor shows, such as of a number kept
-    in Python, are best made at every call or never, since the two are compared at each call only in the beginning (see
-    :mod:`alfx.engine.plan.forms`).
+    The function may do whatever it likes: where a record would not do the same, or cannot be made, the function itself
+    is called. What it reads may change between calls in any way; only changes that no tensor shows, such as of a number
+    kept in Python, are best made at every call or never, since the two are compared at each call only in the beginning
+    (see :mod:`alfx.engine.plan.forms`).
 
     Args:
-        function: from a nest of tensors to a nest of tensors; it may draw random numbers. If it belongs to an object it is
-            a bound method or ``functools.partial`` of it, so that a copy of the object has one of its own.
+        function: from a nest of tensors to a nest of tensors; it may draw random numbers. If it belongs to an object it
+            is a bound method or ``functools.partial`` of it, so that a copy of the object has one of its own.
         modules: hold the parameters and buffers that it reads.
         compiles: whether records on the CPU are compiled.
         what: the function is, for messages.

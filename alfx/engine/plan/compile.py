@@ -38,14 +38,14 @@ class Compiled(Faster):
         try:
             function = compiled(record.graph, inputs)
             keeps_results = _makes_new_tensors(function, inputs)
-        except Exception as error:  # of any kind: the compiler's own, that of the C++ compiler, of some version of torch
+        except Exception as error:  # of any kind: that of Python code, of the C++ compiler
             raise UnsupportedError(f'it cannot be compiled: {type(error).__name__}: {first_line(error)}') from error
         finally:
-            gc.collect()  # of all that a compiler leaves behind: otherwise some update would soon wait a third of a second
+            gc.collect()  # what a compiler leaves behind: otherwise some update would soon wait a third of a second
         logger.info('compiled %s in %.0f seconds', what, time.monotonic() - started)
         fixed = record.fixed
 
-        def play(changing: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        def play(changing: list[Tensor]) -> Sequence[Tensor | None]:
             return function([*fixed, *changing])
 
         return Kept(record, play, keeps_results)

@@ -22,6 +22,10 @@ class Eager:
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
 
+    def __call__(self, asked: Batch) -> Computed:
+        """As the lowest of all forms: :meth:`gradients`."""
+        return self.gradients(asked)
+
     def gradients(self, batch: Batch) -> Computed:
         """See :class:`~alfx.engine.plan.objective.Plan`."""
         objective, experience = self.objective, batch.experience
@@ -40,8 +44,6 @@ class Eager:
         if is_recording:
             loss_info = loss_info._replace(extra=masked_means(loss_info.extra, masks))
         return Computed(loss_info, train_info, parts)
-
-    __call__ = gradients
 
     def explain(self, batch: Batch) -> LossInfo:
         """See :class:`~alfx.engine.plan.objective.Plan`."""

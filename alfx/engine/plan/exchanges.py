@@ -1,7 +1,7 @@
 """Processes that train together, while a record is made or compared: no other one is asked a question more than needed.
 
-The others do not record or compare at the same time (only the first of them writes summaries), so that a question too many
-would meet another one of theirs.
+The others do not record or compare at the same time (only the first of them writes summaries), so that a question too
+many would meet another one of theirs.
 """
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from alfx import context
 class _StandIn:
     """Takes the place of the ranks; exchanges tensors in another way."""
 
-    def __init__(self, ranks: Any, add_up: Callable[[Tensor], None]) -> None:
+    def __init__(self, ranks: Any, add_up: Callable[[Tensor], Any]) -> None:
         self._ranks, self.add_up = ranks, add_up
 
     def __getattr__(self, name: str) -> Any:

@@ -1,13 +1,13 @@
 """Forms of a computation, each wrapped round the one below it: faster, able to do less, and held against it.
 
-``Played(Eager)``, ``Compiled(Played)`` and ``Captured(Compiled)`` differ in how a record is carried out (``_make``) and in
-what they leave to the form below. All have this in common:
+``Played(Eager)``, ``Compiled(Played)`` and ``Captured(Compiled)`` differ in how a record is carried out (``_make``) and
+in what they leave to the form below. All have this in common:
 
 - A record is made for each variant and layout of a request, once that has been asked for a number of times.
 - At its first call, at the second, fourth, eighth, ..., and at every update that is made step by step anyway since it
   writes summaries, the form below computes as well, from the same random numbers and buffers, and the results are
-  compared. So what changes between calls without a record knowing of it, such as a number kept in Python, is noticed: at
-  once if it changes at each call.
+  compared. So what changes between calls without a record knowing of it, such as a number kept in Python, is noticed:
+  at once if it changes at each call.
 - What differs, or cannot be made, is not used any more from then on, and the log says why.
 """
 import logging
@@ -25,7 +25,7 @@ from alfx.engine.plan.torch_internals import version_of
 
 logger = logging.getLogger(__name__)
 
-Play = Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
+Play = Callable[[list[Tensor]], Sequence[Tensor | None]]
 
 
 class UnsupportedError(RuntimeError):
@@ -125,10 +125,14 @@ class Faster:
         task = self.task
         request = task.request(asked, self._takes_in_place)
         kept = self._kept.get(request.key)
-        is_current = kept is not None and kept.record.is_current
+        if kept is not None and not kept.record.is_current:
+            if kept.count < self._warm_up():  # its tensors move often: not worth a record each time
+                self._counts[request.key] = 0
+            kept = None
+            del self._kept[request.key]
         if task.must_be_eager():
-            return self._compared(asked, request, kept, False) if is_current else self.below(asked)
-        if not is_current:
+            return self.below(asked) if kept is None else self._compared(asked, request, kept, False)
+        if kept is None:
             kept = self._make_if_due(request)
         if kept is None:
             return self.below(asked)
@@ -171,7 +175,6 @@ class Faster:
 
     def _make_if_due(self, request: Request) -> Kept | None:
         count = self._counts[request.key] = self._counts.get(request.key, 0) + 1
-        self._kept.pop(request.key, None)
         if count <= self._warm_up():
             return None
         try:
@@ -215,7 +218,7 @@ class Faster:
         try:
             with answers.given_again():
                 results = kept.play(request.leaves)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the form below has done the work
             after.put_back()
             self.stop(f'{type(error).__name__}: {first_line(error)}')
             return expected
@@ -250,8 +253,8 @@ class Faster:
 class Played(Faster):
     """Plays records: the same operations on the same numbers, without Python and autograd in between.
 
-    An update of small networks takes most of its time for deciding what to do: calls of modules, of distributions, of the
-    loss, and the bookkeeping of autograd and of memory. The results are equal to the bit.
+    An update of small networks takes most of its time for deciding what to do: calls of modules, of distributions, of
+    the loss, and the bookkeeping of autograd and of memory. The results are equal to the bit.
     """
 
     verb = 'played from a record'

@@ -23,8 +23,9 @@ class Objective(NamedTuple):
 
     Attributes:
         module: holds every parameter and buffer that ``losses`` reads.
-        losses: from a batch to its losses, of which ``loss`` is ``[T, B]``; masks ``[T, B]`` of the steps that count, or
-            ``None`` if all do; and the infos that the losses were made from, for whoever looks at them after the update.
+        losses: from a batch to its losses, of which ``loss`` is ``[T, B]``; masks ``[T, B]`` of the steps that count,
+            or ``None`` if all do; and the infos that the losses were made from, for whoever looks at them after the
+            update.
         params: what is trained, in the order of the optimizers.
         name: whose objective it is, for messages.
         variant: which one of several fixed objectives is next, where they take turns.
@@ -87,10 +88,11 @@ class Plan(Protocol):
     def takes_batches_in_place(self) -> bool: ...
 
     def gradients(self, batch: Batch) -> Computed:
-        """Leave the gradients of the objective in the ``grad`` of its parameters, ``None`` where it does not depend on one.
+        """Leave the gradients of the objective in the ``grad`` of its parameters, ``None`` where it does not depend on
+        one.
 
-        No parameter is changed. Whether the loss is finite, whether gradients are averaged over processes, and the steps
-        of optimizers are the business of the caller.
+        No parameter is changed. Whether the loss is finite, whether gradients are averaged over processes, and the
+        steps of optimizers are the business of the caller.
         """
 
     def explain(self, batch: Batch) -> LossInfo:

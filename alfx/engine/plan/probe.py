@@ -37,7 +37,7 @@ def _compiler_fault() -> str | None:
     inputs = [torch.randn(shape, generator=generator) for shape in ((12, 16), (9, 12))]
     try:
         found = compiled(make_graph(update, inputs), inputs)(list(inputs))
-    except Exception as error:  # of any kind, as the compiler and torch's versions differ
+    except Exception as error:  # noqa: BLE001 - of any kind: that of Python code, of the C++ compiler
         return f'torch {torch.__version__} cannot compile here: {type(error).__name__}: {first_line(error)}'
     expected = [(f'result {i}', x) for i, x in enumerate(update(*inputs))]
     wrong = difference(expected, [(name, x) for (name, _), x in zip(expected, found, strict=True)], 1e-4)

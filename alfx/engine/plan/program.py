@@ -96,20 +96,21 @@ def _current(values: Any) -> Any:
 class _Layout:
     """Goes through a graph and decides what is done when, and where in memory.
 
-    A trial on copies of the inputs shows the shape of each result and whose memory it lies in: ``_seen``. Then each node
-    is given its place, the tensor (or tensors) that it is from now on: ``_places``. The two are counterparts: whoever
-    shares memory in the trial shares it in the program. There are five kinds of places:
+    A trial on copies of the inputs shows the shape of each result and whose memory it lies in: ``_seen``. Then each
+    node is given its place, the tensor (or tensors) that it is from now on: ``_places``. The two are counterparts:
+    whoever shares memory in the trial shares it in the program. There are five kinds of places:
 
     - inputs are where they are, and so is what the graph holds from outside (``get_attr``);
     - a view is made now, of the place of what it looks at. It costs nothing when the program is played;
     - a constant, which depends on nothing that changes, is computed now, and never again;
     - any other result gets memory of its own, and a call is noted that writes there. Once its last reader has been
       placed, the memory goes to later results of the same size;
-    - where torch has no way to write the result of an operation to a given place, that result is a new tensor each time.
-      Its place is a cell that the call fills, and all that depends on the cell is looked up when it is called ('loose').
+    - where torch has no way to write the result of an operation to a given place, that result is a new tensor each
+      time. Its place is a cell that the call fills, and all that depends on the cell is looked up when it is called
+      ('loose').
 
-    What is changed in place keeps its place: its readers come after the change, as in the graph. It may be no constant, and
-    memory is free only once the last of all that share it has been read, which is why uses are counted by storage.
+    What is changed in place keeps its place: its readers come after the change, as in the graph. It may be no constant,
+    and memory is free only once the last of all that share it has been read, which is why uses are counted by storage.
 
     Attributes:
         calls: what has to be called, in this order.
@@ -189,7 +190,8 @@ class _Layout:
         writer = _writer(op, results, is_loose)
         if writer is None:
             return self._anew(op, args, kwargs)
-        # Inputs still hold their memory here: it is released after this node, so that no result overwrites its own input.
+        # Inputs still hold their memory here: it is released after this node, so that no result overwrites its own
+        # input.
         out = (self._take(seen) if isinstance(seen, Tensor) else
                tuple(self._take(x) if isinstance(x, Tensor) else x for x in seen))
         self._add(*writer(out, *args, **kwargs), is_loose)

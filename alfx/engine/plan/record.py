@@ -75,7 +75,7 @@ class Record:
 
     @property
     def is_current(self) -> bool:
-        """Whether all the tensors that it works on still are where they were, and no other one has taken their place."""
+        """Whether all the tensors that it works on still are where they were, and no others have taken their place."""
         return self._current_addresses() == self._addresses
 
     def _current_addresses(self) -> list[int]:
@@ -126,7 +126,8 @@ class Recorder:
             except Exception as error:  # of any kind: the same call went well when it was made with real numbers
                 raise NotRecordableError(f'{type(error).__name__}: {first_line(error)}') from error
         outer = _as_inputs(graph, inputs, len(names))
-        return Record(graph, [x for _, _, x in tensors] + outer, [place for _, place, _ in tensors] + [None] * len(outer),
+        return Record(graph, [x for _, _, x in tensors] + outer,
+                      [place for _, place, _ in tensors] + [None] * len(outer),
                       names + [f'a tensor of shape {tuple(x.shape)} outside of all modules' for x in outer])
 
 
@@ -155,11 +156,13 @@ def _as_inputs(graph: fx.GraphModule, inputs: Sequence[Tensor], count: int) -> l
     see that. It comes after the first ``count`` inputs.
 
     Raises:
-        NotRecordableError: one of them is among ``inputs``: reached in a way that no other tensor can be put in its place.
+        NotRecordableError: one of them is among ``inputs``: reached in a way that no other tensor can be put in its
+            place.
     """
     mine = {storage_key(x) for x in inputs if x.numel()}
     placeholders = [node for node in graph.graph.nodes if node.op == 'placeholder']
-    first_leaf, found = placeholders[count], {}
+    first_leaf = placeholders[count]
+    found: dict[Any, tuple[fx.Node, Tensor]] = {}
     for node in [node for node in graph.graph.nodes if node.op == 'get_attr']:
         value = getattr(graph, node.target)
         if not isinstance(value, Tensor) or all(str(user.target) in _LITERALS for user in node.users):

@@ -9,7 +9,8 @@ class WarmUp(NamedTuple):
         updates: before an update is played. Recording takes as long as some hundred updates: a short run is over before
             that pays.
         calls: before a policy is played, for which the same holds.
-        compiled_updates: before an update is compiled: who asks for it trains for long, the sooner it is there the better.
+        compiled_updates: before an update is compiled: who asks for it trains for long, the sooner it is there the
+            better.
         compiled_calls: before a policy is compiled.
         captured_updates: before a compiled update becomes a CUDA graph.
     """

@@ -1,7 +1,7 @@
 """What plans use of torch that it does not promise to keep, in one place, and a look at what this torch can do.
 
-Nothing else of :mod:`alfx.engine` imports a private module of torch or reads a private attribute of its objects. Whether
-this version of torch has all of it, and whether it does what it did, :mod:`alfx.engine.plan.probe` finds out.
+Nothing else of :mod:`alfx.engine` imports a private module of torch or reads a private attribute of its objects.
+Whether this version of torch has all of it, and whether it does what it did, :mod:`alfx.engine.plan.probe` finds out.
 """
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,7 +77,7 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 
 def shares_memory(node: fx.Node) -> bool:
-    """Whether the result of a node may lie in the memory of its inputs: a view, a part, or what was changed in place."""
+    """Whether the result of a node may lie in the memory of its inputs: a view, a part, what was changed in place."""
     schema: Any = getattr(node.target, '_schema', None)
     return schema is None or any(x.alias_info is not None for x in schema.returns)
 
@@ -156,7 +156,8 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor],
 
     decompositions = {operation: how for operation, how in select_decomp_table().items()
                       if operation not in operations_kept}
-    return compile_fx(graph, list(inputs), inner_compile=compile_inner, decompositions=decompositions)
+    function: Any = compile_fx(graph, list(inputs), inner_compile=compile_inner, decompositions=decompositions)
+    return function
 
 
 def in_order_of_strides() -> Any:

@@ -77,7 +77,8 @@ class UpdateTask:
     def parts(self, answer: Computed) -> Parts:
         """Loss, priorities and gradients."""
         priority = answer.loss_info.priority
-        return [('the loss', answer.loss_info.loss), ('the priority', priority if isinstance(priority, Tensor) else None),
+        return [('the loss', answer.loss_info.loss),
+                ('the priority', priority if isinstance(priority, Tensor) else None),
                 *((f'the gradient of {name.removeprefix("read.0.")}', p.grad)
                   for name, p in zip(self._param_names, self._params))]
 
@@ -101,8 +102,8 @@ class FasterPlan:
         compiles: whether updates are compiled; otherwise they are played.
 
     Attributes:
-        played, compiled: the forms, for who wants to know what has become of them; ``None`` before the first call, and if
-            nothing is compiled.
+        played, compiled: the forms, for who wants to know what has become of them; ``None`` before the first call, and
+            if nothing is compiled.
     """
 
     reads_slots = True

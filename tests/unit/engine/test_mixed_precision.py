@@ -5,15 +5,16 @@ import agents
 import pytest
 import sac_agents
 import torch
-from test_compiled_update import make_agent as make_dqn_agent
+from dqn_agents import make_agent as make_dqn_agent
+from plans import num_records
 
 from alfx import nest
 from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import LossInfo
-from alfx.engine import recorded_update
 from alfx.engine.errors import NonFiniteLossError
 from alfx.engine.learner import Learner
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
+from alfx.engine.plan import Eager
 from alfx.layers import FC
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import TensorSpec
@@ -76,9 +77,8 @@ def test_gradients_are_those_of_float32_as_far_as_bfloat16_goes(name, amp, monke
 
 
 @pytest.mark.parametrize('name', MAKERS)
-def test_only_networks_compute_in_16_bits_and_nothing_of_it_is_kept(name, amp, monkeypatch):
+def test_only_networks_compute_in_16_bits_and_nothing_of_it_is_kept(name, amp, never_played):
     amp(True)
-    monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 10**6)
     agent = MAKERS[name]()
     types = watched_products(agent)
     assert agent.learner.precision.dtype == torch.bfloat16 and agent.learner.precision.scaler is None
@@ -104,16 +104,16 @@ def test_it_learns_in_bfloat16(name, amp):
     assert late > early + 0.05, (early, late)
 
 
-def test_a_recorded_update_is_the_plain_one_in_bfloat16_too(amp, monkeypatch):
+def test_a_recorded_update_is_the_plain_one_in_bfloat16_too(amp, warm_up):
     amp(True)
     results = []
     for played in (True, False):
-        monkeypatch.setattr(recorded_update, '_UPDATES_BEFORE', 2 if played else 10**6)
+        warm_up(2 if played else 10**6)
         agent = make_dqn_agent(False)
         torch.manual_seed(1)
         for _ in range(4):
             agent.train_iter()
-        assert bool(agent._fast_update._records) == played
+        assert bool(num_records(agent)) == played
         results.append([p.detach().clone() for p in agent.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results))
 
@@ -225,7 +225,7 @@ class TestLossScaling:
         with caplog.at_level(logging.INFO, 'alfx'):
             for _ in range(4):
                 agent.train_iter()
-        assert agent._fast_update is False and 'made step by step' in caplog.text
+        assert isinstance(agent.learner.plan, Eager) and 'made step by step' in caplog.text
         assert agent.learner.scaler is agent._rl_algorithm.learner.scaler is not None
 
 

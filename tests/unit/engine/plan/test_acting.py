@@ -1,20 +1,20 @@
-"""A recorded function gives what the function gives, to the bit; compiled, up to rounding."""
-from types import SimpleNamespace
+"""A recorded function gives what the function gives, to the bit; compiled, up to rounding; whatever it does."""
+import copy
 
 import pytest
 import torch
+from plans import warnings_in
 from torch import nn
 
-from alfx.engine import recorded_function
-from alfx.engine.compiled_function import CompiledFunction
-from alfx.engine.program import Program
-from alfx.engine.recorded_function import RecordedFunction
+from alfx import context
+from alfx.engine.plan import Recorded, compile
+from alfx.engine.plan.forms import Played
+from alfx.utils.schedulers import LinearScheduler
 
 
 @pytest.fixture(autouse=True)
-def record_soon(monkeypatch):
-    monkeypatch.setattr(recorded_function, '_CALLS_BEFORE', 2)
-    monkeypatch.setattr(recorded_function, '_CALLS_BEFORE_COMPILING', 2)
+def record_soon(warm_up):
+    warm_up(2)
 
 
 @pytest.fixture
@@ -37,94 +37,160 @@ def test_it_gives_what_the_function_gives_also_after_the_parameters_have_changed
         mean = net(inputs['x'])
         return mean + torch.randn_like(mean), [mean.argmax(-1)]
 
-    recorded = RecordedFunction(act, net)
+    recorded = Recorded(act, net)
     for _ in range(3):
         for (a, [b]), (c, [d]) in zip(calls(act, 5), calls(recorded, 5)):
             assert torch.equal(a, c) and torch.equal(b, d) and b.dtype == d.dtype
         with torch.no_grad():
             for p in net.parameters():
                 p.add_(0.1)
-        assert recorded._records
+        assert recorded.played._kept
     net[0].weight.data = net[0].weight.data.neg()  # lies elsewhere
     assert all(torch.equal(a[0], b[0]) for a, b in zip(calls(act, 3), calls(recorded, 3)))
 
 
 def test_results_are_kept_by_the_next_call(net):
-    recorded = RecordedFunction(lambda inputs: net(inputs['x']), net)
+    recorded = Recorded(lambda inputs: net(inputs['x']), net)
     results = calls(recorded, 6)
     assert all(torch.equal(a, b) for a, b in zip(results, calls(recorded, 6)))
     assert len({x.data_ptr() for x in results}) == 6
 
 
 def test_with_gradients_it_is_the_function_itself(net):
-    recorded = RecordedFunction(lambda x: net(x), net)
+    recorded = Recorded(lambda x: net(x), net)
     calls(recorded, 4, torch.ones(1, 3))
-    assert recorded._records
+    assert recorded.played._kept
     assert recorded(torch.ones(1, 3)).requires_grad
 
 
 def test_each_batch_size_has_a_record(net):
-    recorded = RecordedFunction(lambda x: net(x), net)
+    recorded = Recorded(lambda x: net(x), net)
     for size in (1, 4, 1):
         with torch.no_grad():
             assert torch.equal(calls(recorded, 4, torch.ones(size, 3))[-1], net(torch.ones(size, 3)))
-    assert len(recorded._records) == 2
+    assert len(recorded.played._kept) == 2
 
 
 def test_each_layout_and_type_has_a_record():
-    recorded = RecordedFunction(lambda x: 2 * x)
+    recorded = Recorded(lambda x: 2 * x)
     x = torch.arange(6.)
     for inputs in (x.reshape(2, 3), x.reshape(3, 2).T, x.reshape(2, 3).long()):
         result = calls(recorded, 4, inputs)[-1]
         assert torch.equal(result, 2 * inputs) and result.dtype == inputs.dtype
-    assert len(recorded._records) == 3
+    assert len(recorded.played._kept) == 3
 
 
 def test_a_function_that_looks_at_values_is_called_as_it_is(net, caplog):
     def act(x):
         return net(x) if x.sum() > 0 else -net(x)
 
-    recorded = RecordedFunction(act, net)
-    with caplog.at_level('INFO'):
-        for sign in (1, -1, 1, -1, 1):
-            with torch.no_grad():
-                assert torch.equal(recorded(sign * torch.ones(1, 3)), act(sign * torch.ones(1, 3)))
-    assert not recorded._records
-    assert len([r for r in caplog.records if 'looks at the values' in r.getMessage()]) == 1
+    recorded = Recorded(act, net)
+    for sign in (1, -1, 1, -1, 1):
+        with torch.no_grad():
+            assert torch.equal(recorded(sign * torch.ones(1, 3)), act(sign * torch.ones(1, 3)))
+    assert not recorded.played.num_records
+    (told, ) = warnings_in(caplog)
+    assert told.startswith('how to act is computed step by step from now on') and 'it cannot be recorded' in told
 
 
-COMPILES = SimpleNamespace(compile=True)
+class Policy(nn.Module):
+    """Reads a number besides its parameters."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.layer, self.read, self.number = nn.Linear(3, 2), read, 1.0
+        self.own, self.others = torch.ones(()), [torch.ones(())]
+        self.schedule = LinearScheduler('iterations', [(0, 1.0), (100, 3.0)])
+
+    def act(self, x):
+        return self.layer(x) * self.read(self)
+
+
+@pytest.mark.parametrize('compiles', [False, True])
+@pytest.mark.parametrize('read', ['number', 'schedule()', 'others[-1]', 'own'])
+def test_what_a_function_reads_besides_its_modules_is_never_frozen(read, compiles, caplog):
+    policy = Policy(lambda self: eval(f'self.{read}'))
+    recorded = Recorded(policy.act, policy, compiles=compiles)
+    with torch.no_grad():
+        for i in range(12):
+            policy.number = 1.0 + 0.1 * i
+            policy.own.fill_(policy.number)
+            policy.others.append(policy.own.clone())
+            context.update_progress('iterations', i)
+            x = torch.randn(2, 3)
+            torch.testing.assert_close(recorded(x), policy.act(x))
+    told = warnings_in(caplog)
+    if read == 'own':  # a record reads it where it is
+        assert (recorded.compiled or recorded.played).num_records and not told
+    else:
+        assert not recorded.played.num_records and told
+
+
+def test_a_number_that_changes_late_is_noticed_at_the_latest_when_as_many_calls_have_been_made_again(caplog):
+    policy = Policy(lambda self: self.number)
+    recorded = Recorded(policy.act, policy)
+    calls(recorded, 20, torch.ones(1, 3))
+    policy.number = 2.0
+    found = calls(recorded, 40, torch.ones(1, 3))
+    assert torch.equal(found[-1], policy.act(torch.ones(1, 3)))
+    assert 'result' in caplog.text and 'it would be another one' in caplog.text
+
+
+def test_a_wrong_record_is_never_used(net, monkeypatch, caplog):
+    make = Played._make
+
+    def spoiled(*args):
+        kept = make(*args)
+        play, kept.play = kept.play, lambda leaves: [x * 1.0001 for x in play(leaves)]
+        return kept
+
+    monkeypatch.setattr(Played, '_make', spoiled)
+    recorded = Recorded(lambda x: {'action': net(x)}, net)
+    for result in calls(recorded, 6, torch.ones(1, 3)):
+        assert torch.equal(result['action'], net(torch.ones(1, 3)))
+    assert 'result action' in caplog.text and not recorded.played.num_records
+
+
+def test_a_copy_of_an_object_has_a_function_of_its_own():
+    policy = Policy(lambda self: 1.0)
+    policy.recorded = Recorded(policy.act, policy)
+    copied = copy.deepcopy(policy)
+    with torch.no_grad():
+        copied.layer.weight.mul_(2)
+        for _ in range(5):
+            x = torch.randn(1, 3)
+            assert torch.equal(policy.recorded(x), policy.act(x)) and torch.equal(copied.recorded(x), copied.act(x))
+    assert copied.recorded.played.num_records
 
 
 @pytest.mark.slow
-def test_compiled_it_gives_the_same_up_to_rounding_with_the_same_random_numbers(net):
+def test_compiled_it_gives_the_same_up_to_rounding_with_the_same_random_numbers(net, caplog):
     def act(inputs):
         mean = net(inputs['x'])
         return mean + torch.randn_like(mean), [mean.argmax(-1), torch.rand(1) < 0.5]
 
-    recorded = RecordedFunction(act, net, nn.Linear(2, 2), config=COMPILES)  # whose parameters nobody reads
+    recorded = Recorded(act, net, nn.Linear(2, 2), compiles=True)  # whose parameters nobody reads
     for _ in range(2):
-        for (a, [b, c]), (d, [e, f]) in zip(calls(act, 6), calls(recorded, 6)):
+        for (a, [b, c]), (d, [e, f]) in zip(calls(act, 12), calls(recorded, 12)):
             torch.testing.assert_close(a, d)
             assert torch.equal(b, e) and torch.equal(c, f)
         with torch.no_grad():
             for p in net.parameters():
                 p.add_(0.1)
-    (record, ) = recorded._records.values()
-    assert isinstance(record.play, CompiledFunction) and not record.copies_results
-    assert len(record.play._fixed) == 4
+    (kept, ) = recorded.compiled._kept.values()
+    assert kept.keeps_results and len(kept.record.fixed) == 4
     net[0].weight.data = net[0].weight.data.neg()  # lies elsewhere
-    assert not record.play.is_current
+    assert not kept.record.is_current
     for a, b in zip(calls(act, 3), calls(recorded, 3)):
         torch.testing.assert_close(a[0], b[0])
-    assert next(iter(recorded._records.values())) is not record
+    assert next(iter(recorded.compiled._kept.values())) is not kept and not warnings_in(caplog)
 
 
 @pytest.mark.slow
 def test_compiled_it_returns_no_memory_that_somebody_else_writes_to(net):
     scale = nn.Parameter(torch.ones(2))
     owner = nn.ParameterList([scale])
-    recorded = RecordedFunction(lambda x: (net(x), owner[0].expand(len(x), 2)), net, owner, config=COMPILES)
+    recorded = Recorded(lambda x: (net(x), owner[0].expand(len(x), 2)), net, owner, compiles=True)
     results = calls(recorded, 5, torch.ones(1, 3))[2:]  # from the record
     with torch.no_grad():
         scale.add_(1.0)
@@ -137,11 +203,10 @@ def test_where_the_compiler_fails_the_record_is_played(net, monkeypatch, caplog)
     def fail(*_):
         raise RuntimeError('no compiler')
 
-    monkeypatch.setattr(recorded_function, 'CompiledFunction', fail)
-    monkeypatch.setattr(recorded_function, '_CALLS_BEFORE', 10**9)  # which is for what is not compiled
-    recorded = RecordedFunction(lambda x: net(x), net, config=COMPILES)
-    assert torch.equal(calls(recorded, 4, torch.ones(1, 3))[-1], net(torch.ones(1, 3)))
-    assert isinstance(next(iter(recorded._records.values())).play, Program) and 'no compiler' in caplog.text
+    monkeypatch.setattr(compile, 'compiled', fail)
+    recorded = Recorded(lambda x: net(x), net, compiles=True)
+    assert torch.equal(calls(recorded, 8, torch.ones(1, 3))[-1], net(torch.ones(1, 3)))
+    assert recorded.played.num_records == 1 and 'no compiler' in caplog.text
 
 
 @pytest.mark.slow
@@ -150,13 +215,7 @@ def test_compiled_results_in_the_same_memory_are_copied(net):
         value = net(x)
         return value, value.view(-1)
 
-    recorded = RecordedFunction(act, net, config=COMPILES)
+    recorded = Recorded(act, net, compiles=True)
     value, flat = calls(recorded, 4, torch.ones(1, 3))[-1]
     value.add_(1)
     torch.testing.assert_close(flat, net(torch.ones(1, 3)).view(-1))
-
-
-def test_where_nothing_is_compiled_the_record_is_played(net):
-    recorded = RecordedFunction(lambda x: net(x), net, config=SimpleNamespace(compile=False))
-    calls(recorded, 4, torch.ones(1, 3))
-    assert isinstance(next(iter(recorded._records.values())).play, Program)

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from alfx.engine import cpu_graph
+from alfx.engine.plan import cpu_graph
+from alfx.engine.plan.torch_internals import compile_graph, compiler_settings, entry_in_c
 
 _aten = torch.ops.aten
 
@@ -52,6 +53,12 @@ def test_products_of_products_are_prepared_too():
     assert _targets(graph).count(_aten.mm.default) == 1 and _targets(graph).count(_aten.sum.dim_IntList) == 4
 
 
+def test_the_shapes_of_products_can_be_left_as_they_are(monkeypatch):
+    monkeypatch.setattr(cpu_graph, 'SHAPES_PRODUCTS', False)
+    graph = _prepared(torch.addmm, torch.randn(4), torch.randn(7, 12), torch.randn(12, 4))
+    assert _targets(graph) == [_aten.mm.default, _aten.add.Tensor]
+
+
 def test_a_product_of_no_columns_stays_as_it_is():
     assert _targets(_prepared(torch.mm, torch.randn(5, 0), torch.randn(0, 6))) == [_aten.mm.default]
 
@@ -93,9 +100,6 @@ def test_a_matrix_the_other_way_round_stays_as_it_is():
 
 
 def test_what_the_compiler_makes_of_it_has_the_same_values():
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx
-
     def losses(x, w1, b1, w2, b2):
         hidden = torch.baddbmm(b1, w1, x.t().expand(2, 3, 8)).relu()
         q = torch.baddbmm(b2, w2, hidden).squeeze(1).t()  # [8, 2]
@@ -107,8 +111,8 @@ def test_what_the_compiler_makes_of_it_has_the_same_values():
     graph = make_fx(losses)(*inputs)
     expected = graph(*inputs)
     cpu_graph.prepare(graph)
-    with config.patch(cpu_graph.SETTINGS):
-        compiled = compile_fx(graph, inputs, decompositions=cpu_graph.decompositions())
+    with compiler_settings(cpu_graph.SETTINGS):
+        compiled = compile_graph(graph, inputs, operations_kept=cpu_graph._PRODUCTS)
         torch.testing.assert_close(compiled(*inputs), expected)
 
 
@@ -163,7 +167,7 @@ def test_what_is_called_is_the_function_in_c():
     None, object(), SimpleNamespace(current_callable=len), SimpleNamespace(current_callable=lambda inputs: inputs),
     SimpleNamespace(current_callable=_calls(len)), SimpleNamespace(current_callable=_calls(_calls))])
 def test_a_function_of_another_kind_is_not_taken_for_it(bare):
-    assert cpu_graph._entry(bare) is None
+    assert entry_in_c(bare) is None
 
 
 @pytest.mark.parametrize('numel, is_once', [(64, False), (4096, True)])

@@ -1,23 +1,22 @@
 """Updates that are played or compiled are those made step by step, whatever an algorithm does; or they are not used."""
 import copy
-import logging
 from functools import partial
 
 import agents
 import pytest
 import torch
 from dqn_agents import Fixed, assert_same_parameters, make_agent, sac, train
-from plans import forms, num_records
+from plans import forms, num_records, warnings_in
 
 from alfx import context, summary
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
+from alfx.engine.errors import NonFiniteLossError
 from alfx.engine.plan import Eager, compile, probe
 from alfx.engine.plan.forms import Played
 from alfx.engine.remote.data_parallel import GradientAverager, Ranks
-from alfx.engine.errors import NonFiniteLossError
 from alfx.environments.suite_unittest import ActionType
 from alfx.gin_utils import ConfError
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
@@ -50,11 +49,6 @@ def both(warm_up, make, iterations=6, between=lambda agent: None):
         made.append(make())
         train(made[-1:], iterations, between)
     return made
-
-
-def warnings_in(caplog):
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
-            and record.name.startswith('alfx.engine.plan')]
 
 
 # The same numbers ----------------------------------------------------------------------------------------------------
@@ -100,7 +94,7 @@ def test_a_checkpoint_of_a_compiled_agent_fits_a_plain_one(never_played):
 def test_samples_are_read_into_several_places_for_compiled_updates_and_one_for_played_ones(never_played):
     plain, compiled = [make_agent(on, priority_replay=False) for on in (False, True)]
     train([plain, compiled], 2)
-    assert len(compiled._batch_reader.reader.slots) == 3 and len(plain._batch_reader.reader.slots) == 1
+    assert len(compiled.learner.reader.slots) == 3 and len(plain.learner.reader.slots) == 1
 
 
 @pytest.mark.parametrize('when', ['between iterations', 'after each update'])
@@ -148,14 +142,24 @@ def test_a_copied_agent_trains_itself(played_at_once):
     agent = make_agent(rl=sac(), action_type=ActionType.Continuous)
     train([agent], 3)
     copied = copy.deepcopy(agent)
-    for trained in (agent, copied):
-        torch.manual_seed(2)
-        before = [p.detach().clone() for p in agent.parameters()]
-        trained._unroll_if_due = lambda: None
-        trained.train_iter()
-        assert num_records(trained)
-    assert all(torch.equal(a, b) for a, b in zip(before, agent.parameters()))
-    assert_same_parameters([agent, copied], **EXACT)
+    before = [p.detach().clone() for p in agent.parameters() if p.requires_grad]
+    copied.train_iter()
+    assert num_records(agent) and num_records(copied)
+    assert all(torch.equal(a, b) for a, b in zip(before, (p for p in agent.parameters() if p.requires_grad)))
+    assert not any(torch.equal(a, b) for a, b in zip(before, (p for p in copied.parameters() if p.requires_grad)))
+
+
+def test_a_copied_agent_acts_by_its_own_networks(played_at_once):
+    agent = make_agent(rl=sac(), action_type=ActionType.Continuous)
+    train([agent], 3)
+    copied = copy.deepcopy(agent)
+    observation = torch.ones(4, 1)
+    with torch.no_grad():
+        for p in copied._rl_algorithm._actor_network.parameters():
+            p.fill_(float('nan'))
+        for _ in range(4):
+            assert torch.isfinite(agent._rl_algorithm._sampled_action(observation)).all()
+            assert torch.isnan(copied._rl_algorithm._sampled_action(observation)).all()
 
 
 def test_few_updates_are_not_worth_a_record():
@@ -467,7 +471,7 @@ class Gathering(Fixed):
 def in_ranks(agent):
     ranks = CountingRanks()
     context.set_ranks(ranks)
-    agent._gradient_averager = GradientAverager(ranks, [p for _, p in agent.what_is_updated()[1]])
+    agent.learner.averager = GradientAverager(ranks, [p for _, p in agent.what_is_updated()[1]])
     return ranks
 
 
@@ -512,7 +516,7 @@ def test_a_batch_that_an_algorithm_keeps_is_not_overwritten(never_played):
     agent = make_agent(algorithm_cls=Keeping, priority_replay=False)
     kept = agent._rl_algorithm.kept = []
     train([agent], 4)
-    assert agent._batch_reader.reader is not None and len(kept) == 12
+    assert agent.learner.reader is not None and len(kept) == 12
     assert all(torch.equal(reward, at_that_time) for reward, at_that_time in kept)
 
 
@@ -536,10 +540,10 @@ def test_samples_read_into_one_memory_give_the_parameters_of_others(algorithm_cl
         agent.train_iter()
         if not reuses:
             agent.replay_buffer.reader = lambda *_: None
-            agent._batch_reader = None
+            agent.learner.forget_places()
         for _ in range(4):
             agent.train_iter()
         assert num_records(agent)
-        assert (agent._batch_reader.reader is not None) == (reuses and algorithm_cls is DqnAlgorithm)
+        assert (agent.learner.reader is not None) == (reuses and algorithm_cls is DqnAlgorithm)
         made.append(agent)
     assert_same_parameters(made, **EXACT)

@@ -1,0 +1,123 @@
+"""What a record knows of the tensors that it works on."""
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from alfx.engine.plan.compare import State, difference, is_check_due
+from alfx.engine.plan.record import NotRecordableError, Recorder
+
+
+class Net(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.unused = nn.Parameter(torch.randn(3)), nn.Parameter(torch.ones(2))
+        self.register_buffer('count', torch.zeros(2))
+
+
+def record_of(net, function, *leaves):
+    recorder = Recorder(lambda *inputs: function(net, *inputs), [net], 'a function')
+    with torch.no_grad():
+        return recorder.record(lambda named, inputs: [recorder.call(named, *inputs)], leaves)
+
+
+def test_it_knows_which_tensors_are_read_and_written_also_through_views():
+    def function(net, x):
+        net.count[1:].add_(1)
+        return net.weight * x
+
+    record = record_of(Net(), function, torch.ones(3))
+    assert len(record.fixed) == 2 and [name for name, _ in record.written] == ['read.0.count']
+
+
+def test_it_is_current_as_long_as_tensors_stay_where_they_are():
+    net = Net()
+    record = record_of(net, lambda net, x: net.weight * x + net.count.sum(), torch.ones(3))
+    net.weight.data.mul_(2)
+    net.unused.data = net.unused.data.clone()
+    assert record.is_current
+    net.count = net.count.clone()  # another object of the same name
+    assert not record.is_current
+    record = record_of(net, lambda net, x: net.weight * x, torch.ones(3))
+    net.weight.data = net.weight.data.clone()
+    assert not record.is_current
+
+
+def test_a_tensor_outside_of_the_modules_is_an_input_and_a_number_in_the_code_is_none():
+    outer = torch.ones(3)
+    record = record_of(Net(), lambda net, x: net.weight * x * outer + outer + torch.tensor([1., 2., 3.]), torch.ones(3))
+    assert len(record.fixed) == 2 and record.fixed[1].data_ptr() == outer.data_ptr()
+    kinds = [node.op for node in record.graph.graph.nodes]
+    assert kinds[:3] == ['placeholder'] * 3 and kinds.count('get_attr') == 1
+
+
+def test_a_parameter_that_is_reached_past_its_module_is_no_constant():
+    net = Net()
+    hidden = net.weight
+    with pytest.raises(NotRecordableError, match=r'a parameter or buffer of shape \(3,\) past its modules'):
+        record_of(net, lambda net, x: hidden * x, torch.ones(3))
+
+
+def test_whatever_goes_wrong_while_recording_is_told_in_one_line():
+    def fail(net, x):
+        raise KeyError('this\nand that')
+
+    with pytest.raises(NotRecordableError, match="^KeyError: 'this"):
+        record_of(Net(), fail, torch.ones(3))
+
+
+def test_attributes_of_modules_are_put_back():
+    def function(net, x):
+        net.calls = getattr(net, 'calls', 0) + 1
+        net.known = None
+        return net.weight * x
+
+    net = Net()
+    net.known = 3
+    record_of(net, function, torch.ones(3))
+    assert net.known == 3 and not hasattr(net, 'calls')
+
+
+def test_comparisons_become_rare():
+    due = [count for count in range(1, 5000) if is_check_due(count)]
+    assert due == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3072, 4096]
+
+
+def test_a_state_is_put_back_with_its_random_numbers():
+    x = torch.ones(3)
+    state = State([x], {x.device})
+    first = torch.rand(2)
+    assert not state.has_same_streams(State([x], {x.device}))
+    x.add_(1)
+    state.put_back()
+    assert torch.equal(x, torch.ones(3)) and torch.equal(torch.rand(2), first)
+
+
+GRADIENT = torch.tensor([3.0, 4.0])
+
+
+@pytest.mark.parametrize('found, tolerance, told', [
+    (GRADIENT, 0.0, None), (GRADIENT * (1 + 1e-6), 0.0, 'is another one'), (GRADIENT * (1 + 1e-6), 1e-3, None),
+    (GRADIENT * 1.01, 1e-3, 'differs by 0.01 of its length, more than 0.001'), (None, 1e-3, 'is missing'),
+    (GRADIENT.double(), 1e-3, 'torch.float64'), (GRADIENT[:1], 1e-3, r'\(1,\)'),
+    (GRADIENT * float('nan'), 1e-3, 'differs by nan')])
+def test_a_part_that_differs_is_named_with_its_distance(found, tolerance, told):
+    reason = difference([('the loss', torch.ones(())), ('the gradient of w', GRADIENT)],
+                        [('the loss', torch.ones(())), ('the gradient of w', found)], tolerance)
+    if told is None:
+        assert reason is None
+    else:
+        assert reason.startswith('the gradient of w') and re.search(told, reason)
+
+
+def test_what_rounding_leaves_of_a_gradient_that_cancels_out_is_no_difference():
+    parts = [('the gradient of w', GRADIENT), ('the gradient of b', torch.tensor([1e-7]))]
+    assert difference(parts, [parts[0], ('', torch.tensor([-2e-7]))], 1e-3) is None
+    assert difference(parts, [parts[0], ('', torch.tensor([1e-3]))], 1e-3) is not None
+
+
+def test_the_same_nans_and_infinities_are_no_difference():
+    x = torch.tensor([float('nan'), float('inf')])
+    assert difference([('a', x)], [('a', x.clone())], 0.0) is None
