@@ -15,6 +15,7 @@ Rainbow is a conf of: ``target_net_target_action = False`` (double), ``QNetwork.
 :mod:`alfx.algorithms.categorical_td_loss`.
 """
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +24,9 @@ from torch import Tensor, nn
 from alfx import context, nest
 from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.maths.time_slices import steps, with_zeros_after, with_zeros_before
+from alfx.algorithms.maths.time_slices import steps, with_zeros_after
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td_loss import TDLoss
@@ -53,7 +55,7 @@ DqnLossInfo = namedtuple('DqnLossInfo', ['critic'], default_value=())
 
 
 @configurable
-class DqnAlgorithm(OffPolicyAlgorithm):
+class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     """Deep Q-learning for one discrete action.
 
     Args:
@@ -241,93 +243,76 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         values = least_values(outputs, weights)
         return values if weights is None else torch.einsum('k,bka->ba', weights, values)
 
-    def _values_of(self, outputs: Tensor, action: Tensor) -> Tensor:
-        """``[B, n]``, ``[B, n, K]`` or log-probabilities ``[B, n, N]`` of ``action`` ``[B]``, counted from 0."""
+    # Training --------------------------------------------------------------------------------------------------
+
+    def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
+        """The outputs of the critics, if those choose the action to bootstrap from (double DQN), without gradient."""
+        if self._target_net_target_action:
+            return (), (), state
+        outputs, critic_state = self._outputs(self._critic_networks, rows.observation, state.critic)
+        return outputs.detach(), outputs, state._replace(critic=critic_state)
+
+    def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
+        """``[N, n]``, ``[N, n, K]`` or log-probabilities ``[N, n, N]`` of the action that was taken."""
+        if self._target_net_target_action:
+            details, critic_state = self._outputs(self._critic_networks, rows.observation, state.critic)
+            state = state._replace(critic=critic_state)
+        index = self._discrete.index(rows.rollout_info.action)
         if self._atoms is not None:
-            return torch.log_softmax(of_action(outputs, action, 2), -1)
-        return of_action(outputs, action, -1)
+            return torch.log_softmax(of_action(details, index, 2), -1), state
+        return of_action(details, index, -1), state
 
     @torch.no_grad()
-    def _bootstrap_value(self, observation: NestedTensor, state: NestedTensor, online: Tensor | None
-                         ) -> tuple[Tensor, NestedTensor]:
-        """The value to bootstrap from, ``[B]``, ``[B, K]`` or probabilities ``[B, N]``.
-
-        Args:
-            observation: ``[B, ...]``.
-            state: of the target critics.
-            online: outputs of the critics that are trained, if they choose the action.
-        """
-        outputs, state = self._outputs(self._target_critic_networks, observation, state)
-        if online is None and self._atoms is None and self._reward_weights is None:
+    def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
+        """The value to bootstrap from, ``[N]``, ``[N, K]`` or probabilities of the atoms."""
+        outputs, target_state = self._outputs(self._target_critic_networks, rows.observation, state.target_critic)
+        state = state._replace(target_critic=target_state)
+        is_double = not self._target_net_target_action
+        if not is_double and self._atoms is None and self._reward_weights is None:
             return least_values(outputs, None).amax(-1), state
-        action = self._preference(outputs if online is None else online.detach()).argmax(-1)
+        action = self._preference(rows.of(policy) if is_double else outputs).argmax(-1)
         if self._atoms is not None:
             return least_distribution(torch.softmax(of_action(outputs, action, 2), -1), self._atoms), state
         return of_action(least_values(outputs, self._reward_weights), action, -1), state
 
-    # Training --------------------------------------------------------------------------------------------------
-
-    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """The value of the action that was taken, with a gradient, and the value to bootstrap from, without."""
+    def train_info(self, inputs: TimeStep, rollout_info: Any, policy: Any, loss: Any, values: Any,
+                   target: Any) -> tuple[NestedTensor, Any]:
+        """The action taken, and a :class:`DqnInfo`."""
         action = rollout_info.action
-        outputs, critic_state = self._outputs(self._critic_networks, inputs.observation, state.critic)
-        online = None if self._target_net_target_action else outputs
-        target, target_state = self._bootstrap_value(inputs.observation, state.target_critic, online)
-        critic = self._values_of(outputs, self._discrete.index(action))
-        return AlgStep(action, DqnState(critic_state, target_state), self._info(inputs, action, critic, target))
+        return action, DqnInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
+                               action=action, critic=values, target_critic=target)
+
+    def num_steps_with_gradient(self, length: int) -> tuple[int, int]:
+        """Where the values are trained, twice: the policy is that of their critics."""
+        trained = 1 if self._train_first_step_only else length - 1
+        return trained, trained
 
     def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """``train_step`` for all steps, with values only where there is a target, targets only where they are used."""
-        length = inputs.step_type.shape[0]
-        if self._critic_networks.is_rnn or length < 2:
-            return super().train_sequence(inputs, state, rollout_info)
-        action = rollout_info.action
-        trained = 1 if self._train_first_step_only else length - 1
-        observation = steps(inputs.observation, 0, trained)
-        outputs, _ = self._outputs(self._critic_networks, observation, ())
-        index = self._discrete.index(action)[:trained].reshape(-1)
-        critic = self._values_of(outputs, index).unflatten(0, (trained, -1))
-        critic = with_zeros_after(critic, length - trained)
-        target = self._sequence_target(inputs, outputs)
-        return AlgStep(action, (), self._info(inputs, action, critic, target))
+        """:meth:`train_step` for ``[T, B, ...]``, without what no loss reads.
 
-    @torch.no_grad()
-    def _sequence_target(self, inputs: TimeStep, outputs: Tensor) -> Tensor:
-        """The values to bootstrap from ``[T, B, ...]``, 0 where no target needs one.
-
-        Args:
-            inputs: ``[T, B, ...]``, T at least 2.
-            outputs: of the critics at the first steps, ``[(T - 1) * B, ...]``, or fewer with ``train_first_step_only``.
+        Where all that is read of a sequence is one target, and of that one value, only that value is computed.
         """
         length, batch = inputs.step_type.shape
-        if self._train_first_step_only and length > 2 and self._bootstraps_once:
-            step = bootstrap_steps(inputs.step_type)[0]
-            column = torch.arange(batch, device=step.device)
-            observation = nest.map_structure(lambda x: x[step, column], inputs.observation)
-            value = self._bootstrap_value(observation, (), self._online(observation))[0]
-            return value.new_zeros(length, batch, *value.shape[1:]).index_put_((step, column), value)
-        observation = steps(inputs.observation, 1, length)
-        trained = outputs.shape[0] // batch
-        online = self._online(steps(inputs.observation, trained, length))
-        if online is not None and trained > 1:
-            online = torch.cat((outputs[batch:], online))
-        value = self._bootstrap_value(observation, (), online)[0].unflatten(0, (length - 1, batch))
-        return with_zeros_before(value, 1)
-
-    def _online(self, observation: NestedTensor) -> Tensor | None:
-        """The outputs ``[B, n, ...]`` that choose the action to bootstrap from, if those of the targets do not."""
-        if self._target_net_target_action:
-            return None
-        return self._outputs(self._critic_networks, observation, ())[0]
+        reads_one_value = self._train_first_step_only and length > 2 and self._bootstraps_once
+        if not reads_one_value or self._critic_networks.is_rnn:
+            return super().train_sequence(inputs, state, rollout_info)
+        step = bootstrap_steps(inputs.step_type)[0]
+        column = torch.arange(batch, device=step.device)
+        first = Rows(inputs, rollout_info, partial(steps, start=0, stop=1))
+        end_of_return = Rows(inputs, rollout_info, partial(nest.map_structure, lambda x: x[step, column]))
+        _, details, _ = self.policy_terms(first, state)
+        values, _ = self.trained_values(first, details, state)
+        with torch.no_grad():
+            policy, _, _ = self.policy_terms(end_of_return, state)
+        target, _ = self.bootstrap_values(end_of_return, policy, state)
+        target = target.new_zeros(length, batch, *target.shape[1:]).index_put_((step, column), target)
+        values = with_zeros_after(values.unsqueeze(0), length - 1)
+        return AlgStep(rollout_info.action, (), self.train_info(inputs, rollout_info, (), (), values, target)[1])
 
     @property
     def _bootstraps_once(self) -> bool:
         """Whether the target of a step reads a single value: that of the step where its return ends."""
         return all(isinstance(loss, TDLoss) and loss.td_lambda == 1.0 for loss in self._critic_losses)
-
-    def _info(self, inputs: TimeStep, action: NestedTensor, critic: Tensor, target: Tensor) -> Any:
-        return DqnInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=action,
-                       critic=critic, target_critic=target)
 
     def calc_loss(self, info: Any) -> LossInfo:
         """The sum of the losses of all critics, ``[T, B]``, and, if asked for, the priorities ``[B]``."""

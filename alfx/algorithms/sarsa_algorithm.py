@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import OrnsteinUhlenbeckNoise, choose
 from alfx.algorithms.maths import critic_maths
-from alfx.algorithms.maths.time_slices import steps, with_zeros_after, with_zeros_before
+from alfx.algorithms.maths.time_slices import with_zeros_after
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.algorithms.sac import losses as sac_losses
@@ -55,7 +56,7 @@ _OU_STDDEV, _OU_DAMPING = 0.2, 0.15
 
 
 @configurable
-class SarsaAlgorithm(RLAlgorithm):
+class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
     """SARSA for continuous actions; see the module for what it does.
 
     Args:
@@ -211,7 +212,8 @@ class SarsaAlgorithm(RLAlgorithm):
             target, target_state = self._target_value(observation, taken, state.target_critics)
             loss = self._actor_loss(observation, action, log_pi, state.critics)
             new_state = new_state._replace(critics=critics_state, target_critics=target_state)
-            return AlgStep(taken, new_state, self._info(inputs, taken, policy, loss, critics, target, log_pi))
+            _, info = self.train_info(inputs, SarsaInfo(action=taken), (policy, action, log_pi), loss, critics, target)
+            return AlgStep(taken, new_state, info)
         if self._is_recurrent and self.need_full_rollout_state():
             new_state = new_state._replace(
                 critics=self._critic_networks((observation, taken), state.critics)[1],
@@ -234,54 +236,35 @@ class SarsaAlgorithm(RLAlgorithm):
 
     # Training --------------------------------------------------------------------------------------------------
 
-    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """Values of the action taken, values to bootstrap from, and the loss of the policy, for one step."""
-        observation = inputs.observation
-        policy, actor_state = self._actor_network(observation, state.actor)
+    def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
+        """The policy, an action of it with gradient, and its log-probability."""
+        policy, actor_state = self._actor_network(rows.observation, state.actor)
         action, log_pi = self._action_of(policy)
-        loss = self._actor_loss(observation, action, log_pi, state.critics)
-        critics, critics_state = self._critic_networks((observation, rollout_info.action), state.critics)
-        target, target_state = self._target_value(observation, action, state.target_critics)
-        new_state = SarsaState(actor=actor_state, critics=critics_state, target_critics=target_state)
-        return AlgStep(action, new_state, self._info(inputs, rollout_info.action, policy, loss, critics, target,
-                                                     log_pi))
+        return (policy, action, log_pi), (), state._replace(actor=actor_state)
 
-    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """:meth:`train_step` for ``[T, B, ...]``, without what no loss reads.
+    def policy_loss(self, rows: Rows, policy: Any, details: Any, state: Any) -> tuple[Any, Any]:
+        """The loss ``[N]`` of the actor."""
+        _, action, log_pi = policy
+        return self._actor_loss(rows.observation, action, log_pi, state.critics), state
 
-        The critics at the last step, the target critics at the first one and, unless ``train_actor_on_last_step``,
-        gradients of the actor at the last step are left out.
-        """
-        length, batch = inputs.step_type.shape
-        if length < 2 or self._is_recurrent:
-            return super().train_sequence(inputs, state, rollout_info)
-        observation, trained = inputs.observation, length if self._train_actor_on_last_step else length - 1
-        policy, _ = self._actor_network(steps(observation, 0, trained), ())
-        action, log_pi = self._action_of(policy)
-        loss = self._actor_loss(steps(observation, 0, trained), action, log_pi, ())
-        critics, _ = self._critic_networks(steps((observation, rollout_info.action), 0, length - 1), ())
-        if trained < length:
-            with torch.no_grad():
-                last, _ = self._actor_network(steps(observation, trained, length), ())
-                last_action, last_log_pi = self._action_of(last)
-            policy, action, log_pi = nest.map_structure(lambda a, b: torch.cat((a, b)), (policy, action, log_pi),
-                                                        (last, last_action, last_log_pi))
-        next_action = nest.map_structure(lambda a: a[batch:], action)
-        target, _ = self._target_value(steps(observation, 1, length), next_action, ())
+    def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
+        """The critics ``[N, n]`` (``[N, n, K]``) of the action taken."""
+        critics, critics_state = self._critic_networks((rows.observation, rows.rollout_info.action), state.critics)
+        return critics, state._replace(critics=critics_state)
 
-        def as_sequence(x: Tensor) -> Tensor:
-            return (x if x.shape[0] == length * batch else with_zeros_after(x, batch)).unflatten(0, (length, batch))
+    def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
+        """The lowest target critic of an action of the policy."""
+        target, target_state = self._target_value(rows.observation, rows.of(policy[1]), state.target_critics)
+        return target, state._replace(target_critics=target_state)
 
-        action, policy, loss, critics, target, log_pi = nest.map_structure(
-            as_sequence, (action, policy, loss, critics, with_zeros_before(target, batch), log_pi))
-        info = self._info(inputs, rollout_info.action, policy, loss, critics, target, log_pi)
-        return AlgStep(action, (), info)
-
-    def _info(self, inputs: TimeStep, taken: NestedTensor, policy: Any, actor_loss: Tensor, critics: Tensor,
-              target: Tensor, log_pi: Any) -> Any:
-        return SarsaInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
-                         action_distribution=policy, actor_loss=actor_loss, critics=critics, target_critics=target,
-                         neg_entropy=log_pi.detach() if self._is_stochastic else (), action=taken)
+    def train_info(self, inputs: TimeStep, rollout_info: Any, policy: Any, loss: Any, values: Any,
+                   target: Any) -> tuple[NestedTensor, Any]:
+        """An action of the policy, and a :class:`SarsaInfo`."""
+        distribution, action, log_pi = policy
+        return action, SarsaInfo(
+            reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=rollout_info.action,
+            action_distribution=distribution, actor_loss=loss, critics=values, target_critics=target,
+            neg_entropy=log_pi.detach() if self._is_stochastic else ())
 
     @torch.no_grad()
     def _target_value(self, observation: NestedTensor, action: NestedTensor,
