@@ -12,8 +12,9 @@ With T = 2 that is B rows through each network with gradient and B without. What
 :mod:`alfx.algorithms.sac_algorithm`.
 """
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,40 +26,48 @@ from alfx.data_structures import AlgStep, TimeStep
 from alfx.tensor_specs import NestedTensor
 
 
+def _all(nested: Any) -> Any:
+    return nested
+
+
+@dataclass
 class Rows:
     """N steps as one batch ``[N, ...]``; of a sequence each part is cut out when it is first read.
 
-    Args:
-        inputs: time step, ``[N, ...]``, or ``[T, B, ...]`` to be cut.
-        rollout_info: likewise.
-        cut: takes these steps of a nest ``[T, B, ...]``; ``None``: the parts above are the steps themselves.
-        part: which rows of what :meth:`of` is given these are; ``None``: all.
+    Attributes:
+        whole: the time step and the info of the rollout, ``[N, ...]``, or ``[T, B, ...]`` to be cut.
+        cut: takes these steps of a nest ``[T, B, ...]``.
+        of: takes these rows of what :meth:`BootstrappedAlgorithm.policy_terms` yielded for them and perhaps others.
     """
 
-    def __init__(self, inputs: TimeStep, rollout_info: Any, cut: Callable[[NestedTensor], Any] | None = None,
-                 part: slice | None = None):
-        self._whole = inputs, rollout_info
-        self._cut = (lambda nested: nested) if cut is None else cut
-        self._part = part
+    whole: tuple[TimeStep, Any]
+    cut: Callable[[NestedTensor], Any] = _all
+    of: Callable[[Any], Any] = _all
 
     @cached_property
     def observation(self) -> NestedTensor:
         """Nest ``[N, ...]``."""
-        return self._cut(self._whole[0].observation)
+        return self.cut(self.whole[0].observation)
 
     @cached_property
     def inputs(self) -> TimeStep:
         """The whole time step ``[N, ...]``."""
-        return self._cut(self._whole[0])
+        return self.cut(self.whole[0])
 
     @cached_property
     def rollout_info(self) -> Any:
-        """The infos of ``rollout_step`` ``[N, ...]``."""
-        return self._cut(self._whole[1])
+        """The info of ``rollout_step`` ``[N, ...]``."""
+        return self.cut(self.whole[1])
 
-    def of(self, policy: NestedTensor) -> NestedTensor:
-        """What :meth:`BootstrappedAlgorithm.policy_terms` yielded for these rows ``[N, ...]``, perhaps among others."""
-        return policy if self._part is None else nest.map_structure(lambda x: x[self._part], policy)
+
+class Terms(NamedTuple):
+    """What the hooks of :class:`BootstrappedAlgorithm` yield, of which :meth:`~BootstrappedAlgorithm.train_info` is
+    made."""
+
+    policy: Any
+    loss: Any
+    values: Any
+    target: Any
 
 
 class BootstrappedAlgorithm(Algorithm):
@@ -101,11 +110,10 @@ class BootstrappedAlgorithm(Algorithm):
         """
         raise NotImplementedError(f'{type(self).__name__}.bootstrap_values')
 
-    def train_info(self, inputs: TimeStep, rollout_info: Any, policy: Any, loss: Any, values: Any,
-                   target: Any) -> tuple[NestedTensor, Any]:
+    def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """The output and the info of ``train_step`` ``[B, ...]`` or ``train_sequence`` ``[T, B, ...]``.
 
-        ``policy``, ``loss``, ``values`` and ``target`` are what the hooks above yielded, 0 where they were left out.
+        ``terms`` are what the hooks above yielded, 0 where it was left out.
         """
         raise NotImplementedError(f'{type(self).__name__}.train_info')
 
@@ -115,12 +123,12 @@ class BootstrappedAlgorithm(Algorithm):
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
         """One step ``[B, ...]``: all of the hooks for the same rows."""
-        rows = Rows(inputs, rollout_info)
+        rows = Rows((inputs, rollout_info))
         policy, details, state = self.policy_terms(rows, state)
         loss, state = self.policy_loss(rows, policy, details, state)
         values, state = self.trained_values(rows, details, state)
         target, state = self.bootstrap_values(rows, policy, state)
-        output, info = self.train_info(inputs, rollout_info, policy, loss, values, target)
+        output, info = self.train_info(inputs, rollout_info, Terms(policy, loss, values, target))
         return AlgStep(output, state, info)
 
     def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
@@ -130,31 +138,31 @@ class BootstrappedAlgorithm(Algorithm):
             return super().train_sequence(inputs, state, rollout_info)
         of_policy, of_values = self.num_steps_with_gradient(length)
 
-        def rows(start: int, stop: int, part: slice | None = None) -> Rows:
-            return Rows(inputs, rollout_info, partial(steps, start=start, stop=stop), part)
+        def rows(start: int, stop: int) -> Rows:
+            cut_policy = partial(nest.map_structure, lambda x: x[start * batch:stop * batch])
+            return Rows((inputs, rollout_info), partial(steps, start=start, stop=stop), cut_policy)
 
-        acting = trained = rows(0, of_policy)
+        acting = trained = replace(rows(0, of_policy), of=_all)
         if of_values < of_policy:
-            trained = rows(0, of_values, slice(of_values * batch))
+            trained = rows(0, of_values)
         policy, details, _ = self.policy_terms(acting, state)
         loss, _ = self.policy_loss(acting, policy, details, state)
         values, _ = self.trained_values(trained, details, state)
-        first = 0 if self._bootstraps_from_first_step else 1
-        later, of_later = rows(first, length, slice(first * batch, None)), policy
+        later, of_later = rows(0 if self._bootstraps_from_first_step else 1, length), policy
         if of_policy < length:
-            rest = rows(of_policy, length)
+            rest = replace(rows(of_policy, length), of=_all)
             with torch.no_grad():
                 of_rest, _, _ = self.policy_terms(rest, state)
             policy = nest.map_structure(lambda a, b: torch.cat((a, b)), policy, of_rest)
-            later, of_later = (rest, of_rest) if of_policy == first else (later, policy)
+            later, of_later = (rest, of_rest) if of_policy == 1 else (later, policy)
         target, _ = self.bootstrap_values(later, of_later, state)
-        if first:
+        if not self._bootstraps_from_first_step:
             target = nest.map_structure(lambda x: with_zeros_before(x, batch), target)
 
         def by_time(x: Tensor) -> Tensor:
             missing = length * batch - x.shape[0]
             return (with_zeros_after(x, missing) if missing else x).unflatten(0, (length, batch))
 
-        found = nest.map_structure(by_time, (policy, loss, values, target))
-        output, info = self.train_info(inputs, rollout_info, *found)
+        terms = nest.map_structure(by_time, Terms(policy, loss, values, target))
+        output, info = self.train_info(inputs, rollout_info, terms)
         return AlgStep(output, (), info)

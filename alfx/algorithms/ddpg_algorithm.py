@@ -15,7 +15,7 @@ from torch import Tensor
 
 from alfx import nest
 from alfx.algorithms.base.fixed_update import is_fixed
-from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import ActionBounds, GaussianNoise, OrnsteinUhlenbeckNoise, choose
 from alfx.algorithms.maths import critic_maths
@@ -258,13 +258,13 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         target, target_actor, target_critics = self._target_values(rows.observation, state.critics)
         return target, state._replace(critics=DdpgCriticState(state.critics.critics, target_actor, target_critics))
 
-    def train_info(self, inputs: TimeStep, rollout_info: Any, policy: Any, loss: Any, values: Any,
-                   target: Any) -> tuple[NestedTensor, Any]:
+    def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """The action of the policy, and a :class:`DdpgInfo`."""
-        action, actor_loss = loss
+        action, actor_loss = terms.loss
         return action, DdpgInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
                                 action=rollout_info.action, action_distribution=action, actor_loss=actor_loss,
-                                critic=DdpgCriticInfo(values, target), discounted_return=rollout_info.discounted_return)
+                                critic=DdpgCriticInfo(terms.values, terms.target),
+                                discounted_return=rollout_info.discounted_return)
 
     @torch.no_grad()
     def _target_values(self, observation: NestedTensor, state: Any) -> tuple[Tensor, NestedTensor, NestedTensor]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from alfx import context, nest
 from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps
-from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.maths.time_slices import steps, with_zeros_after
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
@@ -275,12 +275,11 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             return least_distribution(torch.softmax(of_action(outputs, action, 2), -1), self._atoms), state
         return of_action(least_values(outputs, self._reward_weights), action, -1), state
 
-    def train_info(self, inputs: TimeStep, rollout_info: Any, policy: Any, loss: Any, values: Any,
-                   target: Any) -> tuple[NestedTensor, Any]:
+    def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """The action taken, and a :class:`DqnInfo`."""
         action = rollout_info.action
         return action, DqnInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
-                               action=action, critic=values, target_critic=target)
+                               action=action, critic=terms.values, target_critic=terms.target)
 
     def num_steps_with_gradient(self, length: int) -> tuple[int, int]:
         """Where the values are trained, twice: the policy is that of their critics."""
@@ -298,8 +297,8 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             return super().train_sequence(inputs, state, rollout_info)
         step = bootstrap_steps(inputs.step_type)[0]
         column = torch.arange(batch, device=step.device)
-        first = Rows(inputs, rollout_info, partial(steps, start=0, stop=1))
-        end_of_return = Rows(inputs, rollout_info, partial(nest.map_structure, lambda x: x[step, column]))
+        first = Rows((inputs, rollout_info), partial(steps, start=0, stop=1))
+        end_of_return = Rows((inputs, rollout_info), partial(nest.map_structure, lambda x: x[step, column]))
         _, details, _ = self.policy_terms(first, state)
         values, _ = self.trained_values(first, details, state)
         with torch.no_grad():
@@ -307,7 +306,8 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         target, _ = self.bootstrap_values(end_of_return, policy, state)
         target = target.new_zeros(length, batch, *target.shape[1:]).index_put_((step, column), target)
         values = with_zeros_after(values.unsqueeze(0), length - 1)
-        return AlgStep(rollout_info.action, (), self.train_info(inputs, rollout_info, (), (), values, target)[1])
+        output, info = self.train_info(inputs, rollout_info, Terms((), (), values, target))
+        return AlgStep(output, (), info)
 
     @property
     def _bootstraps_once(self) -> bool:

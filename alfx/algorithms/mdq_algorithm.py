@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import ActionBounds, choose, gaussian_like
 from alfx.algorithms.maths import critic_maths
@@ -168,16 +168,14 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         flat = self._critic_network.action_qt.normalized(rows.of(policy[0]))
         return self._target_free_form((rows.observation, flat))[0].amin(1), state
 
-    def train_info(self, inputs: TimeStep, rollout_info: Any, policy: Any, loss: Any, values: Any,
-                   target: Any) -> tuple[NestedTensor, Any]:
+    def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """An action of the policy, and a :class:`MdqInfo` with the loss of alpha."""
-        action, neg_entropy = policy
-        critics, advantage, distill_target = values
+        (action, neg_entropy), (critics, advantage, distill_target) = terms.policy, terms.values
         alpha_loss = sac_losses.temperature_loss(self._log_alpha, neg_entropy, self._target_entropy)
         kl_wrt_prior = neg_entropy - self._critic_network.get_uniform_prior_logpi()
         return action, MdqInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
                                action=rollout_info.action, alpha=MdqAlphaInfo(alpha_loss, neg_entropy),
-                               critic=MdqCriticInfo(critics, target, advantage, distill_target, kl_wrt_prior))
+                               critic=MdqCriticInfo(critics, terms.target, advantage, distill_target, kl_wrt_prior))
 
     def _distillation(self, observation: NestedTensor, taken: NestedTensor,
                       drawn: NestedTensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.maths import mpo_loss
 from alfx.algorithms.maths.critic_maths import lowest_critic, sequence_priority, weighted_sum
@@ -287,22 +287,35 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     @torch.no_grad()
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
-        """Actions of the target policy, their values, and the mean value; see :meth:`_evaluate`."""
-        evaluated, target_critic = self._evaluate(rows.observation, rows.of(policy[1]), state.target_critic)
-        if self._is_recurrent and not self._is_discrete:  # memory is of what happened, not of the actions tried
-            _, target_critic = self._values_of(self._target_critic_networks, rows.observation,
-                                               rows.rollout_info.action, state.target_critic)
-        return evaluated, state._replace(target_critic=target_critic)
+        """Actions of the target policy, evaluated.
 
-    def train_info(self, inputs: TimeStep, rollout_info: Any, policy: Any, loss: Any, values: Any,
-                   target: Any) -> tuple[NestedTensor, Any]:
+        That is samples ``[N, S, A]`` (``()`` for a discrete action, of which all values count), their values
+        ``[N, S]``, and the mean value ``[N]`` (``[N, K]``) to bootstrap from.
+        """
+        target, networks = rows.of(policy[1]), self._target_critic_networks
+        if self._is_discrete:
+            values, critic_state = networks(rows.observation, state.target_critic)
+            values = lowest_critic(values, None)
+            mean = (self._policy.parameters_of(target).exp() * values).sum(-1)
+            return ((), values, mean), state._replace(target_critic=critic_state)
+        count = self._sample_action_num
+        samples = self._policy.sample(target, count)
+        actions = self._policy.actions(target, samples.flatten(0, 1))
+        repeated, memory = nest.map_structure(lambda x: x.repeat_interleave(count, 0),
+                                              (rows.observation, state.target_critic))
+        values = lowest_critic(networks((repeated, actions), memory)[0], self._reward_weights).unflatten(0, (-1, count))
+        if self._is_recurrent:  # memory is of what happened, not of the actions that were tried
+            state = state._replace(target_critic=networks((rows.observation, rows.rollout_info.action),
+                                                          state.target_critic)[1])
+        return (samples, weighted_sum(values, self._reward_weights), values.mean(1)), state
+
+    def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """The action taken, and a :class:`MpoInfo`."""
-        distribution, target_distribution = policy
-        samples, sample_values, target_value = target
+        (distribution, target_distribution), (samples, sample_values, target_value) = terms.policy, terms.target
         return rollout_info.action, MpoInfo(
             reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=rollout_info.action,
             observation=inputs.observation if self._mstep_iterations > 1 else (), action_distribution=distribution,
-            target_distribution=target_distribution, samples=samples, sample_values=sample_values, critics=values,
+            target_distribution=target_distribution, samples=samples, sample_values=sample_values, critics=terms.values,
             target_value=target_value)
 
     @property
@@ -317,32 +330,6 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         values, state = network(observation, state)
         index = self._policy.index(action).reshape(-1, 1, 1).expand(-1, values.shape[1], 1)
         return values.gather(2, index).squeeze(2), state
-
-    def _evaluate(self, observation: NestedTensor, target: Any,
-                  state: NestedTensor) -> tuple[tuple[Any, Tensor, Tensor], NestedTensor]:
-        """Evaluate actions of the target policy.
-
-        Args:
-            observation: nest ``[B, ...]``.
-            target: distributions ``[B]`` of the target policy.
-            state: of the target critics.
-
-        Returns:
-            samples ``[B, N, A]`` or ``()``, their values ``[B, N]``, and the mean value ``[B]`` or ``[B, K]``; for a
-            discrete action also the next state of the target critics.
-        """
-        if self._is_discrete:
-            values, state = self._target_critic_networks(observation, state)
-            values = lowest_critic(values, None)
-            probabilities = self._policy.parameters_of(target).exp()
-            return ((), values, (probabilities * values).sum(-1)), state
-        count = self._sample_action_num
-        samples = self._policy.sample(target, count)
-        actions = self._policy.actions(target, samples.flatten(0, 1))
-        repeated, state = nest.map_structure(lambda x: x.repeat_interleave(count, 0), (observation, state))
-        values, _ = self._target_critic_networks((repeated, actions), state)
-        values = lowest_critic(values, self._reward_weights).unflatten(0, (-1, count))
-        return (samples, weighted_sum(values, self._reward_weights), values.mean(1)), ()
 
     # Losses ----------------------------------------------------------------------------------------------------
 

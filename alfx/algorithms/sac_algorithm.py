@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from alfx import nest, summary
 from alfx.algorithms.base.fixed_update import is_fixed
-from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.maths import critic_maths
 from alfx.algorithms.maths.time_slices import with_zeros_after, with_zeros_before
@@ -324,20 +324,6 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """``[N, n]`` (or ``[N, n, A]``, each also with K) to the ``[N]`` (``[N, A]``) that the policy maximises."""
         return critic_maths.lowest_weighted_value(critics, self._reward_weights)
 
-    @torch.no_grad()
-    def _target_value(self, observation: NestedTensor, continuous: NestedTensor, probs: Any,
-                      state: NestedTensor) -> tuple[Tensor, NestedTensor]:
-        """Value of the policy by the target critics at N steps: ``[N]`` or ``[N, K]``, and their state.
-
-        ``continuous`` is a nest ``[N, ...]`` and ``probs`` ``[N, A]`` that of a :class:`Choice`.
-        """
-        if self._parts.type == ActionType.Continuous:
-            critics, state = self._target_critic_networks((observation, continuous), state)
-            return self._pessimistic_value(critics), state
-        q_values, state = self._action_values.of_all(self._target_critic_networks, observation, continuous, state)
-        values = self._pessimistic_value(q_values)
-        return (values * probs.reshape(*probs.shape, *[1] * (values.ndim - 2))).sum(1), state
-
     def _with_critic_states(self, observation: NestedTensor, action: NestedTensor, state: Any) -> Any:
         """``state`` with the states of actor and critics moved on by one step of the rollout."""
         critics, targets = state.critic
@@ -380,14 +366,20 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     @torch.no_grad()
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
-        """The value ``[N]`` (``[N, K]``) of the policy by the target critics."""
+        """The value ``[N]`` (``[N, K]``) of the policy by the target critics: exact over discrete actions."""
         continuous, probs = rows.of((self._parts.split(policy.action)[1], policy.probs))
-        target, target_state = self._target_value(rows.observation, continuous, probs, state.critic.target_critics)
-        return target, state._replace(critic=state.critic._replace(target_critics=target_state))
+        networks, targets = self._target_critic_networks, state.critic.target_critics
+        if self._parts.type == ActionType.Continuous:
+            critics, targets = networks((rows.observation, continuous), targets)
+            value = self._pessimistic_value(critics)
+        else:
+            q_values, targets = self._action_values.of_all(networks, rows.observation, continuous, targets)
+            value = critic_maths.expected_value(self._pessimistic_value(q_values), probs)
+        return value, state._replace(critic=state.critic._replace(target_critics=targets))
 
-    def train_info(self, inputs: TimeStep, rollout_info: Any, policy: Any, loss: Any, values: Any,
-                   target: Any) -> tuple[NestedTensor, Any]:
+    def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """An action of the policy, and a :class:`SacInfo` with the loss of alpha."""
+        policy, loss = terms.policy, terms.loss
         log_pi = policy.log_pi.detach()
         neg_entropy = log_pi.sum(-1) if self._log_alpha.ndim else log_pi
         is_last_left_out = inputs.step_type.ndim == 2 and not self._train_actor_on_last_step
@@ -395,7 +387,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                                                  self._target_entropy)
         return policy.action, SacInfo(
             reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=rollout_info.action,
-            action_distribution=policy.distribution, critic=SacCriticInfo(values, target), log_pi=log_pi,
+            action_distribution=policy.distribution, critic=SacCriticInfo(terms.values, terms.target), log_pi=log_pi,
             alpha=with_zeros_after(alpha_loss, 1) if is_last_left_out else alpha_loss,
             actor=LossInfo(loss=loss, extra=SacActorInfo(loss, neg_entropy)),
             discounted_return=rollout_info.discounted_return)

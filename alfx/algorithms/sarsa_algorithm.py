@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import OrnsteinUhlenbeckNoise, choose
 from alfx.algorithms.maths import critic_maths
@@ -207,13 +207,11 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         new_state = SarsaState(actor=actor_state, critics=state.critics, target_critics=state.target_critics,
                                noise=noise)
         if self.on_policy:
-            action, log_pi = self._action_of(policy)
-            critics, critics_state = self._critic_networks((observation, taken), state.critics)
-            target, target_state = self._target_value(observation, taken, state.target_critics)
-            loss = self._actor_loss(observation, action, log_pi, state.critics)
-            new_state = new_state._replace(critics=critics_state, target_critics=target_state)
-            _, info = self.train_info(inputs, SarsaInfo(action=taken), (policy, action, log_pi), loss, critics, target)
-            return AlgStep(taken, new_state, info)
+            rows, terms = Rows((inputs, SarsaInfo(action=taken))), (policy, *self._action_of(policy))
+            critics, new_state = self.trained_values(rows, (), new_state)
+            target, new_state = self.bootstrap_values(rows, (policy, taken), new_state)
+            loss, _ = self.policy_loss(rows, terms, (), state)
+            return AlgStep(taken, new_state, self.train_info(*rows.whole, Terms(terms, loss, critics, target))[1])
         if self._is_recurrent and self.need_full_rollout_state():
             new_state = new_state._replace(
                 critics=self._critic_networks((observation, taken), state.critics)[1],
@@ -252,26 +250,20 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         critics, critics_state = self._critic_networks((rows.observation, rows.rollout_info.action), state.critics)
         return critics, state._replace(critics=critics_state)
 
+    @torch.no_grad()
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
-        """The lowest target critic of an action of the policy."""
-        target, target_state = self._target_value(rows.observation, rows.of(policy[1]), state.target_critics)
-        return target, state._replace(target_critics=target_state)
+        """The lowest target critic ``[N]`` (``[N, K]``) of an action of the policy."""
+        values, target_state = self._target_critic_networks((rows.observation, rows.of(policy[1])),
+                                                            state.target_critics)
+        return critic_maths.lowest_critic(values, self._reward_weights), state._replace(target_critics=target_state)
 
-    def train_info(self, inputs: TimeStep, rollout_info: Any, policy: Any, loss: Any, values: Any,
-                   target: Any) -> tuple[NestedTensor, Any]:
+    def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """An action of the policy, and a :class:`SarsaInfo`."""
-        distribution, action, log_pi = policy
+        distribution, action, log_pi = terms.policy
         return action, SarsaInfo(
             reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=rollout_info.action,
-            action_distribution=distribution, actor_loss=loss, critics=values, target_critics=target,
+            action_distribution=distribution, actor_loss=terms.loss, critics=terms.values, target_critics=terms.target,
             neg_entropy=log_pi.detach() if self._is_stochastic else ())
-
-    @torch.no_grad()
-    def _target_value(self, observation: NestedTensor, action: NestedTensor,
-                      state: NestedTensor) -> tuple[Tensor, NestedTensor]:
-        """The value ``[N]`` or ``[N, K]`` to bootstrap from, and the state of the target critics."""
-        values, state = self._target_critic_networks((observation, action), state)
-        return critic_maths.lowest_critic(values, self._reward_weights), state
 
     def _actor_loss(self, observation: NestedTensor, action: NestedTensor, log_pi: Any, state: NestedTensor) -> Tensor:
         """``[N]``: its gradient with respect to ``action`` is -dQ/da, plus that of the weighted entropy."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.maths import critic_maths
 from alfx.algorithms.maths.action_curves import (LinearTrajectory, QuadraticTrajectory, Trajectory, action_scale,
@@ -359,15 +359,13 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         critics, _ = self._target_critic_networks((rows.observation, rows.of(policy[2])))
         return critic_maths.lowest_critic(critics, self._reward_weights), state
 
-    def train_info(self, inputs: TimeStep, rollout_info: Any, policy: Any, loss: Any, values: Any,
-                   target: Any) -> tuple[NestedTensor, Any]:
+    def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """The action of the policy, and a :class:`TaacInfo`."""
-        distributions, b, tau = policy
-        actor, alpha = loss
+        (distributions, b, tau), (actor, alpha) = terms.policy, terms.loss
         info = TaacInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
                         tau=rollout_info.tau, prev_tau=rollout_info.prev_tau, rollout_b=rollout_info.rollout_b,
                         repeats=rollout_info.repeats, action_distribution=distributions, b=b, actor=actor,
-                        critic=TaacCriticInfo(critics=values, target_critic=target), alpha=alpha)
+                        critic=TaacCriticInfo(terms.values, terms.target), alpha=alpha)
         return self._output(tau).unflatten(0, inputs.step_type.shape), info
 
     def _policy_losses(self, act: Any) -> tuple[Any, Tensor]:
