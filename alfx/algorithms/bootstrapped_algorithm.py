@@ -22,8 +22,9 @@ from torch import Tensor
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.maths.time_slices import steps, with_zeros_after, with_zeros_before
-from alfx.data_structures import AlgStep, TimeStep
+from alfx.data_structures import AlgStep, BatchInfo, TimeStep
 from alfx.tensor_specs import NestedTensor
+from alfx.utils.target_updater import TargetUpdater
 
 
 def _all(nested: Any) -> Any:
@@ -78,7 +79,15 @@ class BootstrappedAlgorithm(Algorithm):
     """
 
     _train_actor_on_last_step = True  # whether policy_loss is computed at the last step of a sequence
+    _update_target: TargetUpdater
     _bootstraps_from_first_step = False  # whether bootstrap_values are computed at the first one
+
+    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
+                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
+        """Hand the discounted returns ``[B, T]`` that the replay buffer knows, if it does, to losses that read them."""
+        if hasattr(rollout_info, 'discounted_return') and isinstance(batch_info.discounted_return, Tensor):
+            rollout_info = rollout_info._replace(discounted_return=batch_info.discounted_return)
+        return root_inputs, rollout_info
 
     def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
         """What the policy does.
@@ -148,15 +157,16 @@ class BootstrappedAlgorithm(Algorithm):
         policy, details, _ = self.policy_terms(acting, state)
         loss, _ = self.policy_loss(acting, policy, details, state)
         values, _ = self.trained_values(trained, details, state)
-        later, of_later = rows(0 if self._bootstraps_from_first_step else 1, length), policy
+        first = 0 if self._bootstraps_from_first_step else 1
+        later, of_later = rows(first, length), policy
         if of_policy < length:
             rest = replace(rows(of_policy, length), of=_all)
             with torch.no_grad():
                 of_rest, _, _ = self.policy_terms(rest, state)
             policy = nest.map_structure(lambda a, b: torch.cat((a, b)), policy, of_rest)
-            later, of_later = (rest, of_rest) if of_policy == 1 else (later, policy)
+            later, of_later = (rest, of_rest) if of_policy == first else (later, policy)
         target, _ = self.bootstrap_values(later, of_later, state)
-        if not self._bootstraps_from_first_step:
+        if first:
             target = nest.map_structure(lambda x: with_zeros_before(x, batch), target)
 
         def by_time(x: Tensor) -> Tensor:
@@ -166,3 +176,7 @@ class BootstrappedAlgorithm(Algorithm):
         terms = nest.map_structure(by_time, Terms(policy, loss, values, target))
         output, info = self.train_info(inputs, rollout_info, terms)
         return AlgStep(output, (), info)
+
+    def after_update(self, root_inputs: NestedTensor, info: Any) -> None:
+        """Move the target networks."""
+        self._update_target()

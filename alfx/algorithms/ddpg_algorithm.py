@@ -21,7 +21,7 @@ from alfx.algorithms.exploration_noise import ActionBounds, GaussianNoise, Ornst
 from alfx.algorithms.maths import critic_maths
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
-from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
+from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.engine.recorded_function import RecordedFunction
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at
@@ -152,16 +152,12 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._update_target = TargetUpdater([actor, critics], [self._target_actor_network,
                                                                self._target_critic_networks],
                                             tau=target_update_tau, period=target_update_period)
-        for optimizer, network in ((actor_optimizer, actor), (critic_optimizer, critics)):
-            if optimizer is not None:
-                self.add_optimizer(optimizer, [network])
-        make_loss = OneStepTDLoss if critic_loss_ctor is None else critic_loss_ctor
-        self._critic_loss = make_loss(debug_summaries=debug_summaries, name=f'{name}/critic_loss')
-        if epsilon_greedy is None:
-            epsilon_greedy = config.epsilon_greedy if config is not None else 0.0
+        self._add_given_optimizers((actor_optimizer, actor), (critic_optimizer, critics))
+        self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries,
+                                                                name=f'{name}/critic_loss')
         self._bounds = bounds
         self._exploration: Any = exploration
-        self._epsilon_greedy = epsilon_greedy
+        self.set_epsilon_greedy(epsilon_greedy)
         self._calculate_priority = calculate_priority
         self._rollout_random_action = as_scheduler(rollout_random_action)
         self._dqda_clipping = dqda_clipping or None
@@ -233,13 +229,6 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                               critics=DdpgCriticState(critics, target_actor, target_critics))
 
     # Training --------------------------------------------------------------------------------------------------
-
-    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
-                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """Hand on the discounted returns ``[B, T]`` of the replay buffer, where it keeps them."""
-        if isinstance(batch_info.discounted_return, Tensor):
-            rollout_info = rollout_info._replace(discounted_return=batch_info.discounted_return)
-        return root_inputs, rollout_info
 
     def policy_loss(self, rows: Rows, policy: Any, details: Any, state: Any) -> tuple[Any, Any]:
         """The action of the policy and its loss ``[N]``, in an update that trains it."""
@@ -327,6 +316,3 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             priority = critic_maths.sequence_priority(critic_loss / count, info.step_type)
         return LossInfo(loss=total, priority=priority, extra=DdpgLossInfo(actor=actor_loss, critic=critic_loss))
 
-    def after_update(self, root_inputs: TimeStep, info: Any) -> None:
-        """Move the target networks."""
-        self._update_target()

@@ -111,11 +111,9 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         discrete = DiscreteAction(action_spec, name)
         if num_critic_replicas < 1:
             raise ValueError(f'{name}.num_critic_replicas: expected at least 1, found {num_critic_replicas}')
-        if epsilon_greedy is None:
-            epsilon_greedy = config.epsilon_greedy if config is not None else 0.0
-        for what, value in (('rollout_epsilon_greedy', rollout_epsilon_greedy), ('epsilon_greedy', epsilon_greedy)):
-            if not callable(value) and not 0.0 <= value <= 1.0:
-                raise ValueError(f'{name}.{what}: expected a probability in [0, 1], found {value}')
+        if not callable(rollout_epsilon_greedy) and not 0.0 <= rollout_epsilon_greedy <= 1.0:
+            raise ValueError(f'{name}.rollout_epsilon_greedy: expected a probability in [0, 1], found '
+                             f'{rollout_epsilon_greedy}')
         if config is not None and config.mini_batch_length == 1:
             raise ValueError(f'{name}: TrainerConfig.mini_batch_length is 1, but a target needs the step that follows; '
                              'set it to 2 for one-step targets')
@@ -134,8 +132,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._target_critic_networks = critics.copy(name='target_' + critics.name)
         self._update_target = TargetUpdater(critics, self._target_critic_networks, tau=target_update_tau,
                                             period=target_update_period)
-        if q_optimizer is not None:
-            self.add_optimizer(q_optimizer, [critics])
+        self._add_given_optimizers((q_optimizer, critics))
         self._critic_losses: Any = nn.ModuleList(_make_losses(
             critic_loss_ctor, num_critic_replicas, {} if num_atoms is None else {'v_min': v_min, 'v_max': v_max},
             debug_summaries))
@@ -146,7 +143,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._num_rewards = reward_spec.numel if reward_spec.ndim else None
         self._discrete, self._long_exploration = discrete, long_exploration
         self._rollout_epsilon_greedy = as_scheduler(rollout_epsilon_greedy)
-        self._epsilon_greedy = epsilon_greedy
+        self.set_epsilon_greedy(epsilon_greedy)
         self._target_net_target_action = target_net_target_action
         self._calculate_priority = calculate_priority
         self._train_first_step_only = train_first_step_only
@@ -334,10 +331,6 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         error = torch.stack([target - critic[:-1] for critic in critics]).abs().mean(0)
         error = error if error.ndim == 2 else error.mean(-1)
         return mean_over_steps(with_zeros_after(error, 1), info.step_type, self._train_first_step_only)
-
-    def after_update(self, root_inputs: NestedTensor, info: Any) -> None:
-        """Move the target critics."""
-        self._update_target()
 
 
 # Pure functions of tensors -----------------------------------------------------------------------------------------

@@ -117,12 +117,10 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._log_alpha = nn.Parameter(torch.tensor(float(initial_log_alpha)))
         self._target_entropy = _total_entropy(target_entropy, action_spec, critic_network.action_qt.num_bins)
         self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries, name='critic_loss')
-        self._epsilon_greedy = epsilon_greedy if epsilon_greedy is not None else getattr(config, 'epsilon_greedy', 0.0)
+        self.set_epsilon_greedy(epsilon_greedy)
         self._distill_noise = distill_noise
         self._bounds = ActionBounds(action_spec, name)
-        for optimizer, owned in ((critic_optimizer, critic_network), (alpha_optimizer, self._log_alpha)):
-            if optimizer is not None:
-                self.add_optimizer(optimizer, [owned])
+        self._add_given_optimizers((critic_optimizer, critic_network), (alpha_optimizer, self._log_alpha))
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_free_form']
@@ -204,10 +202,6 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             summary.scalar(f'{self._name}/alpha', alpha)
         return LossInfo(loss=critic_loss + distill_loss + alpha_loss,
                         extra=MdqLossInfo(critic_loss, distill_loss, alpha_loss, info.alpha.neg_entropy))
-
-    def after_update(self, root_inputs: TimeStep, info: Any) -> None:
-        """Move the target critics."""
-        self._update_target()
 
 
 def _total_entropy(target_entropy: TargetEntropy, action_spec: NestedTensorSpec, num_bins: int) -> float:

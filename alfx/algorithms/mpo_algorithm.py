@@ -171,17 +171,12 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._set_networks(actor, critics, (target_update_tau, target_update_period),
                            (target_update_tau if actor_target_update_tau is None else actor_target_update_tau,
                             target_update_period if actor_target_update_period is None else actor_target_update_period))
-        for optimizer, part in ((actor_optimizer, actor), (critic_optimizer, critics),
-                                (eta_optimizer, self._temperatures)):
-            if optimizer is not None and part is not None:
-                self.add_optimizer(optimizer, [part])
+        self._add_given_optimizers((actor_optimizer, actor), (critic_optimizer, critics),
+                                   (eta_optimizer, self._temperatures))
         self._check_m_step(mstep_iterations, actor_optimizer)
-        make_loss = OneStepTDLoss if critic_loss_ctor is None else critic_loss_ctor
-        self._critic_losses = nn.ModuleList([make_loss(debug_summaries=debug_summaries, name=f'{name}/critic_loss_{i}')
-                                             for i in range(num_critic_replicas)])
-        if epsilon_greedy is None:
-            epsilon_greedy = config.epsilon_greedy if config is not None else 0.0
-        self._epsilon_greedy = epsilon_greedy
+        self._critic_losses = nn.ModuleList([(critic_loss_ctor or OneStepTDLoss)(
+            debug_summaries=debug_summaries, name=f'{name}/critic_loss_{i}') for i in range(num_critic_replicas)])
+        self.set_epsilon_greedy(epsilon_greedy)
         self._calculate_priority = calculate_priority
         self._mstep_iterations = mstep_iterations
         self._actor_optimizer = actor_optimizer

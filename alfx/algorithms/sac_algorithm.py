@@ -37,7 +37,7 @@ from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice, TargetE
 from alfx.algorithms.sac.critics import ActionValues
 from alfx.algorithms.sac.states import (SacActionState, SacCriticState, SacState, check_arguments, check_normal_actor,
                                         initial_log_alphas, state_specs, targets_of_alpha)
-from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
+from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.engine.recorded_function import RecordedFunction
 from alfx.gin_utils import configurable
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
@@ -176,7 +176,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._actor_network: Any = actor
         self._critic_networks: Any = critics
         self._target_critic_networks: Any = None
-        self._epsilon_greedy = epsilon_greedy if epsilon_greedy is not None else getattr(config, 'epsilon_greedy', 0.0)
+        self.set_epsilon_greedy(epsilon_greedy)
         self._use_entropy_reward = use_entropy_reward
         self._entropy_averager = (ScalarAdaptiveAverager(name='entropy_reward')
                                   if use_entropy_reward and normalize_entropy_reward else None)
@@ -198,10 +198,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._log_alpha = nn.Parameter(initial_log_alphas(parts, initial_log_alpha, max_log_alpha))
         self.register_buffer('_target_entropy', targets_of_alpha(
             parts, target_entropy, None if prior_actor_ctor is None else target_kld_per_dim), persistent=False)
-        for optimizer, owned in ((actor_optimizer, actor), (critic_optimizer, critics),
-                                 (alpha_optimizer, self._log_alpha)):
-            if optimizer is not None and owned is not None:
-                self.add_optimizer(optimizer, [owned])
+        self._add_given_optimizers((actor_optimizer, actor), (critic_optimizer, critics),
+                                   (alpha_optimizer, self._log_alpha))
         if critics is None:
             return
         self._target_critic_networks = critics.copy(name='target_' + critics.name)
@@ -336,13 +334,6 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     # Training --------------------------------------------------------------------------------------------------
 
-    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
-                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """Hand the discounted returns that the replay buffer knows, if it does, to the loss."""
-        if isinstance(batch_info.discounted_return, Tensor):
-            rollout_info = rollout_info._replace(discounted_return=batch_info.discounted_return)
-        return root_inputs, rollout_info
-
     def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
         """An action of the policy with gradient and its log-probability, as a :class:`SacPolicy`; the choice of it."""
         self._require_critics()
@@ -455,7 +446,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
         """Move the target critics; cap log alpha."""
-        self._update_target()
+        super().after_update(root_inputs, info)
         if self._max_log_alpha is not None:
             self._log_alpha.data.clamp_(max=self._max_log_alpha)
         if self._reproduce_locomotion:

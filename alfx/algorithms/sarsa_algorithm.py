@@ -140,7 +140,7 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         self._is_stochastic = is_stochastic
         self._noise = noise
         self._is_recurrent = bool(nest.flatten(train_state_spec))
-        self._epsilon_greedy = epsilon_greedy if epsilon_greedy is not None else getattr(config, 'epsilon_greedy', 0.0)
+        self.set_epsilon_greedy(epsilon_greedy)
         self._calculate_priority = calculate_priority
         self._dqda_clipping = dqda_clipping
         self._train_actor_on_last_step = train_actor_on_last_step
@@ -153,10 +153,8 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         self._update_target = TargetUpdater([critics, actor][:1 + len(smoothed)],
                                             [self._target_critic_networks, *smoothed], tau=target_update_tau,
                                             period=target_update_period)
-        for optimizer, owned in ((actor_optimizer, actor), (critic_optimizer, critics),
-                                 (alpha_optimizer, self._log_alpha)):
-            if optimizer is not None:
-                self.add_optimizer(optimizer, [owned])
+        self._add_given_optimizers((actor_optimizer, actor), (critic_optimizer, critics),
+                                   (alpha_optimizer, self._log_alpha))
 
     def _set_alpha(self, initial_alpha: float | None, target_entropy: Any, use_entropy_reward: bool,
                    alpha_optimizer: Any) -> None:
@@ -302,10 +300,6 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         return LossInfo(loss=critic_loss + policy_loss, priority=priority,
                         extra=SarsaLossInfo(actor=info.actor_loss, critic=critic_loss, alpha=alpha_loss,
                                             neg_entropy=info.neg_entropy))
-
-    def after_update(self, root_inputs: TimeStep, info: Any) -> None:
-        """Move the target networks."""
-        self._update_target()
 
 
 def _check_arguments(name: str, action_spec: NestedTensorSpec, num_critic_replicas: int, initial_alpha: float | None,

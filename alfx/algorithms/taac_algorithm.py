@@ -195,7 +195,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
                                                       repeats=TensorSpec((), torch.int64)),
                          reward_weights=reward_weights, env=env, config=config, checkpoint=checkpoint,
                          debug_summaries=debug_summaries, name=name)
-        self._epsilon_greedy = getattr(config, 'epsilon_greedy', 0.0) if epsilon_greedy is None else epsilon_greedy
+        self.set_epsilon_greedy(epsilon_greedy)
         self._trajectory = trajectory
         self._randomize_first_state_tau = randomize_first_state_tau
         self._b1_advantage_clipping = b1_advantage_clipping
@@ -223,12 +223,10 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self.register_buffer('_target_entropy', torch.tensor([
             sac_actions.target_entropy_of(spec, target) for spec, target in zip((_SWITCH, scaled_spec), targets)]),
             persistent=False)
-        for optimizer, part in ((actor_optimizer, self._actor_network), (critic_optimizer, self._critic_networks),
-                                (alpha_optimizer, self._log_alpha)):
-            if optimizer is not None:
-                self.add_optimizer(optimizer, [part])
-        make_loss = TAACTDLoss if critic_loss_ctor is None else critic_loss_ctor
-        self._critic_loss = make_loss(debug_summaries=debug_summaries, name=f'{name}/critic_loss')
+        self._add_given_optimizers((actor_optimizer, self._actor_network), (critic_optimizer, self._critic_networks),
+                                   (alpha_optimizer, self._log_alpha))
+        self._critic_loss = (critic_loss_ctor or TAACTDLoss)(debug_summaries=debug_summaries,
+                                                             name=f'{name}/critic_loss')
 
     def _check_arguments(self, num_critic_replicas: int, initial_alpha: float, clipping: Any,
                          max_repeat_steps: int | None, target_entropy: Any) -> None:
@@ -401,10 +399,6 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         seen, target = repeated((seen, info.critic.target_critic), count)
         loss = self._critic_loss(seen, info.critic.critics.flatten(1, 2), target).loss
         return loss.view(length, batch, count).sum(-1)
-
-    def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
-        """Move the target critics."""
-        self._update_target()
 
     # Summaries -------------------------------------------------------------------------------------------------
 
