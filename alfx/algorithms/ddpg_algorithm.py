@@ -315,4 +315,3 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         if self._calculate_priority:
             priority = critic_maths.sequence_priority(critic_loss / count, info.step_type)
         return LossInfo(loss=total, priority=priority, extra=DdpgLossInfo(actor=actor_loss, critic=critic_loss))
-
