@@ -26,11 +26,12 @@ from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.maths import q_maths
 from alfx.algorithms.maths.time_slices import steps, with_zeros_after
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td_loss import TDLoss
-from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
+from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.engine.recorded_function import RecordedFunction
 from alfx.gin_utils import configurable
 from alfx.networks.q_networks import QNetwork
@@ -233,12 +234,8 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return outputs, state
 
     def _preference(self, outputs: Tensor) -> Tensor:
-        """What actions are compared by, ``[B, A]``: the least value of any critic, summed over rewards."""
-        if self._atoms is not None:
-            outputs = expected_values(outputs, self._atoms)
-        weights = self._reward_weights
-        values = least_values(outputs, weights)
-        return values if weights is None else torch.einsum('k,bka->ba', weights, values)
+        """What actions are compared by, ``[B, A]``."""
+        return q_maths.preference(outputs, self._reward_weights, self._atoms)
 
     # Training --------------------------------------------------------------------------------------------------
 
@@ -256,8 +253,8 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             state = state._replace(critic=critic_state)
         index = self._discrete.index(rows.rollout_info.action)
         if self._atoms is not None:
-            return torch.log_softmax(of_action(details, index, 2), -1), state
-        return of_action(details, index, -1), state
+            return torch.log_softmax(q_maths.of_action(details, index, 2), -1), state
+        return q_maths.of_action(details, index, -1), state
 
     @torch.no_grad()
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
@@ -266,11 +263,12 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         state = state._replace(target_critic=target_state)
         is_double = not self._target_net_target_action
         if not is_double and self._atoms is None and self._reward_weights is None:
-            return least_values(outputs, None).amax(-1), state
+            return q_maths.least_values(outputs, None).amax(-1), state
         action = self._preference(rows.of(policy) if is_double else outputs).argmax(-1)
         if self._atoms is not None:
-            return least_distribution(torch.softmax(of_action(outputs, action, 2), -1), self._atoms), state
-        return of_action(least_values(outputs, self._reward_weights), action, -1), state
+            probs = torch.softmax(q_maths.of_action(outputs, action, 2), -1)
+            return q_maths.least_distribution(probs, self._atoms), state
+        return q_maths.of_action(q_maths.least_values(outputs, self._reward_weights), action, -1), state
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """The action taken, and a :class:`DqnInfo`."""
@@ -318,7 +316,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         for critic, critic_loss in zip(critics[1:], self._critic_losses[1:]):
             loss = loss + critic_loss(info, critic, info.target_critic).loss
         if self._train_first_step_only:
-            loss = first_step_only(loss)
+            loss = q_maths.first_step_only(loss)
         priority = self._priority(info, critics, loss) if self._calculate_priority else ()
         return LossInfo(loss=loss, priority=priority, extra=DqnLossInfo(critic=loss))
 
@@ -326,70 +324,11 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def _priority(self, info: Any, critics: tuple[Tensor, ...], loss: Tensor) -> Tensor:
         """The mean size ``[B]`` of the errors of the critics over the steps that are trained on."""
         if self._atoms is not None:
-            return mean_over_steps(loss / len(critics), info.step_type, self._train_first_step_only)
+            return q_maths.mean_over_steps(loss / len(critics), info.step_type, self._train_first_step_only)
         target = self._critic_losses[0].compute_td_target(info, info.target_critic)
         error = torch.stack([target - critic[:-1] for critic in critics]).abs().mean(0)
         error = error if error.ndim == 2 else error.mean(-1)
-        return mean_over_steps(with_zeros_after(error, 1), info.step_type, self._train_first_step_only)
-
-
-# Pure functions of tensors -----------------------------------------------------------------------------------------
-
-
-def expected_values(logits: Tensor, atoms: Tensor) -> Tensor:
-    """The means ``[...]`` of categorical distributions ``logits`` ``[..., N]`` over ``atoms`` ``[N]``."""
-    return torch.softmax(logits, -1) @ atoms
-
-
-def least_values(values: Tensor, reward_weights: Tensor | None) -> Tensor:
-    """The least value of n critics: the greatest of a reward whose weight is negative.
-
-    Args:
-        values: ``[B, n, A]``, or ``[B, n, K, A]`` for K rewards.
-        reward_weights: ``[K]``, or ``None`` for one reward.
-
-    Returns:
-        ``[B, A]`` or ``[B, K, A]``.
-    """
-    if values.shape[1] == 1:
-        return values.squeeze(1)
-    if reward_weights is None:
-        return values.amin(1)
-    sign = torch.where(reward_weights < 0, -1.0, 1.0).unsqueeze(-1)
-    return (values * sign).amin(1) * sign
-
-
-def least_distribution(probs: Tensor, atoms: Tensor) -> Tensor:
-    """Of n distributions ``probs`` ``[B, n, N]`` over ``atoms`` ``[N]`` the one with the least mean, ``[B, N]``."""
-    if probs.shape[1] == 1:
-        return probs.squeeze(1)
-    least = (probs @ atoms).argmin(1)
-    return probs.take_along_dim(least.reshape(-1, 1, 1), 1).squeeze(1)
-
-
-def of_action(outputs: Tensor, action: Tensor, dim: int) -> Tensor:
-    """What ``outputs`` ``[B, ..., A, ...]`` hold along ``dim`` for ``action`` ``[B]``; that dimension is left out."""
-    shape = list(outputs.shape)
-    shape[dim] = 1
-    index = action.reshape(-1, *[1] * (outputs.ndim - 1))
-    return outputs.gather(dim, index.expand(shape)).squeeze(dim)
-
-
-def first_step_only(x: Tensor) -> Tensor:
-    """``x`` ``[T, B]`` with all but the first row 0."""
-    return torch.cat((x[:1], torch.zeros_like(x[1:])))
-
-
-def mean_over_steps(x: Tensor, step_type: Tensor, first_only: bool) -> Tensor:
-    """The mean ``[B]`` of ``x`` ``[T, B]`` over the steps with a successor in the sequence, 0 if there is none.
-
-    Args:
-        x: ``[T, B]``.
-        step_type: ``[T, B]``.
-        first_only: only the first step counts.
-    """
-    mask = (step_type != StepType.LAST).to(x.dtype)[:1 if first_only else -1]
-    return (x[:len(mask)] * mask).sum(0) / mask.sum(0).clamp(min=1.0)
+        return q_maths.mean_over_steps(with_zeros_after(error, 1), info.step_type, self._train_first_step_only)
 
 
 # Construction ------------------------------------------------------------------------------------------------------
