@@ -21,7 +21,7 @@ from alfx.environments.environment_group import Buffers, EnvFn, EnvSpaces, Info
 from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError
 from alfx.environments.spaces import flatten_sample, unflatten_sample
 from alfx.environments.vector_env import SupervisedVectorEnv, environment_name
-from alfx.environments.worker import (COMMAND, DONE, ERROR, STEP_0, STEP_1, SharedArrays, WorkerArguments, work)
+from alfx.environments.worker import (COMMAND, DONE, ERROR, STEP_0, STEP_1, SharedSteps, WorkerArguments, work)
 from alfx.gin_utils import configurable
 
 _log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         self._inherits = inherits
         self._env_fns, self._env_spaces = list(env_fns), env_spaces
         self._max_restarts, self._num_threads, self._timeout = max_restarts, torch_num_threads, timeout
-        self._shared = SharedArrays(env_spaces, self.num_envs, self._context)
+        self._shared = SharedSteps(env_spaces, self.num_envs)
         self._results = [self._shared.buffers(0), self._shared.buffers(1)]
         self._actions = self._shared.actions()
         self._current = 0

@@ -10,8 +10,9 @@ import torch
 
 from alfx import TensorSpec
 from alfx.engine.errors import LostProcessError, describe_exit
-from alfx.engine.remote.shared_tensors import Published, SharedTensors, StepRing
+from alfx.engine.remote.shared_tensors import Published, StepRing
 from alfx.gin_utils import ConfError
+from alfx.utils.shared_memory import SharedTensors
 
 SPECS = [TensorSpec((3, 2)), TensorSpec((), torch.int64), TensorSpec((5, ), torch.uint8), TensorSpec((1, ), torch.bool)]
 CONTEXT = multiprocessing.get_context('spawn')

@@ -2,11 +2,13 @@
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections import namedtuple
 from functools import partial
 
 import gymnasium
@@ -20,6 +22,7 @@ from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.seeding import environment_seeds
 from alfx.environments.suite_unittest_gym import ChainEnv, CountEnv, DictEnv, RaisingEnv
 from alfx.environments.vector_env import SerialVectorEnv
+from alfx.gin_utils import ConfError
 
 BOTH = pytest.mark.parametrize('make', [SerialVectorEnv, partial(ProcessVectorEnv, envs_per_worker=2)],
                                ids=['serial', 'processes'])
@@ -237,6 +240,12 @@ class TestProcesses:
             steps(env, 1)
         env.close()
         assert not any(_runs(pid) for pid in pids)
+
+    def test_observations_that_do_not_fit_into_shared_memory_are_refused(self, monkeypatch):
+        usage = namedtuple('usage', 'total used free')
+        monkeypatch.setattr(shutil, 'disk_usage', lambda _: usage(0, 0, 8))
+        with pytest.raises(ConfError, match='the exchange with 2 environments needs(.|\n)*MiB left'):
+            ProcessVectorEnv([CountEnv] * 2)
 
     def test_environments_go_on_after_an_interrupted_step_and_a_reset(self):
         env = ProcessVectorEnv([Slow] * 2)
