@@ -130,7 +130,7 @@ def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
 def _exit_code(error: BaseException) -> Optional[int]:
     """The exit code of an error whose message says all a user needs; None for others."""
     from alfx.algorithms.base.ownership import OwnershipError
-    from alfx.engine.errors import LostProcessError
+    from alfx.utils.processes import LostProcessError
     from alfx.engine.update import NonFiniteLossError
     from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError
     from alfx.tensor_specs import SpecError

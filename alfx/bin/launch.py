@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-_POLL_SECONDS = 0.05
-_LEAVE_SECONDS = 30.0  # for those that are left when one has ended with an error
+from alfx.utils import processes
+
 _ADDRESS = '127.0.0.1'
 
 
@@ -30,7 +30,6 @@ def launch(command: Sequence[str], count: int) -> int:
     """
     import torch.distributed as dist
 
-    from alfx.engine.errors import describe_exit
     from alfx.engine.remote.data_parallel import PREFIX, ending_key
     store = dist.TCPStore(_ADDRESS, 0, is_master=True, wait_for_workers=False)
     endings = dist.PrefixStore(PREFIX, store)
@@ -48,12 +47,12 @@ def launch(command: Sequence[str], count: int) -> int:
                     if code is None or rank in codes:
                         continue
                     codes[rank] = code
-                    endings.set(ending_key(rank), describe_exit(code))
+                    endings.set(ending_key(rank), processes.describe_exit(code))
                     if code and not _is_stop(code):  # the last checkpoint may take long
-                        give_up_at = min(give_up_at, time.monotonic() + _LEAVE_SECONDS)
+                        give_up_at = min(give_up_at, time.monotonic() + processes.LEAVE_SECONDS)
                 if time.monotonic() > give_up_at:
                     break
-                time.sleep(_POLL_SECONDS)
+                time.sleep(processes.POLL_SECONDS / 4)
     finally:
         _end(ranks)
     return _exit_code([process.returncode for process in ranks], received)

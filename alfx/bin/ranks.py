@@ -170,7 +170,7 @@ class _Output:
 
     def _speaks(self, error: BaseException) -> bool:
         from alfx import context
-        from alfx.engine.errors import LostProcessError
+        from alfx.utils.processes import LostProcessError
         ranks = context.get_ranks()
         return isinstance(error, LostProcessError) and ranks is not None and ranks.survivors()[0] == self._rank
 

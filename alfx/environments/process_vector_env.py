@@ -7,7 +7,6 @@ import contextlib
 import logging
 import multiprocessing
 import pickle
-import signal
 import time
 import weakref
 from collections.abc import Sequence
@@ -23,9 +22,10 @@ from alfx.environments.spaces import flatten_sample, unflatten_sample
 from alfx.environments.vector_env import SupervisedVectorEnv, environment_name
 from alfx.environments.worker import (COMMAND, DONE, ERROR, STEP_0, STEP_1, SharedSteps, WorkerArguments, work)
 from alfx.gin_utils import configurable
+from alfx.utils import processes
+from alfx.utils.processes import Child
 
 _log = logging.getLogger(__name__)
-GRACE_SECONDS = 5.0  # for workers to close their environments, before they are ended by force
 _DEAD = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
@@ -33,19 +33,14 @@ class _WorkerDied(Exception):
     """A worker ended without a word, or gave no answer in time; the message says how."""
 
 
-class _Handle:
-    """One worker process and the pipe to it."""
+class _Worker(Child):
+    """One worker process as the parent sees it."""
 
     def __init__(self, context: Any, arguments: WorkerArguments, timeout: float | None):
         self.rows = arguments.rows
         self._timeout = timeout
-        self._unread = 0
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, arguments), daemon=True,
-                                       name=f'{arguments.name}[{arguments.rows.start}:{arguments.rows.stop}]')
-        self.process.start()
-        theirs.close()
         self._unread = 1  # it says when it is ready
+        super().__init__(context, work, (arguments, ), f'{arguments.name}[{self.rows.start}:{self.rows.stop}]')
 
     def send(self, message: bytes) -> None:
         """Send a message; answers to earlier ones that an interrupt left unread are dropped."""
@@ -54,7 +49,7 @@ class _Handle:
         try:
             self.pipe.send_bytes(message)
         except OSError:
-            raise _WorkerDied(self._ending()) from None
+            raise _WorkerDied(f'its process {self.ending()}') from None
         self._unread += 1
 
     def command(self, name: str, *arguments: Any) -> None:
@@ -70,12 +65,12 @@ class _Handle:
         """
         try:
             if self._timeout is not None and not self.pipe.poll(self._timeout):
-                self.kill()
+                self.end(0.0)
                 raise _WorkerDied(f'its process gave no answer within {self._timeout} s')
             answer = self.pipe.recv_bytes()
         except _DEAD:
             self._unread = 0
-            raise _WorkerDied(self._ending()) from None
+            raise _WorkerDied(f'its process {self.ending()}') from None
         self._unread -= 1
         if answer == DONE:
             return None
@@ -83,40 +78,16 @@ class _Handle:
             raise pickle.loads(answer[1:])
         return pickle.loads(answer[1:])
 
-    def _ending(self) -> str:
-        self.process.join(1.0)
-        code = self.process.exitcode
-        if code is None:
-            return 'its process closed its pipe'
-        if code >= 0:
-            return f'its process ended with exit code {code}'
-        reason = signal.Signals(-code).name
-        return f'its process was killed by {reason}' + (', often for want of memory' if reason == 'SIGKILL' else '')
-
     def ask_to_end(self) -> None:
         """Tell the worker to end, if it still listens."""
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(COMMAND + pickle.dumps(('close', ())))
 
-    def end(self, deadline: float) -> None:
-        """Wait for the worker to end; after ``deadline`` end it by force."""
-        self.process.join(max(0.0, deadline - time.monotonic()))
-        self.kill()
-        self.pipe.close()
 
-    def kill(self) -> None:
-        """End the worker by force and wait until it is gone."""
-        for force in (self.process.terminate, self.process.kill):
-            if self.process.is_alive():
-                force()
-                self.process.join(1.0)
-        self.process.join()
-
-
-def _end_all(workers: list[_Handle]) -> None:
+def _end_all(workers: list[_Worker]) -> None:
     for worker in workers:
         worker.ask_to_end()
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + processes.GRACE_SECONDS
     for worker in workers:
         worker.end(deadline)
     workers.clear()
@@ -172,7 +143,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         self._seeds: list[int | None] = [None] * self.num_envs
         self._restarts = [0] * self.num_envs
         self._stepping = False
-        self._workers: list[_Handle] = []
+        self._workers: list[_Worker] = []
         self._finalizer = weakref.finalize(self, _end_all, self._workers)
         with self._ending_all_on_error():
             self._start_all(envs_per_worker, start_serially)
@@ -186,12 +157,12 @@ class ProcessVectorEnv(SupervisedVectorEnv):
             for worker in self._workers:
                 self._receive(worker)
 
-    def _start(self, rows: slice) -> _Handle:
+    def _start(self, rows: slice) -> _Worker:
         env_fns: Any = self._env_fns[rows]
         arguments = WorkerArguments(env_fns if self._inherits else cloudpickle.dumps(env_fns), rows, self._env_spaces,
                                     self._shared, self.name, self._max_restarts, self._info_keys, self._num_threads,
                                     '' if self._inherits else gin.config_str())
-        return _Handle(self._context, arguments, self._timeout)
+        return _Worker(self._context, arguments, self._timeout)
 
     # Stepping --------------------------------------------------------------------------------------------------
 
@@ -202,7 +173,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
                 self._seeds[i] = seeds[i]
         self._current = 1 - self._current
 
-        def message(worker: _Handle) -> tuple:
+        def message(worker: _Worker) -> tuple:
             rows = np.flatnonzero(mask[worker.rows]).tolist()
             return 'reset', self._current, rows, None if seeds is None else seeds[worker.rows], options
 
@@ -256,7 +227,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
     def _replace(self, k: int, reason: str, resets: np.ndarray) -> list[Info]:
         """Start worker ``k`` anew and give its environments a result of the step at hand."""
         rows = self._workers[k].rows
-        self._workers[k].end(time.monotonic())
+        self._workers[k].end(0.0)
         lost = range(rows.start, rows.stop)
         for i in lost:
             self._restarts[i] += 1
@@ -279,14 +250,14 @@ class ProcessVectorEnv(SupervisedVectorEnv):
 
     # Talking to workers ----------------------------------------------------------------------------------------
 
-    def _receive(self, worker: _Handle) -> Any:
+    def _receive(self, worker: _Worker) -> Any:
         try:
             return worker.receive()
         except _WorkerDied as death:
             rows = range(worker.rows.start, worker.rows.stop)
             raise EnvironmentStepError(rows[0], self.name, 'its worker process', str(death), hint=_hint(rows)) from None
 
-    def _ask(self, workers: Sequence[_Handle], name: str, *arguments: Any) -> list[Any]:
+    def _ask(self, workers: Sequence[_Worker], name: str, *arguments: Any) -> list[Any]:
         """The answers of ``workers`` to a command; no worker is restarted."""
         self._assert_open()
         with self._ending_all_on_error():
@@ -341,14 +312,14 @@ class ProcessVectorEnv(SupervisedVectorEnv):
             raise
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End all processes; those that do not end within ``GRACE_SECONDS`` are killed."""
+        """End all processes; those that do not end within ``processes.GRACE_SECONDS`` are killed."""
         if hasattr(self, '_finalizer'):  # older gymnasium also closes what could not be constructed
             self._finalizer()
 
     @property
     def worker_pids(self) -> list[int | None]:
         """Process ids of the workers."""
-        return [worker.process.pid for worker in self._workers]
+        return [worker.pid for worker in self._workers]
 
 
 def _hint(rows: range) -> str:

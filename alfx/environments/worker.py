@@ -6,11 +6,7 @@ writes.
 """
 import contextlib
 import math
-import os
 import pickle
-import signal
-import threading
-import time
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -96,9 +92,6 @@ class WorkerArguments(NamedTuple):
 
 def work(pipe: Connection, arguments: WorkerArguments) -> None:
     """Run in the worker until the parent says 'close' or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_exit_with_parent, args=(os.getppid(), ), daemon=True).start()
     torch.set_num_threads(arguments.num_threads)
     with _Reporting(pipe, arguments.name):
         worker = _Worker(arguments)
@@ -126,12 +119,6 @@ class _Reporting:
                 self._pipe.send_bytes(ERROR + pickle.dumps(error))
         self._pipe.close()
         return isinstance(error, Exception)
-
-
-def _exit_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
 
 
 class _Worker:

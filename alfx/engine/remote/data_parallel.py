@@ -22,15 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, gin_utils
-from alfx.engine.errors import LostProcessError
 from alfx.engine.update import NonFiniteLossError
 from alfx.gin_utils.checks import problem_at
+from alfx.utils.processes import GRACE_SECONDS, LOOK_AROUND_SECONDS, LostProcessError, is_running
 
 _JOIN = datetime.timedelta(minutes=10)
 _FOREVER = datetime.timedelta(days=7)
-_LOOK_AROUND = datetime.timedelta(seconds=2)
-_SETTLE_SECONDS = 5.0
-_ASK_SECONDS = 1.5
+_LOOK_AROUND = datetime.timedelta(seconds=LOOK_AROUND_SECONDS)
 PREFIX = 'alfx'  # of the keys in the store
 _FAILED, _FOLLOWED = 'failed', 'followed'  # ended by an error of its own, or because another rank was lost
 
@@ -62,7 +60,6 @@ class Ranks:
     def __init__(self, rank: int, size: int, store: Any, device: torch.device):
         self.rank, self.size, self.device = rank, size, device
         self._store = store
-        self._parent = os.getppid()
         self._averagers: dict[tuple[int, ...], GradientAverager] = {}
         self._peers: list[_Peer] = []
         self._mean = _mean_op()
@@ -71,11 +68,6 @@ class Ranks:
     def is_first(self) -> bool:
         """Whether this is rank 0, which alone writes files and evaluates."""
         return self.rank == 0
-
-    @property
-    def is_orphan(self) -> bool:
-        """Whether the program that started this process is gone."""
-        return os.getppid() != self._parent
 
     def meet(self) -> None:
         """Tell the others where this rank runs, and get to know where they do."""
@@ -163,11 +155,11 @@ class Ranks:
 
     def _wait_for_device(self, work: Any) -> None:
         """NCCL notices no death: look after the others while it works."""
-        look_at = time.monotonic() + _LOOK_AROUND.total_seconds()
+        look_at = time.monotonic() + LOOK_AROUND_SECONDS
         while not work.is_completed():
             if time.monotonic() > look_at:
                 self._look_around()
-                look_at = time.monotonic() + _LOOK_AROUND.total_seconds()
+                look_at = time.monotonic() + LOOK_AROUND_SECONDS
             time.sleep(0)
         self._attempt(work.wait)
 
@@ -196,8 +188,8 @@ class Ranks:
         for r, peer in enumerate(self._peers):
             if r == self.rank:
                 continue
-            report = self._report_of(r)
-            if not _is_running(peer) or (report is not None and report.kind == _FAILED):
+            report, is_here = self._report_of(r), peer.host == socket.gethostname()
+            if is_here and not is_running(peer.pid) or (report is not None and report.kind == _FAILED):
                 lost[r] = report
         return lost
 
@@ -223,7 +215,7 @@ class Ranks:
 
     def _explained(self, error: RuntimeError | None) -> LostProcessError:
         """Who is gone, after an exchange has failed."""
-        until = time.monotonic() + _SETTLE_SECONDS
+        until = time.monotonic() + GRACE_SECONDS
         while not (lost := self._lost()) and time.monotonic() < until:
             time.sleep(0.05)
         if self.device.type != 'cpu':
@@ -240,7 +232,7 @@ class Ranks:
 
     def _ending_of(self, rank: int) -> str | None:
         """How a rank ended, if the program that started it tells."""
-        until = time.monotonic() + _ASK_SECONDS
+        until = time.monotonic() + LOOK_AROUND_SECONDS
         while time.monotonic() < until:
             found = self._said(ending_key(rank))
             if found is not None:
@@ -421,25 +413,3 @@ def _mean_op() -> Callable[[Tensor], Tensor]:
 
 
 _op: Any = None
-
-
-def _is_running(peer: _Peer) -> bool:
-    """Whether a process runs, as far as can be told; one on another machine is taken to."""
-    if peer.host != socket.gethostname():
-        return True
-    try:
-        with open(f'/proc/{peer.pid}/stat', encoding='utf8') as file:
-            return file.read().rpartition(')')[2].split()[0] not in 'ZX'
-    except FileNotFoundError:
-        pass
-    except OSError:
-        return True
-    if os.path.isdir('/proc/self'):
-        return False
-    try:
-        os.kill(peer.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

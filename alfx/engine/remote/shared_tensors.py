@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from alfx.tensor_specs import TensorSpec
+from alfx.utils.processes import POLL_SECONDS
 from alfx.utils.shared_memory import SharedTensors
-
-POLL_SECONDS = 0.2  # how often who waits looks around
 
 
 class StepRing:

@@ -18,7 +18,6 @@ from torch import nn
 
 from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
-from alfx.engine.errors import LostProcessError
 from alfx.engine.remote import data_parallel
 from alfx.environments.seeding import derived_seed
 from alfx.gin_utils.checks import problem_at
@@ -31,6 +30,7 @@ from alfx.trainers.signals import StopSignals
 from alfx.trainers.team import joint_state
 from alfx.trainers.team.joint_checkpoint import JointCheckpointer
 from alfx.utils.checkpoint_utils import Checkpointer
+from alfx.utils.processes import LostProcessError, is_orphan
 
 logger = logging.getLogger(__name__)
 T = TypeVar('T')
@@ -190,7 +190,7 @@ class Together:
             LostProcessError: a rank is gone.
         """
         counters = self._algorithm.get_step_metrics()
-        own = [iteration, self._signals.own_stop_signal(self._ranks.is_orphan), self._signals.own_request(), is_time,
+        own = [iteration, self._signals.own_stop_signal(is_orphan()), self._signals.own_request(), is_time,
                *(int(metric.result()) for metric in counters)]
         said = self._ranks.gather(torch.tensor(own, dtype=torch.float64, device=self._ranks.device)).tolist()
         assert all(row[0] == iteration for row in said), f'the ranks are in iterations {[row[0] for row in said]}'
@@ -323,11 +323,11 @@ class _AgreedSignals(StopSignals):
         requested, self._agreed_request = self._agreed_request, False
         return requested
 
-    def own_stop_signal(self, is_orphan: bool) -> int:
+    def own_stop_signal(self, is_an_orphan: bool) -> int:
         """The signal that reached this rank, 0 for none; an orphan stops as if it had been terminated."""
         import signal
         own = self._stop_signal or 0
-        return signal.SIGTERM if is_orphan and not own else own
+        return signal.SIGTERM if is_an_orphan and not own else own
 
     def own_request(self) -> bool:
         """Whether this rank has been asked for a checkpoint since the last call."""

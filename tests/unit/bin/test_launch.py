@@ -9,6 +9,7 @@ import pytest
 
 from alfx.bin import launch, ranks
 from alfx.gin_utils import ConfError
+from alfx.utils import processes
 
 
 def program(*lines):
@@ -17,12 +18,12 @@ def program(*lines):
 
 
 def test_a_rank_that_was_asked_to_stop_may_take_its_time_for_the_last_checkpoint(monkeypatch):
-    monkeypatch.setattr(launch, '_LEAVE_SECONDS', 0.1)
+    monkeypatch.setattr(processes, 'LEAVE_SECONDS', 0.1)
     assert launch.launch(program('time.sleep(0 if rank else 1.5)', 'sys.exit(143)'), 2) == 143
 
 
 def test_after_an_error_those_that_do_not_end_are_killed(monkeypatch, tmp_path):
-    monkeypatch.setattr(launch, '_LEAVE_SECONDS', 0.1)
+    monkeypatch.setattr(processes, 'LEAVE_SECONDS', 0.1)
     code = launch.launch(program(f'open(f"{tmp_path}/{{rank}}", "w").write(str(os.getpid()))',
                                  f'while len(os.listdir("{tmp_path}")) < 2: time.sleep(0.01)',
                                  'if rank: sys.exit(2)', 'time.sleep(300)'), 2)

@@ -15,7 +15,7 @@ from unroll_fakes import SAMPLED, Writer, children_of, is_running, make_algorith
 
 from alfx import StepType, context, gin_utils, nest, summary
 from alfx.algorithms.config import TrainerConfig
-from alfx.engine.errors import LostProcessError
+from alfx.utils.processes import LostProcessError
 from alfx.gin_utils import ConfError
 from alfx.trainers import building
 from alfx.trainers.acting import ray_cluster
