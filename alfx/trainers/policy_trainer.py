@@ -294,6 +294,7 @@ class Trainer:
             saved_at, counter = self._state.saved_at, context.get_global_counter()
             self._state.tuning = cpu_tuning.choose_again(self._state.tuning, self._config)
             self._state.resume_rollout(self._checkpointer.load_environment_state(step))
+            self._team.agree(self._state.iteration, False)  # on the counters
             self._saved_counter = counter
             self._display.message(f'going on from {self._checkpointer.path(step)}, {self.progress():.1%} done')
         if self._team.writes:

@@ -89,7 +89,7 @@ class Alone:
         return StopSignals()
 
     def agree(self, iteration: int, is_time: bool) -> bool:
-        """At the end of an iteration: whether it is time for a temporary checkpoint."""
+        """At the end of an iteration, and after loading: whether it is time for a temporary checkpoint."""
         return is_time
 
     def check_parameters(self, algorithm: Any, iteration: int) -> None:

@@ -14,6 +14,7 @@ from trainer_fakes import SmallPolicy, SmallRegression, WalkEnv, WalkTrainer, lo
 
 from alfx import LossInfo, context, gin_utils
 from alfx.algorithms.config import TrainerConfig
+from alfx.engine.remote.data_parallel import Ranks
 from alfx.engine.update import NonFiniteLossError
 from alfx.trainers import building, run_files
 from alfx.trainers.evaluator import read_results
@@ -375,6 +376,47 @@ def test_a_stop_signal_ends_the_run_with_a_checkpoint_from_which_it_goes_on(tmp_
     assert signal.getsignal(number) is before
     resumed, whole = run(tmp_path / 'stopped'), run(tmp_path / 'whole')
     assert all(torch.equal(a, b) for a, b in zip(parameters(resumed), parameters(whole)))
+
+
+class LoneRank(Ranks):
+    """The first of several ranks, of which the others have no environments."""
+
+    def __init__(self):
+        super().__init__(0, 1, None, torch.device('cpu'))
+
+    def add_up(self, tensor):
+        """There is nothing to add."""
+
+    def gather_objects(self, thing):
+        return [thing]
+
+    def from_first(self, thing):
+        return thing
+
+    def report(self, error):
+        """Nobody listens."""
+
+
+def test_ranks_go_on_with_the_progress_that_they_had_together(tmp_path):
+    seen = []
+
+    class Watching(WalkTrainer):
+        def __init__(self, config):
+            context.set_ranks(LoneRank())
+            super().__init__(config, ddp_rank=0)
+
+        def _train_iter(self):
+            seen.append(context.get_all_progresses())
+            super()._train_iter()
+
+    whole = dict(num_iterations=0, num_env_steps=200)
+    run(tmp_path / 'whole', Watching, **whole)
+    uninterrupted, seen = seen, []
+    run(tmp_path / 'killed', Watching, stop_after=6, **whole)
+    resumed = run(tmp_path / 'killed', Watching, **whole)
+    again = seen[7:]  # with the iteration after which it was killed
+    assert again and again == uninterrupted[-len(again):] and again[0]['env_steps'] > 40
+    assert resumed.progress() == 1.0
 
 
 def test_a_second_interrupt_stops_at_once(tmp_path):
