@@ -148,9 +148,9 @@ class Ranks:
             try:
                 work.wait(_LOOK_AROUND)
                 return None
-            except RuntimeError as error:
-                if work.is_completed():
-                    raise self._explained(error) from error
+            except RuntimeError:
+                if work.is_completed():  # it may have ended well just after the time was up
+                    return self._attempt(work.wait)
             self._look_around()
 
     def _wait_for_device(self, work: Any) -> None:
