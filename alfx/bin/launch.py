@@ -6,6 +6,7 @@ of them has ended.
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -31,7 +32,10 @@ def launch(command: Sequence[str], count: int) -> int:
     import torch.distributed as dist
 
     from alfx.engine.remote.data_parallel import PREFIX, ending_key
-    store = dist.TCPStore(_ADDRESS, 0, is_master=True, wait_for_workers=False)
+    with socket.create_server((_ADDRESS, 0)) as listener:  # left to itself it listens to every network
+        port = listener.getsockname()[1]
+        store = dist.TCPStore(_ADDRESS, port, is_master=True, wait_for_workers=False,
+                              master_listen_fd=listener.detach())
     endings = dist.PrefixStore(PREFIX, store)
     ranks: list[subprocess.Popen] = []
     codes: dict[int, int] = {}
@@ -39,7 +43,7 @@ def launch(command: Sequence[str], count: int) -> int:
     try:
         with _passing_signals_on(ranks) as received:
             for rank in range(count):
-                ranks.append(_start(command, rank, count, store.port))
+                ranks.append(_start(command, rank, count, port))
                 _send(ranks[-1:], received)
             while len(codes) < count:
                 for rank, process in enumerate(ranks):
@@ -63,6 +67,8 @@ def _start(command: Sequence[str], rank: int, count: int, port: int) -> subproce
     environment = {'RANK': str(rank), 'LOCAL_RANK': str(rank), 'WORLD_SIZE': str(count),
                    'LOCAL_WORLD_SIZE': str(count), 'MASTER_ADDR': _ADDRESS, 'MASTER_PORT': str(port),
                    'TORCHELASTIC_USE_AGENT_STORE': 'True', 'OMP_NUM_THREADS': threads}
+    if sys.platform == 'linux':  # where the loopback has this name
+        environment['GLOO_SOCKET_IFNAME'] = os.environ.get('GLOO_SOCKET_IFNAME', 'lo')
     return subprocess.Popen(list(command), env={**os.environ, **environment})
 
 

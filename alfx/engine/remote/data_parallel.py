@@ -82,11 +82,7 @@ class Ranks:
         Raises:
             ConfError: it cannot be divided evenly.
         """
-        if count % self.size:
-            raise gin_utils.ConfError([problem_at(
-                owner, field, f'= {count} cannot be divided among {self.size} processes',
-                f'make it a multiple of {self.size}, or train in another number of processes')])
-        return count // self.size
+        return share(owner, field, count, self.size)
 
     # Exchanges -------------------------------------------------------------------------------------------------
 
@@ -243,6 +239,19 @@ class Ranks:
     def _said(self, key: str) -> bytes | None:
         """What is in the store; ``None`` if that is nothing."""
         return self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
+
+
+def share(owner: str, field: str, count: int, size: int) -> int:
+    """What each of ``size`` ranks gets of ``count``, a setting of the conf.
+
+    Raises:
+        ConfError: it cannot be divided evenly.
+    """
+    if count % size:
+        raise gin_utils.ConfError([problem_at(
+            owner, field, f'= {count} cannot be divided among {size} processes',
+            f'make it a multiple of {size}, or train in another number of processes')])
+    return count // size
 
 
 def ending_key(rank: int) -> str:

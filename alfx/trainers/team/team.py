@@ -131,11 +131,8 @@ class Together:
         self._whole: list[Any] = []
         self._algorithm: Any = None
         self._checkpointer: JointCheckpointer | None = None
-        check_config(config)
-        for field in ('mini_batch_size', 'initial_collect_steps'):
-            count = getattr(config, field)
-            if count:
-                setattr(config, field, self._ranks.share('TrainerConfig', field, count))
+        for field, share in shares_of(config, self._ranks.size).items():
+            setattr(config, field, share)
 
     @property
     def writes(self) -> bool:
@@ -256,6 +253,17 @@ class Together:
         assert self._checkpointer is not None, 'training has begun'
         self._checkpointer.be_alone({metric.name: int(metric.result())
                                      for metric in self._whole[:MetricSet.NUM_COUNTERS]})
+
+
+def shares_of(config: TrainerConfig, size: int) -> dict[str, int]:
+    """What each of ``size`` ranks has of the settings that count samples, by field.
+
+    Raises:
+        ConfError: the configuration is not for several processes, or not for so many.
+    """
+    check_config(config)
+    counts = {field: getattr(config, field) for field in ('mini_batch_size', 'initial_collect_steps')}
+    return {field: data_parallel.share('TrainerConfig', field, count, size) for field, count in counts.items() if count}
 
 
 def check_config(config: TrainerConfig) -> None:
