@@ -1,5 +1,6 @@
 """Tests of the schedule, of resuming, and of what happens when a run ends otherwise than planned."""
 
+import io
 import logging
 import os
 import signal
@@ -19,6 +20,7 @@ from alfx.engine.update import NonFiniteLossError
 from alfx.trainers import building, run_files
 from alfx.trainers.evaluator import read_results
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer, compute_summary_or_eval_interval
+from alfx.trainers.signals import StopSignals
 from alfx.utils import checkpoint_utils
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError, read_checkpoint
 
@@ -423,6 +425,24 @@ def test_a_second_interrupt_stops_at_once(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, sends(signal.SIGINT, signal.SIGINT))
     assert steps(tmp_path) == [4]
+
+
+def test_a_signal_that_comes_while_something_is_written_is_told_without_the_lock_of_the_stream(tmp_path, monkeypatch):
+    class Raw(io.FileIO):
+        def write(self, data):
+            if not sent:
+                sent.append(os.kill(os.getpid(), signal.SIGTERM))
+                signals.stop_signal  # a call, in which the signal is served
+            return super().write(data)
+
+    sent = []
+    path, signals = tmp_path / 'stderr', StopSignals()
+    stream = io.TextIOWrapper(io.BufferedWriter(Raw(path, 'w')), write_through=True)
+    monkeypatch.setattr(sys, 'stderr', stream)
+    with signals.handled():
+        stream.write('x' * 100000)
+        stream.flush()
+    assert signals.stop_signal == signal.SIGTERM and 'SIGTERM: stopping after' in path.read_text()
 
 
 def test_sigusr1_asks_for_a_checkpoint_and_the_run_goes_on(tmp_path):
