@@ -38,14 +38,21 @@ class _Worker(Child):
 
     def __init__(self, context: Any, arguments: WorkerArguments, timeout: float | None):
         self.rows = arguments.rows
-        self._timeout = timeout
+        self._name, self._call, self._timeout = arguments.name, 'its constructor', timeout
         self._unread = 1  # it says when it is ready
         super().__init__(context, work, (arguments, ), f'{arguments.name}[{self.rows.start}:{self.rows.stop}]')
 
-    def send(self, message: bytes) -> None:
+    def at_work(self) -> str:
+        """Which environments it has, and in which call they are."""
+        first, last = self.rows.start, self.rows.stop - 1
+        which = f'environment {first}' if first == last else f'one of environments {first} to {last}'
+        return f'{which} of {self._name!r} in {self._call}'
+
+    def send(self, message: bytes, call: str = 'step()') -> None:
         """Send a message; answers to earlier ones that an interrupt left unread are dropped."""
         while self._unread:
             self.receive()
+        self._call = call
         try:
             self.pipe.send_bytes(message)
         except OSError:
@@ -54,7 +61,7 @@ class _Worker(Child):
 
     def command(self, name: str, *arguments: Any) -> None:
         """Send a command with its arguments."""
-        self.send(COMMAND + pickle.dumps((name, arguments)))
+        self.send(COMMAND + pickle.dumps((name, arguments)), f'{name}()')
 
     def receive(self) -> Any:
         """The answer to the oldest message.
@@ -66,7 +73,7 @@ class _Worker(Child):
         try:
             if self._timeout is not None and not self.pipe.poll(self._timeout):
                 self.end(0.0)
-                raise _WorkerDied(f'its process gave no answer within {self._timeout} s')
+                raise _WorkerDied(f'its process gave no answer within {self._timeout} s to {self._call}')
             answer = self.pipe.recv_bytes()
         except _DEAD:
             self._unread = 0
@@ -118,6 +125,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
     """
 
     owns_arrays = True
+    _if_it_hangs = 'create_environment.worker_timeout ends one after so many seconds'
 
     def __init__(self, env_fns: Sequence[EnvFn], envs_per_worker: int = 1, max_restarts: int = 0, name: str = '',
                  start_serially: bool = True, torch_num_threads: int = 1, context: str | None = None,
@@ -145,7 +153,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         self._stepping = False
         self._workers: list[_Worker] = []
         self._finalizer = weakref.finalize(self, _end_all, self._workers)
-        with self._ending_all_on_error():
+        with self._ending_all_on_error(), self._watch:
             self._start_all(envs_per_worker, start_serially)
 
     def _start_all(self, envs_per_worker: int, serially: bool) -> None:
@@ -216,7 +224,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         for k, worker in enumerate(self._workers):
             if k not in dead:
                 try:
-                    first = worker.rows.start
+                    first, self._watch.who = worker.rows.start, worker.at_work
                     infos += [(first + i, info) for i, info in worker.receive() or ()]
                 except _WorkerDied as death:
                     dead[k] = str(death)
@@ -251,6 +259,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
     # Talking to workers ----------------------------------------------------------------------------------------
 
     def _receive(self, worker: _Worker) -> Any:
+        self._watch.who = worker.at_work
         try:
             return worker.receive()
         except _WorkerDied as death:
@@ -260,7 +269,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
     def _ask(self, workers: Sequence[_Worker], name: str, *arguments: Any) -> list[Any]:
         """The answers of ``workers`` to a command; no worker is restarted."""
         self._assert_open()
-        with self._ending_all_on_error():
+        with self._ending_all_on_error(), self._watch:
             try:
                 for worker in workers:
                     worker.command(name, *arguments)

@@ -2,11 +2,13 @@
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections import namedtuple
 from functools import partial
@@ -224,6 +226,38 @@ class TestProcesses:
         with pytest.raises(EnvironmentStepError):
             ProcessVectorEnv([CountEnv, partial(RaisingEnv, 'init')])
         assert set(multiprocessing.active_children()) == before
+
+    @pytest.mark.parametrize('make, who', [
+        (SerialVectorEnv, r'environment 1 of .CountEnv. in step\(\) .*nonparallel'),
+        (ProcessVectorEnv, r'environment 1 of .CountEnv. in step\(\) .*worker_timeout'),
+        (partial(ProcessVectorEnv, envs_per_worker=2), r'one of environments 0 to 1 of .CountEnv. in step\(\) ')])
+    def test_an_environment_that_does_not_answer_is_named_and_can_be_interrupted(self, make, who, monkeypatch, caplog):
+        monkeypatch.setattr(processes, 'PATIENCE_SECONDS', 0.1)
+        monkeypatch.setattr(processes, 'GRACE_SECONDS', 0.1)
+        env = make(raising('hang'))
+        env.reset(seed=0)
+
+        def interrupt_when_told():
+            deadline = time.monotonic() + 30
+            while not caplog.messages and time.monotonic() < deadline:
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGALRM)
+
+        signal.signal(signal.SIGALRM, _interrupt)
+        thread = threading.Thread(target=interrupt_when_told)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            steps(env, 60)
+        thread.join()
+        env.close()
+        assert re.match(who, caplog.messages[0]) and re.search(r'since \d\d:\d\d:\d\d, for', caplog.messages[0])
+
+    def test_environments_that_are_slow_together_are_not_taken_for_hanging(self, monkeypatch, caplog):
+        monkeypatch.setattr(processes, 'PATIENCE_SECONDS', 1.6)
+        env = SerialVectorEnv([Slow] * 8)
+        env.reset(seed=0)
+        steps(env, 1)
+        assert not caplog.messages
 
     def test_an_interrupted_step_must_be_followed_by_a_reset(self, monkeypatch):
         monkeypatch.setattr(processes, 'GRACE_SECONDS', 0.3)
