@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -142,13 +142,29 @@ def leave_signals_to_parent() -> None:
 def _begin(work: Callable[..., None], pipe: Connection, arguments: tuple) -> None:
     leave_signals_to_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, name='parent-watch', daemon=True).start()
+    _watch_parent(threading.Event())
     work(pipe, *arguments)
 
 
-def _end_with_parent() -> None:
+@contextlib.contextmanager
+def ending_with_parent() -> Iterator[None]:
+    """Context manager within which this process is ended by force soon after the one that started it is gone."""
+    is_over = threading.Event()
+    _watch_parent(is_over)
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
+def _watch_parent(is_over: threading.Event) -> None:
+    threading.Thread(target=_end_with_parent, args=(is_over, ), name='parent-watch', daemon=True).start()
+
+
+def _end_with_parent(is_over: threading.Event) -> None:
     while not is_orphan():
-        time.sleep(POLL_SECONDS)
+        if is_over.wait(POLL_SECONDS):
+            return
     time.sleep(ORPHAN_SECONDS)  # time to notice it by itself and to close what is open
     os._exit(1)
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from alfx import context, gin_utils
 from alfx.engine.update import NonFiniteLossError
 from alfx.gin_utils.checks import problem_at
-from alfx.utils.processes import GRACE_SECONDS, LOOK_AROUND_SECONDS, LostProcessError, is_running
+from alfx.utils.processes import GRACE_SECONDS, LOOK_AROUND_SECONDS, LostProcessError, ending_with_parent, is_running
 
 _JOIN = datetime.timedelta(minutes=10)
 _FOREVER = datetime.timedelta(days=7)
@@ -374,7 +374,8 @@ def join(device: torch.device) -> Ranks:
         raise RuntimeError(f'the environment has no {", ".join(missing)}: training in several processes is started by '
                            'torchrun --nproc_per_node=N -m alfx.bin.train, or with --num_processes N')
     rank, size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
-    store, _, _ = next(dist.rendezvous('env://', rank, size, timeout=_JOIN))
+    with ending_with_parent():  # with it the store may be gone, which is looked for until the time is up
+        store, _, _ = next(dist.rendezvous('env://', rank, size, timeout=_JOIN))
     store.set_timeout(_JOIN)
     restarts = os.environ.get('TORCHELASTIC_RESTART_COUNT', '')  # torchrun keeps its store when it starts anew
     store = dist.PrefixStore('/'.join(filter(None, (PREFIX, restarts))), store)

@@ -12,7 +12,7 @@ from alfx.utils import processes
 from alfx.utils.processes import Child, LostProcessError, TalkingChild, describe_exit, is_running
 
 
-PARENT = '''
+CHILD = '''
 import time
 from alfx.utils import processes
 def work(pipe):
@@ -21,10 +21,20 @@ if __name__ == '__main__':
     print(processes.Child(processes.SPAWN, work, (), 'child').pid, flush=True)
     time.sleep(1000)
 '''
+RANK = '''
+import os, subprocess, sys, time
+from alfx.engine.remote import data_parallel
+if len(sys.argv) > 1:
+    os.environ.update(RANK='1', WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT='9')  # where nobody listens
+    data_parallel.join('cpu')
+print(subprocess.Popen([sys.executable, __file__, 'join'], stderr=subprocess.DEVNULL).pid, flush=True)
+time.sleep(1000)
+'''
 
 
-def test_a_process_that_does_not_notice_ends_by_force_when_its_parent_is_gone(tmp_path):
-    (tmp_path / 'parent.py').write_text(PARENT)
+@pytest.mark.parametrize('parent', [CHILD, RANK], ids=['child', 'rank that waits for the others'])
+def test_a_process_that_does_not_notice_ends_by_force_when_its_parent_is_gone(tmp_path, parent):
+    (tmp_path / 'parent.py').write_text(parent)
     path = os.pathsep.join([os.getcwd(), os.environ.get('PYTHONPATH', '')])
     parent = subprocess.Popen([sys.executable, str(tmp_path / 'parent.py')], stdout=subprocess.PIPE,
                               env={**os.environ, 'PYTHONPATH': path})
