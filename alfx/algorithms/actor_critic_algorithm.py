@@ -73,9 +73,7 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
                          train_state_spec=ActorCriticState(actor=actor_network.state_spec, value=value_state_spec),
                          is_eval=value_network is None, reward_weights=reward_weights, env=env, config=config,
                          optimizer=optimizer, checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
-        if epsilon_greedy is None:
-            epsilon_greedy = config.epsilon_greedy if config is not None else 0.0
-        self._epsilon_greedy = epsilon_greedy
+        self.set_epsilon_greedy(epsilon_greedy)
         self._actor_network = actor_network
         self._value_network = value_network
         self._loss = loss_class(debug_summaries=debug_summaries) if loss is None else loss

@@ -309,6 +309,12 @@ class Algorithm(AlgorithmInterface):
         """Have ``optimizer`` own these modules and parameters, which are attributes of this algorithm."""
         self._explicit_optimizers.append((optimizer, list(modules_and_params)))
 
+    def _add_given_optimizers(self, *owners: tuple[Any, Any]) -> None:
+        """:meth:`add_optimizer` for each pair of an optimizer and what it owns of which neither is ``None``."""
+        for optimizer, owned in owners:
+            if optimizer is not None and owned is not None:
+                self.add_optimizer(optimizer, [owned])
+
     def _trainable_attributes_to_ignore(self) -> list[str]:
         """Names of attributes whose parameters are not trained here, such as target networks."""
         return []

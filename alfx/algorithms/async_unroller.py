@@ -14,18 +14,13 @@ so that checkpoints hold it, and is not overwritten by weights. It may be ahead 
 those that wait in the ring. Summaries and log records of the process arrive in the event files and the log of the run.
 
 If the process dies the run ends with a checkpoint and a
-:class:`~alfx.engine.errors.LostProcessError` with its last words; if the learner dies the process ends by itself.
+:class:`~alfx.utils.processes.LostProcessError` with its last words; if the learner dies the process ends by itself.
 """
 import atexit
-import collections
-import contextlib
 import logging
 import math
-import multiprocessing
-import os
-import pickle
-import tempfile
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from alfx import context, nest, summary
@@ -33,20 +28,16 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep
 from alfx.engine.contract import Acts
-from alfx.engine.errors import LostProcessError, describe_exit
 from alfx.engine.remote.channel import Timing, UnrollChannel
 from alfx.engine.remote.policy_state import look_up_buffers, policy_buffers, policy_tensors
-from alfx.engine.remote.shared_tensors import POLL_SECONDS
-from alfx.engine.remote.unroll import ActingStatistics, Steps, UnrollSource, check_source
-from alfx.gin_utils import ConfError
-from alfx.gin_utils.checks import problem_at
+from alfx.engine.remote.unroll import ActingStatistics, Steps, UnrollSource, check_source, conf_file_of
 from alfx.tensor_specs import NestedTensor
+from alfx.utils import processes
+from alfx.utils.processes import LostProcessError, TalkingChild
 
 logger = logging.getLogger(__name__)
 
-_CLOSE_SECONDS = 5.0
 _LISTEN_SECONDS = 0.05
-_LAST_LINES = 12
 
 
 class UnrollJob(NamedTuple):
@@ -94,31 +85,33 @@ class AsyncUnroller(UnrollSource):
             is not stepped.
         config: of the run: ``unroll_queue_size``, ``unroll_step_interval``, ``root_dir``, which holds the conf that
             the other process is made from, ``random_seed``.
+        work: what the other process does; called there with ``tell(kind, content)`` of a
+            :class:`~alfx.utils.processes.TalkingChild`, the channel, the conf file and the settings. It says 'ready',
+            with the number of its environments, and 'summary', with calls of a summary writer.
+        settings: what it has to know besides the conf.
 
     Raises:
         ConfError: the algorithm cannot learn from old steps, the run folder holds no conf, or there is too little
             shared memory for the queue.
     """
 
-    def __init__(self, algorithm: RLAlgorithm, config: TrainerConfig):
+    def __init__(self, algorithm: RLAlgorithm, config: TrainerConfig, work: Callable[..., None],
+                 settings: dict[str, Any]):
         check_source(algorithm, config, 'async_unroll')
-        conf_file = os.path.join(config.root_dir, 'conf', 'config.gin')
-        if not os.path.isfile(conf_file):
-            raise ConfError([problem_at('TrainerConfig', 'async_unroll', '= True: another process makes environments '
-                                        f'and algorithm anew from the conf of the run, but there is no {conf_file}',
-                                        'start the run by alfx.bin.train, or call gin_utils.write_conf before')])
+        conf_file = conf_file_of(config, 'async_unroll')
         self._algorithm = algorithm
-        self._context = multiprocessing.get_context('spawn')
-        self._channel = UnrollChannel(algorithm, algorithm.environment, config.unroll_queue_size, self._context)
+        self._channel = UnrollChannel(algorithm, algorithm.environment, config.unroll_queue_size, processes.SPAWN)
         self._tensors, self._buffers = policy_tensors(algorithm), policy_buffers(algorithm)
         self._statistics = ActingStatistics(algorithm)
-        self._said: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
-        self._error = ''
-        self._process: Any = None
         self._records = False
         self.is_ready = False
         self._listened_at = -math.inf
-        self._start(config, conf_file)
+        settings = {**settings, 'num_environments': algorithm.environment.batch_size,
+                    'unroll_step_interval': config.unroll_step_interval}
+        # no daemon: it may have processes of its own, which step its environments
+        self._process: TalkingChild | None = TalkingChild(work, (self._channel, conf_file, settings), 'unroll process',
+                                                          daemon=False)
+        atexit.register(self.close)  # before multiprocessing waits for its processes
 
     # Gathering -------------------------------------------------------------------------------------------------
 
@@ -160,7 +153,7 @@ class AsyncUnroller(UnrollSource):
         self._listen_now_and_then()
         out, count = self._channel.ring.empty_steps(length), 0
         while True:
-            count += self._channel.get(out, count, length - count, POLL_SECONDS if count < at_least else 0.0)
+            count += self._channel.get(out, count, length - count, processes.POLL_SECONDS if count < at_least else 0.0)
             if count >= at_least:
                 break
             self._listen()
@@ -201,23 +194,6 @@ class AsyncUnroller(UnrollSource):
 
     # The process -----------------------------------------------------------------------------------------------
 
-    def _start(self, config: TrainerConfig, conf_file: str) -> None:
-        from alfx.trainers.acting.worker_process import worker_settings
-        iteration = int(context.get_progress('iterations'))
-        file, self._last_words = tempfile.mkstemp(prefix='alfx-unroll-')
-        os.close(file)
-        settings = {**worker_settings(config), 'num_environments': self._algorithm.environment.batch_size,
-                    'first_environment': context.first_environment(), 'start': iteration + 1 if iteration else 0,
-                    'unroll_step_interval': config.unroll_step_interval, 'last_words': self._last_words}
-        self._pipe, theirs = self._context.Pipe(duplex=False)
-        # no daemon: it may have processes of its own, which step its environments
-        self._process = self._context.Process(target=_work, name='alfx-unroll', daemon=False,
-                                              args=(theirs, self._channel, conf_file, settings))
-        self._process.start()
-        theirs.close()
-        atexit.register(self.close)  # before multiprocessing waits for its processes
-        self._name = f'the unroll process (pid {self._process.pid})'
-
     def _listen_now_and_then(self) -> None:
         """:meth:`_listen`, but not at each step: that would take longer than to fetch the step."""
         if time.monotonic() - self._listened_at > _LISTEN_SECONDS:
@@ -230,68 +206,29 @@ class AsyncUnroller(UnrollSource):
             LostProcessError: it is gone.
         """
         self._listened_at = time.monotonic()
-        alive = self._process is not None and self._process.is_alive()
-        self._take_in()
-        if alive:
-            return
-        if self._process is None:
+        process = self._process
+        if process is None:
             raise LostProcessError('the unroll process', 'has been closed')
-        self._process.join()
-        self._listened_at = -math.inf  # from now on nobody is to believe that it is there
-        raise LostProcessError(self._name, describe_exit(self._process.exitcode), self._words())
+        has_ended = process.exitcode is not None
+        self._take_in(process)
+        if has_ended:
+            self._listened_at = -math.inf  # from now on nobody is to believe that it is there
+            raise process.lost()
 
-    def _take_in(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while self._pipe.poll():
-                kind, content = pickle.loads(self._pipe.recv_bytes())
-                if kind == 'log':
-                    level, text = content
-                    self._said.append(text)
-                    logger.log(level, 'unroll process: %s', text)
-                elif kind == 'summary':
-                    self._write_summaries(content)
-                elif kind == 'error':
-                    self._error = content
-                elif kind == 'ready':
-                    self.is_ready = True
-                    logger.info('%s acts in %d environment(s)', self._name, content)
-
-    @staticmethod
-    def _write_summaries(written: list[tuple[str, tuple]]) -> None:
-        writer = context.get_summary_writer()
-        if writer is not None:
-            for method, arguments in written:
-                getattr(writer, method)(*arguments)
-
-    def _words(self) -> str:
-        """The end of a traceback, what was written on a fault of the interpreter, or of its log."""
-        if self._error:
-            return self._error
-        with open(self._last_words, encoding='utf8', errors='replace') as file:
-            return file.read() or '\n'.join(self._said)
+    def _take_in(self, process: TalkingChild) -> None:
+        for kind, content in process.listen():
+            if kind == 'ready':
+                self.is_ready = True
+                logger.info('the unroll process (pid %d) acts in %d environment(s)', process.pid, content)
+            elif (writer := context.get_summary_writer()) is not None:
+                for method, arguments in content:
+                    getattr(writer, method)(*arguments)
 
     def close(self) -> None:
         """End the process: ask it, and after some seconds end it by force. May be called more than once."""
         process, self._process = self._process, None
         self._listened_at = -math.inf
-        if process is None:
-            return
-        atexit.unregister(self.close)
-        self._send(UnrollJob('stop'))
-        end = time.monotonic() + _CLOSE_SECONDS
-        while process.is_alive() and time.monotonic() < end:
-            self._take_in()  # it may wait for somebody to listen
-            process.join(POLL_SECONDS / 4)
-        if process.is_alive():
-            process.kill()
-        process.join()
-        self._take_in()
-        self._pipe.close()
-        with contextlib.suppress(OSError):
-            os.unlink(self._last_words)
-
-
-def _work(*arguments: Any) -> None:
-    """Body of the process."""
-    from alfx.trainers.acting.unroll_process import work
-    work(*arguments)
+        if process is not None:
+            atexit.unregister(self.close)
+            self._send(UnrollJob('stop'))
+            process.end(time.monotonic() + processes.GRACE_SECONDS, lambda: self._take_in(process))

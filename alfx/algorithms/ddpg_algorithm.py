@@ -15,13 +15,13 @@ from torch import Tensor
 
 from alfx import nest
 from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import ActionBounds, GaussianNoise, OrnsteinUhlenbeckNoise, choose
 from alfx.algorithms.maths import critic_maths
-from alfx.algorithms.maths.time_slices import steps, with_zeros_after, with_zeros_before
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
-from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
+from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at
 from alfx.networks.actor_networks import ActorNetwork
@@ -58,7 +58,7 @@ _OU_STDDEV, _OU_DAMPING = 0.2, 0.15  # the noise of the paper, section 7
 
 
 @configurable
-class DdpgAlgorithm(OffPolicyAlgorithm):
+class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     """A deterministic policy, trained along the gradient of its critic with respect to the action.
 
     In an iteration noise is added to the actions of the rollout; see ``ou_stddev`` and ``rollout_random_action``. The
@@ -152,16 +152,12 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
         self._update_target = TargetUpdater([actor, critics], [self._target_actor_network,
                                                                self._target_critic_networks],
                                             tau=target_update_tau, period=target_update_period)
-        for optimizer, network in ((actor_optimizer, actor), (critic_optimizer, critics)):
-            if optimizer is not None:
-                self.add_optimizer(optimizer, [network])
-        make_loss = OneStepTDLoss if critic_loss_ctor is None else critic_loss_ctor
-        self._critic_loss = make_loss(debug_summaries=debug_summaries, name=f'{name}/critic_loss')
-        if epsilon_greedy is None:
-            epsilon_greedy = config.epsilon_greedy if config is not None else 0.0
+        self._add_given_optimizers((actor_optimizer, actor), (critic_optimizer, critics))
+        self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries,
+                                                                name=f'{name}/critic_loss')
         self._bounds = bounds
         self._exploration: Any = exploration
-        self._epsilon_greedy = epsilon_greedy
+        self.set_epsilon_greedy(epsilon_greedy)
         self._calculate_priority = calculate_priority
         self._rollout_random_action = as_scheduler(rollout_random_action)
         self._dqda_clipping = dqda_clipping or None
@@ -237,57 +233,30 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
 
     # Training --------------------------------------------------------------------------------------------------
 
-    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
-                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """Hand on the discounted returns ``[B, T]`` of the replay buffer, where it keeps them."""
-        if isinstance(batch_info.discounted_return, Tensor):
-            rollout_info = rollout_info._replace(discounted_return=batch_info.discounted_return)
-        return root_inputs, rollout_info
+    def policy_loss(self, rows: Rows, policy: Any, details: Any, state: Any) -> tuple[Any, Any]:
+        """The action of the policy and its loss ``[N]``, in an update that trains it."""
+        if not self._is_actor_trained():
+            return ((), ()), state
+        action, loss, actor_state = self._actor_step(rows.observation, state.actor)
+        return (action, loss), state._replace(actor=actor_state)
 
-    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """Values of the action taken, values to bootstrap from, and the loss of the policy."""
-        observation = inputs.observation
-        q_values, critics = self._critic_networks((observation, rollout_info.action), state.critics.critics)
-        target_q_values, target_actor, target_critics = self._target_values(observation, state.critics)
-        actor_state = state.actor
-        action: Any = ()
-        actor_loss: Any = ()
-        if self._is_actor_trained():
-            action, actor_loss, actor_state = self._actor_step(observation, state.actor)
-        new_state = DdpgState(actor_state, DdpgCriticState(critics, target_actor, target_critics))
-        return AlgStep(action, new_state, self._info(inputs, rollout_info, action, actor_loss, q_values,
-                                                     target_q_values))
+    def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
+        """The critics ``[N, n]`` (``[N, n, K]``) of the action taken."""
+        q_values, critics = self._critic_networks((rows.observation, rows.rollout_info.action), state.critics.critics)
+        return q_values, state._replace(critics=state.critics._replace(critics=critics))
 
-    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """:meth:`train_step` for ``[T, B, ...]``, without what no loss reads.
+    def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
+        """The lowest target critic of the action of the target policy."""
+        target, target_actor, target_critics = self._target_values(rows.observation, state.critics)
+        return target, state._replace(critics=DdpgCriticState(state.critics.critics, target_actor, target_critics))
 
-        The critics are not needed at the last step, nor their targets at the first one.
-        """
-        length, batch = inputs.step_type.shape
-        if length == 1:
-            return super().train_sequence(inputs, state, rollout_info)
-        observation, action, critic_state = steps((inputs.observation, rollout_info.action, state.critics.critics),
-                                                  0, length - 1)
-        q_values, _ = self._critic_networks((observation, action), critic_state)
-        target_q_values, _, _ = self._target_values(*steps((inputs.observation, state.critics), 1, length))
-        results: Any = (), (), with_zeros_after(q_values, batch), with_zeros_before(target_q_values, batch)
-        if self._is_actor_trained():
-            trained_steps = length if self._train_actor_on_last_step else length - 1
-            if trained_steps == length:
-                observation = steps(inputs.observation, 0, length)
-            policy = self._actor_step(observation, steps(state.actor, 0, trained_steps))[:2]
-            if trained_steps < length:
-                policy = nest.map_structure(lambda x: with_zeros_after(x, batch), policy)
-            results = (*policy, *results[2:])
-        results = nest.map_structure(lambda x: x.unflatten(0, (length, batch)), results)
-        return AlgStep(results[0], (), self._info(inputs, rollout_info, *results))
-
-    def _info(self, inputs: TimeStep, rollout_info: Any, action: NestedTensor, actor_loss: NestedTensor,
-              q_values: Tensor, target_q_values: Tensor) -> Any:
-        return DdpgInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
-                        action=rollout_info.action, action_distribution=action, actor_loss=actor_loss,
-                        critic=DdpgCriticInfo(q_values, target_q_values),
-                        discounted_return=rollout_info.discounted_return)
+    def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
+        """The action of the policy, and a :class:`DdpgInfo`."""
+        action, actor_loss = terms.loss
+        return action, DdpgInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
+                                action=rollout_info.action, action_distribution=action, actor_loss=actor_loss,
+                                critic=DdpgCriticInfo(terms.values, terms.target),
+                                discounted_return=rollout_info.discounted_return)
 
     @torch.no_grad()
     def _target_values(self, observation: NestedTensor, state: Any) -> tuple[Tensor, NestedTensor, NestedTensor]:
@@ -349,7 +318,3 @@ class DdpgAlgorithm(OffPolicyAlgorithm):
         if self._calculate_priority:
             priority = critic_maths.sequence_priority(critic_loss / count, info.step_type)
         return LossInfo(loss=total, priority=priority, extra=DdpgLossInfo(actor=actor_loss, critic=critic_loss))
-
-    def after_update(self, root_inputs: TimeStep, info: Any) -> None:
-        """Move the target networks."""
-        self._update_target()

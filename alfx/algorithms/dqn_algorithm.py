@@ -15,6 +15,7 @@ Rainbow is a conf of: ``target_net_target_action = False`` (double), ``QNetwork.
 :mod:`alfx.algorithms.categorical_td_loss`.
 """
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,13 +23,15 @@ from torch import Tensor, nn
 
 from alfx import context, nest
 from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.maths.time_slices import steps, with_zeros_after, with_zeros_before
+from alfx.algorithms.maths import q_maths
+from alfx.algorithms.maths.time_slices import steps, with_zeros_after
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td_loss import TDLoss
-from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
+from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
@@ -53,7 +56,7 @@ DqnLossInfo = namedtuple('DqnLossInfo', ['critic'], default_value=())
 
 
 @configurable
-class DqnAlgorithm(OffPolicyAlgorithm):
+class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     """Deep Q-learning for one discrete action.
 
     Args:
@@ -109,11 +112,9 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         discrete = DiscreteAction(action_spec, name)
         if num_critic_replicas < 1:
             raise ValueError(f'{name}.num_critic_replicas: expected at least 1, found {num_critic_replicas}')
-        if epsilon_greedy is None:
-            epsilon_greedy = config.epsilon_greedy if config is not None else 0.0
-        for what, value in (('rollout_epsilon_greedy', rollout_epsilon_greedy), ('epsilon_greedy', epsilon_greedy)):
-            if not callable(value) and not 0.0 <= value <= 1.0:
-                raise ValueError(f'{name}.{what}: expected a probability in [0, 1], found {value}')
+        if not callable(rollout_epsilon_greedy) and not 0.0 <= rollout_epsilon_greedy <= 1.0:
+            raise ValueError(f'{name}.rollout_epsilon_greedy: expected a probability in [0, 1], found '
+                             f'{rollout_epsilon_greedy}')
         if config is not None and config.mini_batch_length == 1:
             raise ValueError(f'{name}: TrainerConfig.mini_batch_length is 1, but a target needs the step that follows; '
                              'set it to 2 for one-step targets')
@@ -132,8 +133,7 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         self._target_critic_networks = critics.copy(name='target_' + critics.name)
         self._update_target = TargetUpdater(critics, self._target_critic_networks, tau=target_update_tau,
                                             period=target_update_period)
-        if q_optimizer is not None:
-            self.add_optimizer(q_optimizer, [critics])
+        self._add_given_optimizers((q_optimizer, critics))
         self._critic_losses: Any = nn.ModuleList(_make_losses(
             critic_loss_ctor, num_critic_replicas, {} if num_atoms is None else {'v_min': v_min, 'v_max': v_max},
             debug_summaries))
@@ -144,7 +144,7 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         self._num_rewards = reward_spec.numel if reward_spec.ndim else None
         self._discrete, self._long_exploration = discrete, long_exploration
         self._rollout_epsilon_greedy = as_scheduler(rollout_epsilon_greedy)
-        self._epsilon_greedy = epsilon_greedy
+        self.set_epsilon_greedy(epsilon_greedy)
         self._target_net_target_action = target_net_target_action
         self._calculate_priority = calculate_priority
         self._train_first_step_only = train_first_step_only
@@ -236,100 +236,80 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         return outputs, state
 
     def _preference(self, outputs: Tensor) -> Tensor:
-        """What actions are compared by, ``[B, A]``: the least value of any critic, summed over rewards."""
-        if self._atoms is not None:
-            outputs = expected_values(outputs, self._atoms)
-        weights = self._reward_weights
-        values = least_values(outputs, weights)
-        return values if weights is None else torch.einsum('k,bka->ba', weights, values)
-
-    def _values_of(self, outputs: Tensor, action: Tensor) -> Tensor:
-        """``[B, n]``, ``[B, n, K]`` or log-probabilities ``[B, n, N]`` of ``action`` ``[B]``, counted from 0."""
-        if self._atoms is not None:
-            return torch.log_softmax(of_action(outputs, action, 2), -1)
-        return of_action(outputs, action, -1)
-
-    @torch.no_grad()
-    def _bootstrap_value(self, observation: NestedTensor, state: NestedTensor, online: Tensor | None
-                         ) -> tuple[Tensor, NestedTensor]:
-        """The value to bootstrap from, ``[B]``, ``[B, K]`` or probabilities ``[B, N]``.
-
-        Args:
-            observation: ``[B, ...]``.
-            state: of the target critics.
-            online: outputs of the critics that are trained, if they choose the action.
-        """
-        outputs, state = self._outputs(self._target_critic_networks, observation, state)
-        if online is None and self._atoms is None and self._reward_weights is None:
-            return least_values(outputs, None).amax(-1), state
-        action = self._preference(outputs if online is None else online.detach()).argmax(-1)
-        if self._atoms is not None:
-            return least_distribution(torch.softmax(of_action(outputs, action, 2), -1), self._atoms), state
-        return of_action(least_values(outputs, self._reward_weights), action, -1), state
+        """What actions are compared by, ``[B, A]``."""
+        return q_maths.preference(outputs, self._reward_weights, self._atoms)
 
     # Training --------------------------------------------------------------------------------------------------
 
-    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """The value of the action that was taken, with a gradient, and the value to bootstrap from, without."""
-        action = rollout_info.action
-        outputs, critic_state = self._outputs(self._critic_networks, inputs.observation, state.critic)
-        online = None if self._target_net_target_action else outputs
-        target, target_state = self._bootstrap_value(inputs.observation, state.target_critic, online)
-        critic = self._values_of(outputs, self._discrete.index(action))
-        return AlgStep(action, DqnState(critic_state, target_state), self._info(inputs, action, critic, target))
+    def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
+        """The outputs of the critics, if those choose the action to bootstrap from (double DQN), without gradient."""
+        if self._target_net_target_action:
+            return (), (), state
+        outputs, critic_state = self._outputs(self._critic_networks, rows.observation, state.critic)
+        return outputs.detach(), outputs, state._replace(critic=critic_state)
 
-    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """``train_step`` for all steps, with values only where there is a target, targets only where they are used."""
-        length = inputs.step_type.shape[0]
-        if self._critic_networks.is_rnn or length < 2:
-            return super().train_sequence(inputs, state, rollout_info)
-        action = rollout_info.action
-        trained = 1 if self._train_first_step_only else length - 1
-        observation = steps(inputs.observation, 0, trained)
-        outputs, _ = self._outputs(self._critic_networks, observation, ())
-        index = self._discrete.index(action)[:trained].reshape(-1)
-        critic = self._values_of(outputs, index).unflatten(0, (trained, -1))
-        critic = with_zeros_after(critic, length - trained)
-        target = self._sequence_target(inputs, outputs)
-        return AlgStep(action, (), self._info(inputs, action, critic, target))
+    def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
+        """``[N, n]``, ``[N, n, K]`` or log-probabilities ``[N, n, N]`` of the action that was taken."""
+        if self._target_net_target_action:
+            details, critic_state = self._outputs(self._critic_networks, rows.observation, state.critic)
+            state = state._replace(critic=critic_state)
+        index = self._discrete.index(rows.rollout_info.action)
+        if self._atoms is not None:
+            return torch.log_softmax(q_maths.of_action(details, index, 2), -1), state
+        return q_maths.of_action(details, index, -1), state
 
     @torch.no_grad()
-    def _sequence_target(self, inputs: TimeStep, outputs: Tensor) -> Tensor:
-        """The values to bootstrap from ``[T, B, ...]``, 0 where no target needs one.
+    def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
+        """The value to bootstrap from, ``[N]``, ``[N, K]`` or probabilities of the atoms."""
+        outputs, target_state = self._outputs(self._target_critic_networks, rows.observation, state.target_critic)
+        state = state._replace(target_critic=target_state)
+        is_double = not self._target_net_target_action
+        if not is_double and self._atoms is None and self._reward_weights is None:
+            return q_maths.least_values(outputs, None).amax(-1), state
+        action = self._preference(rows.of(policy) if is_double else outputs).argmax(-1)
+        if self._atoms is not None:
+            probs = torch.softmax(q_maths.of_action(outputs, action, 2), -1)
+            return q_maths.least_distribution(probs, self._atoms), state
+        return q_maths.of_action(q_maths.least_values(outputs, self._reward_weights), action, -1), state
 
-        Args:
-            inputs: ``[T, B, ...]``, T at least 2.
-            outputs: of the critics at the first steps, ``[(T - 1) * B, ...]``, or fewer with ``train_first_step_only``.
+    def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
+        """The action taken, and a :class:`DqnInfo`."""
+        action = rollout_info.action
+        return action, DqnInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
+                               action=action, critic=terms.values, target_critic=terms.target)
+
+    def num_steps_with_gradient(self, length: int) -> tuple[int, int]:
+        """Where the values are trained, twice: the policy is that of their critics."""
+        trained = 1 if self._train_first_step_only else length - 1
+        return trained, trained
+
+    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """:meth:`train_step` for ``[T, B, ...]``, without what no loss reads.
+
+        Where all that is read of a sequence is one target, and of that one value, only that value is computed.
         """
         length, batch = inputs.step_type.shape
-        if self._train_first_step_only and length > 2 and self._bootstraps_once:
-            step = bootstrap_steps(inputs.step_type)[0]
-            column = torch.arange(batch, device=step.device)
-            observation = nest.map_structure(lambda x: x[step, column], inputs.observation)
-            value = self._bootstrap_value(observation, (), self._online(observation))[0]
-            return value.new_zeros(length, batch, *value.shape[1:]).index_put_((step, column), value)
-        observation = steps(inputs.observation, 1, length)
-        trained = outputs.shape[0] // batch
-        online = self._online(steps(inputs.observation, trained, length))
-        if online is not None and trained > 1:
-            online = torch.cat((outputs[batch:], online))
-        value = self._bootstrap_value(observation, (), online)[0].unflatten(0, (length - 1, batch))
-        return with_zeros_before(value, 1)
-
-    def _online(self, observation: NestedTensor) -> Tensor | None:
-        """The outputs ``[B, n, ...]`` that choose the action to bootstrap from, if those of the targets do not."""
-        if self._target_net_target_action:
-            return None
-        return self._outputs(self._critic_networks, observation, ())[0]
+        reads_one_value = self._train_first_step_only and length > 2 and self._bootstraps_once
+        if not reads_one_value or self._critic_networks.is_rnn:
+            return super().train_sequence(inputs, state, rollout_info)
+        step = bootstrap_steps(inputs.step_type)[0]
+        column = torch.arange(batch, device=step.device)
+        first = Rows((inputs, rollout_info), partial(steps, start=0, stop=1))
+        end_of_return = Rows((inputs, rollout_info), partial(nest.map_structure, lambda x: x[step, column]))
+        _, details, _ = self.policy_terms(first, state)
+        values, _ = self.trained_values(first, details, state)
+        with torch.no_grad():
+            policy, _, _ = self.policy_terms(end_of_return, state)
+        target, _ = self.bootstrap_values(end_of_return, policy, state)
+        target = target.new_zeros(length, batch, *target.shape[1:]).index_put_((step, column), target)
+        values = with_zeros_after(values.unsqueeze(0), length - 1)
+        output, info = self.train_info(inputs, rollout_info, Terms((), (), values, target))
+        return AlgStep(output, (), info)
 
     @property
     def _bootstraps_once(self) -> bool:
         """Whether the target of a step reads a single value: that of the step where its return ends."""
         return all(isinstance(loss, TDLoss) and loss.td_lambda == 1.0 for loss in self._critic_losses)
-
-    def _info(self, inputs: TimeStep, action: NestedTensor, critic: Tensor, target: Tensor) -> Any:
-        return DqnInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=action,
-                       critic=critic, target_critic=target)
 
     def calc_loss(self, info: Any) -> LossInfo:
         """The sum of the losses of all critics, ``[T, B]``, and, if asked for, the priorities ``[B]``."""
@@ -338,7 +318,7 @@ class DqnAlgorithm(OffPolicyAlgorithm):
         for critic, critic_loss in zip(critics[1:], self._critic_losses[1:]):
             loss = loss + critic_loss(info, critic, info.target_critic).loss
         if self._train_first_step_only:
-            loss = first_step_only(loss)
+            loss = q_maths.first_step_only(loss)
         priority = self._priority(info, critics, loss) if self._calculate_priority else ()
         return LossInfo(loss=loss, priority=priority, extra=DqnLossInfo(critic=loss))
 
@@ -346,74 +326,11 @@ class DqnAlgorithm(OffPolicyAlgorithm):
     def _priority(self, info: Any, critics: tuple[Tensor, ...], loss: Tensor) -> Tensor:
         """The mean size ``[B]`` of the errors of the critics over the steps that are trained on."""
         if self._atoms is not None:
-            return mean_over_steps(loss / len(critics), info.step_type, self._train_first_step_only)
+            return q_maths.mean_over_steps(loss / len(critics), info.step_type, self._train_first_step_only)
         target = self._critic_losses[0].compute_td_target(info, info.target_critic)
         error = torch.stack([target - critic[:-1] for critic in critics]).abs().mean(0)
         error = error if error.ndim == 2 else error.mean(-1)
-        return mean_over_steps(with_zeros_after(error, 1), info.step_type, self._train_first_step_only)
-
-    def after_update(self, root_inputs: NestedTensor, info: Any) -> None:
-        """Move the target critics."""
-        self._update_target()
-
-
-# Pure functions of tensors -----------------------------------------------------------------------------------------
-
-
-def expected_values(logits: Tensor, atoms: Tensor) -> Tensor:
-    """The means ``[...]`` of categorical distributions ``logits`` ``[..., N]`` over ``atoms`` ``[N]``."""
-    return torch.softmax(logits, -1) @ atoms
-
-
-def least_values(values: Tensor, reward_weights: Tensor | None) -> Tensor:
-    """The least value of n critics: the greatest of a reward whose weight is negative.
-
-    Args:
-        values: ``[B, n, A]``, or ``[B, n, K, A]`` for K rewards.
-        reward_weights: ``[K]``, or ``None`` for one reward.
-
-    Returns:
-        ``[B, A]`` or ``[B, K, A]``.
-    """
-    if values.shape[1] == 1:
-        return values.squeeze(1)
-    if reward_weights is None:
-        return values.amin(1)
-    sign = torch.where(reward_weights < 0, -1.0, 1.0).unsqueeze(-1)
-    return (values * sign).amin(1) * sign
-
-
-def least_distribution(probs: Tensor, atoms: Tensor) -> Tensor:
-    """Of n distributions ``probs`` ``[B, n, N]`` over ``atoms`` ``[N]`` the one with the least mean, ``[B, N]``."""
-    if probs.shape[1] == 1:
-        return probs.squeeze(1)
-    least = (probs @ atoms).argmin(1)
-    return probs.take_along_dim(least.reshape(-1, 1, 1), 1).squeeze(1)
-
-
-def of_action(outputs: Tensor, action: Tensor, dim: int) -> Tensor:
-    """What ``outputs`` ``[B, ..., A, ...]`` hold along ``dim`` for ``action`` ``[B]``; that dimension is left out."""
-    shape = list(outputs.shape)
-    shape[dim] = 1
-    index = action.reshape(-1, *[1] * (outputs.ndim - 1))
-    return outputs.gather(dim, index.expand(shape)).squeeze(dim)
-
-
-def first_step_only(x: Tensor) -> Tensor:
-    """``x`` ``[T, B]`` with all but the first row 0."""
-    return torch.cat((x[:1], torch.zeros_like(x[1:])))
-
-
-def mean_over_steps(x: Tensor, step_type: Tensor, first_only: bool) -> Tensor:
-    """The mean ``[B]`` of ``x`` ``[T, B]`` over the steps with a successor in the sequence, 0 if there is none.
-
-    Args:
-        x: ``[T, B]``.
-        step_type: ``[T, B]``.
-        first_only: only the first step counts.
-    """
-    mask = (step_type != StepType.LAST).to(x.dtype)[:1 if first_only else -1]
-    return (x[:len(mask)] * mask).sum(0) / mask.sum(0).clamp(min=1.0)
+        return q_maths.mean_over_steps(with_zeros_after(error, 1), info.step_type, self._train_first_step_only)
 
 
 # Construction ------------------------------------------------------------------------------------------------------

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import ActionBounds, choose, gaussian_like
 from alfx.algorithms.maths import critic_maths
-from alfx.algorithms.maths.time_slices import steps, with_zeros_after, with_zeros_before
+from alfx.algorithms.maths.time_slices import with_zeros_after
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sac import losses as sac_losses
@@ -59,7 +60,7 @@ TargetEntropy = float | Callable[..., float]
 
 
 @configurable
-class MdqAlgorithm(OffPolicyAlgorithm):
+class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     """Multi-dimensional Q-learning; see the module for what it does.
 
     Args:
@@ -116,12 +117,10 @@ class MdqAlgorithm(OffPolicyAlgorithm):
         self._log_alpha = nn.Parameter(torch.tensor(float(initial_log_alpha)))
         self._target_entropy = _total_entropy(target_entropy, action_spec, critic_network.action_qt.num_bins)
         self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries, name='critic_loss')
-        self._epsilon_greedy = epsilon_greedy if epsilon_greedy is not None else getattr(config, 'epsilon_greedy', 0.0)
+        self.set_epsilon_greedy(epsilon_greedy)
         self._distill_noise = distill_noise
         self._bounds = ActionBounds(action_spec, name)
-        for optimizer, owned in ((critic_optimizer, critic_network), (alpha_optimizer, self._log_alpha)):
-            if optimizer is not None:
-                self.add_optimizer(optimizer, [owned])
+        self._add_given_optimizers((critic_optimizer, critic_network), (alpha_optimizer, self._log_alpha))
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_free_form']
@@ -150,50 +149,31 @@ class MdqAlgorithm(OffPolicyAlgorithm):
 
     # Training --------------------------------------------------------------------------------------------------
 
-    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """Values of both forms, values to bootstrap from, and the loss of alpha, for one step."""
-        observation, taken = inputs.observation, rollout_info.action
-        action, neg_entropy = self._act(observation)
+    def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
+        """An action of the policy and its negative entropy, without gradient."""
+        action, neg_entropy = self._act(rows.observation)
+        return (action, neg_entropy), action, state
+
+    def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
+        """The free form at the action taken; the advantage form and what that is trained towards."""
+        observation, taken = rows.observation, rows.rollout_info.action
         critics, _ = self._critic_network((observation, taken))
-        advantage, target = self._distillation(observation, taken, action)
-        info = self._info(inputs, taken, critics, self._target_value(observation, action), advantage, target,
-                          neg_entropy)
-        return AlgStep(action, MdqCriticState(), info)
-
-    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """:meth:`train_step` for ``[T, B, ...]``, without what no loss reads: what is trained at the last step, and the
-        target critics at the first one."""
-        length, batch = inputs.step_type.shape
-        if length < 2:
-            return super().train_sequence(inputs, state, rollout_info)
-        observation, taken = steps((inputs.observation, rollout_info.action), 0, length - 1)
-        action, neg_entropy = self._act(steps(inputs.observation, 0, length))
-        critics, _ = self._critic_network((observation, taken))
-        advantage, distill_target = self._distillation(observation, taken,
-                                                       nest.map_structure(lambda a: a[:-batch], action))
-        target = self._target_value(steps(inputs.observation, 1, length),
-                                    nest.map_structure(lambda a: a[batch:], action))
-
-        def as_sequence(x: Tensor) -> Tensor:
-            return (x if x.shape[0] == length * batch else with_zeros_after(x, batch)).unflatten(0, (length, batch))
-
-        results = nest.map_structure(as_sequence, (critics, with_zeros_before(target, batch), advantage,
-                                                   distill_target, neg_entropy, action))
-        return AlgStep(results[-1], (), self._info(inputs, rollout_info.action, *results[:-1]))
-
-    def _info(self, inputs: TimeStep, taken: NestedTensor, critics: Tensor, target: Tensor, advantage: Tensor,
-              distill_target: Tensor, neg_entropy: Tensor) -> Any:
-        alpha_loss = sac_losses.temperature_loss(self._log_alpha, neg_entropy, self._target_entropy)
-        kl_wrt_prior = neg_entropy - self._critic_network.get_uniform_prior_logpi()
-        return MdqInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=taken,
-                       critic=MdqCriticInfo(critics, target, advantage, distill_target, kl_wrt_prior),
-                       alpha=MdqAlphaInfo(alpha_loss, neg_entropy))
+        return (critics, *self._distillation(observation, taken, rows.of(details))), state
 
     @torch.no_grad()
-    def _target_value(self, observation: NestedTensor, action: NestedTensor) -> Tensor:
-        """The lowest target critic ``[N]`` at actions."""
-        flat = self._critic_network.action_qt.normalized(action)
-        return self._target_free_form((observation, flat))[0].amin(1)
+    def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
+        """The lowest target critic ``[N]`` at actions of the policy."""
+        flat = self._critic_network.action_qt.normalized(rows.of(policy[0]))
+        return self._target_free_form((rows.observation, flat))[0].amin(1), state
+
+    def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
+        """An action of the policy, and a :class:`MdqInfo` with the loss of alpha."""
+        (action, neg_entropy), (critics, advantage, distill_target) = terms.policy, terms.values
+        alpha_loss = sac_losses.temperature_loss(self._log_alpha, neg_entropy, self._target_entropy)
+        kl_wrt_prior = neg_entropy - self._critic_network.get_uniform_prior_logpi()
+        return action, MdqInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
+                               action=rollout_info.action, alpha=MdqAlphaInfo(alpha_loss, neg_entropy),
+                               critic=MdqCriticInfo(critics, terms.target, advantage, distill_target, kl_wrt_prior))
 
     def _distillation(self, observation: NestedTensor, taken: NestedTensor,
                       drawn: NestedTensor) -> tuple[Tensor, Tensor]:
@@ -222,10 +202,6 @@ class MdqAlgorithm(OffPolicyAlgorithm):
             summary.scalar(f'{self._name}/alpha', alpha)
         return LossInfo(loss=critic_loss + distill_loss + alpha_loss,
                         extra=MdqLossInfo(critic_loss, distill_loss, alpha_loss, info.alpha.neg_entropy))
-
-    def after_update(self, root_inputs: TimeStep, info: Any) -> None:
-        """Move the target critics."""
-        self._update_target()
 
 
 def _total_entropy(target_entropy: TargetEntropy, action_spec: NestedTensorSpec, num_bins: int) -> float:

@@ -337,7 +337,6 @@ class MemoryBasedActor(OnPolicyAlgorithm):
         if not isinstance(observation_spec, TensorSpec) or tuple(observation_spec.shape) != (latent_dim, ):
             raise SpecError(f'{name}: expected the observation to be a latent vector of shape {(latent_dim, )}, found '
                             f'{observation_spec}')
-        check_value('MemoryBasedActor', 'epsilon_greedy', epsilon_greedy, float, minimum=0, maximum=1, optional=True)
         rnn = _lstm(latent_dim, lstm_size, f'{name}_rnn')
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          train_state_spec=rnn.state_spec, debug_summaries=debug_summaries, name=name)
@@ -351,7 +350,7 @@ class MemoryBasedActor(OnPolicyAlgorithm):
         self._value_network = ValueNetwork(seen, TensorSpec(reward_spec.shape), name=f'{name}_value', **hidden)
         self._loss = loss_class(debug_summaries=debug_summaries) if loss is None else loss
         self._loss_weight = loss_weight
-        self._epsilon_greedy = 0.0 if epsilon_greedy is None else epsilon_greedy
+        self.set_epsilon_greedy(epsilon_greedy)
 
     def _recall(self, latent: torch.Tensor, state: NestedTensor) -> tuple[torch.Tensor, NestedTensor]:
         """Output of the LSTM and readout of the memory, next to each other, and the new state."""

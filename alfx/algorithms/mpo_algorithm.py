@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.maths import mpo_loss
 from alfx.algorithms.maths.critic_maths import lowest_critic, sequence_priority, weighted_sum
@@ -33,7 +34,7 @@ from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.target_updater import TargetUpdater
-from alfx.utils.tensor_utils import tensor_extend_zero, tensor_prepend_zero
+from alfx.utils.tensor_utils import tensor_prepend_zero
 
 MpoState = namedtuple('MpoState', ['actor', 'target_actor', 'critic', 'target_critic'], default_value=())
 """The states of the networks; those of the critics are of the actions that were taken."""
@@ -55,7 +56,7 @@ MpoLossInfo = namedtuple('MpoLossInfo', ['actor', 'critic', 'eta', 'divergences'
 
 
 @configurable
-class MpoAlgorithm(OffPolicyAlgorithm):
+class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     """A policy that follows a reweighted copy of itself, within bounds on how fast it changes.
 
     The rollout acts with samples of the policy from the beginning, also during ``initial_collect_steps``. Continuous
@@ -169,17 +170,12 @@ class MpoAlgorithm(OffPolicyAlgorithm):
         self._set_networks(actor, critics, (target_update_tau, target_update_period),
                            (target_update_tau if actor_target_update_tau is None else actor_target_update_tau,
                             target_update_period if actor_target_update_period is None else actor_target_update_period))
-        for optimizer, part in ((actor_optimizer, actor), (critic_optimizer, critics),
-                                (eta_optimizer, self._temperatures)):
-            if optimizer is not None and part is not None:
-                self.add_optimizer(optimizer, [part])
+        self._add_given_optimizers((actor_optimizer, actor), (critic_optimizer, critics),
+                                   (eta_optimizer, self._temperatures))
         self._check_m_step(mstep_iterations, actor_optimizer)
-        make_loss = OneStepTDLoss if critic_loss_ctor is None else critic_loss_ctor
-        self._critic_losses = nn.ModuleList([make_loss(debug_summaries=debug_summaries, name=f'{name}/critic_loss_{i}')
-                                             for i in range(num_critic_replicas)])
-        if epsilon_greedy is None:
-            epsilon_greedy = config.epsilon_greedy if config is not None else 0.0
-        self._epsilon_greedy = epsilon_greedy
+        self._critic_losses = nn.ModuleList([(critic_loss_ctor or OneStepTDLoss)(
+            debug_summaries=debug_summaries, name=f'{name}/critic_loss_{i}') for i in range(num_critic_replicas)])
+        self.set_epsilon_greedy(epsilon_greedy)
         self._calculate_priority = calculate_priority
         self._mstep_iterations = mstep_iterations
         self._actor_optimizer = actor_optimizer
@@ -269,63 +265,56 @@ class MpoAlgorithm(OffPolicyAlgorithm):
             raise RuntimeError(f'{self._name} has no critics: it can be played and evaluated, not trained; set '
                                'critic_network_cls (for a discrete action q_network_cls)')
 
-    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """Evaluate the action that was taken, and actions of the target policy."""
+    def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
+        """The distributions of policy and target policy."""
         self._require_critics()
-        observation, action = inputs.observation, rollout_info.action
-        critics, critic_state = self._values_of(self._critic_networks, observation, action, state.critic)
-        policy, target, actor_state, target_actor_state = self._policies(observation, state)
-        samples, values, target_value, target_critic_state = self._evaluate(observation, target, state.target_critic)
-        if self._is_recurrent and not self._is_discrete:
-            with torch.no_grad():  # memory is of what happened, not of the actions that were tried
-                _, target_critic_state = self._values_of(self._target_critic_networks, observation, action,
-                                                         state.target_critic)
-        info = self._info(inputs, action, policy, target)._replace(
-            samples=samples, sample_values=values, critics=critics, target_value=target_value)
-        return AlgStep(action, MpoState(actor_state, target_actor_state, critic_state, target_critic_state), info)
-
-    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """``train_step`` for ``[T, B, ...]``, without the critics at the last step, which nothing follows.
-
-        Unless ``train_actor_on_first_step``, also without the actions of the target policy at the first step.
-        """
-        length, batch = inputs.step_type.shape
-        if length == 1 or self._is_recurrent:
-            return super().train_sequence(inputs, state, rollout_info)
-        self._require_critics()
-
-        def rows(nested: NestedTensor, start: int, stop: int) -> NestedTensor:
-            return nest.map_structure(lambda x: x[start:stop].flatten(0, 1), nested)
-
-        def by_time(nested: NestedTensor) -> NestedTensor:
-            return nest.map_structure(lambda x: x.unflatten(0, (-1, batch)), nested)
-
-        observation, action = inputs.observation, rollout_info.action
-        critics, _ = self._values_of(self._critic_networks, rows(observation, 0, length - 1),
-                                     rows(action, 0, length - 1), ())
-        policy, target, _, _ = self._policies(rows(observation, 0, length), MpoState())
-        first = 0 if self._train_actor_on_first_step else 1
-        evaluated = nest.map_structure(lambda x: x[first * batch:], target)
-        samples, values, target_value, _ = self._evaluate(rows(observation, first, length), evaluated, ())
-        policy, target, critics, samples, values, target_value = by_time(
-            (policy, target, critics, samples, values, target_value))
-        if first:
-            samples, values, target_value = nest.map_structure(tensor_prepend_zero, (samples, values, target_value))
-        info = self._info(inputs, action, policy, target)._replace(
-            samples=samples, sample_values=values, critics=tensor_extend_zero(critics), target_value=target_value)
-        return AlgStep(action, (), info)
-
-    def _info(self, inputs: TimeStep, action: NestedTensor, policy: Any, target: Any) -> Any:
-        observation = inputs.observation if self._mstep_iterations > 1 else ()
-        return MpoInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=action,
-                       observation=observation, action_distribution=policy, target_distribution=target)
-
-    def _policies(self, observation: NestedTensor, state: Any) -> tuple[Any, Any, NestedTensor, NestedTensor]:
-        """The distributions of policy and target policy, and the next states of both."""
-        policy, actor_state = self._actor_network(observation, state.actor)
+        policy, actor_state = self._actor_network(rows.observation, state.actor)
         with torch.no_grad():
-            target, target_state = self._target_actor_network(observation, state.target_actor)
-        return policy, target, actor_state, target_state
+            target, target_state = self._target_actor_network(rows.observation, state.target_actor)
+        return (policy, target), (), state._replace(actor=actor_state, target_actor=target_state)
+
+    def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
+        """The critics ``[N, n]`` (``[N, n, K]``) of the action taken."""
+        critics, critic_state = self._values_of(self._critic_networks, rows.observation, rows.rollout_info.action,
+                                                state.critic)
+        return critics, state._replace(critic=critic_state)
+
+    @torch.no_grad()
+    def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
+        """Actions of the target policy, evaluated.
+
+        That is samples ``[N, S, A]`` (``()`` for a discrete action, of which all values count), their values
+        ``[N, S]``, and the mean value ``[N]`` (``[N, K]``) to bootstrap from.
+        """
+        target, networks = rows.of(policy[1]), self._target_critic_networks
+        if self._is_discrete:
+            values, critic_state = networks(rows.observation, state.target_critic)
+            values = lowest_critic(values, None)
+            mean = (self._policy.parameters_of(target).exp() * values).sum(-1)
+            return ((), values, mean), state._replace(target_critic=critic_state)
+        count = self._sample_action_num
+        samples = self._policy.sample(target, count)
+        actions = self._policy.actions(target, samples.flatten(0, 1))
+        repeated, memory = nest.map_structure(lambda x: x.repeat_interleave(count, 0),
+                                              (rows.observation, state.target_critic))
+        values = lowest_critic(networks((repeated, actions), memory)[0], self._reward_weights).unflatten(0, (-1, count))
+        if self._is_recurrent:  # memory is of what happened, not of the actions that were tried
+            state = state._replace(target_critic=networks((rows.observation, rows.rollout_info.action),
+                                                          state.target_critic)[1])
+        return (samples, weighted_sum(values, self._reward_weights), values.mean(1)), state
+
+    def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
+        """The action taken, and a :class:`MpoInfo`."""
+        (distribution, target_distribution), (samples, sample_values, target_value) = terms.policy, terms.target
+        return rollout_info.action, MpoInfo(
+            reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=rollout_info.action,
+            observation=inputs.observation if self._mstep_iterations > 1 else (), action_distribution=distribution,
+            target_distribution=target_distribution, samples=samples, sample_values=sample_values, critics=terms.values,
+            target_value=target_value)
+
+    @property
+    def _bootstraps_from_first_step(self) -> bool:  # type: ignore[override]
+        return self._train_actor_on_first_step  # the actions that are evaluated serve both
 
     def _values_of(self, network: Any, observation: NestedTensor, action: NestedTensor,
                    state: NestedTensor) -> tuple[Tensor, NestedTensor]:
@@ -335,33 +324,6 @@ class MpoAlgorithm(OffPolicyAlgorithm):
         values, state = network(observation, state)
         index = self._policy.index(action).reshape(-1, 1, 1).expand(-1, values.shape[1], 1)
         return values.gather(2, index).squeeze(2), state
-
-    @torch.no_grad()
-    def _evaluate(self, observation: NestedTensor, target: Any,
-                  state: NestedTensor) -> tuple[Any, Tensor, Tensor, NestedTensor]:
-        """Evaluate actions of the target policy.
-
-        Args:
-            observation: nest ``[B, ...]``.
-            target: distributions ``[B]`` of the target policy.
-            state: of the target critics.
-
-        Returns:
-            samples ``[B, N, A]`` or ``()``, their values ``[B, N]``, the mean value ``[B]`` or ``[B, K]``, and for a
-            discrete action the next state of the target critics.
-        """
-        if self._is_discrete:
-            values, state = self._target_critic_networks(observation, state)
-            values = lowest_critic(values, None)
-            probabilities = self._policy.parameters_of(target).exp()
-            return (), values, (probabilities * values).sum(-1), state
-        count = self._sample_action_num
-        samples = self._policy.sample(target, count)
-        actions = self._policy.actions(target, samples.flatten(0, 1))
-        repeated, state = nest.map_structure(lambda x: x.repeat_interleave(count, 0), (observation, state))
-        values, _ = self._target_critic_networks((repeated, actions), state)
-        values = lowest_critic(values, self._reward_weights).unflatten(0, (-1, count))
-        return samples, weighted_sum(values, self._reward_weights), values.mean(1), ()
 
     # Losses ----------------------------------------------------------------------------------------------------
 

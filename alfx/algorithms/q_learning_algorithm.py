@@ -97,7 +97,6 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
         self._discount_factor = discount
         self._epsilon = as_scheduler(epsilon_greedy)
         self._epsilon_decay, self._epsilon_min = epsilon_decay, epsilon_min
-        self._eval_epsilon = config.epsilon_greedy if config is not None else 0.0
         # one row more than there are states: what has no successor is written there
         self.register_buffer('_q_table', torch.full((num_cells + 1, num_actions), float(initial_value)))
         self.register_buffer('_num_episodes', torch.zeros((), dtype=torch.int64))
@@ -116,7 +115,7 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """The first of the best actions, or with probability ``config.epsilon_greedy`` a random one."""
         q_values = self._q_table[self._grid(inputs.observation)]
-        index = self._discrete.explore(q_values.argmax(-1), self._eval_epsilon)
+        index = self._discrete.explore(q_values.argmax(-1), self._epsilon_greedy)
         return AlgStep(self._discrete.action(index), (), QLearningInfo(q_values=q_values))
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:

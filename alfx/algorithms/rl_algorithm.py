@@ -15,7 +15,7 @@ from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, time_s
 from alfx.engine import probe
 from alfx.engine.plan import Recorded
 from alfx.engine.replay import check_sequences
-from alfx.gin_utils import configurable
+from alfx.gin_utils import check_value, configurable
 from alfx.metrics.metric_set import MetricSet
 from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageEnvInfoMetric, AverageEpisodeLengthMetric,
                                   AverageReturnMetric, AverageRewardMetric, EnvironmentSteps,
@@ -91,6 +91,21 @@ class RLAlgorithm(Algorithm):
         if reward_weights is not None:
             self.set_reward_weights(torch.as_tensor(reward_weights, dtype=torch.float32))
         self._metrics = MetricSet(self._make_metrics() if env is not None else [])
+        self.set_epsilon_greedy(None)
+
+    def set_epsilon_greedy(self, epsilon_greedy: float | None) -> None:
+        """From now on let ``predict_step`` explore with this probability, where it can.
+
+        Args:
+            epsilon_greedy: in [0, 1]; ``None``: ``config.epsilon_greedy``, or 0 without a config.
+
+        Raises:
+            ConfError: it is no probability.
+        """
+        if epsilon_greedy is None:
+            epsilon_greedy = getattr(self._config, 'epsilon_greedy', 0.0)
+        self._epsilon_greedy = check_value(type(self).__name__, 'epsilon_greedy', epsilon_greedy, float, minimum=0,
+                                           maximum=1)
 
     def _make_metrics(self) -> list[Any]:
         """What is measured of every episode; the first two are the step metrics."""

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 
 from alfx import nest, summary
 from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.maths import critic_maths
-from alfx.algorithms.maths.time_slices import steps, with_zeros_after, with_zeros_before
+from alfx.algorithms.maths.time_slices import with_zeros_after, with_zeros_before
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sac import actions as sac_actions
@@ -36,7 +37,7 @@ from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice, TargetE
 from alfx.algorithms.sac.critics import ActionValues
 from alfx.algorithms.sac.states import (SacActionState, SacCriticState, SacState, check_arguments, check_normal_actor,
                                         initial_log_alphas, state_specs, targets_of_alpha)
-from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
+from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
@@ -50,6 +51,10 @@ from alfx.utils.target_updater import TargetUpdater
 SacCriticInfo = namedtuple('SacCriticInfo', ['critics', 'target_critic'], default_value=())
 """``critics``: ``[B, n]`` values of the action taken; ``target_critic``: ``[B]`` value of the policy's action.
 With K rewards ``[B, n, K]`` and ``[B, K]``."""
+
+SacPolicy = namedtuple('SacPolicy', ['distribution', 'action', 'probs', 'log_pi'], default_value=())
+"""What the policy does at N steps: its distribution and an action ``[N, ...]``, with gradient; ``probs`` ``[N, A]`` of
+the values of a discrete action; ``log_pi`` as in :class:`SacInfo`, with gradient."""
 
 SacActorInfo = namedtuple('SacActorInfo', ['actor_loss', 'neg_entropy'], default_value=())
 """``actor_loss``: ``[B]``, its gradient is that of -Q; ``neg_entropy``: ``[B]``, see ``SacInfo.log_pi``."""
@@ -68,7 +73,7 @@ SacLossInfo = namedtuple('SacLossInfo', ['actor', 'critic', 'alpha'], default_va
 
 
 @configurable
-class SacAlgorithm(OffPolicyAlgorithm):
+class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     """Soft actor-critic; see the module for what it does.
 
     With ``prior_actor_ctor`` the entropy is replaced by the negative KL divergence to the prior: the objective is
@@ -171,7 +176,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
         self._actor_network: Any = actor
         self._critic_networks: Any = critics
         self._target_critic_networks: Any = None
-        self._epsilon_greedy = epsilon_greedy if epsilon_greedy is not None else getattr(config, 'epsilon_greedy', 0.0)
+        self.set_epsilon_greedy(epsilon_greedy)
         self._use_entropy_reward = use_entropy_reward
         self._entropy_averager = (ScalarAdaptiveAverager(name='entropy_reward')
                                   if use_entropy_reward and normalize_entropy_reward else None)
@@ -193,10 +198,8 @@ class SacAlgorithm(OffPolicyAlgorithm):
         self._log_alpha = nn.Parameter(initial_log_alphas(parts, initial_log_alpha, max_log_alpha))
         self.register_buffer('_target_entropy', targets_of_alpha(
             parts, target_entropy, None if prior_actor_ctor is None else target_kld_per_dim), persistent=False)
-        for optimizer, owned in ((actor_optimizer, actor), (critic_optimizer, critics),
-                                 (alpha_optimizer, self._log_alpha)):
-            if optimizer is not None and owned is not None:
-                self.add_optimizer(optimizer, [owned])
+        self._add_given_optimizers((actor_optimizer, actor), (critic_optimizer, critics),
+                                   (alpha_optimizer, self._log_alpha))
         if critics is None:
             return
         self._target_critic_networks = critics.copy(name='target_' + critics.name)
@@ -300,12 +303,12 @@ class SacAlgorithm(OffPolicyAlgorithm):
         alpha = (log_alpha[0] if log_alpha.ndim else log_alpha).exp()
         return dist_utils.categorical_from_spec(self._actor_value(q_values) / alpha, self._parts.discrete)
 
-    def _log_pi(self, choice: Choice, inputs: Callable[[], TimeStep]) -> Tensor:
-        """``[N]`` or ``[N, 2]``, see ``SacInfo.log_pi``; ``inputs`` makes the time step ``[N, ...]`` for a prior."""
+    def _log_pi(self, choice: Choice, rows: Rows) -> Tensor:
+        """``[N]`` or ``[N, 2]``, see ``SacInfo.log_pi``; a prior sees the time step of ``rows``."""
         if self._parts.type == ActionType.Continuous:
             if self._prior_actor is None:
                 return choice.log_prob
-            prior = self._prior_actor.train_step(inputs(), ()).output
+            prior = self._prior_actor.train_step(rows.inputs, ()).output
             return choice.log_prob - sac_losses.summed_log_prob(prior, choice.continuous)
         neg_entropy = -self._parts.split(choice.distribution)[0].entropy()
         return neg_entropy if isinstance(choice.log_prob, tuple) else torch.stack((neg_entropy, choice.log_prob), -1)
@@ -320,20 +323,6 @@ class SacAlgorithm(OffPolicyAlgorithm):
         """``[N, n]`` (or ``[N, n, A]``, each also with K) to the ``[N]`` (``[N, A]``) that the policy maximises."""
         return critic_maths.lowest_weighted_value(critics, self._reward_weights)
 
-    @torch.no_grad()
-    def _target_value(self, observation: NestedTensor, continuous: NestedTensor, probs: Any,
-                      state: NestedTensor) -> tuple[Tensor, NestedTensor]:
-        """Value of the policy by the target critics at N steps: ``[N]`` or ``[N, K]``, and their state.
-
-        ``continuous`` is a nest ``[N, ...]`` and ``probs`` ``[N, A]`` that of a :class:`Choice`.
-        """
-        if self._parts.type == ActionType.Continuous:
-            critics, state = self._target_critic_networks((observation, continuous), state)
-            return self._pessimistic_value(critics), state
-        q_values, state = self._action_values.of_all(self._target_critic_networks, observation, continuous, state)
-        values = self._pessimistic_value(q_values)
-        return (values * probs.reshape(*probs.shape, *[1] * (values.ndim - 2))).sum(1), state
-
     def _with_critic_states(self, observation: NestedTensor, action: NestedTensor, state: Any) -> Any:
         """``state`` with the states of actor and critics moved on by one step of the rollout."""
         critics, targets = state.critic
@@ -346,42 +335,62 @@ class SacAlgorithm(OffPolicyAlgorithm):
 
     # Training --------------------------------------------------------------------------------------------------
 
-    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
-                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """Hand the discounted returns that the replay buffer knows, if it does, to the loss."""
-        if isinstance(batch_info.discounted_return, Tensor):
-            rollout_info = rollout_info._replace(discounted_return=batch_info.discounted_return)
-        return root_inputs, rollout_info
-
-    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """One step ``[B, ...]``: the losses of actor and alpha, and the values for the loss of the critics."""
+    def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
+        """An action of the policy with gradient and its log-probability, as a :class:`SacPolicy`; the choice of it."""
         self._require_critics()
-        observation = inputs.observation
-        choice = self._choose(observation, state.action)
-        log_pi = self._log_pi(choice, lambda: inputs)
-        actor_loss, actor_state = self._actor_loss(observation, choice, log_pi, state.actor)
-        critics, critics_state = self._trained_values(observation, choice.q_values, rollout_info.action,
-                                                      state.critic.critics)
-        target, target_state = self._target_value(observation, critic_maths.detached(choice.continuous), choice.probs,
-                                                  state.critic.target_critics)
-        alpha_loss = sac_losses.temperature_loss(self._log_alpha, log_pi, self._target_entropy)
-        new_state = SacState(choice.state, actor_state, SacCriticState(critics_state, target_state))
-        return AlgStep(choice.action, new_state, self._info(
-            inputs, rollout_info, choice.distribution, actor_loss, SacCriticInfo(critics, target), alpha_loss, log_pi))
+        choice = self._choose(rows.observation, state.action)
+        policy = SacPolicy(choice.distribution, choice.action, choice.probs, self._log_pi(choice, rows))
+        return policy, choice, state._replace(action=choice.state)
+
+    def policy_loss(self, rows: Rows, policy: Any, details: Choice, state: Any) -> tuple[Any, Any]:
+        """The loss ``[N]`` of the actor, ``()`` without one."""
+        loss, actor_state = self._actor_loss(rows.observation, details, policy.log_pi, state.actor)
+        return loss, state._replace(actor=actor_state)
+
+    def trained_values(self, rows: Rows, details: Choice, state: Any) -> tuple[Any, Any]:
+        """The critics ``[N, n]`` (``[N, n, K]``) of the action taken."""
+        action, critics_state = rows.rollout_info.action, state.critic.critics
+        if self._parts.type == ActionType.Discrete:
+            return self._action_values.at(rows.of(details.q_values), action), state
+        critics, critics_state = self._action_values.of_action(self._critic_networks, rows.observation, action,
+                                                               critics_state)
+        return critics, state._replace(critic=state.critic._replace(critics=critics_state))
+
+    @torch.no_grad()
+    def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
+        """The value ``[N]`` (``[N, K]``) of the policy by the target critics: exact over discrete actions."""
+        continuous, probs = rows.of((self._parts.split(policy.action)[1], policy.probs))
+        networks, targets = self._target_critic_networks, state.critic.target_critics
+        if self._parts.type == ActionType.Continuous:
+            critics, targets = networks((rows.observation, continuous), targets)
+            value = self._pessimistic_value(critics)
+        else:
+            q_values, targets = self._action_values.of_all(networks, rows.observation, continuous, targets)
+            value = critic_maths.expected_value(self._pessimistic_value(q_values), probs)
+        return value, state._replace(critic=state.critic._replace(target_critics=targets))
+
+    def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
+        """An action of the policy, and a :class:`SacInfo` with the loss of alpha."""
+        policy, loss = terms.policy, terms.loss
+        log_pi = policy.log_pi.detach()
+        neg_entropy = log_pi.sum(-1) if self._log_alpha.ndim else log_pi
+        is_last_left_out = inputs.step_type.ndim == 2 and not self._train_actor_on_last_step
+        alpha_loss = sac_losses.temperature_loss(self._log_alpha, log_pi[:-1] if is_last_left_out else log_pi,
+                                                 self._target_entropy)
+        return policy.action, SacInfo(
+            reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=rollout_info.action,
+            action_distribution=policy.distribution, critic=SacCriticInfo(terms.values, terms.target), log_pi=log_pi,
+            alpha=with_zeros_after(alpha_loss, 1) if is_last_left_out else alpha_loss,
+            actor=LossInfo(loss=loss, extra=SacActorInfo(loss, neg_entropy)),
+            discounted_return=rollout_info.discounted_return)
+
+    def num_steps_with_gradient(self, length: int) -> tuple[int, int]:
+        """A policy without an actor has none of its own: its Q values have, where they are trained."""
+        return super().num_steps_with_gradient(length) if self._actor_network is not None else (length - 1, length - 1)
 
     def _require_critics(self) -> None:
         if self._critic_networks is None:
             raise RuntimeError(f'{self._name} has no critics (critic_network_cls=None): it can be played, not trained')
-
-    def _info(self, inputs: TimeStep, rollout_info: Any, distribution: Any, actor_loss: Any, critic: Any,
-              alpha_loss: Tensor, log_pi: Tensor) -> Any:
-        log_pi = log_pi.detach()
-        neg_entropy = log_pi.sum(-1) if self._log_alpha.ndim else log_pi
-        return SacInfo(
-            reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=rollout_info.action,
-            action_distribution=distribution, critic=critic, alpha=alpha_loss, log_pi=log_pi,
-            actor=LossInfo(loss=actor_loss, extra=SacActorInfo(actor_loss, neg_entropy)),
-            discounted_return=rollout_info.discounted_return)
 
     def _actor_loss(self, observation: NestedTensor, choice: Choice, log_pi: Tensor,
                     state: NestedTensor) -> tuple[Any, NestedTensor]:
@@ -401,56 +410,6 @@ class SacAlgorithm(OffPolicyAlgorithm):
             log_alpha, log_pi = log_alpha[1], log_pi[..., 1]
         loss = critic_maths.deterministic_policy_loss(gradient, choice.continuous)
         return torch.addcmul(loss, log_alpha.exp(), log_pi), critic_maths.detached(state) if self._is_recurrent else ()
-
-    def _trained_values(self, observation: NestedTensor, q_values: Any, action: NestedTensor,
-                        state: NestedTensor) -> tuple[Tensor, NestedTensor]:
-        """Critics ``[N, n]`` (``[N, n, K]``) of the action taken, with gradient; ``q_values`` if they are known."""
-        if self._parts.type == ActionType.Discrete:
-            return self._action_values.at(q_values, action), state
-        return self._action_values.of_action(self._critic_networks, observation, action, state)
-
-    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """:meth:`train_step` for a sequence ``[T, B, ...]``, without what no loss reads.
-
-        The critics at the last step, the target critics at the first one, and gradients of what is only bootstrapped
-        from are left out. With T = 2 that are B rows through each network with gradient and B without.
-        """
-        length, batch = inputs.step_type.shape
-        if length < 2 or self._is_recurrent:
-            return super().train_sequence(inputs, state, rollout_info)
-        self._require_critics()
-        has_actor = self._actor_network is not None
-        trained_steps = length if has_actor and self._train_actor_on_last_step else length - 1
-        earlier, later = (steps(inputs.observation, begin, begin + length - 1) for begin in (0, 1))
-        observation = earlier if trained_steps < length else steps(inputs.observation, 0, length)
-        choice = self._choose(observation, SacActionState())
-        log_pi = self._log_pi(choice, partial(steps, inputs, 0, trained_steps))
-        loss, _ = self._actor_loss(observation, choice, log_pi, ())
-        critics, _ = self._trained_values(earlier, choice.q_values, steps(rollout_info.action, 0, length - 1), ())
-        policy = (choice.distribution, choice.action, choice.probs)
-        if trained_steps < length:
-            last_observation = later if length == 2 else steps(inputs.observation, length - 1, length)
-            with torch.no_grad():
-                last = self._choose(last_observation, SacActionState())
-                last_log_pi = self._log_pi(last, partial(steps, inputs, trained_steps, length))
-            policy = nest.map_structure(lambda a, b: torch.cat((a, b)), policy,
-                                        (last.distribution, last.action, last.probs))
-            log_pi = torch.cat((log_pi, last_log_pi))
-        distribution, action, probs = policy
-        continuous, probs = nest.map_structure(lambda x: x[batch:].detach(), (self._parts.split(action)[1], probs))
-        target, _ = self._target_value(later, continuous, probs, ())
-        alpha_steps = length if self._train_actor_on_last_step else length - 1
-        alpha_loss = sac_losses.temperature_loss(self._log_alpha, log_pi[:alpha_steps * batch], self._target_entropy)
-
-        def as_sequence(x: Tensor) -> Tensor:
-            if x.shape[0] < length * batch:
-                x = with_zeros_after(x, batch)
-            return x.unflatten(0, (length, batch))
-
-        action, distribution, loss, critics, target, alpha_loss, log_pi = nest.map_structure(
-            as_sequence, (action, distribution, loss, critics, with_zeros_before(target, batch), alpha_loss, log_pi))
-        info = self._info(inputs, rollout_info, distribution, loss, SacCriticInfo(critics, target), alpha_loss, log_pi)
-        return AlgStep(action, (), info)
 
     # Losses ----------------------------------------------------------------------------------------------------
 
@@ -488,7 +447,7 @@ class SacAlgorithm(OffPolicyAlgorithm):
 
     def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
         """Move the target critics; cap log alpha."""
-        self._update_target()
+        super().after_update(root_inputs, info)
         if self._max_log_alpha is not None:
             self._log_alpha.data.clamp_(max=self._max_log_alpha)
         if self._reproduce_locomotion:

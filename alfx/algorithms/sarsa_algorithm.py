@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import OrnsteinUhlenbeckNoise, choose
 from alfx.algorithms.maths import critic_maths
-from alfx.algorithms.maths.time_slices import steps, with_zeros_after, with_zeros_before
+from alfx.algorithms.maths.time_slices import with_zeros_after
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.algorithms.sac import losses as sac_losses
@@ -55,7 +56,7 @@ _OU_STDDEV, _OU_DAMPING = 0.2, 0.15
 
 
 @configurable
-class SarsaAlgorithm(RLAlgorithm):
+class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
     """SARSA for continuous actions; see the module for what it does.
 
     Args:
@@ -139,7 +140,7 @@ class SarsaAlgorithm(RLAlgorithm):
         self._is_stochastic = is_stochastic
         self._noise = noise
         self._is_recurrent = bool(nest.flatten(train_state_spec))
-        self._epsilon_greedy = epsilon_greedy if epsilon_greedy is not None else getattr(config, 'epsilon_greedy', 0.0)
+        self.set_epsilon_greedy(epsilon_greedy)
         self._calculate_priority = calculate_priority
         self._dqda_clipping = dqda_clipping
         self._train_actor_on_last_step = train_actor_on_last_step
@@ -152,10 +153,8 @@ class SarsaAlgorithm(RLAlgorithm):
         self._update_target = TargetUpdater([critics, actor][:1 + len(smoothed)],
                                             [self._target_critic_networks, *smoothed], tau=target_update_tau,
                                             period=target_update_period)
-        for optimizer, owned in ((actor_optimizer, actor), (critic_optimizer, critics),
-                                 (alpha_optimizer, self._log_alpha)):
-            if optimizer is not None:
-                self.add_optimizer(optimizer, [owned])
+        self._add_given_optimizers((actor_optimizer, actor), (critic_optimizer, critics),
+                                   (alpha_optimizer, self._log_alpha))
 
     def _set_alpha(self, initial_alpha: float | None, target_entropy: Any, use_entropy_reward: bool,
                    alpha_optimizer: Any) -> None:
@@ -206,12 +205,11 @@ class SarsaAlgorithm(RLAlgorithm):
         new_state = SarsaState(actor=actor_state, critics=state.critics, target_critics=state.target_critics,
                                noise=noise)
         if self.on_policy:
-            action, log_pi = self._action_of(policy)
-            critics, critics_state = self._critic_networks((observation, taken), state.critics)
-            target, target_state = self._target_value(observation, taken, state.target_critics)
-            loss = self._actor_loss(observation, action, log_pi, state.critics)
-            new_state = new_state._replace(critics=critics_state, target_critics=target_state)
-            return AlgStep(taken, new_state, self._info(inputs, taken, policy, loss, critics, target, log_pi))
+            rows, terms = Rows((inputs, SarsaInfo(action=taken))), (policy, *self._action_of(policy))
+            critics, new_state = self.trained_values(rows, (), new_state)
+            target, new_state = self.bootstrap_values(rows, (policy, taken), new_state)
+            loss, _ = self.policy_loss(rows, terms, (), state)
+            return AlgStep(taken, new_state, self.train_info(*rows.whole, Terms(terms, loss, critics, target))[1])
         if self._is_recurrent and self.need_full_rollout_state():
             new_state = new_state._replace(
                 critics=self._critic_networks((observation, taken), state.critics)[1],
@@ -234,61 +232,36 @@ class SarsaAlgorithm(RLAlgorithm):
 
     # Training --------------------------------------------------------------------------------------------------
 
-    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """Values of the action taken, values to bootstrap from, and the loss of the policy, for one step."""
-        observation = inputs.observation
-        policy, actor_state = self._actor_network(observation, state.actor)
+    def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
+        """The policy, an action of it with gradient, and its log-probability."""
+        policy, actor_state = self._actor_network(rows.observation, state.actor)
         action, log_pi = self._action_of(policy)
-        loss = self._actor_loss(observation, action, log_pi, state.critics)
-        critics, critics_state = self._critic_networks((observation, rollout_info.action), state.critics)
-        target, target_state = self._target_value(observation, action, state.target_critics)
-        new_state = SarsaState(actor=actor_state, critics=critics_state, target_critics=target_state)
-        return AlgStep(action, new_state, self._info(inputs, rollout_info.action, policy, loss, critics, target,
-                                                     log_pi))
+        return (policy, action, log_pi), (), state._replace(actor=actor_state)
 
-    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """:meth:`train_step` for ``[T, B, ...]``, without what no loss reads.
+    def policy_loss(self, rows: Rows, policy: Any, details: Any, state: Any) -> tuple[Any, Any]:
+        """The loss ``[N]`` of the actor."""
+        _, action, log_pi = policy
+        return self._actor_loss(rows.observation, action, log_pi, state.critics), state
 
-        The critics at the last step, the target critics at the first one and, unless ``train_actor_on_last_step``,
-        gradients of the actor at the last step are left out.
-        """
-        length, batch = inputs.step_type.shape
-        if length < 2 or self._is_recurrent:
-            return super().train_sequence(inputs, state, rollout_info)
-        observation, trained = inputs.observation, length if self._train_actor_on_last_step else length - 1
-        policy, _ = self._actor_network(steps(observation, 0, trained), ())
-        action, log_pi = self._action_of(policy)
-        loss = self._actor_loss(steps(observation, 0, trained), action, log_pi, ())
-        critics, _ = self._critic_networks(steps((observation, rollout_info.action), 0, length - 1), ())
-        if trained < length:
-            with torch.no_grad():
-                last, _ = self._actor_network(steps(observation, trained, length), ())
-                last_action, last_log_pi = self._action_of(last)
-            policy, action, log_pi = nest.map_structure(lambda a, b: torch.cat((a, b)), (policy, action, log_pi),
-                                                        (last, last_action, last_log_pi))
-        next_action = nest.map_structure(lambda a: a[batch:], action)
-        target, _ = self._target_value(steps(observation, 1, length), next_action, ())
-
-        def as_sequence(x: Tensor) -> Tensor:
-            return (x if x.shape[0] == length * batch else with_zeros_after(x, batch)).unflatten(0, (length, batch))
-
-        action, policy, loss, critics, target, log_pi = nest.map_structure(
-            as_sequence, (action, policy, loss, critics, with_zeros_before(target, batch), log_pi))
-        info = self._info(inputs, rollout_info.action, policy, loss, critics, target, log_pi)
-        return AlgStep(action, (), info)
-
-    def _info(self, inputs: TimeStep, taken: NestedTensor, policy: Any, actor_loss: Tensor, critics: Tensor,
-              target: Tensor, log_pi: Any) -> Any:
-        return SarsaInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
-                         action_distribution=policy, actor_loss=actor_loss, critics=critics, target_critics=target,
-                         neg_entropy=log_pi.detach() if self._is_stochastic else (), action=taken)
+    def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
+        """The critics ``[N, n]`` (``[N, n, K]``) of the action taken."""
+        critics, critics_state = self._critic_networks((rows.observation, rows.rollout_info.action), state.critics)
+        return critics, state._replace(critics=critics_state)
 
     @torch.no_grad()
-    def _target_value(self, observation: NestedTensor, action: NestedTensor,
-                      state: NestedTensor) -> tuple[Tensor, NestedTensor]:
-        """The value ``[N]`` or ``[N, K]`` to bootstrap from, and the state of the target critics."""
-        values, state = self._target_critic_networks((observation, action), state)
-        return critic_maths.lowest_critic(values, self._reward_weights), state
+    def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
+        """The lowest target critic ``[N]`` (``[N, K]``) of an action of the policy."""
+        values, target_state = self._target_critic_networks((rows.observation, rows.of(policy[1])),
+                                                            state.target_critics)
+        return critic_maths.lowest_critic(values, self._reward_weights), state._replace(target_critics=target_state)
+
+    def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
+        """An action of the policy, and a :class:`SarsaInfo`."""
+        distribution, action, log_pi = terms.policy
+        return action, SarsaInfo(
+            reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=rollout_info.action,
+            action_distribution=distribution, actor_loss=terms.loss, critics=terms.values, target_critics=terms.target,
+            neg_entropy=log_pi.detach() if self._is_stochastic else ())
 
     def _actor_loss(self, observation: NestedTensor, action: NestedTensor, log_pi: Any, state: NestedTensor) -> Tensor:
         """``[N]``: its gradient with respect to ``action`` is -dQ/da, plus that of the weighted entropy."""
@@ -327,10 +300,6 @@ class SarsaAlgorithm(RLAlgorithm):
         return LossInfo(loss=critic_loss + policy_loss, priority=priority,
                         extra=SarsaLossInfo(actor=info.actor_loss, critic=critic_loss, alpha=alpha_loss,
                                             neg_entropy=info.neg_entropy))
-
-    def after_update(self, root_inputs: TimeStep, info: Any) -> None:
-        """Move the target networks."""
-        self._update_target()
 
 
 def _check_arguments(name: str, action_spec: NestedTensorSpec, num_critic_replicas: int, initial_alpha: float | None,

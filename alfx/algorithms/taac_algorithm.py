@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
+from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.maths import critic_maths
 from alfx.algorithms.maths.action_curves import (LinearTrajectory, QuadraticTrajectory, Trajectory, action_scale,
                                                  choose, trajectory_encoder)
 from alfx.algorithms.maths.compare_through import compare_through_return
-from alfx.algorithms.maths.time_slices import repeated, steps, with_zeros_after, with_zeros_before
+from alfx.algorithms.maths.time_slices import repeated, with_zeros_after
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.sac import actions as sac_actions
 from alfx.algorithms.sac import losses as sac_losses
@@ -109,7 +110,7 @@ class TAACTDLoss(TDLoss):
 
 
 @configurable
-class TaacAlgorithmBase(OffPolicyAlgorithm):
+class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
     """An actor, a switch that follows from the critics, and the critics.
 
     The switch is ``p(b) ~ exp(Q(s, tau_b) / alpha)`` in closed form, where ``tau_1`` is the new trajectory and
@@ -194,7 +195,7 @@ class TaacAlgorithmBase(OffPolicyAlgorithm):
                                                       repeats=TensorSpec((), torch.int64)),
                          reward_weights=reward_weights, env=env, config=config, checkpoint=checkpoint,
                          debug_summaries=debug_summaries, name=name)
-        self._epsilon_greedy = getattr(config, 'epsilon_greedy', 0.0) if epsilon_greedy is None else epsilon_greedy
+        self.set_epsilon_greedy(epsilon_greedy)
         self._trajectory = trajectory
         self._randomize_first_state_tau = randomize_first_state_tau
         self._b1_advantage_clipping = b1_advantage_clipping
@@ -222,12 +223,10 @@ class TaacAlgorithmBase(OffPolicyAlgorithm):
         self.register_buffer('_target_entropy', torch.tensor([
             sac_actions.target_entropy_of(spec, target) for spec, target in zip((_SWITCH, scaled_spec), targets)]),
             persistent=False)
-        for optimizer, part in ((actor_optimizer, self._actor_network), (critic_optimizer, self._critic_networks),
-                                (alpha_optimizer, self._log_alpha)):
-            if optimizer is not None:
-                self.add_optimizer(optimizer, [part])
-        make_loss = TAACTDLoss if critic_loss_ctor is None else critic_loss_ctor
-        self._critic_loss = make_loss(debug_summaries=debug_summaries, name=f'{name}/critic_loss')
+        self._add_given_optimizers((actor_optimizer, self._actor_network), (critic_optimizer, self._critic_networks),
+                                   (alpha_optimizer, self._log_alpha))
+        self._critic_loss = (critic_loss_ctor or TAACTDLoss)(debug_summaries=debug_summaries,
+                                                             name=f'{name}/critic_loss')
 
     def _check_arguments(self, num_critic_replicas: int, initial_alpha: float, clipping: Any,
                          max_repeat_steps: int | None, target_entropy: Any) -> None:
@@ -328,50 +327,47 @@ class TaacAlgorithmBase(OffPolicyAlgorithm):
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
         """What the current policy does after the replayed trajectory ``[B, ...]``, and the values of both."""
-        observation, prev_tau = inputs.observation, self._first_tau(inputs.step_type, rollout_info.prev_tau)
-        act, actor, alpha = self._actor_step(observation, prev_tau)
-        tau = choose(act.b, act.taus).detach()
-        critics, _ = self._critic_networks((observation, rollout_info.tau))
-        critic = TaacCriticInfo(critics=critics, target_critic=self._target_value(observation, tau))
-        return AlgStep(self._output(tau), state, self._train_info(inputs, rollout_info, act, actor, critic, alpha))
+        return super().train_step(inputs, state, self._with_first_tau(inputs, rollout_info))
 
     def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        """:meth:`train_step` for ``[T, B, ...]``, without what no loss reads.
+        """:meth:`train_step` for ``[T, B, ...]``, without what no loss reads."""
+        if len(inputs.step_type) > 1:
+            rollout_info = self._with_first_tau(inputs, rollout_info)
+        return super().train_sequence(inputs, state, rollout_info)
 
-        The critics are not needed at the last step, nor their targets at the first one.
-        """
-        length, batch = inputs.step_type.shape
-        if length == 1:
-            return super().train_sequence(inputs, state, rollout_info)
-        observation, prev_tau = inputs.observation, self._first_tau(inputs.step_type, rollout_info.prev_tau)
-        if self._train_actor_on_last_step:
-            act, actor, alpha = self._actor_step(*steps((observation, prev_tau), 0, length))
-        else:
-            act, actor, alpha = self._actor_step(*steps((observation, prev_tau), 0, length - 1))
-            with torch.no_grad():
-                last = self._predict_action(steps(observation, length - 1, length),
-                                            steps(prev_tau, length - 1, length), Mode.train)
-            act = nest.concatenate((act, last))
-            actor, alpha = nest.map_structure(lambda x: with_zeros_after(x, batch), (actor, alpha))
-        tau = choose(act.b, act.taus).detach()
-        critics, _ = self._critic_networks(steps((observation, rollout_info.tau), 0, length - 1))
-        target = self._target_value(steps(observation, 1, length), tau[batch:])
-        critic = TaacCriticInfo(critics=with_zeros_after(critics, batch),
-                                target_critic=with_zeros_before(target, batch))
-        act, actor, critic, alpha, output = nest.map_structure(lambda x: x.unflatten(0, (length, batch)), (
-            act._replace(actor_a=(), taus=(), q_values2=()), actor, critic, alpha, self._output(tau)))
-        return AlgStep(output, (), self._train_info(inputs, rollout_info, act, actor, critic, alpha))
+    def _with_first_tau(self, inputs: TimeStep, rollout_info: Any) -> Any:
+        return rollout_info._replace(prev_tau=self._first_tau(inputs.step_type, rollout_info.prev_tau))
 
-    @staticmethod
-    def _train_info(inputs: TimeStep, rollout_info: Any, act: Any, actor: Any, critic: Any, alpha: Tensor) -> Any:
-        return TaacInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
+    def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
+        """Distributions, switch and trajectory; the prediction that they are from."""
+        act = self._predict_action(rows.observation, rows.rollout_info.prev_tau, Mode.train)
+        return (act.dists, act.b, choose(act.b, act.taus).detach()), act, state
+
+    def policy_loss(self, rows: Rows, policy: Any, details: Any, state: Any) -> tuple[Any, Any]:
+        """A :class:`TaacActorInfo` and the loss of the temperatures ``[N]``."""
+        return self._policy_losses(details), state
+
+    def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
+        """The critics ``[N, n]`` (``[N, n, K]``) of the trajectory taken."""
+        return self._critic_networks((rows.observation, rows.rollout_info.tau))[0], state
+
+    @torch.no_grad()
+    def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
+        """``[N(, K)]``: the lowest target critic of the trajectory of the policy."""
+        critics, _ = self._target_critic_networks((rows.observation, rows.of(policy[2])))
+        return critic_maths.lowest_critic(critics, self._reward_weights), state
+
+    def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
+        """The action of the policy, and a :class:`TaacInfo`."""
+        (distributions, b, tau), (actor, alpha) = terms.policy, terms.loss
+        info = TaacInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
                         tau=rollout_info.tau, prev_tau=rollout_info.prev_tau, rollout_b=rollout_info.rollout_b,
-                        repeats=rollout_info.repeats, action_distribution=act.dists, b=act.b, actor=actor,
-                        critic=critic, alpha=alpha)
+                        repeats=rollout_info.repeats, action_distribution=distributions, b=b, actor=actor,
+                        critic=TaacCriticInfo(terms.values, terms.target), alpha=alpha)
+        return self._output(tau).unflatten(0, inputs.step_type.shape), info
 
-    def _actor_step(self, observation: NestedTensor, prev_tau: Tensor) -> tuple[Any, Any, Tensor]:
-        """The prediction, a :class:`TaacActorInfo`, and the loss of the temperatures ``[N]``."""
-        act = self._predict_action(observation, prev_tau, Mode.train)
+    def _policy_losses(self, act: Any) -> tuple[Any, Tensor]:
+        """A :class:`TaacActorInfo` and the loss of the temperatures ``[N]``, of a prediction."""
         gradient = critic_maths.action_gradient(act.q_values2[:, 1], act.actor_a)
         q_values2 = act.q_values2.detach()
         log_prob = dist_utils.compute_log_probability(act.dists.b1_a_dist, act.actor_a)
@@ -382,13 +378,7 @@ class TaacAlgorithmBase(OffPolicyAlgorithm):
         alpha_loss = sac_losses.temperature_loss(self._log_alpha, -entropies, self._target_entropy)
         info = TaacActorInfo(actor_loss=loss, beta_entropy=entropies[:, 0], b1_a_entropy=entropies[:, 1],
                              adv=q_values2[:, 1] - q_values2[:, 0])
-        return act._replace(q_values2=q_values2), info, alpha_loss
-
-    @torch.no_grad()
-    def _target_value(self, observation: NestedTensor, tau: Tensor) -> Tensor:
-        """``[N(, K)]``: the lowest target critic."""
-        critics, _ = self._target_critic_networks((observation, tau))
-        return critic_maths.lowest_critic(critics, self._reward_weights)
+        return info, alpha_loss
 
     def calc_loss(self, info: Any) -> LossInfo:
         """The sum of the losses of actor, critics and temperatures, ``[T, B]``."""
@@ -409,10 +399,6 @@ class TaacAlgorithmBase(OffPolicyAlgorithm):
         seen, target = repeated((seen, info.critic.target_critic), count)
         loss = self._critic_loss(seen, info.critic.critics.flatten(1, 2), target).loss
         return loss.view(length, batch, count).sum(-1)
-
-    def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
-        """Move the target critics."""
-        self._update_target()
 
     # Summaries -------------------------------------------------------------------------------------------------
 

@@ -130,12 +130,12 @@ def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
 def _exit_code(error: BaseException) -> Optional[int]:
     """The exit code of an error whose message says all a user needs; None for others."""
     from alfx.algorithms.base.ownership import OwnershipError
-    from alfx.engine.errors import LostProcessError
     from alfx.engine.errors import NonFiniteLossError
     from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError
     from alfx.tensor_specs import SpecError
     from alfx.trainers.team.team import ParameterMismatchError
     from alfx.utils.checkpoint_utils import CheckpointError
+    from alfx.utils.processes import LostProcessError
     mistakes = (gin_utils.ConfError, SpecError, OwnershipError, EnvironmentLoadError, UnsupportedOperationError,
                 FileNotFoundError, NotADirectoryError, PermissionError)
     if isinstance(error, mistakes):

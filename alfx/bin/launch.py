@@ -6,14 +6,15 @@ of them has ended.
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-_POLL_SECONDS = 0.05
-_LEAVE_SECONDS = 30.0  # for those that are left when one has ended with an error
+from alfx.utils import processes
+
 _ADDRESS = '127.0.0.1'
 
 
@@ -30,9 +31,11 @@ def launch(command: Sequence[str], count: int) -> int:
     """
     import torch.distributed as dist
 
-    from alfx.engine.errors import describe_exit
     from alfx.engine.remote.data_parallel import PREFIX, ending_key
-    store = dist.TCPStore(_ADDRESS, 0, is_master=True, wait_for_workers=False)
+    with socket.create_server((_ADDRESS, 0)) as listener:  # left to itself it listens to every network
+        port = listener.getsockname()[1]
+        store = dist.TCPStore(_ADDRESS, port, is_master=True, wait_for_workers=False,
+                              master_listen_fd=listener.detach())
     endings = dist.PrefixStore(PREFIX, store)
     ranks: list[subprocess.Popen] = []
     codes: dict[int, int] = {}
@@ -40,7 +43,7 @@ def launch(command: Sequence[str], count: int) -> int:
     try:
         with _passing_signals_on(ranks) as received:
             for rank in range(count):
-                ranks.append(_start(command, rank, count, store.port))
+                ranks.append(_start(command, rank, count, port))
                 _send(ranks[-1:], received)
             while len(codes) < count:
                 for rank, process in enumerate(ranks):
@@ -48,12 +51,12 @@ def launch(command: Sequence[str], count: int) -> int:
                     if code is None or rank in codes:
                         continue
                     codes[rank] = code
-                    endings.set(ending_key(rank), describe_exit(code))
+                    endings.set(ending_key(rank), processes.describe_exit(code))
                     if code and not _is_stop(code):  # the last checkpoint may take long
-                        give_up_at = min(give_up_at, time.monotonic() + _LEAVE_SECONDS)
+                        give_up_at = min(give_up_at, time.monotonic() + processes.LEAVE_SECONDS)
                 if time.monotonic() > give_up_at:
                     break
-                time.sleep(_POLL_SECONDS)
+                time.sleep(processes.POLL_SECONDS / 4)
     finally:
         _end(ranks)
     return _exit_code([process.returncode for process in ranks], received)
@@ -64,6 +67,8 @@ def _start(command: Sequence[str], rank: int, count: int, port: int) -> subproce
     environment = {'RANK': str(rank), 'LOCAL_RANK': str(rank), 'WORLD_SIZE': str(count),
                    'LOCAL_WORLD_SIZE': str(count), 'MASTER_ADDR': _ADDRESS, 'MASTER_PORT': str(port),
                    'TORCHELASTIC_USE_AGENT_STORE': 'True', 'OMP_NUM_THREADS': threads}
+    if sys.platform == 'linux':  # where the loopback has this name
+        environment['GLOO_SOCKET_IFNAME'] = os.environ.get('GLOO_SOCKET_IFNAME', 'lo')
     return subprocess.Popen(list(command), env={**os.environ, **environment})
 
 

@@ -4,6 +4,8 @@
 such (:mod:`alfx.bin.launch`). Rank 0 speaks to the user. What another one has to say goes to a file of its own if it
 ends with an error; if rank 0 is gone the first one that is left speaks.
 """
+import copy
+import inspect
 import io
 import logging
 import os
@@ -12,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import gin
 from absl import flags as absl_flags
 
 from alfx import gin_utils
@@ -74,11 +77,31 @@ def _num_on_gpus(count: int | None) -> int:
 
 
 def start(count: int, root_dir: str) -> int:
-    """Run this very command as ``count`` ranks in one run folder; returns the exit code."""
+    """Run this very command as ``count`` ranks in one run folder; returns the exit code.
+
+    Raises:
+        ConfError: the conf, which has been loaded, is not for so many.
+    """
+    from alfx.algorithms.config import TrainerConfig
     from alfx.bin.launch import launch
+    from alfx.engine.remote.data_parallel import share
+    from alfx.trainers.team.team import shares_of
+    config = TrainerConfig(root_dir=root_dir)
+    shares_of(config, count)
+    if config.ml_type == 'rl':
+        share('create_environment', 'num_parallel_environments', _num_environments(), count)
     os.environ[_STARTED_HERE] = '1'
     command = [sys.executable, '-m', 'alfx.bin.train', *sys.argv[1:]]
     return launch(command if FLAGS.root_dir else [*command, '--root_dir', root_dir], count)
+
+
+def _num_environments() -> int:
+    from alfx.environments.utils import create_environment
+    name = 'num_parallel_environments'
+    try:
+        return copy.deepcopy(gin.query_parameter(f'create_environment.{name}'))  # a copy of a macro is its value
+    except ValueError:  # the conf does not say
+        return inspect.signature(create_environment).parameters[name].default
 
 
 def train_as_rank(load: Callable[[], tuple[Any, str]], train: Callable[[Any, str, int], int]) -> int:
@@ -170,7 +193,7 @@ class _Output:
 
     def _speaks(self, error: BaseException) -> bool:
         from alfx import context
-        from alfx.engine.errors import LostProcessError
+        from alfx.utils.processes import LostProcessError
         ranks = context.get_ranks()
         return isinstance(error, LostProcessError) and ranks is not None and ranks.survivors()[0] == self._rank
 

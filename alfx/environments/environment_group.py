@@ -229,6 +229,10 @@ class EnvironmentGroup:
                                        f'first one: expected {self.spaces}, found {found}')
         return env
 
+    def at_work(self) -> str:
+        """Which environment is at work, and in which call."""
+        return f'environment {self._first + self._cursor} of {self.name!r} in {self._during}'
+
     def _handle(self, error: Exception) -> None:
         """Restart the environment that raised, or give up."""
         i = self._cursor

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import multiprocessing
 import pickle
-import signal
 import time
 import weakref
 from collections.abc import Sequence
@@ -21,11 +20,12 @@ from alfx.environments.environment_group import Buffers, EnvFn, EnvSpaces, Info
 from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError
 from alfx.environments.spaces import flatten_sample, unflatten_sample
 from alfx.environments.vector_env import SupervisedVectorEnv, environment_name
-from alfx.environments.worker import (COMMAND, DONE, ERROR, STEP_0, STEP_1, SharedArrays, WorkerArguments, work)
+from alfx.environments.worker import COMMAND, DONE, ERROR, STEP_0, STEP_1, SharedSteps, WorkerArguments, work
 from alfx.gin_utils import configurable
+from alfx.utils import processes
+from alfx.utils.processes import Child
 
 _log = logging.getLogger(__name__)
-GRACE_SECONDS = 5.0  # for workers to close their environments, before they are ended by force
 _DEAD = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
@@ -33,33 +33,35 @@ class _WorkerDied(Exception):
     """A worker ended without a word, or gave no answer in time; the message says how."""
 
 
-class _Handle:
-    """One worker process and the pipe to it."""
+class _Worker(Child):
+    """One worker process as the parent sees it."""
 
     def __init__(self, context: Any, arguments: WorkerArguments, timeout: float | None):
         self.rows = arguments.rows
-        self._timeout = timeout
-        self._unread = 0
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, arguments), daemon=True,
-                                       name=f'{arguments.name}[{arguments.rows.start}:{arguments.rows.stop}]')
-        self.process.start()
-        theirs.close()
+        self._name, self._call, self._timeout = arguments.name, 'its constructor', timeout
         self._unread = 1  # it says when it is ready
+        super().__init__(context, work, (arguments, ), f'{arguments.name}[{self.rows.start}:{self.rows.stop}]')
 
-    def send(self, message: bytes) -> None:
+    def at_work(self) -> str:
+        """Which environments it has, and in which call they are."""
+        first, last = self.rows.start, self.rows.stop - 1
+        which = f'environment {first}' if first == last else f'one of environments {first} to {last}'
+        return f'{which} of {self._name!r} in {self._call}'
+
+    def send(self, message: bytes, call: str = 'step()') -> None:
         """Send a message; answers to earlier ones that an interrupt left unread are dropped."""
         while self._unread:
             self.receive()
+        self._call = call
         try:
             self.pipe.send_bytes(message)
         except OSError:
-            raise _WorkerDied(self._ending()) from None
+            raise _WorkerDied(f'its process {self.ending()}') from None
         self._unread += 1
 
     def command(self, name: str, *arguments: Any) -> None:
         """Send a command with its arguments."""
-        self.send(COMMAND + pickle.dumps((name, arguments)))
+        self.send(COMMAND + pickle.dumps((name, arguments)), f'{name}()')
 
     def receive(self) -> Any:
         """The answer to the oldest message.
@@ -70,12 +72,12 @@ class _Handle:
         """
         try:
             if self._timeout is not None and not self.pipe.poll(self._timeout):
-                self.kill()
-                raise _WorkerDied(f'its process gave no answer within {self._timeout} s')
+                self.end(0.0)
+                raise _WorkerDied(f'its process gave no answer within {self._timeout} s to {self._call}')
             answer = self.pipe.recv_bytes()
         except _DEAD:
             self._unread = 0
-            raise _WorkerDied(self._ending()) from None
+            raise _WorkerDied(f'its process {self.ending()}') from None
         self._unread -= 1
         if answer == DONE:
             return None
@@ -83,40 +85,16 @@ class _Handle:
             raise pickle.loads(answer[1:])
         return pickle.loads(answer[1:])
 
-    def _ending(self) -> str:
-        self.process.join(1.0)
-        code = self.process.exitcode
-        if code is None:
-            return 'its process closed its pipe'
-        if code >= 0:
-            return f'its process ended with exit code {code}'
-        reason = signal.Signals(-code).name
-        return f'its process was killed by {reason}' + (', often for want of memory' if reason == 'SIGKILL' else '')
-
     def ask_to_end(self) -> None:
         """Tell the worker to end, if it still listens."""
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(COMMAND + pickle.dumps(('close', ())))
 
-    def end(self, deadline: float) -> None:
-        """Wait for the worker to end; after ``deadline`` end it by force."""
-        self.process.join(max(0.0, deadline - time.monotonic()))
-        self.kill()
-        self.pipe.close()
 
-    def kill(self) -> None:
-        """End the worker by force and wait until it is gone."""
-        for force in (self.process.terminate, self.process.kill):
-            if self.process.is_alive():
-                force()
-                self.process.join(1.0)
-        self.process.join()
-
-
-def _end_all(workers: list[_Handle]) -> None:
+def _end_all(workers: list[_Worker]) -> None:
     for worker in workers:
         worker.ask_to_end()
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + processes.GRACE_SECONDS
     for worker in workers:
         worker.end(deadline)
     workers.clear()
@@ -147,6 +125,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
     """
 
     owns_arrays = True
+    _if_it_hangs = 'create_environment.worker_timeout ends one after so many seconds'
 
     def __init__(self, env_fns: Sequence[EnvFn], envs_per_worker: int = 1, max_restarts: int = 0, name: str = '',
                  start_serially: bool = True, torch_num_threads: int = 1, context: str | None = None,
@@ -164,7 +143,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         self._inherits = inherits
         self._env_fns, self._env_spaces = list(env_fns), env_spaces
         self._max_restarts, self._num_threads, self._timeout = max_restarts, torch_num_threads, timeout
-        self._shared = SharedArrays(env_spaces, self.num_envs, self._context)
+        self._shared = SharedSteps(env_spaces, self.num_envs)
         self._results = [self._shared.buffers(0), self._shared.buffers(1)]
         self._actions = self._shared.actions()
         self._current = 0
@@ -172,9 +151,9 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         self._seeds: list[int | None] = [None] * self.num_envs
         self._restarts = [0] * self.num_envs
         self._stepping = False
-        self._workers: list[_Handle] = []
+        self._workers: list[_Worker] = []
         self._finalizer = weakref.finalize(self, _end_all, self._workers)
-        with self._ending_all_on_error():
+        with self._ending_all_on_error(), self._watch:
             self._start_all(envs_per_worker, start_serially)
 
     def _start_all(self, envs_per_worker: int, serially: bool) -> None:
@@ -186,12 +165,12 @@ class ProcessVectorEnv(SupervisedVectorEnv):
             for worker in self._workers:
                 self._receive(worker)
 
-    def _start(self, rows: slice) -> _Handle:
+    def _start(self, rows: slice) -> _Worker:
         env_fns: Any = self._env_fns[rows]
         arguments = WorkerArguments(env_fns if self._inherits else cloudpickle.dumps(env_fns), rows, self._env_spaces,
                                     self._shared, self.name, self._max_restarts, self._info_keys, self._num_threads,
                                     '' if self._inherits else gin.config_str())
-        return _Handle(self._context, arguments, self._timeout)
+        return _Worker(self._context, arguments, self._timeout)
 
     # Stepping --------------------------------------------------------------------------------------------------
 
@@ -202,7 +181,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
                 self._seeds[i] = seeds[i]
         self._current = 1 - self._current
 
-        def message(worker: _Handle) -> tuple:
+        def message(worker: _Worker) -> tuple:
             rows = np.flatnonzero(mask[worker.rows]).tolist()
             return 'reset', self._current, rows, None if seeds is None else seeds[worker.rows], options
 
@@ -245,7 +224,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
         for k, worker in enumerate(self._workers):
             if k not in dead:
                 try:
-                    first = worker.rows.start
+                    first, self._watch.who = worker.rows.start, worker.at_work
                     infos += [(first + i, info) for i, info in worker.receive() or ()]
                 except _WorkerDied as death:
                     dead[k] = str(death)
@@ -256,7 +235,7 @@ class ProcessVectorEnv(SupervisedVectorEnv):
     def _replace(self, k: int, reason: str, resets: np.ndarray) -> list[Info]:
         """Start worker ``k`` anew and give its environments a result of the step at hand."""
         rows = self._workers[k].rows
-        self._workers[k].end(time.monotonic())
+        self._workers[k].end(0.0)
         lost = range(rows.start, rows.stop)
         for i in lost:
             self._restarts[i] += 1
@@ -279,17 +258,18 @@ class ProcessVectorEnv(SupervisedVectorEnv):
 
     # Talking to workers ----------------------------------------------------------------------------------------
 
-    def _receive(self, worker: _Handle) -> Any:
+    def _receive(self, worker: _Worker) -> Any:
+        self._watch.who = worker.at_work
         try:
             return worker.receive()
         except _WorkerDied as death:
             rows = range(worker.rows.start, worker.rows.stop)
             raise EnvironmentStepError(rows[0], self.name, 'its worker process', str(death), hint=_hint(rows)) from None
 
-    def _ask(self, workers: Sequence[_Handle], name: str, *arguments: Any) -> list[Any]:
+    def _ask(self, workers: Sequence[_Worker], name: str, *arguments: Any) -> list[Any]:
         """The answers of ``workers`` to a command; no worker is restarted."""
         self._assert_open()
-        with self._ending_all_on_error():
+        with self._ending_all_on_error(), self._watch:
             try:
                 for worker in workers:
                     worker.command(name, *arguments)
@@ -341,14 +321,14 @@ class ProcessVectorEnv(SupervisedVectorEnv):
             raise
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End all processes; those that do not end within ``GRACE_SECONDS`` are killed."""
+        """End all processes; those that do not end within ``processes.GRACE_SECONDS`` are killed."""
         if hasattr(self, '_finalizer'):  # older gymnasium also closes what could not be constructed
             self._finalizer()
 
     @property
     def worker_pids(self) -> list[int | None]:
         """Process ids of the workers."""
-        return [worker.process.pid for worker in self._workers]
+        return [worker.pid for worker in self._workers]
 
 
 def _hint(rows: range) -> str:

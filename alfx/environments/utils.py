@@ -65,7 +65,8 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
         batched_wrappers: wrappers around the whole batch, innermost first.
         max_restarts: how often each environment may be made anew after it raised or its process died.
         context: how processes are started: 'fork', 'forkserver' or 'spawn'; ``None``: 'fork' where there is it.
-        worker_timeout: seconds after which a process that gives no answer counts as dead; ``None``: never.
+        worker_timeout: seconds after which a process that gives no answer counts as dead; ``None``: never. In any case
+            the log names an environment that has not returned for a minute.
         only_described: make one environment, and close it: what is returned has the specs and the size of the batch,
             and cannot be stepped. For a process that lets others act.
 

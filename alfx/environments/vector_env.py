@@ -25,6 +25,7 @@ from alfx.environments.environment_group import Buffers, EnvFn, EnvironmentGroup
 from alfx.environments.errors import EnvironmentLoadError, UnsupportedOperationError
 from alfx.environments.seeding import derived_seed
 from alfx.environments.spaces import flatten_sample, flatten_space, tensor_spec_from_gym_space, unflatten_sample
+from alfx.environments.watch import Watch
 from alfx.gin_utils import configurable
 
 _log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
     """
 
     owns_arrays = False
+    _if_it_hangs = 'in a process of its own (create_environment.nonparallel = False) it could be ended'
 
     def __init__(self, env_spaces: EnvSpaces, count: int, metadata: dict[str, Any], render_mode: str | None,
                  name: str):
@@ -70,6 +72,7 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
         self._flat_observation = not isinstance(self.single_observation_space, (spaces.Dict, spaces.Tuple))
         self._info_keys: tuple[str, ...] | None = None
         self._busy = False
+        self._watch = Watch(self._if_it_hangs)
 
     @property
     def info_keys(self) -> tuple[str, ...] | None:
@@ -106,7 +109,8 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
             for i, space in enumerate((self.action_space, self.single_action_space, self.observation_space,
                                        self.single_observation_space)):
                 space.seed(derived_seed(seeds[0], 3 + i))
-        out, infos = self._reset(mask, seeds, options or None)
+        with self._watch:
+            out, infos = self._reset(mask, seeds, options or None)
         self._busy = False
         return out.observations, self._collect(infos)
 
@@ -120,7 +124,8 @@ class SupervisedVectorEnv(VectorEnv, abc.ABC):
             self._assert_open()
             raise RuntimeError('the last step was interrupted, and some environments have moved on: call reset() first')
         self._busy = True
-        out, infos = self._step(actions)
+        with self._watch:
+            out, infos = self._step(actions)
         self._busy = False
         return out.observations, out.rewards, out.terminations, out.truncations, self._collect(infos) if infos else {}
 
@@ -216,6 +221,7 @@ class SerialVectorEnv(SupervisedVectorEnv):
         super().__init__(self._group.spaces, len(env_fns), first.metadata, first.render_mode,
                          name or environment_name(first))
         self._group.name = self.name
+        self._watch.who = self._group.at_work
         self._last: Buffers | None = None
         if self._flat_observation:
             self._shape, self._dtype = (self.num_envs, *self._leaves[0][0]), self._leaves[0][1]

@@ -5,24 +5,22 @@ written to two sets of buffers in turn, so that the last known observation survi
 writes.
 """
 import contextlib
-import ctypes
-import os
+import math
 import pickle
-import signal
-import sys
-import threading
-import time
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import gin
 import numpy as np
+import torch
 from gymnasium import spaces
 
 from alfx.environments.environment_group import Buffers, EnvFn, EnvironmentGroup, EnvSpaces
 from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError
 from alfx.environments.spaces import flatten_sample, flatten_space, unflatten_sample
+from alfx.tensor_specs import TensorSpec
+from alfx.utils.shared_memory import SharedTensors
 
 # What a worker answers: done; done with infos or a result (a pickle follows); an environment raised (likewise).
 DONE, RESULT, ERROR = b'd', b'r', b'e'
@@ -30,33 +28,31 @@ DONE, RESULT, ERROR = b'd', b'r', b'e'
 STEP_0, STEP_1, COMMAND = b'0', b'1', b'c'
 
 
-class SharedArrays:
-    """The memory that the parent and all workers share: two sets of result buffers, the actions.
+class SharedSteps:
+    """What the parent and all workers share: two sets of result buffers, the actions.
 
     Args:
         env_spaces: spaces of one environment.
         count: number of environments.
-        context: the multiprocessing context that will start the workers.
+
+    Raises:
+        ConfError: there is too little shared memory.
     """
 
-    def __init__(self, env_spaces: EnvSpaces, count: int, context: Any):
+    def __init__(self, env_spaces: EnvSpaces, count: int):
         self._spaces, self._count = env_spaces, count
         observation_leaves, action_leaves = ([(tuple(leaf.shape or ()), np.dtype(leaf.dtype)) for _, leaf in
                                               flatten_space(space)] for space in env_spaces[:2])
         result = [*observation_leaves, (env_spaces.reward_shape, np.dtype(np.float64)), ((), np.dtype(bool)),
                   ((), np.dtype(bool))]
-        self._memory = [[self._allocate(context, *leaf) for leaf in part] for part in (result, result, action_leaves)]
-
-    def _allocate(self, context: Any, shape: tuple[int, ...], dtype: np.dtype) -> tuple:
-        size = int(np.prod((self._count, *shape))) * dtype.itemsize
-        return context.RawArray(ctypes.c_byte, max(size, 1)), shape, dtype
+        self._parts = result, result, action_leaves
+        self._memory = [SharedTensors([TensorSpec((count, math.prod(shape) * dtype.itemsize), torch.uint8)
+                                       for shape, dtype in part], f'the exchange with {count} environments')
+                        for part in self._parts]
 
     def _arrays(self, part: int, rows: slice) -> list[np.ndarray]:
-        arrays = []
-        for memory, shape, dtype in self._memory[part]:
-            shape = (self._count, *shape)
-            arrays.append(np.frombuffer(memory, dtype, int(np.prod(shape))).reshape(shape)[rows])
-        return arrays
+        return [memory.numpy().reshape(-1).view(dtype).reshape(self._count, *shape)[rows]
+                for memory, (shape, dtype) in zip(self._memory[part].tensors, self._parts[part])]
 
     def buffers(self, which: int, rows: slice = slice(None)) -> Buffers:
         """Result buffers 0 or 1, of the environments ``rows``."""
@@ -79,14 +75,14 @@ class WorkerArguments(NamedTuple):
         name: what to call the environments in messages.
         max_restarts: of each environment, less those already used.
         info_keys: what to keep of the infos.
-        num_threads: for torch, if it is imported.
+        num_threads: for torch.
         conf: what gin was configured with, for processes that do not inherit it; '' if they do.
     """
 
     env_fns: bytes | list[EnvFn]
     rows: slice
     spaces: EnvSpaces
-    shared: SharedArrays
+    shared: SharedSteps
     name: str
     max_restarts: int
     info_keys: tuple[str, ...] | None
@@ -96,11 +92,7 @@ class WorkerArguments(NamedTuple):
 
 def work(pipe: Connection, arguments: WorkerArguments) -> None:
     """Run in the worker until the parent says 'close' or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_exit_with_parent, args=(os.getppid(), ), daemon=True).start()
-    if 'torch' in sys.modules:
-        sys.modules['torch'].set_num_threads(arguments.num_threads)
+    torch.set_num_threads(arguments.num_threads)
     with _Reporting(pipe, arguments.name):
         worker = _Worker(arguments)
         pipe.send_bytes(DONE)
@@ -127,12 +119,6 @@ class _Reporting:
                 self._pipe.send_bytes(ERROR + pickle.dumps(error))
         self._pipe.close()
         return isinstance(error, Exception)
-
-
-def _exit_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
 
 
 class _Worker:

@@ -11,7 +11,7 @@ import numpy as np
 
 from alfx.data_structures import StepType
 from alfx.experience_replayers.rings import Rings
-from alfx.experience_replayers.shared_arrays import SharedArrays
+from alfx.utils.shared_memory import SharedArrays
 
 _OPEN = np.iinfo(np.int32).max  # distance to the end of an episode that goes on
 _NEVER = np.iinfo(np.int64).max

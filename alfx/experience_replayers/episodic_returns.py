@@ -14,7 +14,7 @@ import numpy as np
 
 from alfx.experience_replayers.episodes import StoredSteps
 from alfx.experience_replayers.rings import Rings
-from alfx.experience_replayers.shared_arrays import SharedArrays
+from alfx.utils.shared_memory import SharedArrays
 
 
 class EpisodicReturns(SharedArrays):

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from alfx.experience_replayers.rings import Rings
-from alfx.experience_replayers.shared_arrays import SharedArrays
 from alfx.experience_replayers.sum_tree import SumTree
+from alfx.utils.shared_memory import SharedArrays
 
 
 class Priorities(SharedArrays):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from alfx.experience_replayers.shared_arrays import SharedArrays
+from alfx.utils.shared_memory import SharedArrays
 
 
 class Rings(SharedArrays):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from alfx.tensor_specs import TensorSpec
+from alfx.utils.shared_memory import SharedTensors
 from alfx.utils.transfers import pinned_like, send
 
 _WORD = 8  # bytes of the int64 that packed leaves are stored and copied as
@@ -70,8 +71,9 @@ class RowStore:
             shape = (num_rows, num_columns, *shape)
             if memory_map_dir is not None:
                 return map_file(memory_map_dir, math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-            block = torch.zeros(shape, dtype=dtype, device=device)  # gaps too: a checkpoint holds no chance bits
-            return block.share_memory_() if shared else block
+            if shared:
+                return SharedTensors([TensorSpec(shape, dtype)], 'a replay buffer (allow_multiprocess)').tensors[0]
+            return torch.zeros(shape, dtype=dtype, device=device)  # gaps too: a checkpoint holds no chance bits
 
         packed = allocate((words, ), torch.int64)
         large = {i: allocate(spec.shape, spec.dtype) for i, spec in enumerate(specs) if i not in self._layouts}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from alfx.experience_replayers.shared_arrays import SharedArrays
+from alfx.utils.shared_memory import SharedArrays
 
 _FANOUT = 16
 _LARGEST_TOP = 4096  # nodes of the last level, which is searched as a whole

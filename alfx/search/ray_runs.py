@@ -17,15 +17,14 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from alfx.engine.errors import LostProcessError
 from alfx.search.folder import read_text, write_text
 from alfx.search.run_process import Run
 from alfx.search.runs import Observer, ProcessExecution
 from alfx.search.settings import Search
 from alfx.trainers.acting.ray_cluster import connect
+from alfx.utils.processes import LOOK_AROUND_SECONDS, LostProcessError
 
 _COPY_SECONDS = 60.0
-_CHECK_SECONDS = 5.0
 _TABLES = ('progress.csv', 'eval/progress.csv', 'result.json')
 
 
@@ -62,7 +61,7 @@ class RayExecutor:
         Raises:
             LostProcessError: it is not.
         """
-        if time.monotonic() - self._checked > _CHECK_SECONDS:
+        if time.monotonic() - self._checked > LOOK_AROUND_SECONDS:
             self._checked = time.monotonic()
             try:
                 self.connection.check()

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from alfx.utils.processes import PATIENCE_SECONDS
+
 _GRACE_SECONDS = 8.0
-_WAIT_SECONDS = 60.0
 
 
 class Run(NamedTuple):
@@ -81,7 +82,7 @@ def _end_with_the_search() -> None:
 def _alone_in(root_dir: str) -> Any:
     """An open file that is locked while this process lives: what is left of an earlier search ends within seconds."""
     file = open(f'{root_dir}.lock', 'w', encoding='utf8')
-    deadline = time.monotonic() + _WAIT_SECONDS
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

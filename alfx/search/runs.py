@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 from alfx.gin_utils import plain_text
 from alfx.search import run_process
 from alfx.search.run_process import Run
+from alfx.utils import processes
 
-_TAIL_BYTES = 8192
 _LAST_WORDS = 400
 _ERROR = re.compile(r'^[\w.]*(Error|Exception|Interrupt|Exit|Killed)\b')
 Observer = Callable[[], bool]
@@ -115,13 +115,10 @@ class ProcessExecution:
 
     def last_words(self) -> str:
         """See :class:`Execution`."""
-        with open(self._log, 'rb') as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(self._start_of_log, size - _TAIL_BYTES))
-            text = last_words(file.read().decode('utf8', errors='replace'))
+        text = last_words(processes.tail(self._log, self._start_of_log))
         code = self.poll() or 0
         if code < 0:
-            text = f'killed by {signal.Signals(-code).name}' + (f'; its last words: {text}' if text else '')
+            text = f'killed by {processes.signal_name(-code)}' + (f'; its last words: {text}' if text else '')
         return text or f'it ended with code {code} and said nothing'
 
 

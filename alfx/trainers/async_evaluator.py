@@ -5,26 +5,23 @@ the run folder, and gets the weights with each request. Requests wait in a short
 than the training between them, training waits, so that no point of the curve is left out.
 """
 import logging
-import multiprocessing
 import queue
-import sys
 import time
-import traceback
+from collections.abc import Callable
 from typing import Any
 
 from alfx import context
-from alfx.engine.errors import describe_exit
 from alfx.engine.remote.policy_state import load_policy_state, pack, policy_state, unpack
 from alfx.trainers import building
 from alfx.trainers.acting import worker_process
 from alfx.trainers.evaluator import EvalJob, EvalLog, evaluate, unused_for_evaluation
+from alfx.utils import processes
+from alfx.utils.processes import TalkingChild
 
 logger = logging.getLogger(__name__)
 
 _MAX_WAITING = 3
 _MAX_STARTS = 3
-_POLL_SECONDS = 0.5
-_ORPHAN_SECONDS = 5.0
 
 
 class Evaluator:
@@ -45,8 +42,7 @@ class Evaluator:
     def __init__(self, config: Any, conf_file: str):
         self._config = config
         self._conf_file = conf_file
-        self._context = multiprocessing.get_context('spawn')
-        self._process: Any = None
+        self._process: TalkingChild | None = None
         self._starts = 0
         self._messages: list[str] = []
         self.unused_bindings: list[tuple[str, str, str]] | None = None
@@ -64,7 +60,7 @@ class Evaluator:
                       context.get_all_progresses(), time.time())
         while self._is_alive():
             try:
-                self._jobs.put(tuple(job), timeout=_POLL_SECONDS)
+                self._jobs.put(tuple(job), timeout=processes.POLL_SECONDS)
                 return
             except queue.Full:
                 continue
@@ -81,23 +77,18 @@ class Evaluator:
         Args:
             timeout: seconds to wait at most; None for as long as it takes.
         """
-        if self._process is None:
-            return
         end = time.monotonic() + (float('inf') if timeout is None else timeout)
         stop_sent = False
         while time.monotonic() < end and self._is_alive(expected_end=stop_sent):
-            if not stop_sent:
-                stop_sent = self._try_to_stop()
-            self._process.join(_POLL_SECONDS)
-        self._collect()
-        if self._process is not None and self._process.is_alive():
-            self._process.terminate()
-            self._process.join()
-        self._process = None
+            stop_sent = stop_sent or self._try_to_stop()
+            time.sleep(processes.POLL_SECONDS)
+        if self._process is not None:
+            self._process.end(end, self._collect)
+            self._process = None
 
     def _try_to_stop(self) -> bool:
         try:
-            self._jobs.put(tuple(EvalJob('stop')), timeout=_POLL_SECONDS)
+            self._jobs.put(tuple(EvalJob('stop')), timeout=processes.POLL_SECONDS)
         except queue.Full:
             return False
         return True
@@ -108,55 +99,42 @@ class Evaluator:
         if self._starts >= _MAX_STARTS:
             return False
         self._starts += 1
-        self._jobs = self._context.Queue(_MAX_WAITING)
+        self._jobs = processes.SPAWN.Queue(_MAX_WAITING)
         self._jobs.cancel_join_thread()  # weights that nobody reads any more must not keep this process from ending
-        self._reports = self._context.Queue()
         settings = worker_process.worker_settings(self._config)
-        self._process = self._context.Process(target=_work, name='alfx-evaluator', daemon=True,
-                                              args=(self._jobs, self._reports, self._conf_file, settings))
-        self._process.start()
+        self._process = TalkingChild(_serve, (self._jobs, self._conf_file, settings), 'evaluation process')
         return True
 
     def _is_alive(self, expected_end: bool = False) -> bool:
-        if self._process is None:
+        process = self._process
+        if process is None:
             return False
-        alive = self._process.is_alive()
+        code = process.exitcode
         self._collect()
-        if alive:
+        if code is None:
             return True
-        if not (expected_end and self._process.exitcode == 0):
+        if not (expected_end and code == 0):
             again = 'no more evaluations' if self._starts >= _MAX_STARTS else 'the next one starts another'
-            message = f'the evaluation process died: it {describe_exit(self._process.exitcode)}; {again}'
-            logger.error(message)
-            self._messages.append(message)
+            if process.error:
+                self._messages.append(f'the evaluation failed:\n{process.error}')
+            self._messages.append(f'the evaluation process died: it {process.ending()}; {again}')
+            logger.error(self._messages[-1])
+        process.end(0.0)
         self._process = None
         return False
 
     def _collect(self) -> None:
-        while True:
-            try:
-                report = self._reports.get_nowait()
-            except queue.Empty:
-                return
-            if isinstance(report, str):
-                self._messages.append(report)
+        assert self._process is not None, 'it has been started'
+        for kind, content in self._process.listen():
+            if kind == 'result':
+                self._messages.append(content)
             else:
-                self.unused_bindings = report
+                self.unused_bindings = content
 
 
-def _work(jobs: Any, reports: Any, conf_file: str, settings: dict[str, Any]) -> None:
+def _serve(tell: Callable[[str, Any], None], jobs: Any, conf_file: str, settings: dict[str, Any]) -> None:
     """Body of the evaluation process."""
     worker_process.prepare(settings)
-    try:
-        _serve(jobs, reports, conf_file, settings)
-    finally:
-        if sys.exception() is not None:
-            reports.put(f'the evaluation failed:\n{traceback.format_exc()}')
-        reports.close()
-        reports.join_thread()
-
-
-def _serve(jobs: Any, reports: Any, conf_file: str, settings: dict[str, Any]) -> None:
     config = worker_process.load_config(conf_file, settings)
     env = building.create_eval_environment(config, config.num_eval_environments, nonparallel=True)
     algorithm = building.create_algorithm(config, env, trains=False)
@@ -167,9 +145,9 @@ def _serve(jobs: Any, reports: Any, conf_file: str, settings: dict[str, Any]) ->
         load_policy_state(algorithm, unpack(job.state_dict))
         result = evaluate(env, algorithm, config.num_eval_episodes)
         log.write(result, job.global_counter, job.step_metrics, job.walltime)
-        reports.put(f'evaluation at {job.global_counter}: {result}')
+        tell('result', f'evaluation at {job.global_counter}: {result}')
         if not has_told_unused:
-            reports.put(unused_for_evaluation())
+            tell('unused', unused_for_evaluation())
             has_told_unused = True
     log.close()
     env.close()
@@ -177,10 +155,9 @@ def _serve(jobs: Any, reports: Any, conf_file: str, settings: dict[str, Any]) ->
 
 def _next_job(jobs: Any) -> EvalJob:
     """The next request; 'stop' if the trainer is gone."""
-    trainer = multiprocessing.parent_process()
-    while True:
+    while not processes.is_orphan():
         try:
-            return EvalJob(*jobs.get(timeout=_ORPHAN_SECONDS))
+            return EvalJob(*jobs.get(timeout=processes.POLL_SECONDS))
         except queue.Empty:
-            if trainer is not None and not trainer.is_alive():
-                return EvalJob('stop')
+            continue
+    return EvalJob('stop')

@@ -3,6 +3,7 @@ from typing import Any
 
 from alfx import context
 from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.gin_utils import ConfError
 
 
@@ -47,8 +48,8 @@ def create_eval_environment(config: TrainerConfig, num_environments: int, nonpar
 def set_epsilon_greedy(algorithm: Any, epsilon_greedy: float) -> None:
     """Let ``predict_step`` sample an action with this probability, and take the most likely one otherwise."""
     for part in algorithm.modules():
-        if hasattr(part, '_epsilon_greedy'):
-            part._epsilon_greedy = epsilon_greedy
+        if isinstance(part, RLAlgorithm):
+            part.set_epsilon_greedy(epsilon_greedy)
 
 
 def _create_data_transformer(config: TrainerConfig, env: Any) -> Any:

@@ -15,7 +15,6 @@ import torch
 
 from alfx import context, gin_utils, summary
 from alfx.algorithms.config import TrainerConfig
-from alfx.engine.errors import LostProcessError
 from alfx.engine.errors import NonFiniteLossError
 from alfx.trainers import building, cpu_tuning, run_files
 from alfx.trainers.acting import sources as acting
@@ -28,6 +27,7 @@ from alfx.trainers.profiling import profiled
 from alfx.trainers.run_state import RunState
 from alfx.trainers.team.team import make_team
 from alfx.utils.checkpoint_utils import CheckpointError
+from alfx.utils.processes import GRACE_SECONDS, LostProcessError
 
 __all__ = ['RLTrainer', 'SLTrainer', 'Trainer', 'compute_summary_or_eval_interval', 'play']
 
@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 _TEMPORARY_CHECKPOINT_SECONDS = 120.0  # a kill loses no more than this
 _TEMPORARY_CHECKPOINT_SHARE = 0.02  # of the time, where a checkpoint takes long
 _TEMPORARY_CHECKPOINTS_KEPT = 2
-_CLOSE_SECONDS = 5.0
 
 
 class Trainer:
@@ -295,6 +294,7 @@ class Trainer:
             saved_at, counter = self._state.saved_at, context.get_global_counter()
             self._state.tuning = cpu_tuning.choose_again(self._state.tuning, self._config)
             self._state.resume_rollout(self._checkpointer.load_environment_state(step))
+            self._team.agree(self._state.iteration, False)  # on the counters
             self._saved_counter = counter
             self._display.message(f'going on from {self._checkpointer.path(step)}, {self.progress():.1%} done')
         if self._team.writes:
@@ -346,7 +346,7 @@ class Trainer:
         if self._unroll_source is not None:
             self._unroll_source.close()
         if self._evaluator is not None:
-            self._evaluator.close(timeout=None if wait else _CLOSE_SECONDS)
+            self._evaluator.close(timeout=None if wait else GRACE_SECONDS)
             self._show_messages()
         self._display.close()
         self._summary.writer.close()

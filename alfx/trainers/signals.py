@@ -5,6 +5,7 @@ SIGUSR2: print where every thread stands, at once.
 """
 import contextlib
 import faulthandler
+import os
 import signal
 import sys
 import threading
@@ -52,10 +53,20 @@ class StopSignals:
             raise KeyboardInterrupt
         self._stop_signal = number
         again = '; interrupt again to stop at once, without one' if number == signal.SIGINT else ''
-        sys.stderr.write(f'\n{signal.Signals(number).name}: stopping after this iteration with a checkpoint{again}\n')
+        _tell(f'\n{signal.Signals(number).name}: stopping after this iteration with a checkpoint{again}\n')
 
     def _on_checkpoint_request(self, number: int, frame: Any) -> None:
         self._checkpoint_requested = True
+
+
+def _tell(text: str) -> None:
+    """Write from within a handler, which may have interrupted a write to the same stream."""
+    try:
+        descriptor = sys.stderr.fileno()
+    except (OSError, ValueError):  # it is kept in memory
+        sys.stderr.write(text)
+    else:
+        os.write(descriptor, text.encode())
 
 
 def _register_stack_dump() -> bool:

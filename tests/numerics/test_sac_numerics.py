@@ -340,3 +340,13 @@ def test_priorities_are_set_if_asked():
             torch.testing.assert_close(loss.priority, loss.extra.critic[0].detach().sqrt())
         else:
             assert loss.priority == ()
+
+
+@pytest.mark.parametrize('rewards', [(), (2, )])
+def test_the_expected_value_weights_that_of_each_action_by_its_probability(rewards):
+    values, probs = torch.randn(4, 3, *rewards), torch.rand(4, 3)
+    found = critic_maths.expected_value(values, probs)
+    for i in range(4):
+        torch.testing.assert_close(found[i], sum(probs[i, a] * values[i, a] for a in range(3)))
+    # 0.25 * 4 + 0.75 * 8 = 7
+    assert critic_maths.expected_value(torch.tensor([[4.0, 8.0]]), torch.tensor([[0.25, 0.75]])).tolist() == [7.0]

@@ -42,6 +42,19 @@ def lowest_weighted_value(critics: Tensor, reward_weights: Tensor | None) -> Ten
     return weighted_sum(lowest_critic(critics, reward_weights), reward_weights)
 
 
+def expected_value(values: Tensor, probs: Tensor) -> Tensor:
+    """``sum_a p(a | s) Q(s, a)`` (Christodoulou 2019, arXiv:1910.07207, eq. 10, without the entropy).
+
+    Args:
+        values: of all discrete actions, ``[N, A]`` or ``[N, A, K]``.
+        probs: of the policy, ``[N, A]``.
+
+    Returns:
+        ``[N]`` or ``[N, K]``.
+    """
+    return (values * probs.reshape(*probs.shape, *[1] * (values.ndim - 2))).sum(1)
+
+
 def action_gradient(value: Tensor, action: NestedTensor, clipping: float | None = None) -> NestedTensor:
     """``dQ/da``, without gradients of anything else.
 

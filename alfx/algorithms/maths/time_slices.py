@@ -1,4 +1,4 @@
-"""Parts of training sequences ``[T, B, ...]`` as one batch, and back: for ``train_sequence`` of an algorithm."""
+"""Parts of training sequences ``[T, B, ...]`` as one batch, and back."""
 import torch
 from torch import Tensor
 

@@ -22,15 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, gin_utils
-from alfx.engine.errors import LostProcessError
 from alfx.engine.errors import NonFiniteLossError
 from alfx.gin_utils.checks import problem_at
+from alfx.utils.processes import GRACE_SECONDS, LOOK_AROUND_SECONDS, LostProcessError, ending_with_parent, is_running
 
 _JOIN = datetime.timedelta(minutes=10)
 _FOREVER = datetime.timedelta(days=7)
-_LOOK_AROUND = datetime.timedelta(seconds=2)
-_SETTLE_SECONDS = 5.0
-_ASK_SECONDS = 1.5
+_LOOK_AROUND = datetime.timedelta(seconds=LOOK_AROUND_SECONDS)
 PREFIX = 'alfx'  # of the keys in the store
 _FAILED, _FOLLOWED = 'failed', 'followed'  # ended by an error of its own, or because another rank was lost
 
@@ -62,7 +60,6 @@ class Ranks:
     def __init__(self, rank: int, size: int, store: Any, device: torch.device):
         self.rank, self.size, self.device = rank, size, device
         self._store = store
-        self._parent = os.getppid()
         self._averagers: dict[tuple[int, ...], GradientAverager] = {}
         self._peers: list[_Peer] = []
         self._mean = _mean_op()
@@ -71,11 +68,6 @@ class Ranks:
     def is_first(self) -> bool:
         """Whether this is rank 0, which alone writes files and evaluates."""
         return self.rank == 0
-
-    @property
-    def is_orphan(self) -> bool:
-        """Whether the program that started this process is gone."""
-        return os.getppid() != self._parent
 
     def meet(self) -> None:
         """Tell the others where this rank runs, and get to know where they do."""
@@ -90,11 +82,7 @@ class Ranks:
         Raises:
             ConfError: it cannot be divided evenly.
         """
-        if count % self.size:
-            raise gin_utils.ConfError([problem_at(
-                owner, field, f'= {count} cannot be divided among {self.size} processes',
-                f'make it a multiple of {self.size}, or train in another number of processes')])
-        return count // self.size
+        return share(owner, field, count, self.size)
 
     # Exchanges -------------------------------------------------------------------------------------------------
 
@@ -156,18 +144,18 @@ class Ranks:
             try:
                 work.wait(_LOOK_AROUND)
                 return None
-            except RuntimeError as error:
-                if work.is_completed():
-                    raise self._explained(error) from error
+            except RuntimeError:
+                if work.is_completed():  # it may have ended well just after the time was up
+                    return self._attempt(work.wait)
             self._look_around()
 
     def _wait_for_device(self, work: Any) -> None:
         """NCCL notices no death: look after the others while it works."""
-        look_at = time.monotonic() + _LOOK_AROUND.total_seconds()
+        look_at = time.monotonic() + LOOK_AROUND_SECONDS
         while not work.is_completed():
             if time.monotonic() > look_at:
                 self._look_around()
-                look_at = time.monotonic() + _LOOK_AROUND.total_seconds()
+                look_at = time.monotonic() + LOOK_AROUND_SECONDS
             time.sleep(0)
         self._attempt(work.wait)
 
@@ -196,8 +184,8 @@ class Ranks:
         for r, peer in enumerate(self._peers):
             if r == self.rank:
                 continue
-            report = self._report_of(r)
-            if not _is_running(peer) or (report is not None and report.kind == _FAILED):
+            report, is_here = self._report_of(r), peer.host == socket.gethostname()
+            if is_here and not is_running(peer.pid) or (report is not None and report.kind == _FAILED):
                 lost[r] = report
         return lost
 
@@ -223,7 +211,7 @@ class Ranks:
 
     def _explained(self, error: RuntimeError | None) -> LostProcessError:
         """Who is gone, after an exchange has failed."""
-        until = time.monotonic() + _SETTLE_SECONDS
+        until = time.monotonic() + GRACE_SECONDS
         while not (lost := self._lost()) and time.monotonic() < until:
             time.sleep(0.05)
         if self.device.type != 'cpu':
@@ -240,7 +228,7 @@ class Ranks:
 
     def _ending_of(self, rank: int) -> str | None:
         """How a rank ended, if the program that started it tells."""
-        until = time.monotonic() + _ASK_SECONDS
+        until = time.monotonic() + LOOK_AROUND_SECONDS
         while time.monotonic() < until:
             found = self._said(ending_key(rank))
             if found is not None:
@@ -251,6 +239,19 @@ class Ranks:
     def _said(self, key: str) -> bytes | None:
         """What is in the store; ``None`` if that is nothing."""
         return self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
+
+
+def share(owner: str, field: str, count: int, size: int) -> int:
+    """What each of ``size`` ranks gets of ``count``, a setting of the conf.
+
+    Raises:
+        ConfError: it cannot be divided evenly.
+    """
+    if count % size:
+        raise gin_utils.ConfError([problem_at(
+            owner, field, f'= {count} cannot be divided among {size} processes',
+            f'make it a multiple of {size}, or train in another number of processes')])
+    return count // size
 
 
 def ending_key(rank: int) -> str:
@@ -373,7 +374,8 @@ def join(device: torch.device) -> Ranks:
         raise RuntimeError(f'the environment has no {", ".join(missing)}: training in several processes is started by '
                            'torchrun --nproc_per_node=N -m alfx.bin.train, or with --num_processes N')
     rank, size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
-    store, _, _ = next(dist.rendezvous('env://', rank, size, timeout=_JOIN))
+    with ending_with_parent():  # with it the store may be gone, which is looked for until the time is up
+        store, _, _ = next(dist.rendezvous('env://', rank, size, timeout=_JOIN))
     store.set_timeout(_JOIN)
     restarts = os.environ.get('TORCHELASTIC_RESTART_COUNT', '')  # torchrun keeps its store when it starts anew
     store = dist.PrefixStore('/'.join(filter(None, (PREFIX, restarts))), store)
@@ -421,25 +423,3 @@ def _mean_op() -> Callable[[Tensor], Tensor]:
 
 
 _op: Any = None
-
-
-def _is_running(peer: _Peer) -> bool:
-    """Whether a process runs, as far as can be told; one on another machine is taken to."""
-    if peer.host != socket.gethostname():
-        return True
-    try:
-        with open(f'/proc/{peer.pid}/stat', encoding='utf8') as file:
-            return file.read().rpartition(')')[2].split()[0] not in 'ZX'
-    except FileNotFoundError:
-        pass
-    except OSError:
-        return True
-    if os.path.isdir('/proc/self'):
-        return False
-    try:
-        os.kill(peer.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

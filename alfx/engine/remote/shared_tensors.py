@@ -1,71 +1,16 @@
-"""Tensors in memory that several processes of this machine share, and what travels through them.
+"""What travels between processes of this machine through memory that they share.
 
 Nothing here can be left locked by a process that is killed: counting semaphores have no owner, and whoever waits for
 one looks every now and then whether the others are still there.
 """
-import math
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from alfx.gin_utils import ConfError
 from alfx.tensor_specs import TensorSpec
-
-_ALIGNMENT = 64
-_SHARED_FOLDER = '/dev/shm'
-POLL_SECONDS = 0.2  # how often who waits looks around
-
-
-class SharedTensors:
-    """Tensors of given specs, all in one block of shared memory; a process that is started with them sees the same.
-
-    Args:
-        specs: of the tensors.
-        purpose: what they are for and what would make them smaller, for the error.
-
-    Raises:
-        ConfError: there is not so much shared memory.
-    """
-
-    def __init__(self, specs: Sequence[TensorSpec], purpose: str):
-        self._specs = [(tuple(spec.shape), spec.dtype) for spec in specs]
-        size = self._offsets()[-1]
-        if os.path.isdir(_SHARED_FOLDER):
-            free = shutil.disk_usage(_SHARED_FOLDER).free
-            if size > free:  # to write to it would end the process without a word
-                raise ConfError(f'{purpose} needs {size / 2**20:.0f} MiB of shared memory, {_SHARED_FOLDER} has '
-                                f'{free / 2**20:.0f} MiB left', 'make it smaller, or give the machine more of it')
-        self._block = torch.empty(max(size, 1), dtype=torch.uint8).share_memory_()
-        self.tensors = self._views()
-        for tensor in self.tensors:
-            tensor.zero_()
-
-    def _offsets(self) -> list[int]:
-        """Where each tensor begins, and where the last one ends, in bytes."""
-        offsets = [0]
-        for shape, dtype in self._specs:
-            size = math.prod(shape) * dtype.itemsize
-            offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
-        return offsets
-
-    def _views(self) -> list[torch.Tensor]:
-        return [self._block[offset:offset + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
-                for (shape, dtype), offset in zip(self._specs, self._offsets())]
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the block."""
-        return self._block.numel()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {'_specs': self._specs, '_block': self._block}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.tensors = self._views()
+from alfx.utils.processes import POLL_SECONDS
+from alfx.utils.shared_memory import SharedTensors
 
 
 class StepRing:

@@ -6,6 +6,7 @@ unrolls that look like those of :func:`alfx.engine.unroll.unroll`, so that the l
 """
 import abc
 import logging
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -195,3 +196,22 @@ def check_source(algorithm: Acts, config: Any, option: str) -> None:
             'TrainerConfig', option, f'= {value!r}: {algorithm.name} is on-policy: it learns only from what its '
             'present parameters did, and steps of another process are older',
             'leave it out, or use an algorithm that corrects for that (ImpalaAlgorithm) or is off-policy')])
+
+
+def conf_file_of(config: Any, option: str) -> str:
+    """The conf in the run folder, from which other processes make environments and algorithm anew.
+
+    Args:
+        config: of the run.
+        option: as in :func:`check_source`.
+
+    Raises:
+        ConfError: there is none.
+    """
+    conf_file = os.path.join(config.root_dir, 'conf', 'config.gin')
+    if not os.path.isfile(conf_file):
+        raise ConfError([problem_at(
+            'TrainerConfig', option, f'= {getattr(config, option)!r}: other processes make environments and algorithm '
+            f'anew from the conf of the run, but there is no {conf_file}',
+            'start the run by alfx.bin.train, or call gin_utils.write_conf before')])
+    return conf_file

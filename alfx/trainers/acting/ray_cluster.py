@@ -12,8 +12,8 @@ import threading
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from alfx.engine.errors import LostProcessError
 from alfx.gin_utils import ConfError
+from alfx.utils.processes import POLL_SECONDS, LostProcessError, is_running, read_proc
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class RayConnection:
             LostProcessError: a process of a cluster that was started here is gone, or Ray's process on this machine.
         """
         for pid in self._processes:
-            if not _is_alive(pid):
+            if not is_running(pid):
                 raise LostProcessError(f'a server of the Ray cluster of this run (pid {pid})', 'has ended')
         if not self.is_own_cluster:
             node = self.ray.get_runtime_context().get_node_id()
@@ -114,8 +114,8 @@ def connect(wanted_by: str, address: str = '', num_cpus: int = 1) -> RayConnecti
                         'that asks for a token, RAY_AUTH_MODE=token lets this program send its own') from None
     logger.info('the Ray cluster has %s', ', '.join(
         f'{int(count)} {name}' for name, count in sorted(ray.cluster_resources().items()) if name in ('CPU', 'GPU')))
-    servers = [pid for pid in _children(os.getpid()) - before if _name(pid) in _SERVERS] if address == 'local' else []
-    return RayConnection(ray, servers, ends_with_close=True)
+    started = _children(os.getpid()) - before if address == 'local' else ()
+    return RayConnection(ray, [pid for pid in started if read_proc(pid, 'comm').strip() in _SERVERS], True)
 
 
 @contextlib.contextmanager
@@ -147,7 +147,7 @@ def _own_signal_handlers() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def end_with_cluster(stop: threading.Event, poll_seconds: float = 0.2) -> None:
+def end_with_cluster(stop: threading.Event) -> None:
     """Watch, from an actor of a cluster that a learner has started for itself, for the end of this cluster.
 
     When the learner is killed, Ray ends the actors within seconds, but two helpers of its own (the agents beside them)
@@ -155,11 +155,10 @@ def end_with_cluster(stop: threading.Event, poll_seconds: float = 0.2) -> None:
 
     Args:
         stop: ends the watch.
-        poll_seconds: how often to look.
     """
     raylet = os.getppid()
     siblings: set[int] = set()
-    while not stop.wait(poll_seconds):
+    while not stop.wait(POLL_SECONDS):
         if os.getppid() == raylet:
             siblings = _children(raylet) or siblings
             continue
@@ -175,38 +174,11 @@ def _children(pid: int) -> set[int]:
     children: set[int] = set()
     with contextlib.suppress(OSError):
         for thread in os.listdir(f'/proc/{pid}/task'):
-            with open(f'/proc/{pid}/task/{thread}/children', encoding='ascii') as file:
-                children.update(int(child) for child in file.read().split())
+            children.update(map(int, read_proc(pid, f'task/{thread}/children').split()))
     return children
-
-
-def _stat(pid: int) -> list[str]:
-    """What ``/proc`` tells of a process, from its state and its parent on; nothing if it is gone."""
-    try:
-        with open(f'/proc/{pid}/stat', encoding='ascii', errors='replace') as file:
-            return file.read().rpartition(')')[2].split()
-    except OSError:
-        return []
-
-
-def _is_alive(pid: int) -> bool:
-    stat = _stat(pid)
-    return bool(stat) and stat[0] not in 'ZX'
-
-
-def _name(pid: int) -> str:
-    try:
-        with open(f'/proc/{pid}/comm', encoding='ascii', errors='replace') as file:
-            return file.read().strip()
-    except OSError:
-        return ''
 
 
 def _is_left_over_agent(pid: int) -> bool:
     """Whether a process is an agent of Ray whose parent is gone."""
-    try:
-        with open(f'/proc/{pid}/cmdline', 'rb') as file:
-            command = file.read()
-    except OSError:
-        return False
-    return command.startswith(b'ray::') and b'Agent' in command and _stat(pid)[1:2] == ['1']
+    command, stat = read_proc(pid, 'cmdline'), read_proc(pid, 'stat')
+    return command.startswith('ray::') and 'Agent' in command and stat.rpartition(')')[2].split()[1:2] == ['1']

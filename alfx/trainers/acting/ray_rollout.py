@@ -5,7 +5,6 @@ run is the same one for ever, and so is its ring in the replay buffer. The other
 """
 import collections
 import logging
-import os
 import re
 import socket
 import textwrap
@@ -22,21 +21,17 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import StepType
 from alfx.engine.contract import Acts
-from alfx.engine.errors import LostProcessError
 from alfx.engine.remote.policy_state import pack, policy_state, unpack
-from alfx.engine.remote.unroll import ActingStatistics, Steps, UnrollSource, check_source
-from alfx.gin_utils import ConfError
-from alfx.gin_utils.checks import problem_at
+from alfx.engine.remote.unroll import ActingStatistics, Steps, UnrollSource, check_source, conf_file_of
 from alfx.trainers.acting import ray_cluster
 from alfx.trainers.acting import worker_process
 from alfx.trainers.acting.ray_worker import CONTROL, Delivery, RayWorker, Started, Weights
+from alfx.utils import processes
+from alfx.utils.processes import LostProcessError
 
 logger = logging.getLogger(__name__)
 
 MAX_DEATHS = 3  # of a worker, one after the other, without having delivered a step
-_LOOK_AROUND_SECONDS = 2.0
-_PATIENCE = 15  # times, after which the log says what is waited for
-_CLOSE_SECONDS = 5.0
 _LAST_LINES = 20
 _MARKS_OF_RAY = (':job_id:', ':actor_name:', ':task_name:')  # in the files that its processes write to
 _REPLACEMENT_SEEDS = 1_000_003  # far from the numbers that the starts of a run have
@@ -62,12 +57,10 @@ class RayRollout(UnrollSource):
 
     def __init__(self, algorithm: RLAlgorithm, config: TrainerConfig):
         check_source(algorithm, config, 'num_ray_workers')
-        conf = _conf_of(config)
-        iteration = int(context.get_progress('iterations'))
+        with open(conf_file_of(config, 'num_ray_workers'), encoding='utf8') as file:
+            conf = file.read()
         num_environments = algorithm.environment.batch_size // config.num_ray_workers
-        settings = worker_process.worker_settings(config) | {
-            'num_environments': num_environments, 'first_environment': context.first_environment(),
-            'start': iteration + 1 if iteration else 0}
+        settings = {**worker_process.worker_settings(config), 'num_environments': num_environments}
         self._queue_size = config.unroll_queue_size
         self._connection = ray_cluster.connect(f'TrainerConfig.num_ray_workers = {config.num_ray_workers}',
                                                config.ray_address, config.num_ray_workers)
@@ -150,7 +143,7 @@ class RayRollout(UnrollSource):
         for worker in self._workers:
             worker.tell('stop')
             waiting.append(worker.actor.close.remote())
-        self._ray.wait(waiting, num_returns=len(waiting), timeout=_CLOSE_SECONDS)
+        self._ray.wait(waiting, num_returns=len(waiting), timeout=processes.GRACE_SECONDS)
         for worker in self._workers:
             self._ray.kill(worker.actor)
 
@@ -187,14 +180,14 @@ class RayRollout(UnrollSource):
         """The oldest answer of a worker that has not been read; says in the log what takes long."""
         while True:
             try:
-                answer = self._ray.get(worker.answers[0], timeout=_LOOK_AROUND_SECONDS)
+                answer = self._ray.get(worker.answers[0], timeout=processes.LOOK_AROUND_SECONDS)
                 worker.answers.popleft()
                 worker.waited = 0
                 return answer
             except self._ray.exceptions.GetTimeoutError:
                 self._connection.check()
                 worker.waited += 1
-                if worker.waited % _PATIENCE == 0:
+                if worker.waited % (processes.PATIENCE_SECONDS // processes.LOOK_AROUND_SECONDS) == 0:
                     self._tell_what_takes_long(worker)
 
     def _tell_what_takes_long(self, worker: '_Worker') -> None:
@@ -307,7 +300,8 @@ class _Worker:
         """The end of what the actor wrote to stderr, or of its log, and what Ray knows of its end."""
         lines: list[str] = []
         if self.started is not None and self.started.host == socket.gethostname():
-            lines = [line for line in _last_lines(self.started.log_file) if not line.startswith(_MARKS_OF_RAY)]
+            lines = [line.rstrip() for line in processes.tail(self.started.log_file).splitlines()
+                     if line.strip() and not line.startswith(_MARKS_OF_RAY)][-_LAST_LINES:]
         known = _plain(str(error)).splitlines()
         begin = next((i for i, line in enumerate(known) if line.startswith('The actor is dead because')), 0)
         return '\n'.join([*(lines or self.said), *known[begin:]])
@@ -359,18 +353,6 @@ class _Stream:
         for i in self._step_types:
             leaves[i] = np.array(leaves[i])
             leaves[i][-1] = StepType.LAST
-
-
-def _conf_of(config: TrainerConfig) -> str:
-    """The resolved conf of a run, from its folder."""
-    conf_file = os.path.join(config.root_dir, 'conf', 'config.gin')
-    if not os.path.isfile(conf_file):
-        raise ConfError([problem_at('TrainerConfig', 'num_ray_workers', f'= {config.num_ray_workers}: other processes '
-                                    'make environments and algorithm anew from the conf of the run, but there is no '
-                                    f'{conf_file}', 'start the run by alfx.bin.train, or call gin_utils.write_conf '
-                                    'before')])
-    with open(conf_file, encoding='utf8') as file:
-        return file.read()
 
 
 def _step_types(structure: Any) -> list[int]:
@@ -426,14 +408,6 @@ def _check_version(worker: _Worker) -> None:
     if worker.started.version != alfx.__version__:
         raise LostProcessError(worker.title, f'has alfx {worker.started.version}; the learner has {alfx.__version__}',
                                hint='install the same version on every machine of the cluster')
-
-
-def _last_lines(path: str) -> list[str]:
-    """The end of a text file; nothing if there is none."""
-    if not os.path.isfile(path):
-        return []
-    with open(path, encoding='utf8', errors='replace') as file:
-        return list(collections.deque((line.rstrip() for line in file if line.strip()), _LAST_LINES))
 
 
 def _plain(text: str) -> str:

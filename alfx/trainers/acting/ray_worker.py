@@ -20,6 +20,7 @@ from alfx.engine.remote.policy_state import pack, unpack
 from alfx.trainers.acting import worker_process
 from alfx.trainers.acting.ray_cluster import end_with_cluster
 from alfx.trainers.acting.rollout_worker import RolloutWorker
+from alfx.utils.processes import leave_signals_to_parent
 
 CONTROL = 'control'
 _MAX_LOG_LINES = 1000  # of one delivery
@@ -109,7 +110,8 @@ class RayWorker:
         Raises:
             ConfError, EnvironmentLoadError: as in a run of one process.
         """
-        worker_process.prepare(self._settings, ends_with_parent=False)
+        leave_signals_to_parent()
+        worker_process.prepare(self._settings)
         with tempfile.TemporaryDirectory(prefix='alfx-') as folder:
             conf_file = os.path.join(folder, 'config.gin')
             with open(conf_file, 'w', encoding='utf8') as file:

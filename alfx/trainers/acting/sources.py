@@ -56,7 +56,8 @@ def start(algorithm: Any, config: TrainerConfig) -> UnrollSource | None:
         source = RayRollout(algorithm, config)
     elif config.async_unroll:
         from alfx.algorithms.async_unroller import AsyncUnroller
-        source = AsyncUnroller(algorithm, config)
+        from alfx.trainers.acting import unroll_process, worker_process
+        source = AsyncUnroller(algorithm, config, unroll_process.work, worker_process.worker_settings(config))
     else:
         return None
     algorithm.learner.use_source(source, config.unroll_parameter_update_period)

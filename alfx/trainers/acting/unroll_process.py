@@ -1,76 +1,37 @@
-"""The process that acts while another one trains: see :mod:`alfx.algorithms.async_unroller`.
-
-What it has to say, apart from the steps, goes through a pipe as pickled pairs: ``('log', (level, text))``,
-``('summary', [(method, arguments), ...])``, ``('error', text)``, and ``('ready', number of environments)``.
-"""
+"""The process that acts while another one trains: see :mod:`alfx.algorithms.async_unroller`."""
 import contextlib
-import faulthandler
-import logging
-import os
-import pickle
 import signal
 import time
-import traceback
-from multiprocessing.connection import Connection
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from alfx import context, summary
 from alfx.engine.remote.channel import Timing, UnrollChannel
-from alfx.engine.remote.shared_tensors import POLL_SECONDS
 from alfx.trainers.acting.rollout_worker import RolloutWorker
-from alfx.trainers.acting.worker_process import LogForwarding, SummaryForwarding, parent_is_gone, prepare
-
-logger = logging.getLogger(__name__)
-
-_NOBODY_LISTENS = (BrokenPipeError, ConnectionResetError, EOFError)
+from alfx.trainers.acting.worker_process import LogForwarding, SummaryForwarding, prepare
+from alfx.utils.processes import POLL_SECONDS, is_orphan
 
 
 class _Stopped(Exception):
     """The learner wants this process to end, or is gone."""
 
 
-def work(pipe: Connection, channel: UnrollChannel, conf_file: str, settings: dict[str, Any]) -> None:
+def work(tell: Callable[[str, Any], None], channel: UnrollChannel, conf_file: str, settings: dict[str, Any]) -> None:
     """Act until the learner says stop, or is gone.
 
     Args:
-        pipe: what there is to tell goes in here.
+        tell: see :class:`~alfx.utils.processes.TalkingChild`; what it takes besides is 'ready', of the number of
+            environments, and 'summary', of calls ``(method, arguments)`` of a summary writer.
         channel: for steps, weights and statistics.
-        conf_file: see ``RolloutWorker``, as for ``settings``; these have 'unroll_step_interval' and 'last_words', a
-            file for what is left to say after a fault of the interpreter, besides.
+        conf_file: see ``RolloutWorker``, as for ``settings``; these have 'unroll_step_interval' besides.
     """
     prepare(settings)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # schedulers send it to all processes of a run; the trainer decides
-
-    def tell(kind: str, content: Any) -> None:
-        pipe.send_bytes(pickle.dumps((kind, content)))
-
     log = LogForwarding(lambda level, text: tell('log', (level, text)))
-    with open(settings['last_words'], 'w', encoding='utf8') as fault_file:
-        faulthandler.enable(fault_file)
-        failed = True
-        try:
-            with log.active():
-                _act(channel, conf_file, settings, tell)
-            failed = False
-        except (_Stopped, *_NOBODY_LISTENS):
-            failed = False
-        finally:
-            faulthandler.disable()
-            if parent_is_gone():  # nobody else is left to remove it
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(settings['last_words'])
-            if failed:  # the learner tells; nothing needs to be printed here as well
-                _tell_error(tell)
-                raise SystemExit(1)
-
-
-def _tell_error(tell: Any) -> None:
-    try:
-        tell('error', traceback.format_exc())
-    except _NOBODY_LISTENS:
-        return
+    with log.active(), contextlib.suppress(_Stopped):
+        _act(channel, conf_file, settings, tell)
 
 
 def _act(channel: UnrollChannel, conf_file: str, settings: dict[str, Any], tell: Any) -> None:
@@ -124,6 +85,6 @@ def _recorded_step(worker: RolloutWorker, counter: int, tell: Any) -> Any:
 
 def _look_around(channel: UnrollChannel) -> Any:
     def look_around() -> None:
-        if channel.is_stopped or parent_is_gone():
+        if channel.is_stopped or is_orphan():
             raise _Stopped
     return look_around

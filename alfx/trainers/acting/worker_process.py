@@ -4,22 +4,15 @@ The learner sends :func:`worker_settings`; the process calls :func:`prepare`, th
 """
 import contextlib
 import logging
-import multiprocessing
 import os
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from alfx import gin_utils
+from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.trainers import random_state
-
-_POLL_SECONDS = 0.5
-_GRACE_SECONDS = 4.0
 
 
 def worker_settings(config: TrainerConfig) -> dict[str, Any]:
@@ -28,25 +21,20 @@ def worker_settings(config: TrainerConfig) -> dict[str, Any]:
     Args:
         config: of the run; its random seed has been drawn.
     """
+    iteration = int(context.get_progress('iterations'))
     return {'root_dir': config.root_dir, 'random_seed': config.random_seed,
-            'float32_matmul_precision': torch.get_float32_matmul_precision()}
+            'float32_matmul_precision': torch.get_float32_matmul_precision(),
+            'first_environment': context.first_environment(), 'start': iteration + 1 if iteration else 0}
 
 
-def prepare(settings: dict[str, Any], ends_with_parent: bool = True) -> None:
-    """Set up this process: one thread, the arithmetic of the learner, no part in signals to the whole group.
+def prepare(settings: dict[str, Any]) -> None:
+    """Set up this process: one thread, the arithmetic of the learner.
 
     Args:
         settings: of :func:`worker_settings`.
-        ends_with_parent: end within seconds, if need be by force, when the process that started this one is gone.
     """
-    if threading.current_thread() is threading.main_thread():
-        # they reach all processes of a terminal; the trainer decides
-        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_IGN)
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     set_arithmetic(settings)
-    if ends_with_parent:
-        threading.Thread(target=_end_with_parent, name='parent-watch', daemon=True).start()
 
 
 def set_arithmetic(settings: dict[str, Any]) -> None:
@@ -62,19 +50,6 @@ def load_config(conf_file: str, settings: dict[str, Any]) -> TrainerConfig:
     config = TrainerConfig(root_dir=settings['root_dir'])
     config.random_seed = random_state.set_random_seed(settings['random_seed'])
     return config
-
-
-def parent_is_gone() -> bool:
-    """Whether the process that started this one through ``multiprocessing`` has ended."""
-    parent = multiprocessing.parent_process()
-    return parent is not None and os.getppid() != parent.pid
-
-
-def _end_with_parent() -> None:
-    while not parent_is_gone():
-        time.sleep(_POLL_SECONDS)
-    time.sleep(_GRACE_SECONDS)  # time to notice it by itself and to close what is open
-    os._exit(1)
 
 
 class LogForwarding(logging.Handler):

@@ -18,7 +18,6 @@ from torch import nn
 
 from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
-from alfx.engine.errors import LostProcessError
 from alfx.engine.remote import data_parallel
 from alfx.environments.seeding import derived_seed
 from alfx.gin_utils.checks import problem_at
@@ -31,6 +30,7 @@ from alfx.trainers.signals import StopSignals
 from alfx.trainers.team import joint_state
 from alfx.trainers.team.joint_checkpoint import JointCheckpointer
 from alfx.utils.checkpoint_utils import Checkpointer
+from alfx.utils.processes import LostProcessError, is_orphan
 
 logger = logging.getLogger(__name__)
 T = TypeVar('T')
@@ -89,7 +89,7 @@ class Alone:
         return StopSignals()
 
     def agree(self, iteration: int, is_time: bool) -> bool:
-        """At the end of an iteration: whether it is time for a temporary checkpoint."""
+        """At the end of an iteration, and after loading: whether it is time for a temporary checkpoint."""
         return is_time
 
     def check_parameters(self, algorithm: Any, iteration: int) -> None:
@@ -131,11 +131,8 @@ class Together:
         self._whole: list[Any] = []
         self._algorithm: Any = None
         self._checkpointer: JointCheckpointer | None = None
-        check_config(config)
-        for field in ('mini_batch_size', 'initial_collect_steps'):
-            count = getattr(config, field)
-            if count:
-                setattr(config, field, self._ranks.share('TrainerConfig', field, count))
+        for field, share in shares_of(config, self._ranks.size).items():
+            setattr(config, field, share)
 
     @property
     def writes(self) -> bool:
@@ -190,7 +187,7 @@ class Together:
             LostProcessError: a rank is gone.
         """
         counters = self._algorithm.get_step_metrics()
-        own = [iteration, self._signals.own_stop_signal(self._ranks.is_orphan), self._signals.own_request(), is_time,
+        own = [iteration, self._signals.own_stop_signal(is_orphan()), self._signals.own_request(), is_time,
                *(int(metric.result()) for metric in counters)]
         said = self._ranks.gather(torch.tensor(own, dtype=torch.float64, device=self._ranks.device)).tolist()
         assert all(row[0] == iteration for row in said), f'the ranks are in iterations {[row[0] for row in said]}'
@@ -258,6 +255,17 @@ class Together:
                                      for metric in self._whole[:MetricSet.NUM_COUNTERS]})
 
 
+def shares_of(config: TrainerConfig, size: int) -> dict[str, int]:
+    """What each of ``size`` ranks has of the settings that count samples, by field.
+
+    Raises:
+        ConfError: the configuration is not for several processes, or not for so many.
+    """
+    check_config(config)
+    counts = {field: getattr(config, field) for field in ('mini_batch_size', 'initial_collect_steps')}
+    return {field: data_parallel.share('TrainerConfig', field, count, size) for field, count in counts.items() if count}
+
+
 def check_config(config: TrainerConfig) -> None:
     """Refuse what several processes cannot do together.
 
@@ -323,11 +331,11 @@ class _AgreedSignals(StopSignals):
         requested, self._agreed_request = self._agreed_request, False
         return requested
 
-    def own_stop_signal(self, is_orphan: bool) -> int:
+    def own_stop_signal(self, is_an_orphan: bool) -> int:
         """The signal that reached this rank, 0 for none; an orphan stops as if it had been terminated."""
         import signal
         own = self._stop_signal or 0
-        return signal.SIGTERM if is_orphan and not own else own
+        return signal.SIGTERM if is_an_orphan and not own else own
 
     def own_request(self) -> bool:
         """Whether this rank has been asked for a checkpoint since the last call."""

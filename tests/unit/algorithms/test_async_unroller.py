@@ -10,11 +10,17 @@ from unroll_fakes import SAMPLED, Writer, is_running, make_algorithm, run_folder
 
 from alfx import context, nest, summary
 from alfx.algorithms.async_unroller import AsyncUnroller, UnrollJob, UnrollResult
-from alfx.engine.errors import LostProcessError
 from alfx.engine.remote.unroll import ActingStatistics
 from alfx.environments.utils import create_environment
 from alfx.gin_utils import ConfError
 from alfx.trainers.acting import sources as acting
+from alfx.trainers.acting import unroll_process
+from alfx.trainers.acting.worker_process import worker_settings
+from alfx.utils.processes import LostProcessError
+
+
+def unroller_for(algorithm, config):
+    return AsyncUnroller(algorithm, config, unroll_process.work, worker_settings(config))
 
 
 @pytest.fixture
@@ -23,7 +29,7 @@ def start():
     unrollers = []
 
     def start_one(config, algorithm):
-        unrollers.append(AsyncUnroller(algorithm, config))
+        unrollers.append(unroller_for(algorithm, config))
         return unrollers[-1]
 
     yield start_one
@@ -182,7 +188,7 @@ def test_an_error_of_its_environment_is_told_with_its_traceback(tmp_path, monkey
 
 def test_a_process_that_is_deep_in_its_environment_is_ended_by_force(tmp_path, monkeypatch, start):
     config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'load_drift.seconds=60')
-    monkeypatch.setattr('alfx.algorithms.async_unroller._CLOSE_SECONDS', 0.5)
+    monkeypatch.setattr('alfx.utils.processes.GRACE_SECONDS', 0.5)
     algorithm = learner(config)
     unroller = start(config, algorithm)
     unroller.update_parameter(algorithm)
@@ -199,7 +205,7 @@ def test_what_cannot_learn_from_old_steps_is_refused_before_anything_is_started(
     config = run_folder(tmp_path, monkeypatch, 'Steering.on_policy=True')
     algorithm = learner(config)
     with pytest.raises(ConfError, match='async_unroll = True: Steering is on-policy(.|\n)*ImpalaAlgorithm'):
-        AsyncUnroller(algorithm, config)
+        unroller_for(algorithm, config)
     with pytest.raises(ConfError, match='async_unroll'):
         acting.check(algorithm, config)
 
@@ -208,13 +214,13 @@ def test_a_run_without_a_conf_in_its_folder_is_refused(tmp_path, monkeypatch):
     config = run_folder(tmp_path, monkeypatch, *SAMPLED)
     os.unlink(tmp_path / 'conf' / 'config.gin')
     with pytest.raises(ConfError, match='config.gin(.|\n)*write_conf'):
-        AsyncUnroller(learner(config), config)
+        unroller_for(learner(config), config)
 
 
 def test_a_queue_that_does_not_fit_into_shared_memory_is_refused(tmp_path, monkeypatch):
     config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_queue_size=100000000000')
     with pytest.raises(ConfError, match='unroll_queue_size'):
-        AsyncUnroller(learner(config), config)
+        unroller_for(learner(config), config)
 
 
 def test_jobs_are_plain_records():

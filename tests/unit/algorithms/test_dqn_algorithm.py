@@ -8,7 +8,8 @@ from alfx import context, nest
 from alfx.algorithms.agent import Agent, AgentInfo
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.dqn_algorithm import DqnAlgorithm, DqnInfo, DqnState, least_distribution, least_values
+from alfx.algorithms.dqn_algorithm import DqnAlgorithm, DqnInfo, DqnState
+from alfx.algorithms.maths.q_maths import least_distribution, least_values
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType, TimeStep

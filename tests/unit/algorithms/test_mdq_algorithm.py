@@ -8,6 +8,7 @@ import torch
 from alfx import context, nest
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.bootstrapped_algorithm import Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.mdq_algorithm import MdqAlgorithm, MdqCriticState, MdqInfo
 from alfx.algorithms.one_step_loss import OneStepTDLoss
@@ -287,8 +288,9 @@ def test_alpha_grows_while_the_entropy_is_below_its_target():
     for neg_entropy, sign in ((0.0, -1), (-2.0, 1)):  # entropies of 0 and 2
         algorithm.zero_grad()
         zeros = torch.zeros(2, 1)
-        algorithm._info(TimeStep(), (), zeros, zeros, zeros, zeros,
-                        torch.full((2, 1), neg_entropy)).alpha.alpha_loss.sum().backward()
+        terms = Terms((zeros, torch.full((2, 1), neg_entropy)), (), (zeros, zeros, zeros), zeros)
+        _, info = algorithm.train_info(TimeStep(), MdqInfo(), terms)
+        info.alpha.alpha_loss.sum().backward()
         assert algorithm._log_alpha.grad.sign().item() == sign
 
 

@@ -15,6 +15,7 @@ from alfx.environments.suite_gym import load, wrap_env
 from alfx.environments.suite_unittest import PolicyUnittestEnv
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+from alfx.trainers import building
 from alfx.utils.schedulers import LinearScheduler
 
 STATE = BoundedTensorSpec((), torch.int64, 0, 4)
@@ -184,6 +185,16 @@ def test_among_equally_good_actions_one_is_drawn_at_random():
     torch.manual_seed(0)
     counts = torch.bincount(any_of_the_best(torch.tensor([[1.0, 2.0, 2.0, -5.0]]).expand(4000, 4)), minlength=4)
     assert counts[[0, 3]].tolist() == [0, 0] and abs(int(counts[1]) - 2000) < 150
+
+
+def test_evaluation_acts_at_random_as_often_as_it_is_told():
+    agent, rl = make_agent(make_env(4))
+    time_step = agent._env.current_time_step()
+    inputs = nest.map_structure(lambda x: x[:1].repeat(1000, *[1] * (x.ndim - 1)), time_step)
+    for epsilon, share in ((0.0, 0.0), (0.5, 0.25), (1.0, 0.5)):  # half of two random actions are the best
+        building.set_epsilon_greedy(agent, epsilon)
+        actions = agent.predict_step(inputs, agent.get_initial_predict_state(1000)).output
+        assert (actions != actions.min()).float().mean().item() == pytest.approx(share, abs=0.06)
 
 
 def test_epsilon_falls_with_every_episode_down_to_its_minimum():

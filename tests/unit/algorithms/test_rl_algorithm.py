@@ -9,6 +9,7 @@ from alfx.algorithms.algorithm import Algorithm, Loss
 from alfx.algorithms.base.ownership import assign_optimizers
 from alfx.algorithms.data_transformer import ObservationNormalizer, RewardScaling
 from alfx.data_structures import AlgStep, Experience, LossInfo
+from alfx.gin_utils import ConfError
 from alfx.optimizers import SGD
 from alfx.utils.checkpoint_utils import Checkpointer
 
@@ -40,6 +41,18 @@ class OnPolicyPart(Listener):
         self._is_on_policy = True
         self.train_from_unroll(Experience(time_step=root_inputs), rollout_info)
         self._is_on_policy = False
+
+
+def test_epsilon_greedy_is_that_of_the_conf_until_it_is_set():
+    agent, _ = make_agent('actor-critic', 'discrete', config_args=dict(epsilon_greedy=0.25))
+    part = agent._rl_algorithm
+    assert part._epsilon_greedy == 0.25
+    part.set_epsilon_greedy(0.5)
+    assert part._epsilon_greedy == 0.5
+    part.set_epsilon_greedy(None)
+    assert part._epsilon_greedy == 0.25
+    with pytest.raises(ConfError, match=f'{type(part).__name__}.epsilon_greedy'):
+        part.set_epsilon_greedy(1.5)
 
 
 def scaling(env):

@@ -206,7 +206,8 @@ def test_the_gradient_of_the_actor_is_that_of_sac_scaled_by_the_probability_of_s
     monkeypatch.setitem(algorithm._modules, '_actor_network', lambda inputs: (dist(), ()))
     monkeypatch.setattr(algorithm, '_value', lambda observation, tau: -(tau[:, 0] - 1.0).square())
     prev_tau = torch.linspace(-1, 1, 5).unsqueeze(1)
-    act, info, _ = algorithm._actor_step(torch.zeros(5, 3), prev_tau)
+    act = algorithm._predict_action(torch.zeros(5, 3), prev_tau, Mode.train)
+    info, _ = algorithm._policy_losses(act)
     gradient, = torch.autograd.grad(info.actor_loss.sum(), mean)
     action = act.actor_a.detach()
     advantage = -(action[:, 0] - 1).square() + (prev_tau[:, 0] - 1).square()
@@ -217,7 +218,8 @@ def test_the_gradient_of_the_actor_is_that_of_sac_scaled_by_the_probability_of_s
 
 def test_temperatures_grow_while_an_entropy_is_below_its_target():
     algorithm = make(target_entropy=(lambda spec: 1e3, lambda spec: -1e3))
-    _, info, alpha_loss = algorithm._actor_step(time_step().observation, random_state(algorithm).tau)
+    info, alpha_loss = algorithm._policy_losses(algorithm._predict_action(
+        time_step().observation, random_state(algorithm).tau, Mode.train))
     alpha_loss.mean().backward()
     gradient = algorithm._log_alpha.grad
     assert gradient[0] < 0 < gradient[1]

@@ -4,11 +4,14 @@ import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from alfx import gin_utils
 from alfx.bin import launch, ranks
 from alfx.gin_utils import ConfError
+from alfx.utils import processes
 
 
 def program(*lines):
@@ -17,12 +20,12 @@ def program(*lines):
 
 
 def test_a_rank_that_was_asked_to_stop_may_take_its_time_for_the_last_checkpoint(monkeypatch):
-    monkeypatch.setattr(launch, '_LEAVE_SECONDS', 0.1)
+    monkeypatch.setattr(processes, 'LEAVE_SECONDS', 0.1)
     assert launch.launch(program('time.sleep(0 if rank else 1.5)', 'sys.exit(143)'), 2) == 143
 
 
 def test_after_an_error_those_that_do_not_end_are_killed(monkeypatch, tmp_path):
-    monkeypatch.setattr(launch, '_LEAVE_SECONDS', 0.1)
+    monkeypatch.setattr(processes, 'LEAVE_SECONDS', 0.1)
     code = launch.launch(program(f'open(f"{tmp_path}/{{rank}}", "w").write(str(os.getpid()))',
                                  f'while len(os.listdir("{tmp_path}")) < 2: time.sleep(0.01)',
                                  'if rank: sys.exit(2)', 'time.sleep(300)'), 2)
@@ -60,6 +63,35 @@ def test_a_signal_that_comes_while_ranks_are_being_started_reaches_all_of_them(m
     begun = time.monotonic()
     assert launch.launch(program('time.sleep(60)'), 2) == 143
     assert time.monotonic() - begun < 50
+
+
+def test_what_ranks_share_is_reached_from_this_machine_alone(tmp_path):
+    code = launch.launch(program(
+        'port = f":{int(os.environ[\'MASTER_PORT\']):04X}"',
+        'lines = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}")]',
+        'listening = [line[1] for line in lines if line[3] == "0A" and line[1].endswith(port)]',
+        f'open(f"{tmp_path}/{{rank}}", "w").write(" ".join(listening))'), 2)
+    assert code == 0
+    for rank in '01':
+        address, = (tmp_path / rank).read_text().split()
+        assert address.startswith('0100007F:')
+
+
+@pytest.mark.parametrize('params, name', [
+    (['TrainerConfig.mini_batch_size=33'], 'TrainerConfig.mini_batch_size = 33'),
+    (['create_environment.num_parallel_environments=5'], 'create_environment.num_parallel_environments = 5'),
+    (['n=7', 'create_environment.num_parallel_environments=%n'], 'create_environment.num_parallel_environments = 7')])
+def test_what_cannot_be_divided_is_refused_before_anything_is_started(params, name, tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(launch, 'launch', lambda command, count: started.append(count) or 0)
+    monkeypatch.setattr(ranks, 'FLAGS', SimpleNamespace(root_dir=''))
+    monkeypatch.delenv('ALFX_STARTED_RANKS', raising=False)
+    with gin_utils.loaded('ppo_cart_pole', ['TrainerConfig.mini_batch_size=32',
+                                            'create_environment.num_parallel_environments=4']):
+        assert ranks.start(2, str(tmp_path)) == 0 and started == [2]
+    with gin_utils.loaded('ppo_cart_pole', params), pytest.raises(ConfError, match=f'{name} cannot be divided among 2'):
+        ranks.start(2, str(tmp_path))
+    assert started == [2]
 
 
 def test_each_of_several_processes_needs_a_gpu_of_its_own(monkeypatch):

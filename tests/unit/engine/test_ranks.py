@@ -17,6 +17,7 @@ from alfx.optimizers import Adam
 from alfx.tensor_specs import TensorSpec
 from alfx.trainers.team.team import ParameterMismatchError, Together, check_config, check_layers
 from alfx.utils import running_stats
+from alfx.utils.processes import LostProcessError
 
 
 class ThreadRanks(Ranks):
@@ -57,6 +58,32 @@ def on_ranks(work, size=2):
 def parameters():
     return [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(())),
             nn.Parameter(torch.zeros(3, dtype=torch.float64))]
+
+
+class Work:
+    """An exchange that ends after the first wait for it has timed out, and before anybody asks whether it has."""
+
+    def __init__(self, failure=None):
+        self.failure, self.waits = failure, 0
+
+    def wait(self, *timeout):
+        self.waits += 1
+        if self.waits == 1:
+            raise RuntimeError('Operation timed out!')
+        if self.failure is not None:
+            raise self.failure
+        return True
+
+    def is_completed(self):
+        return True
+
+
+def test_an_exchange_that_ends_just_after_the_time_to_look_around_has_succeeded(monkeypatch):
+    ranks = ThreadRanks(0, 2, None)
+    ranks._exchange(Work)
+    monkeypatch.setattr('alfx.engine.remote.data_parallel.GRACE_SECONDS', 0.0)
+    with pytest.raises(LostProcessError, match='does not answer any more\n.*\n.*Connection closed by peer'):
+        ranks._exchange(lambda: Work(RuntimeError('Connection closed by peer')))
 
 
 def test_gradients_are_averaged_whatever_their_shape_and_type():

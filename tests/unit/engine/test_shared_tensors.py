@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from alfx import TensorSpec
-from alfx.engine.errors import LostProcessError, describe_exit
-from alfx.engine.remote.shared_tensors import Published, SharedTensors, StepRing
+from alfx.engine.remote.shared_tensors import Published, StepRing
 from alfx.gin_utils import ConfError
+from alfx.utils.processes import LostProcessError
+from alfx.utils.shared_memory import SharedTensors
 
 SPECS = [TensorSpec((3, 2)), TensorSpec((), torch.int64), TensorSpec((5, ), torch.uint8), TensorSpec((1, ), torch.bool)]
 CONTEXT = multiprocessing.get_context('spawn')
@@ -118,18 +119,3 @@ def test_who_waits_for_a_process_that_died_in_the_middle_looks_around():
 
     with pytest.raises(LostProcessError):
         published.publish(lambda tensors: None, look_around)
-
-
-@pytest.mark.parametrize('code, words', [
-    (-9, 'was killed by SIGKILL (often for want of memory)'), (-11, 'was killed by SIGSEGV'),
-    (3, 'ended with exit code 3'), (None, 'does not answer any more'), (-40, 'was killed by signal 40')])
-def test_how_a_process_ended_in_words(code, words):
-    assert describe_exit(code) == words
-
-
-def test_a_lost_process_is_told_with_its_last_words():
-    error = LostProcessError('rank 2', 'was killed by SIGKILL', 'one\ntwo\n', 'start it again')
-    assert str(error) == ('rank 2 was killed by SIGKILL\n  start it again\n  its last words:\n    one\n    two')
-    assert str(LostProcessError('rank 2', 'is gone', ' \n')) == 'rank 2 is gone'
-    kind, arguments = error.__reduce__()
-    assert str(kind(*arguments)) == str(error)

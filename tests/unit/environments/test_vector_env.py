@@ -2,24 +2,29 @@
 import multiprocessing
 import os
 import pickle
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from collections import namedtuple
 from functools import partial
 
 import gymnasium
 import numpy as np
 import pytest
 
-from alfx.environments import process_vector_env
 from alfx.environments.environment_group import EnvironmentGroup
 from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError
 from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.seeding import environment_seeds
 from alfx.environments.suite_unittest_gym import ChainEnv, CountEnv, DictEnv, RaisingEnv
 from alfx.environments.vector_env import SerialVectorEnv
+from alfx.gin_utils import ConfError
+from alfx.utils import processes
 
 BOTH = pytest.mark.parametrize('make', [SerialVectorEnv, partial(ProcessVectorEnv, envs_per_worker=2)],
                                ids=['serial', 'processes'])
@@ -79,7 +84,7 @@ class TestErrors:
     def test_a_process_that_is_killed_is_reported_with_how_it_ended(self):
         env = ProcessVectorEnv(raising('kill'))
         env.reset(seed=0)
-        with pytest.raises(EnvironmentStepError, match='killed by SIGKILL, often for want of memory') as caught:
+        with pytest.raises(EnvironmentStepError, match=r'killed by SIGKILL \(often for want of memory\)') as caught:
             steps(env, 5)
         assert caught.value.index == 1
         with pytest.raises(UnsupportedOperationError, match='have been closed'):
@@ -222,8 +227,40 @@ class TestProcesses:
             ProcessVectorEnv([CountEnv, partial(RaisingEnv, 'init')])
         assert set(multiprocessing.active_children()) == before
 
+    @pytest.mark.parametrize('make, who', [
+        (SerialVectorEnv, r'environment 1 of .CountEnv. in step\(\) .*nonparallel'),
+        (ProcessVectorEnv, r'environment 1 of .CountEnv. in step\(\) .*worker_timeout'),
+        (partial(ProcessVectorEnv, envs_per_worker=2), r'one of environments 0 to 1 of .CountEnv. in step\(\) ')])
+    def test_an_environment_that_does_not_answer_is_named_and_can_be_interrupted(self, make, who, monkeypatch, caplog):
+        monkeypatch.setattr(processes, 'PATIENCE_SECONDS', 0.1)
+        monkeypatch.setattr(processes, 'GRACE_SECONDS', 0.1)
+        env = make(raising('hang'))
+        env.reset(seed=0)
+
+        def interrupt_when_told():
+            deadline = time.monotonic() + 30
+            while not caplog.messages and time.monotonic() < deadline:
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGALRM)
+
+        signal.signal(signal.SIGALRM, _interrupt)
+        thread = threading.Thread(target=interrupt_when_told)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            steps(env, 60)
+        thread.join()
+        env.close()
+        assert re.match(who, caplog.messages[0]) and re.search(r'since \d\d:\d\d:\d\d, for', caplog.messages[0])
+
+    def test_environments_that_are_slow_together_are_not_taken_for_hanging(self, monkeypatch, caplog):
+        monkeypatch.setattr(processes, 'PATIENCE_SECONDS', 1.6)
+        env = SerialVectorEnv([Slow] * 8)
+        env.reset(seed=0)
+        steps(env, 1)
+        assert not caplog.messages
+
     def test_an_interrupted_step_must_be_followed_by_a_reset(self, monkeypatch):
-        monkeypatch.setattr(process_vector_env, 'GRACE_SECONDS', 0.3)
+        monkeypatch.setattr(processes, 'GRACE_SECONDS', 0.3)
         env = ProcessVectorEnv(raising('hang'))
         env.reset(seed=0)
         steps(env, 2)
@@ -237,6 +274,12 @@ class TestProcesses:
             steps(env, 1)
         env.close()
         assert not any(_runs(pid) for pid in pids)
+
+    def test_observations_that_do_not_fit_into_shared_memory_are_refused(self, monkeypatch):
+        usage = namedtuple('usage', 'total used free')
+        monkeypatch.setattr(shutil, 'disk_usage', lambda _: usage(0, 0, 8))
+        with pytest.raises(ConfError, match='the exchange with 2 environments needs(.|\n)*MiB left'):
+            ProcessVectorEnv([CountEnv] * 2)
 
     def test_environments_go_on_after_an_interrupted_step_and_a_reset(self):
         env = ProcessVectorEnv([Slow] * 2)

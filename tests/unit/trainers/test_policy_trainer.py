@@ -1,5 +1,6 @@
 """Tests of the schedule, of resuming, and of what happens when a run ends otherwise than planned."""
 
+import io
 import logging
 import os
 import signal
@@ -15,9 +16,11 @@ from trainer_fakes import SmallPolicy, SmallRegression, WalkEnv, WalkTrainer, lo
 from alfx import LossInfo, context, gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.engine.errors import NonFiniteLossError
+from alfx.engine.remote.data_parallel import Ranks
 from alfx.trainers import building, run_files
 from alfx.trainers.evaluator import read_results
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer, compute_summary_or_eval_interval
+from alfx.trainers.signals import StopSignals
 from alfx.utils import checkpoint_utils
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError, read_checkpoint
 
@@ -377,10 +380,69 @@ def test_a_stop_signal_ends_the_run_with_a_checkpoint_from_which_it_goes_on(tmp_
     assert all(torch.equal(a, b) for a, b in zip(parameters(resumed), parameters(whole)))
 
 
+class LoneRank(Ranks):
+    """The first of several ranks, of which the others have no environments."""
+
+    def __init__(self):
+        super().__init__(0, 1, None, torch.device('cpu'))
+
+    def add_up(self, tensor):
+        """There is nothing to add."""
+
+    def gather_objects(self, thing):
+        return [thing]
+
+    def from_first(self, thing):
+        return thing
+
+    def report(self, error):
+        """Nobody listens."""
+
+
+def test_ranks_go_on_with_the_progress_that_they_had_together(tmp_path):
+    seen = []
+
+    class Watching(WalkTrainer):
+        def __init__(self, config):
+            context.set_ranks(LoneRank())
+            super().__init__(config, ddp_rank=0)
+
+        def _train_iter(self):
+            seen.append(context.get_all_progresses())
+            super()._train_iter()
+
+    whole = dict(num_iterations=0, num_env_steps=200)
+    run(tmp_path / 'whole', Watching, **whole)
+    uninterrupted, seen = seen, []
+    run(tmp_path / 'killed', Watching, stop_after=6, **whole)
+    resumed = run(tmp_path / 'killed', Watching, **whole)
+    again = seen[7:]  # with the iteration after which it was killed
+    assert again and again == uninterrupted[-len(again):] and again[0]['env_steps'] > 40
+    assert resumed.progress() == 1.0
+
+
 def test_a_second_interrupt_stops_at_once(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, sends(signal.SIGINT, signal.SIGINT))
     assert steps(tmp_path) == [4]
+
+
+def test_a_signal_that_comes_while_something_is_written_is_told_without_the_lock_of_the_stream(tmp_path, monkeypatch):
+    class Raw(io.FileIO):
+        def write(self, data):
+            if not sent:
+                sent.append(os.kill(os.getpid(), signal.SIGTERM))
+                signals.stop_signal  # a call, in which the signal is served
+            return super().write(data)
+
+    sent = []
+    path, signals = tmp_path / 'stderr', StopSignals()
+    stream = io.TextIOWrapper(io.BufferedWriter(Raw(path, 'w')), write_through=True)
+    monkeypatch.setattr(sys, 'stderr', stream)
+    with signals.handled():
+        stream.write('x' * 100000)
+        stream.flush()
+    assert signals.stop_signal == signal.SIGTERM and 'SIGTERM: stopping after' in path.read_text()
 
 
 def test_sigusr1_asks_for_a_checkpoint_and_the_run_goes_on(tmp_path):

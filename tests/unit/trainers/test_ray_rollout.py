@@ -15,13 +15,13 @@ from unroll_fakes import SAMPLED, Writer, children_of, is_running, make_algorith
 
 from alfx import StepType, context, gin_utils, nest, summary
 from alfx.algorithms.config import TrainerConfig
-from alfx.engine.errors import LostProcessError
 from alfx.gin_utils import ConfError
 from alfx.trainers import building
 from alfx.trainers.acting import ray_cluster
 from alfx.trainers.acting import ray_rollout
 from alfx.trainers.acting import sources as acting
 from alfx.trainers.playing import play
+from alfx.utils.processes import LostProcessError
 
 pytest.importorskip('ray')
 ON_RAY = ('TrainerConfig.async_unroll=False', 'Steering.counts=False')

@@ -1,58 +1,16 @@
 """What processes that act or evaluate have in common."""
 import logging
-import multiprocessing
-import os
-import signal
-import subprocess
-import sys
-import time
 import warnings
 
 import pytest
 import torch
-from unroll_fakes import is_running, wait_for
 
 from alfx import BoundedTensorSpec, TensorSpec, context, summary
 from alfx.environments.described_environment import DescribedEnvironment
 from alfx.environments.errors import UnsupportedOperationError
 from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
 from alfx.environments.utils import create_environment
-from alfx.trainers.acting.worker_process import LogForwarding, SummaryForwarding, parent_is_gone
-
-PARENT = '''
-import multiprocessing, time
-from alfx.trainers.acting import worker_process
-def work():
-    worker_process.prepare({'float32_matmul_precision': 'highest'})
-    time.sleep(1000)
-if __name__ == '__main__':
-    process = multiprocessing.get_context('spawn').Process(target=work)
-    process.start()
-    print(process.pid, flush=True)
-    time.sleep(1000)
-'''
-
-
-def test_a_process_that_does_not_notice_ends_by_force_when_its_parent_is_gone(tmp_path):
-    (tmp_path / 'parent.py').write_text(PARENT)
-    path = os.pathsep.join([os.getcwd(), os.environ.get('PYTHONPATH', '')])
-    parent = subprocess.Popen([sys.executable, str(tmp_path / 'parent.py')], stdout=subprocess.PIPE,
-                              env={**os.environ, 'PYTHONPATH': path})
-    child = int(parent.stdout.readline())
-    started = time.monotonic()
-    try:
-        # until it watches it has to import torch; ended before, it ends with its pipe
-        wait_for(lambda: len(os.listdir(f'/proc/{child}/task')) > 1 or time.monotonic() - started > 20)
-        time.sleep(0.5)
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
-        wait_for(lambda: not is_running(child), 10)
-    finally:
-        for pid in (child, parent.pid):
-            if is_running(pid):
-                os.kill(pid, signal.SIGKILL)
-        parent.stdout.close()
-    assert multiprocessing.parent_process() is None and not parent_is_gone()
+from alfx.trainers.acting.worker_process import LogForwarding, SummaryForwarding
 
 
 def test_what_alfx_logs_and_warnings_of_all_are_handed_on():

@@ -10,8 +10,8 @@ from alfx.engine.plan import probe
 from alfx.engine.plan.forms import UnsupportedError
 
 ROOT = pathlib.Path(alfx.__file__).parent
-PRIVATE = re.compile(r'\btorch\._(?!_|foreach_|fused_)|torch\.fx\.experimental|\._schema\b|\._cdata\b|\._overloadpacket\b|'
-                     r'__closure__')
+PRIVATE = re.compile(r'\btorch\._(?!_|foreach_|fused_)|torch\.fx\.experimental|\._schema\b|\._cdata\b|'
+                     r'\._overloadpacket\b|__closure__')
 
 
 def test_private_modules_of_torch_are_used_in_one_place():

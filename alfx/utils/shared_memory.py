@@ -1,0 +1,105 @@
+"""Memory that several processes of this machine share, in blocks of which each is refused if there is no room for it.
+
+A process that is given one of these objects sees the same memory.
+"""
+import math
+import os
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alfx.gin_utils import ConfError
+from alfx.tensor_specs import TensorSpec
+
+_ALIGNMENT = 64
+_SHARED_FOLDER = '/dev/shm'
+
+
+class SharedTensors:
+    """Tensors of given specs, zeros at first, all in one block of shared memory.
+
+    Args:
+        specs: of the tensors.
+        purpose: what they are for and what would make them smaller, for the error.
+
+    Attributes:
+        tensors: the tensors.
+
+    Raises:
+        ConfError: there is not so much shared memory.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], purpose: str):
+        self._specs = [(tuple(spec.shape), spec.dtype) for spec in specs]
+        size = self._offsets()[-1]
+        if os.path.isdir(_SHARED_FOLDER):
+            free = shutil.disk_usage(_SHARED_FOLDER).free
+            if size > free:  # to write to it would end the process without a word
+                raise ConfError(f'{purpose} needs {size / 2**20:.0f} MiB of shared memory, {_SHARED_FOLDER} has '
+                                f'{free / 2**20:.0f} MiB left', 'make it smaller, or give the machine more of it')
+        self._block = torch.empty(max(size, 1), dtype=torch.uint8).share_memory_().zero_()
+        self.tensors = self._views()
+
+    def _offsets(self) -> list[int]:
+        """Where each tensor begins, and where the last one ends, in bytes."""
+        offsets = [0]
+        for shape, dtype in self._specs:
+            size = math.prod(shape) * dtype.itemsize
+            offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        return offsets
+
+    def _views(self) -> list[Tensor]:
+        return [self._block[offset:offset + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+                for (shape, dtype), offset in zip(self._specs, self._offsets())]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the block."""
+        return self._block.numel()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {'_specs': self._specs, '_block': self._block}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.tensors = self._views()
+
+
+class SharedArrays:
+    """Base of classes whose state is numpy arrays, as attributes, which other processes may share.
+
+    Index work on a few hundred numbers at a time costs numpy a fraction of what it costs torch. The arrays are views of
+    torch tensors, because those know how to be handed to another process without a copy.
+
+    Args:
+        shared: whether the arrays lie in shared memory, so that a process that gets the object works on the same ones.
+    """
+
+    def __init__(self, shared: bool = False) -> None:
+        self._shared = shared
+        self._tensors: dict[str, Tensor] = {}
+
+    def _allocate(self, name: str, shape: int | tuple[int, ...], dtype: Any, fill: float = 0) -> Any:
+        """Make the array ``[*shape]`` that is the attribute ``name``; memory of zeros is not touched before use.
+
+        Raises:
+            ConfError: there is not so much shared memory.
+        """
+        tensor = torch.from_numpy(np.full(shape, fill, dtype) if fill else np.zeros(shape, dtype))
+        if self._shared:
+            tensor = SharedTensors([TensorSpec(tensor.shape, tensor.dtype)], type(self).__name__).tensors[0].fill_(fill)
+        self._tensors[name] = tensor
+        setattr(self, name, tensor.numpy())
+        return getattr(self, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in self._tensors}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for name, tensor in self._tensors.items():
+            setattr(self, name, tensor.numpy())

@@ -1,0 +1,144 @@
+"""Processes that are started: how they begin and end, and what is told of it."""
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from unroll_fakes import wait_for
+
+from alfx.utils import processes
+from alfx.utils.processes import Child, LostProcessError, TalkingChild, describe_exit, is_running
+
+
+CHILD = '''
+import time
+from alfx.utils import processes
+def work(pipe):
+    time.sleep(1000)
+if __name__ == '__main__':
+    print(processes.Child(processes.SPAWN, work, (), 'child').pid, flush=True)
+    time.sleep(1000)
+'''
+RANK = '''
+import os, subprocess, sys, time
+from alfx.engine.remote import data_parallel
+if len(sys.argv) > 1:
+    os.environ.update(RANK='1', WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT='9')  # where nobody listens
+    data_parallel.join('cpu')
+print(subprocess.Popen([sys.executable, __file__, 'join'], stderr=subprocess.DEVNULL).pid, flush=True)
+time.sleep(1000)
+'''
+
+
+@pytest.mark.parametrize('parent', [CHILD, RANK], ids=['child', 'rank that waits for the others'])
+def test_a_process_that_does_not_notice_ends_by_force_when_its_parent_is_gone(tmp_path, parent):
+    (tmp_path / 'parent.py').write_text(parent)
+    path = os.pathsep.join([os.getcwd(), os.environ.get('PYTHONPATH', '')])
+    parent = subprocess.Popen([sys.executable, str(tmp_path / 'parent.py')], stdout=subprocess.PIPE,
+                              env={**os.environ, 'PYTHONPATH': path})
+    child = int(parent.stdout.readline())
+    started = time.monotonic()
+    try:
+        # until it watches it has to import torch; ended before, it ends with its pipe
+        wait_for(lambda: len(os.listdir(f'/proc/{child}/task')) > 1 or time.monotonic() - started > 20)
+        time.sleep(0.5)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        wait_for(lambda: not is_running(child), 10)
+    finally:
+        for pid in (child, parent.pid):
+            if is_running(pid):
+                os.kill(pid, signal.SIGKILL)
+        parent.stdout.close()
+    assert not processes.is_orphan()
+
+
+@pytest.mark.parametrize('code, words', [
+    (-9, 'was killed by SIGKILL (often for want of memory)'), (-11, 'was killed by SIGSEGV'),
+    (3, 'ended with exit code 3'), (None, 'does not answer any more'), (-40, 'was killed by signal 40')])
+def test_how_a_process_ended_in_words(code, words):
+    assert describe_exit(code) == words
+
+
+def test_a_lost_process_is_told_with_its_last_words():
+    error = LostProcessError('rank 2', 'was killed by SIGKILL', 'one\ntwo\n', 'start it again')
+    assert str(error) == ('rank 2 was killed by SIGKILL\n  start it again\n  its last words:\n    one\n    two')
+    assert str(LostProcessError('rank 2', 'is gone', ' \n')) == 'rank 2 is gone'
+    kind, arguments = error.__reduce__()
+    assert str(kind(*arguments)) == str(error)
+
+
+def test_an_error_that_something_on_its_way_adds_to_is_told_in_its_own_words():
+    error = LostProcessError('rank 2', 'is gone')
+    error.args = ('rank 2\n\nWhile executing something', *error.args[1:])
+    assert str(error) == 'rank 2 is gone'
+
+
+def obedient(pipe):
+    pipe.recv_bytes()
+
+
+def stubborn(pipe):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pipe.send_bytes(b'ready')
+    time.sleep(1000)
+
+
+def test_who_is_asked_to_end_may_do_so_and_who_does_not_is_ended_by_force():
+    child = Child(processes.SPAWN, obedient, (), 'obedient')
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        wait_for(lambda: signal_is_ignored(child.pid, signal.SIGUSR2))
+        os.kill(child.pid, number)
+    child.pipe.send_bytes(b'end')
+    child.end(time.monotonic() + 60)
+    assert child.ending() == 'ended with exit code 0'
+    child = Child(processes.SPAWN, stubborn, (), 'stubborn')
+    assert child.pipe.recv_bytes() == b'ready' and child.exitcode is None
+    child.end(time.monotonic() + 0.1)
+    assert 'SIGKILL' in child.ending() and not is_running(child.pid)
+
+
+def signal_is_ignored(pid, number):
+    line, = (line for line in processes.read_proc(pid, 'status').splitlines() if line.startswith('SigIgn'))
+    return int(line.split()[1], 16) >> (number - 1) & 1
+
+
+def talk(tell, how):
+    tell('log', (30, 'about to end'))
+    tell('number', 3)
+    if how == 'raises':
+        raise ValueError('no way')
+    if how == 'exits':
+        sys.exit(0)
+    if how == 'faults':
+        import faulthandler
+        faulthandler._sigsegv()
+    if how == 'is killed':
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize('how, ending, words', [
+    ('returns', 'ended with exit code 0', 'about to end'), ('raises', 'ended with exit code 1', 'ValueError: no way'),
+    ('exits', 'ended with exit code 1', 'SystemExit: 0'), ('faults', 'was killed by SIGSEGV', 'Segmentation fault'),
+    ('is killed', 'was killed by SIGKILL (often for want of memory)', 'about to end')])
+def test_the_last_words_are_an_error_a_fault_or_the_end_of_the_log(how, ending, words, caplog):
+    child = TalkingChild(talk, (how, ), 'test process')
+    heard = []
+    wait_for(lambda: child.exitcode is not None)
+    heard += child.listen()
+    lost = child.lost()
+    child.end(0.0)
+    assert heard == [('number', 3)] and caplog.messages == ['test process: about to end']
+    assert str(lost).startswith(f'the test process (pid {child.pid}) {ending}\n  its last words:\n')
+    assert words in lost.last_words
+    assert not os.path.exists(child._fault_file)
+
+
+def test_the_end_of_a_file_is_that_since_a_place_in_it(tmp_path):
+    path = tmp_path / 'log'
+    assert processes.tail(str(path)) == ''
+    path.write_bytes(b'before' + 9000 * b'x' + b'\xff after')
+    assert processes.tail(str(path)).endswith('x\N{REPLACEMENT CHARACTER} after')
+    assert len(processes.tail(str(path))) < 9000 and processes.tail(str(path), 9007) == ' after'
