@@ -104,7 +104,7 @@ class TrainerConfig:
         summarize_grads_and_vars: histograms of weights and gradients.
         summarize_gradient_noise_scale: the noise scale of the gradient.
         summarize_action_distributions: statistics of the action distributions.
-        summarize_output: outputs of networks that can summarise them.
+        summarize_output: histograms and means of the outputs of all networks.
 
     Training of off-policy algorithms:
         initial_collect_steps: environment steps, summed over environments, before the first update.

@@ -75,7 +75,7 @@ def can_summarize(algorithm: 'Algorithm') -> bool:
     config = algorithm._config
     return (getattr(type(algorithm).summarize_train, 'is_without_train_info', False)
             and algorithm.gradient_noise_scale is None
-            and not (config is not None and config.summarize_action_distributions))
+            and not (config is not None and (config.summarize_action_distributions or config.summarize_output)))
 
 
 def record_summarized(recorder: UpdateRecorder, batch: Batch,
