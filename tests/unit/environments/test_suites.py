@@ -100,6 +100,7 @@ class TestNames:
     def test_outdated_and_moved_environments_are_answered_with_what_gymnasium_says(self):
         with pytest.raises(EnvironmentLoadError, match='Pendulum-v1'):
             suite_gym.load('Pendulum-v0')
+        pytest.importorskip('mujoco')  # some versions of gymnasium ask for that first
         with pytest.raises(EnvironmentLoadError, match='gymnasium-robotics|mujoco_py'):
             suite_gym.load('Hopper-v2')
 
