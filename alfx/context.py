@@ -10,33 +10,11 @@ import torch
 
 from alfx import nest
 from alfx.gin_utils import configurable
+from alfx.process_state import PROGRESS_TYPES
+from alfx.process_state import state as _state
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 
 _EXE_MODES = ('normal', 'rollout', 'replay', 'eval', 'pretrain')
-_PROGRESS_TYPES = ('percent', 'iterations', 'env_steps', 'global_counter')
-
-
-class _State:
-    """The state; one instance a process."""
-
-    __slots__ = ('exe_mode', 'global_counter', 'progress', 'writer', 'recording', 'scopes', 'device', 'specs',
-                 'first_environment', 'ranks')
-
-    def __init__(self) -> None:
-        self.exe_mode = 'normal'
-        self.global_counter = 0
-        self.progress = dict.fromkeys(_PROGRESS_TYPES, 0.0)
-        self.writer: Any = None
-        self.recording = False
-        self.scopes: list[str] = []
-        self.device = torch.device('cpu')
-        self.specs: dict[str, NestedTensorSpec] = {}
-        self.first_environment = 0
-        self.ranks: Any = None
-
-
-_state = _State()
-
 
 def reset() -> None:
     """Back to the state of a fresh process."""
@@ -172,8 +150,8 @@ def get_all_progresses() -> dict[str, float]:
 
 
 def _check_progress_type(progress_type: str) -> None:
-    if progress_type not in _PROGRESS_TYPES:
-        raise ValueError(f'unknown progress type {progress_type!r}; expected one of {_PROGRESS_TYPES}')
+    if progress_type not in PROGRESS_TYPES:
+        raise ValueError(f'unknown progress type {progress_type!r}; expected one of {PROGRESS_TYPES}')
 
 
 # Device --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,9 @@ what is compared is what an exploration bonus costs; building the environments a
 training and the peer's own default logging are inside.
 """
 import dataclasses
+import importlib
 import importlib.util
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -184,9 +186,24 @@ def run_alfx_bfloat16(workload: Any, steps: int, seed: int) -> tuple[int, float]
     return benchmark_off_policy.run_alfx(workload, steps, seed, compile=True, precision='medium')
 
 
+def play_nothing() -> None:
+    """From now on alfx computes every update and every action in this process step by step, also the thousandth."""
+    from alfx.engine.plan import settings
+    settings.WARM_UP = settings.WarmUp(*[sys.maxsize] * len(settings.WarmUp._fields))
+
+
+def run_alfx_eager(workload: Any, steps: int, seed: int) -> tuple[int, float]:
+    """As ``run_alfx`` without records: what playing them saves is the difference."""
+    play_nothing()
+    return run_alfx(workload, steps, seed)
+
+
 PEERS: dict[str, Callable[[Any, int, int], tuple[int, float]]] = {
-    'alfx': run_alfx, 'compiled': run_alfx_compiled, 'bfloat16': run_alfx_bfloat16, 'sb3': run_sb3,
-    'bare': run_bare, 'sbx': run_sbx, 'rnd': partial(run_alfx, bonus='rnd'), 'icm': partial(run_alfx, bonus='icm')}
+    'alfx': run_alfx, 'eager': run_alfx_eager, 'compiled': run_alfx_compiled, 'bfloat16': run_alfx_bfloat16,
+    'sb3': run_sb3, 'bare': run_bare, 'sbx': run_sbx, 'rnd': partial(run_alfx, bonus='rnd'),
+    'icm': partial(run_alfx, bonus='icm')}
+
+OF_ALFX = ('alfx', 'eager', 'compiled', 'bfloat16', 'rnd', 'icm')  # what an older source tree can be compared in
 
 
 def unavailable(peer: str, workload: Any) -> str:
@@ -198,6 +215,8 @@ def unavailable(peer: str, workload: Any) -> str:
         return 'alfx is compared with alfx'
     if peer in ('compiled', 'bfloat16'):
         return '' if isinstance(workload, OffPolicyWorkload) else 'TrainerConfig.compile does not apply to it'
+    if peer == 'eager':
+        return 'A2C plays no records' if workload.algorithm == 'a2c' else ''
     module = {'alfx': 'alfx', 'sb3': 'stable_baselines3', 'sbx': 'sbx', 'bare': 'torch'}[peer]
     if importlib.util.find_spec(module) is None:
         return f'{module} is not installed (make install-bench)'

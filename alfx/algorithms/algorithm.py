@@ -529,10 +529,14 @@ class Algorithm(AlgorithmInterface):
     def preload_checkpoints(self) -> None:
         """Load what the ``checkpoint`` arguments of this algorithm and its parts name, once."""
         for part in self.modules():
-            if isinstance(part, Algorithm) and part._checkpoint and not part._pre_loaded:
-                prefix, path = _prefix_and_path(part._checkpoint)
-                part.load_state_dict(extract_sub_state_dict_from_checkpoint(prefix or 'alg', path))
-                part._pre_loaded = True
+            if isinstance(part, Algorithm):
+                part._preload()
+
+    def _preload(self) -> None:
+        if self._checkpoint and not self._pre_loaded:
+            prefix, path = _prefix_and_path(self._checkpoint)
+            self.load_state_dict(extract_sub_state_dict_from_checkpoint(prefix or 'alg', path))
+            self._pre_loaded = True
 
     def get_extra_state(self) -> dict[str, Any]:
         """What a checkpoint keeps besides parameters and buffers: the states of this algorithm's own optimizers."""

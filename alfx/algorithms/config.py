@@ -14,63 +14,9 @@ import torch
 
 from alfx import gin_utils
 from alfx.gin_utils.checks import describe, problem_at, problem_of
+from alfx.gin_utils.settings import setting, wrong_values
 
 _OWNER = 'TrainerConfig'
-_COUNT: dict[str, Any] = dict(kind=int, minimum=0)
-_POSITIVE: dict[str, Any] = dict(kind=int, minimum=1)
-_FLAG: dict[str, Any] = dict(kind=bool)
-
-# field -> arguments of check_value; a field that is not here takes any value.
-_ALLOWED: dict[str, Any] = {
-    'root_dir': dict(kind=str),
-    'conf_file': dict(kind=str),
-    'ml_type': dict(kind=str, choices=('rl', 'sl')),
-    'algorithm_ctor': dict(kind=callable),
-    'random_seed': dict(kind=int, minimum=0, maximum=2**32 - 1, optional=True),
-    'num_iterations': _COUNT,
-    'num_env_steps': _COUNT,
-    'unroll_length': dict(kind=float, minimum=0),
-    'max_unroll_length': _COUNT,
-    'unroll_queue_size': _POSITIVE,
-    'unroll_step_interval': dict(kind=float, minimum=0),
-    'unroll_parameter_update_period': _POSITIVE,
-    'num_ray_workers': _COUNT,
-    'ray_address': dict(kind=str),
-    'temporally_independent_train_step': dict(kind=bool, optional=True),
-    'num_checkpoints': _COUNT,
-    'num_evals': dict(kind=int, minimum=1, optional=True),
-    'eval_interval': _POSITIVE,
-    'epsilon_greedy': dict(kind=float, minimum=0, maximum=1),
-    'num_eval_episodes': _POSITIVE,
-    'num_eval_environments': _POSITIVE,
-    'ddp_paras_check_interval': _COUNT,
-    'num_summaries': dict(kind=int, minimum=1, optional=True),
-    'summary_interval': _POSITIVE,
-    'summaries_flush_secs': dict(kind=float, minimum=0),
-    'summary_max_queue': _POSITIVE,
-    'metric_min_buffer_size': _POSITIVE,
-    'code_snapshots': dict(kind=(list, tuple), optional=True),
-    'initial_collect_steps': _COUNT,
-    'num_updates_per_train_iter': _POSITIVE,
-    'mini_batch_length': dict(kind=int, minimum=1, optional=True),
-    'mini_batch_size': dict(kind=int, minimum=1, optional=True),
-    'replay_buffer_length': _POSITIVE,
-    'priority_replay_alpha': dict(kind=(float, callable), minimum=0),
-    'priority_replay_beta': dict(kind=(float, callable), minimum=0),
-    'priority_replay_eps': dict(kind=float, minimum=0),
-    'offline_buffer_length': dict(kind=int, minimum=1, optional=True),
-    'rl_train_after_update_steps': _COUNT,
-    'rl_train_every_update_steps': _POSITIVE,
-    'num_threads': dict(kind=int, minimum=1, optional=True),
-    'float32_matmul_precision': dict(kind=str, choices=('highest', 'high', 'medium'), optional=True),
-} | dict.fromkeys((
-    'unroll_with_grad', 'async_unroll', 'use_rollout_state', 'confirm_checkpoint_upon_crash',
-    'no_thread_env_for_conf', 'evaluate', 'eval_uncertainty', 'async_eval', 'summarize_first_interval',
-    'update_counter_every_mini_batch', 'debug_summaries', 'profiling', 'enable_amp', 'summarize_grads_and_vars',
-    'summarize_gradient_noise_scale', 'summarize_action_distributions', 'summarize_output',
-    'whole_replay_buffer_training', 'priority_replay', 'empty_cache', 'normalize_importance_weights_by_max',
-    'clear_replay_buffer', 'compile'), _FLAG)
-
 # What this version cannot do, and what has a meaning only together with it: nothing but the default is accepted.
 _NOT_AVAILABLE = (
     'offline_buffer_dir', 'offline_buffer_length', 'rl_train_after_update_steps', 'rl_train_every_update_steps',
@@ -158,7 +104,7 @@ class TrainerConfig:
         summarize_grads_and_vars: histograms of weights and gradients.
         summarize_gradient_noise_scale: the noise scale of the gradient.
         summarize_action_distributions: statistics of the action distributions.
-        summarize_output: outputs of networks that can summarise them.
+        summarize_output: histograms and means of the outputs of all networks.
 
     Training of off-policy algorithms:
         initial_collect_steps: environment steps, summed over environments, before the first update.
@@ -196,71 +142,71 @@ class TrainerConfig:
             version does not offer. All mistakes are listed, each with the line of the conf.
     """
 
-    root_dir: str
-    conf_file: str = ''
-    ml_type: str = 'rl'
-    algorithm_ctor: Optional[Callable] = None
-    data_transformer_ctor: Union[None, Callable, Sequence[Callable]] = None
-    random_seed: Optional[int] = None
-    num_iterations: int = 1000
-    num_env_steps: int = 0
-    unroll_length: float = 8
+    root_dir: str = setting(may_change=True)
+    conf_file: str = setting('', may_change=True)
+    ml_type: str = setting('rl', choices=('rl', 'sl'))
+    algorithm_ctor: Optional[Callable] = setting(None, kind=object)
+    data_transformer_ctor: Union[None, Callable, Sequence[Callable]] = setting(None, kind=object)
+    random_seed: Optional[int] = setting(None, minimum=0, maximum=2**32 - 1)
+    num_iterations: int = setting(1000, minimum=0, may_change=True)
+    num_env_steps: int = setting(0, minimum=0, may_change=True)
+    unroll_length: float = setting(8, minimum=0)
     unroll_with_grad: bool = False
-    async_unroll: bool = False
-    max_unroll_length: int = 0
-    unroll_queue_size: int = 200
-    unroll_step_interval: float = 0
-    unroll_parameter_update_period: int = 10
+    async_unroll: bool = setting(False, may_change=True)
+    max_unroll_length: int = setting(0, minimum=0, may_change=True)
+    unroll_queue_size: int = setting(200, minimum=1, may_change=True)
+    unroll_step_interval: float = setting(0, minimum=0, may_change=True)
+    unroll_parameter_update_period: int = setting(10, minimum=1, may_change=True)
     use_rollout_state: bool = False
     temporally_independent_train_step: Optional[bool] = None
-    num_checkpoints: int = 10
-    confirm_checkpoint_upon_crash: bool = True
-    no_thread_env_for_conf: bool = False
-    evaluate: bool = False
-    num_evals: Optional[int] = None
-    eval_interval: int = 10
-    epsilon_greedy: float = 0.0
-    eval_uncertainty: bool = False
-    num_eval_episodes: int = 10
-    num_eval_environments: int = 1
-    async_eval: bool = True
-    ddp_paras_check_interval: int = 0
-    num_summaries: Optional[int] = None
-    summary_interval: int = 50
-    summarize_first_interval: bool = True
+    num_checkpoints: int = setting(10, minimum=0, may_change=True)
+    confirm_checkpoint_upon_crash: bool = setting(True, may_change=True)
+    no_thread_env_for_conf: bool = setting(False, may_change=True)
+    evaluate: bool = setting(False, may_change=True)
+    num_evals: Optional[int] = setting(None, minimum=1, may_change=True)
+    eval_interval: int = setting(10, minimum=1, may_change=True)
+    epsilon_greedy: float = setting(0.0, minimum=0, maximum=1, may_change=True)
+    eval_uncertainty: bool = setting(False, may_change=True)
+    num_eval_episodes: int = setting(10, minimum=1, may_change=True)
+    num_eval_environments: int = setting(1, minimum=1, may_change=True)
+    async_eval: bool = setting(True, may_change=True)
+    ddp_paras_check_interval: int = setting(0, minimum=0)
+    num_summaries: Optional[int] = setting(None, minimum=1, may_change=True)
+    summary_interval: int = setting(50, minimum=1, may_change=True)
+    summarize_first_interval: bool = setting(True, may_change=True)
     update_counter_every_mini_batch: bool = False
-    summaries_flush_secs: float = 1
-    summary_max_queue: int = 10
-    metric_min_buffer_size: int = 10
-    debug_summaries: bool = False
-    profiling: bool = False
+    summaries_flush_secs: float = setting(1, minimum=0, may_change=True)
+    summary_max_queue: int = setting(10, minimum=1, may_change=True)
+    metric_min_buffer_size: int = setting(10, minimum=1)
+    debug_summaries: bool = setting(False, may_change=True)
+    profiling: bool = setting(False, may_change=True)
     enable_amp: bool = False
-    code_snapshots: Optional[Sequence[str]] = None
-    summarize_grads_and_vars: bool = False
-    summarize_gradient_noise_scale: bool = False
-    summarize_action_distributions: bool = False
-    summarize_output: bool = False
-    initial_collect_steps: int = 0
-    num_updates_per_train_iter: int = 4
-    mini_batch_length: Optional[int] = None
-    mini_batch_size: Optional[int] = None
+    code_snapshots: Optional[Sequence[str]] = setting(None, may_change=True)
+    summarize_grads_and_vars: bool = setting(False, may_change=True)
+    summarize_gradient_noise_scale: bool = setting(False, may_change=True)
+    summarize_action_distributions: bool = setting(False, may_change=True)
+    summarize_output: bool = setting(False, may_change=True)
+    initial_collect_steps: int = setting(0, minimum=0)
+    num_updates_per_train_iter: int = setting(4, minimum=1)
+    mini_batch_length: Optional[int] = setting(None, minimum=1)
+    mini_batch_size: Optional[int] = setting(None, minimum=1)
     whole_replay_buffer_training: bool = True
-    replay_buffer_length: int = 1024
+    replay_buffer_length: int = setting(1024, minimum=1)
     priority_replay: bool = False
-    priority_replay_alpha: Union[float, Callable] = 0.7
-    priority_replay_beta: Union[float, Callable] = 0.4
-    priority_replay_eps: float = 1e-6
+    priority_replay_alpha: Union[float, Callable] = setting(0.7, minimum=0)
+    priority_replay_beta: Union[float, Callable] = setting(0.4, minimum=0)
+    priority_replay_eps: float = setting(1e-6, minimum=0)
     offline_buffer_dir: Union[None, str, Sequence[str]] = None
-    offline_buffer_length: Optional[int] = None
-    rl_train_after_update_steps: int = 0
-    rl_train_every_update_steps: int = 1
-    empty_cache: bool = False
+    offline_buffer_length: Optional[int] = setting(None, minimum=1)
+    rl_train_after_update_steps: int = setting(0, minimum=0)
+    rl_train_every_update_steps: int = setting(1, minimum=1)
+    empty_cache: bool = setting(False, may_change=True)
     normalize_importance_weights_by_max: bool = False
     clear_replay_buffer: bool = True
-    num_ray_workers: int = 0
-    ray_address: str = ''
-    num_threads: Optional[int] = None
-    float32_matmul_precision: Optional[str] = None
+    num_ray_workers: int = setting(0, minimum=0, may_change=True)
+    ray_address: str = setting('', may_change=True)
+    num_threads: Optional[int] = setting(None, minimum=1, may_change=True)
+    float32_matmul_precision: Optional[str] = setting(None, choices=('highest', 'high', 'medium'), may_change=True)
     compile: bool = False
 
     def __post_init__(self) -> None:
@@ -311,15 +257,12 @@ class TrainerConfig:
         return tuple(self.data_transformer_ctor)
 
     def _wrong_values(self) -> list[gin_utils.Problem]:
-        problems: list[Any] = []
+        problems: list[Any] = wrong_values(self, _OWNER)
         if self.algorithm_ctor is None:
             problems.append(problem_at(_OWNER, 'algorithm_ctor', 'is not set',
                                        'name the algorithm in the conf: TrainerConfig.algorithm_ctor = @Agent'))
-        for name, allowed in _ALLOWED.items():
-            value = getattr(self, name)
-            if name == 'algorithm_ctor' and value is None:
-                continue
-            problems.append(problem_of(_OWNER, name, value, **allowed))
+        else:
+            problems.append(problem_of(_OWNER, 'algorithm_ctor', self.algorithm_ctor, callable))
         ctors = self.data_transformer_ctor
         several = ctors if isinstance(ctors, (list, tuple)) else () if ctors is None else (ctors,)
         for ctor in several:

@@ -15,7 +15,7 @@ import torch
 from alfx import nest
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.container_elements import Selector, parse_elements
+from alfx.algorithms.container_elements import Selector, parse_elements
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep

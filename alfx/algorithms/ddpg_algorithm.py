@@ -123,7 +123,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         owner = type(self).__name__
         check_value(owner, 'num_critic_replicas', num_critic_replicas, int, minimum=1)
         check_value(owner, 'rollout_random_action', rollout_random_action,
-                    (float, callable), minimum=0, maximum=1)  # type: ignore[arg-type]
+                    (float, callable), minimum=0, maximum=1)
         check_value(owner, 'dqda_clipping', dqda_clipping, float, minimum=0, optional=True)
         check_value(owner, 'action_l2', action_l2, float, minimum=0)
         bounds = ActionBounds(action_spec, owner)

@@ -45,7 +45,7 @@ class PolicyLossAddOn(Algorithm):
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  weight: float | Callable[[], float] = 1.0, debug_summaries: bool = False,
                  name: str = 'PolicyLossAddOn'):
-        check_value(type(self).__name__, 'weight', weight, (float, callable), minimum=0)  # type: ignore[arg-type]
+        check_value(type(self).__name__, 'weight', weight, (float, callable), minimum=0)
         super().__init__(debug_summaries=debug_summaries, name=name)
         self._weight = as_scheduler(weight)
 

@@ -62,7 +62,7 @@ class Td3Algorithm(DdpgAlgorithm):
     def __init__(self, config: TrainerConfig | None, exploration_noise: float | Callable[[], float] = 0.1,
                  policy_update_period: int = 2, target_noise: float = 0.2, noise_clip: float = 0.5, **kwargs: Any):
         owner = type(self).__name__
-        check_value(owner, 'exploration_noise', exploration_noise, (float, callable),  # type: ignore[arg-type]
+        check_value(owner, 'exploration_noise', exploration_noise, (float, callable),
                     minimum=0)
         check_value(owner, 'policy_update_period', policy_update_period, int, minimum=1)
         check_value(owner, 'target_noise', target_noise, float, minimum=0)

@@ -392,7 +392,7 @@ class DiscreteVAE(VariationalAutoEncoder):
         owner = type(self).__name__
         check_value(owner, 'mode', mode, str, choices=('st', 'st-gumbel'))
         check_value(owner, 'gumbel_temp_scheduler', gumbel_temp_scheduler,
-                    (float, callable), above=0)  # type: ignore[arg-type]
+                    (float, callable), above=0)
         check_value(owner, 'beta', beta, float, minimum=0)
         check_value(owner, 'target_kld_per_categorical', target_kld_per_categorical, float, above=0, optional=True)
         if mode == 'st' and gumbel_temp_scheduler != 1.0:

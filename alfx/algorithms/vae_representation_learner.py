@@ -90,7 +90,7 @@ class VAERepresentationLearner(Algorithm):
                  loss_weight: float = 1.0, optimizer: Any = None, checkpoint: str | None = None,
                  debug_summaries: bool = False, name: str = 'VAERepresentationLearner'):
         owner = type(self).__name__
-        check_value(owner, 'vae_ctor', vae_ctor, callable)  # type: ignore[arg-type]
+        check_value(owner, 'vae_ctor', vae_ctor, callable)
         check_value(owner, 'output', output, str, choices=('z', 'z_mode'))
         check_value(owner, 'likelihood', likelihood, str, choices=('bernoulli', 'gaussian'))
         check_value(owner, 'likelihood_std', likelihood_std, float, above=0)

@@ -95,7 +95,7 @@ class Learner:
             The number of samples trained on, repeated ones counted each time.
         """
         algorithm, started = self._algorithm, time.perf_counter()
-        experience = self._unroll_if_due()
+        experience = self.unroll_if_due()
         unrolled = time.perf_counter()
         rollout_info = None if experience is None else experience.rollout_info
         if not algorithm.on_policy:
@@ -139,7 +139,7 @@ class Learner:
         """
         self.remote = RemoteUnroll(source, update_period)
 
-    def _unroll_if_due(self) -> Experience | None:
+    def unroll_if_due(self) -> Experience | None:
         """The unroll of this iteration, or ``None`` if ``unroll_length`` leaves it out or the steps are used up."""
         settings = self._settings
         assert settings is not None and self._algorithm.environment is not None, 'a root has both'

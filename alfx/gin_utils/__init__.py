@@ -5,15 +5,16 @@
 - ``signatures``: :func:`takes_arguments_of` for those that forward the arguments of another one;
 - ``loading``: :func:`load`, which reads (``parsing``), checks (``static_check``, ``type_check``) and applies a conf;
 - ``locations``: where each binding was written; ``errors``: :class:`ConfError`, which says so;
-- ``checks``: :func:`check_value` for the arguments of constructors;
+- ``checks``: :func:`check_value` for the arguments of constructors; ``settings``: dataclasses that use it;
 - ``operative``: what was used of a conf; ``run_folder``: what a run folder records of it.
 """
 
 from .checks import check_value
 from .errors import ConfError, Problem, plain_text
-from .loading import Conf, clear, import_configurables, load, loaded
+from .loading import clear, import_configurables, load, loaded
 from .locations import is_explained
 from .operative import config_str, operative_config_str, unused_bindings, warn_of_unused
+from .parsing import Conf
 from .registry import configurable, raw_functions, register_function
 from .run_folder import check_same_conf, stored_conf, stored_info, write_conf, write_operative
 from .signatures import takes_arguments_of

@@ -6,7 +6,7 @@
 """
 
 import numbers
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Optional, Union
 
 from . import locations
@@ -14,7 +14,7 @@ from .errors import ConfError, Problem, hint_nearest
 
 __all__ = ['check_value', 'problem_of', 'problem_at']
 
-Kinds = Union[type, Sequence[type]]
+Kinds = Union[type, Callable, Sequence[Union[type, Callable]]]  # a Callable: the function ``callable``
 
 
 def check_value(owner: str, name: str, value: Any, kind: Kinds = object, *, minimum: Optional[float] = None,

@@ -9,38 +9,20 @@ import logging
 import os
 import pkgutil
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import gin
 
 from . import locations, run_folder, static_check
 from .errors import ConfError, Problem, hint_nearest
-from .parsing import Macro, Reader, Source, Statement, find_conf, iterate_nested
+from .parsing import Conf, Macro, Reader, Statement, find_conf, iterate_nested
 
-__all__ = ['Conf', 'load', 'loaded', 'clear', 'import_configurables']
+__all__ = ['load', 'loaded', 'clear', 'import_configurables']
 
 _logger = logging.getLogger(__name__)
 _unavailable: dict[str, str] = {}
 _imported = False
 _NOT_WALKED = ('alfx.bin', 'alfx.examples', 'alfx.gin_utils')
-
-
-class Conf(NamedTuple):
-    """A conf that was loaded.
-
-    Attributes:
-        conf_file: path of the file.
-        sources: the file and those it includes, as they were when they were read.
-        conf_params: what the command line overrode.
-        bindings: every binding that is in effect, including macros, in the order written.
-        imports: the import statements.
-    """
-
-    conf_file: str
-    sources: tuple[Source, ...]
-    conf_params: tuple[str, ...]
-    bindings: tuple[locations.Binding, ...]
-    imports: tuple[str, ...]
 
 
 def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None,

@@ -16,8 +16,11 @@ from typing import Any, NamedTuple, Optional
 from gin import config_parser
 
 from .errors import Problem, nearest_name
+from .locations import Binding
 
-__all__ = ['Reference', 'Macro', 'Statement', 'Source', 'Reader', 'find_conf', 'iterate_nested', 'substitute']
+__all__ = [
+    'Conf', 'Reference', 'Macro', 'Statement', 'Source', 'Reader', 'find_conf', 'iterate_nested', 'substitute'
+]
 
 CONFS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'confs')
 """The folder of the confs that come with alfx."""
@@ -80,6 +83,24 @@ class Source(NamedTuple):
 
     path: str
     text: str
+
+
+class Conf(NamedTuple):
+    """A conf that was loaded.
+
+    Attributes:
+        conf_file: path of the file.
+        sources: the file and those it includes, as they were when they were read.
+        conf_params: what the command line overrode.
+        bindings: every binding that is in effect, including macros, in the order written.
+        imports: the import statements.
+    """
+
+    conf_file: str
+    sources: tuple[Source, ...]
+    conf_params: tuple[str, ...]
+    bindings: tuple[Binding, ...]
+    imports: tuple[str, ...]
 
 
 class _Delegate(config_parser.ParserDelegate):

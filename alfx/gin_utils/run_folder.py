@@ -20,30 +20,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
-from . import locations, operative, static_check
+from . import locations, operative, settings, static_check
 from .errors import ConfError, Problem
-from .parsing import Reader, show_path, substitute
-
-if TYPE_CHECKING:
-    from .loading import Conf
+from .parsing import Conf, Reader, show_path, substitute
 
 __all__ = ['write_conf', 'write_operative', 'stored_conf', 'stored_info', 'check_same_conf']
 
-_MAY_CHANGE = frozenset('''
-    num_iterations num_env_steps num_checkpoints confirm_checkpoint_upon_crash no_thread_env_for_conf evaluate
-    num_evals eval_interval epsilon_greedy eval_uncertainty num_eval_episodes num_eval_environments async_eval
-    num_summaries summary_interval summarize_first_interval summaries_flush_secs summary_max_queue
-    debug_summaries profiling code_snapshots summarize_grads_and_vars summarize_gradient_noise_scale
-    summarize_action_distributions summarize_output empty_cache num_threads float32_matmul_precision conf_file
-    root_dir async_unroll max_unroll_length unroll_queue_size unroll_step_interval unroll_parameter_update_period
-    num_ray_workers ray_address'''.split())
-_TRAINER_CONFIG = 'alfx.algorithms.config.TrainerConfig'
 _GIT_LIMIT = 1_000_000  # characters of uncommitted changes that are kept
 
 
-def write_conf(root_dir: str, conf: 'Conf', command_line: Optional[Sequence[str]] = None) -> str:
+def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] = None) -> str:
     """Record the conf, the versions, the command line and the state of git; call it when a run starts.
 
     Args:
@@ -145,7 +133,7 @@ def check_same_conf(root_dir: str) -> None:
             old = {**_read_bindings(os.path.join(folder, 'operative.gin')), **old}
     problems = []
     for key in dict.fromkeys(keys):
-        if key[1] == _TRAINER_CONFIG and key[2] in _MAY_CHANGE:
+        if _may_change(*key[1:]):
             continue
         was, now = _effective(old, key), _effective(new, key)
         if repr(was) != repr(now):
@@ -190,6 +178,14 @@ def _effective(bindings: dict[tuple[str, str, str], Any], key: tuple[str, str, s
     return _NotSet() if parameter is None or parameter.default is parameter.empty else parameter.default
 
 
+def _may_change(selector: str, name: str) -> bool:
+    """Whether the class of settings that a conf calls ``selector`` says so of a field."""
+    try:
+        return name in settings.may_change(static_check.resolve(selector).wrapped)
+    except (ValueError, KeyError):
+        return False
+
+
 def _show(key: tuple[str, str, str]) -> str:
     scope, selector, name = key
     return f'{scope}/{selector.split(".")[-1]}.{name}' if scope else f'{selector.split(".")[-1]}.{name}'
@@ -205,12 +201,12 @@ def _read_bindings(path: str) -> dict[tuple[str, str, str], Any]:
             for s in reader.statements if s.kind == 'binding'}
 
 
-def _flat_text(conf: 'Conf') -> str:
+def _flat_text(conf: Conf) -> str:
     header = [f'# From {show_path(conf.conf_file)}'] + [f'# --conf_param {param!r}' for param in conf.conf_params]
     return '\n'.join([*header, *conf.imports, *(locations.line(b) for b in conf.bindings)]) + '\n'
 
 
-def _with_overrides(path: str, conf: 'Conf') -> str:
+def _with_overrides(path: str, conf: Conf) -> str:
     """The text of an existing ``config.gin`` with what ``--conf_param`` changes in it at the end."""
     text = ''
     if os.path.isfile(path):

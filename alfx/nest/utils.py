@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from alfx import context, nest
+from alfx import nest
 from alfx.gin_utils import configurable
+from alfx.process_state import state
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError
 
 
@@ -208,7 +209,7 @@ def convert_device(nests: Nested, device: str | torch.device | None = None) -> N
         nests: any nest.
         device: where to; ``None``: the default device.
     """
-    target = context.get_default_device() if device is None else device
+    target = state.device if device is None else device
     return nest.map_structure(lambda x: x.to(target) if isinstance(x, torch.Tensor) else x, nests)
 
 

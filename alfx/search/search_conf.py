@@ -8,15 +8,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from alfx import gin_utils
+from alfx.algorithms.config import TrainerConfig
 from alfx.gin_utils import ConfError, Problem, locations, static_check
 from alfx.gin_utils.errors import hint_nearest
 from alfx.gin_utils.parsing import Macro, Reader, Reference, Statement, iterate_nested, substitute
+from alfx.gin_utils.settings import may_change
 from alfx.search import space as space_module
 from alfx.search.folder import SearchFolder, read_text, write_text
-from alfx.search.settings import MAY_CHANGE, Search
+from alfx.search.settings import Search
 
 _OWNER = 'alfx.search.settings.Search'
-_TRAINER_CONFIG = 'alfx.algorithms.config.TrainerConfig'
 _DECIDED_HERE = {'random_seed': 'each run gets its own seed; Search.seed and Search.num_seeds decide on them',
                  'root_dir': 'each run gets its own folder', 'conf_file': 'each run gets its own conf'}
 _MODULES = re.compile(r'(?:\w+\.)+(?=\w+\.\w+$)')
@@ -191,12 +192,12 @@ def unused(conf: SearchConf, root_dir: str) -> list[str]:
 
 def _refused(probe: Statement) -> str:
     try:
-        selector = static_check.resolve(probe.selector).selector
+        owner = static_check.resolve(probe.selector).wrapped
     except (ValueError, KeyError):  # reported with the nearest name where the names are checked
         return ''
-    if selector == _OWNER:
+    if owner is Search:
         return 'it belongs to the search itself'
-    return _DECIDED_HERE.get(probe.name, '') if selector == _TRAINER_CONFIG else ''
+    return _DECIDED_HERE.get(probe.name, '') if owner is TrainerConfig else ''
 
 
 def _problems_of_macro(key: str, base: list[Statement], location: str) -> list[Problem]:
@@ -224,7 +225,6 @@ def _problems_of_pairs(conf: SearchConf, base: list[Statement]) -> list[Problem]
 
 def _problems_of_values(conf: SearchConf, base_file: str) -> list[Problem]:
     """What ``TrainerConfig`` says of the conf as it is, and with each extreme value in turn."""
-    from alfx.algorithms.config import TrainerConfig
     try:
         with gin_utils.loaded(base_file):
             config = TrainerConfig(root_dir='unused')
@@ -250,17 +250,17 @@ def check_same_search(old_text: str, conf: SearchConf, root_dir: str) -> None:
 
     Args:
         old_text: the conf that the search was started with.
-        conf: the conf to go on with; what :data:`~alfx.search.settings.MAY_CHANGE` lists may differ.
+        conf: the conf to go on with; what :class:`Search` marks may differ.
         root_dir: the folder, for the message.
 
     Raises:
         ConfError: it belongs to another one; what differs is listed.
     """
     old, new = _bindings_of(old_text), _bindings_of(conf.text)
-    may_change = {f'{_OWNER}.{name}' for name in MAY_CHANGE}
+    free = {f'{_OWNER}.{name}' for name in may_change(Search)}
     problems = [f'{_MODULES.sub("", key)} is {new.get(key, "not set")}, but the search in {root_dir} has '
                 f'{old.get(key, "not set")}' for key in dict.fromkeys([*old, *new])
-                if old.get(key) != new.get(key) and key not in may_change]
+                if old.get(key) != new.get(key) and key not in free]
     if problems:
         raise ConfError([Problem('', problem) for problem in problems[:-1]]
                         + [Problem('', problems[-1], 'use another root_dir, or leave --conf out to go on')])

@@ -4,42 +4,12 @@ from typing import Any
 
 from alfx import gin_utils
 from alfx.gin_utils import ConfError
-from alfx.gin_utils.checks import problem_at, problem_of
+from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.settings import setting, wrong_values
 from alfx.search import seeds
 
 SAMPLERS = ('tpe', 'random', 'grid', 'qmc', 'cmaes', 'gp')
 PRUNERS = ('none', 'median', 'percentile', 'successive_halving', 'hyperband')
-_COUNT: dict[str, Any] = dict(kind=int, minimum=1)
-_SECONDS: dict[str, Any] = dict(kind=float, above=0, optional=True)
-_ALLOWED: dict[str, Any] = {
-    'space': dict(kind=dict),
-    'num_trials': dict(kind=int, minimum=1, maximum=seeds.MAX_TRIALS, optional=True),
-    'num_seeds': dict(kind=int, minimum=1, maximum=seeds.MAX_SEEDS),
-    'seed': dict(kind=int, minimum=0, maximum=2**32 - 1),
-    'measure': dict(kind=str),
-    'measured_in': dict(kind=str, choices=('evaluation', 'training')),
-    'score': dict(kind=str, choices=('last', 'best', 'mean')),
-    'score_window': dict(kind=int, minimum=1, optional=True),
-    'direction': dict(kind=str, choices=('maximize', 'minimize')),
-    'sampler': dict(kind=str, choices=SAMPLERS),
-    'sampler_arguments': dict(kind=dict),
-    'pruner': dict(kind=str, choices=PRUNERS),
-    'pruner_arguments': dict(kind=dict),
-    'executor': dict(kind=str, choices=('process', 'ray', 'inline')),
-    'num_parallel': _COUNT,
-    'threads_per_run': dict(kind=int, minimum=1, optional=True),
-    'device': dict(kind=str),
-    'run_seconds': _SECONDS,
-    'total_seconds': _SECONDS,
-    'give_up_after': _COUNT,
-    'ray_address': dict(kind=str, optional=True),
-    'cpus_per_run': dict(kind=float, minimum=0),
-    'gpus_per_run': dict(kind=float, minimum=0),
-}
-
-MAY_CHANGE = frozenset('''num_trials pruner pruner_arguments executor num_parallel threads_per_run device run_seconds
-    total_seconds give_up_after ray_address cpus_per_run gpus_per_run'''.split())
-"""What may differ when a search goes on; the rest decides what its trials are and how they compare."""
 
 
 @gin_utils.configurable
@@ -90,33 +60,32 @@ class Search:
         ConfError: a value has the wrong type, is out of range, or conflicts with another; all mistakes are listed.
     """
     space: dict = dataclasses.field(default_factory=dict)
-    num_trials: int | None = None
-    num_seeds: int = 1
-    seed: int = 0
+    num_trials: int | None = setting(None, minimum=1, maximum=seeds.MAX_TRIALS, may_change=True)
+    num_seeds: int = setting(1, minimum=1, maximum=seeds.MAX_SEEDS)
+    seed: int = setting(0, minimum=0, maximum=2**32 - 1)
     function: Any = None
     measure: str = 'average_return'
-    measured_in: str = 'evaluation'
-    score: str = 'last'
-    score_window: int | None = None
-    direction: str = 'maximize'
-    sampler: str = 'tpe'
+    measured_in: str = setting('evaluation', choices=('evaluation', 'training'))
+    score: str = setting('last', choices=('last', 'best', 'mean'))
+    score_window: int | None = setting(None, minimum=1)
+    direction: str = setting('maximize', choices=('maximize', 'minimize'))
+    sampler: str = setting('tpe', choices=SAMPLERS)
     sampler_arguments: dict = dataclasses.field(default_factory=dict)
-    pruner: str = 'none'
-    pruner_arguments: dict = dataclasses.field(default_factory=dict)
-    executor: str = 'process'
-    num_parallel: int = 1
-    threads_per_run: int | None = None
-    device: str = 'cpu'
-    run_seconds: float | None = None
-    total_seconds: float | None = None
-    give_up_after: int = 3
-    ray_address: str | None = None
-    cpus_per_run: float = 1
-    gpus_per_run: float = 0
+    pruner: str = setting('none', choices=PRUNERS, may_change=True)
+    pruner_arguments: dict = dataclasses.field(default_factory=dict, metadata={'may_change': True})
+    executor: str = setting('process', choices=('process', 'ray', 'inline'), may_change=True)
+    num_parallel: int = setting(1, minimum=1, may_change=True)
+    threads_per_run: int | None = setting(None, minimum=1, may_change=True)
+    device: str = setting('cpu', may_change=True)
+    run_seconds: float | None = setting(None, above=0, may_change=True)
+    total_seconds: float | None = setting(None, above=0, may_change=True)
+    give_up_after: int = setting(3, minimum=1, may_change=True)
+    ray_address: str | None = setting(None, may_change=True)
+    cpus_per_run: float = setting(1, minimum=0, may_change=True)
+    gpus_per_run: float = setting(0, minimum=0, may_change=True)
 
     def __post_init__(self) -> None:
-        problems = [problem_of('Search', name, getattr(self, name), **allowed) for name, allowed in _ALLOWED.items()]
-        found = [problem for problem in problems if problem is not None] or self._conflicts()
+        found = wrong_values(self, 'Search') or self._conflicts()
         if found:
             raise ConfError(found)
 

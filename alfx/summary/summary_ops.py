@@ -201,7 +201,10 @@ _summarize_output = threading.local()
 
 
 def should_summarize_output(flag: bool | None = None) -> bool:
-    """Whether networks summarize their outputs (``TrainerConfig.summarize_output``); sets it if given."""
+    """Whether networks summarize their outputs; sets it if given.
+
+    ``TrainerConfig.summarize_output`` sets it, too. Without that, the networks of a run do not ask.
+    """
     if flag is not None:
         _summarize_output.flag = flag
     return getattr(_summarize_output, 'flag', False)

@@ -22,6 +22,7 @@ from alfx.trainers.async_evaluator import Evaluator
 from alfx.trainers.cadence import compute_summary_or_eval_interval
 from alfx.trainers.crash import save_crash
 from alfx.trainers.evaluator import SupervisedEvaluator, SyncEvaluator, read_results
+from alfx.trainers.output_summaries import summarize_outputs
 from alfx.trainers.playing import play
 from alfx.trainers.profiling import profiled
 from alfx.trainers.run_state import RunState
@@ -68,6 +69,8 @@ class Trainer:
         summary.should_summarize_output(config.summarize_output)
         self._env = self._create_environment()
         self._algorithm = building.create_algorithm(config, self._env, trains=True)
+        if config.summarize_output:
+            summarize_outputs(self._algorithm)
         self._team.start(self._algorithm, config.random_seed)
         self._state = RunState(self._algorithm, self._env, self._tuning(started.get('tuning')), config.random_seed)
         if self._team.writes:

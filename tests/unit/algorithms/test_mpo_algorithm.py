@@ -595,8 +595,8 @@ def test_several_rewards_need_continuous_actions():
 def test_the_greedy_policy_of_a_tiny_environment_is_optimal(environment):
     agent, env = make_agent(environment, batch_size=16, unroll_length=4, mini_batch_size=64, updates=4,
                             train_actor_on_first_step=False, sample_action_num=16, dual_constraint=0.5,
-                            target_update_tau=0.05)
-    for _ in range(60):
+                            target_update_tau=0.05, fc=(32, ))
+    for _ in range(100):
         agent.train_iter()
     total, time_step = torch.zeros(16), env.reset()
     with torch.no_grad(), context.eval_context():

@@ -87,16 +87,16 @@ class LinearCritics(nn.Module):
 
 
 def test_the_rollout_moves_the_mean_before_squashing_and_keeps_the_scale():
-    agent, env = make_oac(batch_size=3, explore_delta=0.5, beta_ub=2.0)
+    agent, env = make_oac(batch_size=3, explore_delta=0.5, beta_ub=3.0)
     algorithm = agent._rl_algorithm
     algorithm._critic_networks = LinearCritics()
     observation = env.current_time_step().observation
     policy = algorithm._actor_network(observation)[0]
     exploring = algorithm._exploring(observation, policy)
     mean, scale = policy.base_dist.loc, policy.base_dist.scale
-    # the bound grows with the first element of the action, so the shift is +- sqrt(2 delta) * scale = +-scale: upwards
-    # where a > 0 (bound 2 a + 2 a), and downwards where 2 a + 2 |a| does not grow: there the gradient is 0
-    expected = torch.where(torch.tanh(mean) > 0, mean + scale, mean)
+    # the shift is +- sqrt(2 delta) * scale = +-scale to where the bound of the critics a and 3 a grows, which is
+    # 2 a + 3 |a|, with a the first element of the action: away from 0 on both sides
+    expected = torch.where(torch.tanh(mean) > 0, mean + scale, mean - scale)
     torch.testing.assert_close(exploring.base_dist.loc, expected, atol=1e-4, rtol=1e-4)
     assert torch.equal(exploring.base_dist.scale, scale)
     torch.manual_seed(0)

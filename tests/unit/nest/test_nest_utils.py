@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from alfx import context
 from alfx.nest import utils
 from alfx.tensor_specs import SpecError, TensorSpec
 
@@ -90,3 +91,9 @@ def test_fields_are_picked_by_their_paths():
     assert utils.get_nested_field(nested, ('a.y', {'k': 'b'})) == (2, {'k': 3})
     with pytest.raises(LookupError, match="did you mean 'a'"):
         utils.get_nested_field(nested, ('aa', ))
+
+
+def test_without_a_device_tensors_go_to_the_default_one():
+    with context.device('meta'):
+        assert utils.convert_device({'a': A})['a'].device.type == 'meta'
+    assert utils.convert_device(A).device.type == 'cpu'

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -24,6 +25,54 @@ def test_the_ratio_is_the_median_of_the_ratios_within_rounds():
     assert rows['peer'] == {'rate': 100.0, 'lowest': 100.0, 'highest': 200.0, 'peak_mib': 30.0, 'ratio': 2.0}
     assert rows['alfx']['rate'] == 300.0
     assert '| peer | 100 | 100 to 200 | 2.00 | 30 MiB |' in benchmark.format_table(rows, 'alfx')
+
+
+def test_another_source_tree_is_compared_peer_by_peer():
+    import benchmark
+
+    rounds = [{'alfx': {'rate': 200.0, 'peak_mib': 10.0}, 'eager': {'rate': 100.0, 'peak_mib': 10.0},
+               'eager before': {'rate': 80.0, 'peak_mib': 10.0}}]
+    rows = benchmark.summarise(rounds, 'alfx')
+    assert rows['eager']['ratio'] == 2.0 and rows['eager before']['ratio'] == 1.25  # 100 / 80
+    assert '| eager before | 80 | 80 to 80 | 1.25 (eager) |' in benchmark.format_table(rows, 'alfx')
+
+
+def test_another_source_tree_is_measured_in_the_same_rounds(monkeypatch, tmp_path):
+    import benchmark
+    import benchmark_peers
+
+    measured = []
+    monkeypatch.setattr(benchmark, 'measure', lambda peer, *_: measured.append(peer) or {'rate': 1.0, 'peak_mib': 1.0})
+    monkeypatch.setattr(benchmark_peers, 'unavailable', lambda *_: '')
+    benchmark.run_workload('sac_pendulum', ['alfx', 'sb3'], 2, None, 0, against=tmp_path)
+    assert measured == ['alfx', 'alfx before', 'sb3', 'alfx before', 'sb3', 'alfx']
+
+
+def test_the_sources_that_are_measured_are_those_that_are_named(monkeypatch, tmp_path):
+    import benchmark
+
+    (tmp_path / 'alfx').mkdir()
+    (tmp_path / 'alfx' / '__init__.py').write_text('')
+    run = subprocess.run
+
+    def where(command, env, **options):
+        program = 'import alfx, json; print(json.dumps({"rate": alfx.__file__}))'
+        return run([sys.executable, '-c', program], env=env, cwd=os.sep, **options)
+
+    monkeypatch.setattr(subprocess, 'run', where)
+    found = [benchmark.measure(peer, 'sac_pendulum', 1, 0, 0, tmp_path)['rate'] for peer in ('alfx', 'alfx before')]
+    assert found == [str(folder / 'alfx' / '__init__.py') for folder in (TOOLS.parent, tmp_path)]
+
+
+def test_eager_plays_nothing(monkeypatch):
+    from benchmark_peers import WORKLOADS, run_alfx_eager
+
+    from alfx.engine.plan import program, settings
+
+    monkeypatch.setattr(settings, 'WARM_UP', settings.WarmUp(0, 0, 0, 0, 0))  # put back after the test, too
+    monkeypatch.setattr(program.Program, '__init__', None)
+    updates, _ = run_alfx_eager(dataclasses.replace(WORKLOADS['sac_pendulum'], warm_up=120, layers=(8, )), 20, 0)
+    assert updates >= 20
 
 
 needs_affinity = pytest.mark.skipif(not hasattr(os, 'sched_setaffinity'), reason='Linux only')

@@ -183,7 +183,7 @@ def test_what_there_is_is_taken_if_no_length_is_asked_for(tmp_path, monkeypatch,
     for available in (3, 0, 0, 9, 5, 1):
         source.available = available
         algorithm.learner.num_trained = 1
-        experience = algorithm._unroll_if_due()
+        experience = algorithm.learner.unroll_if_due()
         lengths.append(0 if experience is None else len(rewards(experience)) - (not sampled))
     assert lengths == ([3, 0, 0, 4, 4, 1] if sampled else [2, 0, 0, 4, 4, 1])
 
@@ -193,7 +193,7 @@ def test_an_iteration_that_could_neither_train_nor_collect_waits_for_a_step(tmp_
     algorithm, source = counting(run_folder(tmp_path, monkeypatch, *params))
     source.available = 0
     assert algorithm.learner.num_trained == 0
-    assert len(rewards(algorithm._unroll_if_due())) == 1
+    assert len(rewards(algorithm.learner.unroll_if_due())) == 1
 
 
 def test_weights_are_handed_over_at_the_period(tmp_path, monkeypatch):
@@ -201,22 +201,22 @@ def test_weights_are_handed_over_at_the_period(tmp_path, monkeypatch):
                                             'TrainerConfig.unroll_parameter_update_period=3'))
     updates = []
     for _ in range(7):
-        algorithm._unroll_if_due()
+        algorithm.learner.unroll_if_due()
         updates.append(source.updates)
     assert updates == [1, 1, 1, 2, 2, 2, 3]
 
 
 def test_a_failed_unroll_leaves_the_share_of_a_step_that_is_due(tmp_path, monkeypatch):
     algorithm, source = counting(run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_length=1.5'))
-    algorithm._unroll_if_due()
+    algorithm.learner.unroll_if_due()
 
     def fail(*_):
         raise RuntimeError('lost')
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError):
         patch.setattr(source, 'gather', fail)
-        algorithm._unroll_if_due()
-    assert len(rewards(algorithm._unroll_if_due())) == 2
+        algorithm.learner.unroll_if_due()
+    assert len(rewards(algorithm.learner.unroll_if_due())) == 2
 
 
 def test_training_that_changes_what_acting_changes_is_told_once(tmp_path, monkeypatch, caplog):

@@ -131,7 +131,7 @@ def test_a_loaded_checkpoint_is_seen_by_the_record(played_at_once):
     for trained in (agent, other):
         trained.load_state_dict(state)
         trained._replay_buffer = agent.replay_buffer
-        trained.learner._unroll_if_due = lambda: None
+        trained.learner.unroll_if_due = lambda: None
         torch.manual_seed(2)
         trained.train_iter()
     assert num_records(agent)

@@ -1,0 +1,69 @@
+"""Dataclasses of settings, whose fields say themselves what they allow.
+
+::
+
+    @configurable
+    @dataclasses.dataclass
+    class Settings:
+        num_trials: Optional[int] = setting(None, minimum=1, may_change=True)
+        seed: int = setting(0, minimum=0)
+        device: str = 'cpu'
+
+The type of a field is its annotation: ``float`` admits int, neither admits bool.
+"""
+import collections.abc
+import dataclasses
+import types
+import typing
+from typing import Any
+
+from .checks import problem_of
+from .errors import Problem
+
+__all__ = ['setting', 'wrong_values', 'may_change']
+
+
+def setting(default: Any = dataclasses.MISSING, *, may_change: bool = False, **limits: Any) -> Any:
+    """A field of a dataclass of settings.
+
+    Args:
+        default: without one, the field has to be given.
+        may_change: whether it may differ when a stored run goes on.
+        limits: ``minimum``, ``maximum``, ``above``, ``choices``, ``kind`` and ``optional`` as for
+            :func:`~alfx.gin_utils.checks.check_value`; the last two, where not given, follow from the annotation.
+    """
+    return dataclasses.field(default=default, metadata={'limits': limits, 'may_change': may_change})
+
+
+def wrong_values(settings: Any, owner: str) -> list[Problem]:
+    """The problems of all fields that have the wrong type or are out of range.
+
+    Args:
+        settings: instance of a dataclass.
+        owner: name of its class, as a conf writes it.
+    """
+    annotations = typing.get_type_hints(type(settings))
+    problems = [problem_of(owner, field.name, getattr(settings, field.name),
+                           **{**_allowed_by(annotations[field.name]), **field.metadata.get('limits', {})})
+                for field in dataclasses.fields(settings)]
+    return [problem for problem in problems if problem is not None]
+
+
+def may_change(cls: Any) -> frozenset[str]:
+    """The fields of a class that may differ when a stored run goes on; none if it is no class of settings."""
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    return frozenset(field.name for field in fields if field.metadata.get('may_change'))
+
+
+def _allowed_by(annotation: Any) -> dict[str, Any]:
+    """``kind`` and ``optional`` for :func:`~alfx.gin_utils.checks.check_value`."""
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    alternatives = typing.get_args(annotation) if is_union else (annotation,)
+    kinds: list[Any] = []
+    for alternative in alternatives:
+        base = typing.get_origin(alternative) or alternative
+        if base is collections.abc.Sequence:
+            kinds += [list, tuple]
+        elif base is not type(None):
+            kinds.append(callable if base is collections.abc.Callable else object if base is Any else base)
+    return dict(kind=kinds, optional=type(None) in alternatives)

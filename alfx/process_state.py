@@ -1,0 +1,31 @@
+"""The values behind :mod:`alfx.context`, which is how everything else reads and changes them.
+
+They are in a file of their own because nests, which the context is made with, are moved to the default device.
+"""
+from typing import Any
+
+import torch
+
+PROGRESS_TYPES = ('percent', 'iterations', 'env_steps', 'global_counter')
+
+
+class State:
+    """The state; one instance a process."""
+
+    __slots__ = ('exe_mode', 'global_counter', 'progress', 'writer', 'recording', 'scopes', 'device', 'specs',
+                 'first_environment', 'ranks')
+
+    def __init__(self) -> None:
+        self.exe_mode = 'normal'
+        self.global_counter = 0
+        self.progress = dict.fromkeys(PROGRESS_TYPES, 0.0)
+        self.writer: Any = None
+        self.recording = False
+        self.scopes: list[str] = []
+        self.device = torch.device('cpu')
+        self.specs: dict[str, Any] = {}
+        self.first_environment = 0
+        self.ranks: Any = None
+
+
+state = State()

@@ -1,0 +1,109 @@
+"""Who imports whom and who reaches into whom: read from the source, type hints and imports in functions included."""
+import ast
+import graphlib
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = {'.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__'): path
+         for path in (ROOT / 'alfx').rglob('*.py')}
+PACKAGES = {name for name, path in FILES.items() if path.name == '__init__.py'}
+
+# Files with documented names, which therefore stay where they are, above or below the other files of their folder.
+APART = {
+    'alfx.nest.utils',  # works on specs, which are made of nests
+    'alfx.utils.dist_transforms',  # distributions are made of these; other files of utils are made of distributions
+}
+USE_THE_ENGINE = {'alfx.algorithms.algorithm', 'alfx.algorithms.rl_algorithm', 'alfx.algorithms.async_unroller'}
+USE_TORCH_INTERNALS = {
+    'alfx.engine.plan.torch_internals',
+}
+WRITE_PRIVATELY = {
+    'alfx.utils.checkpoint_utils': {'_is_checkpoint_enabled'},  # its own mark, on modules of any class
+}
+
+
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(FILES[name].read_text())
+
+
+def imported(name: str) -> set[str]:
+    """The complete names of the modules that a file imports anywhere."""
+    found = set()
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = name.split('.')[:len(name.split('.')) - node.level + (name in PACKAGES)] if node.level else []
+            base = '.'.join([*package, *([node.module] if node.module else [])])
+            found |= {f'{base}.{alias.name}' if f'{base}.{alias.name}' in FILES else base for alias in node.names}
+    return found
+
+
+def imports(inside: str, of: str = 'alfx', but: Iterable[str] = ()) -> set[tuple[str, str]]:
+    """Which file in a folder imports which of another folder, without those listed."""
+    return {(name, other) for name in FILES if f'{name}.'.startswith(f'{inside}.') and name not in but
+            for other in imported(name) if f'{other}.'.startswith(f'{of}.')
+            and f'{name} -> {other}'.replace('alfx.', '') not in IMPORTS_TO_GO}
+
+
+def folder(name: str) -> str:
+    """The folder that a file is in; the file itself, where the folder holds folders as well."""
+    holder = name if name in PACKAGES else name.rpartition('.')[0]
+    divided = any(package.rpartition('.')[0] == holder for package in PACKAGES)
+    return name if divided or name in APART else holder
+
+
+def part(name: str) -> str:
+    """What a file belongs to directly below ``alfx``."""
+    return name if name in APART else '.'.join(name.split('.')[:2])
+
+
+@pytest.mark.parametrize('unit', [str, folder, part])
+def test_imports_go_in_no_circle(unit):
+    graph: dict[str, set[str]] = {}
+    for name, other in imports('alfx'):
+        if unit(name) != unit(other):
+            graph.setdefault(unit(name), set()).add(unit(other))
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_the_engine_knows_no_algorithm_and_three_files_of_the_algorithms_know_it():
+    assert not imports('alfx.engine', 'alfx.algorithms')
+    assert not imports('alfx.algorithms', 'alfx.engine', but=USE_THE_ENGINE)
+
+
+def torch_internals(name: str) -> set[str]:
+    """Names that torch may change from one version to the next; its functions on lists are too useful to do without."""
+    written = {ast.unparse(node) for node in ast.walk(tree(name)) if isinstance(node, ast.Attribute)} | imported(name)
+    return {text for text in written if re.fullmatch(r'torch(\.\w+)*\.(_(?!_|foreach)\w+|experimental)(\.\w+)*', text)}
+
+
+def test_what_torch_may_change_is_used_in_few_places():
+    users = {name for name in FILES if torch_internals(name) and not name.startswith('alfx.optimizers.')}
+    assert users <= USE_TORCH_INTERNALS | TORCH_INTERNALS_TO_GO
+
+
+def private_writes(name: str) -> Iterator[str]:
+    """Private attributes of other objects that are written; not of those that are made here without constructor."""
+    for function in ast.walk(tree(name)):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        nodes = list(ast.walk(function))
+        made = {'self', 'cls'}
+        for node in nodes:
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and re.search(r'\b(__new__|_bare)\(', ast.unparse(node)):
+                made |= {target.id for target in ast.walk(node) if isinstance(target, ast.Name)}
+        yield from (node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+                    and re.match('_(?!_)', node.attr) and ast.unparse(node.value) not in made)
+
+
+def test_nothing_writes_a_private_attribute_of_another_object():
+    for name in FILES:
+        allowed = WRITE_PRIVATELY.get(name, set()) | PRIVATE_WRITES_TO_GO.get(name, set())
+        assert set(private_writes(name)) <= allowed, name
