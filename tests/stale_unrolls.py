@@ -1,8 +1,8 @@
 """Unrolls of a policy as it was some iterations ago, in this process."""
 import torch
 
-from alfx.engine.remote.unroll import Steps, UnrollSource
-from alfx.engine.unroll import start, unroll
+from alfx.engine.remote.unroll import UnrollSource
+from alfx.engine.unroll import Steps, start, unroll
 
 
 class StaleUnrolls(UnrollSource):

@@ -30,7 +30,8 @@ from alfx.data_structures import AlgStep
 from alfx.engine.contract import Acts
 from alfx.engine.remote.channel import Timing, UnrollChannel
 from alfx.engine.remote.policy_state import look_up_buffers, policy_buffers, policy_tensors
-from alfx.engine.remote.unroll import ActingStatistics, Steps, UnrollSource, check_source, conf_file_of
+from alfx.engine.remote.unroll import ActingStatistics, UnrollSource, check_source, conf_file_of
+from alfx.engine.unroll import Steps
 from alfx.tensor_specs import NestedTensor
 from alfx.utils import processes
 from alfx.utils.processes import LostProcessError, TalkingChild

@@ -25,8 +25,8 @@ from alfx.engine.plan.objective import Losses
 from alfx.engine.plan.program import copied
 from alfx.engine.priorities import importance_weights, update_priorities
 from alfx.engine.remote.data_parallel import GradientAverager, average_gradients
-from alfx.engine.remote.unroll import RemoteUnroll, Steps, UnrollSource
-from alfx.engine.unroll import Cursor, start, unroll
+from alfx.engine.remote.unroll import RemoteUnroll, UnrollSource
+from alfx.engine.unroll import Cursor, Steps, start, unroll
 from alfx.experience_replayers.batch_reader import BatchReader, Slot
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.checks import problem_at

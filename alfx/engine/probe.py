@@ -10,8 +10,7 @@ import torch
 from alfx import context, nest
 from alfx.data_structures import AlgStep, Experience, TimeStep
 from alfx.engine.contract import Acts
-from alfx.engine.remote.unroll import Steps, map_steps
-from alfx.engine.unroll import acting_step, measured
+from alfx.engine.unroll import Steps, acting_step, map_steps, measured
 from alfx.tensor_specs import NestedTensorSpec, SpecError, TensorSpec, extract_spec, zeros_from_spec
 
 _BATCH = 2

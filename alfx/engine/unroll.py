@@ -5,7 +5,7 @@ environment step, so that nothing in it may cost more than a few microseconds.
 """
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +14,22 @@ from alfx.data_structures import AlgStep, Experience, TimeStep, reset_at_first
 from alfx.engine.contract import Acts
 from alfx.tensor_specs import NestedTensor
 from alfx.utils.transfers import to_device
+
+
+class Steps(NamedTuple):
+    """Consecutive steps of all environments.
+
+    Attributes:
+        experience: ``[T, B, ...]``: transformed time steps on-policy, otherwise as the environment gave them; ``state``
+            only where training starts from it (``use_rollout_state``).
+        env_steps: the environment's own step types, rewards, discounts and infos ``[T, B, ...]``, which metrics are
+            made of.
+        inputs: transformed time steps ``[T, B, ...]`` where ``Traits.keeps_unroll_inputs``, otherwise ``None``.
+    """
+
+    experience: Experience
+    env_steps: TimeStep
+    inputs: TimeStep | None
 
 
 @dataclass
@@ -117,6 +133,12 @@ def unroll(algorithm: Acts, env: Any, cursor: Cursor, length: int, *, with_grad:
     if not keep_inputs:
         return experience, own, None
     return experience, own, experience.time_step if experiences[0].time_step is inputs[0] else nest.stack(inputs)
+
+
+def map_steps(func: Callable[..., Any], *steps: Steps) -> Steps:
+    """Apply ``func`` to the corresponding tensors of ``steps``."""
+    mapped: Any = [None if parts[0] is None else nest.map_structure(func, *parts) for parts in zip(*steps)]
+    return Steps(*mapped)
 
 
 def measured(time_step: TimeStep, length: int | None = None) -> TimeStep:

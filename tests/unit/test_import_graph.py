@@ -48,8 +48,7 @@ def imported(name: str) -> set[str]:
 def imports(inside: str, of: str = 'alfx', but: Iterable[str] = ()) -> set[tuple[str, str]]:
     """Which file in a folder imports which of another folder, without those listed."""
     return {(name, other) for name in FILES if f'{name}.'.startswith(f'{inside}.') and name not in but
-            for other in imported(name) if f'{other}.'.startswith(f'{of}.')
-            and f'{name} -> {other}'.replace('alfx.', '') not in IMPORTS_TO_GO}
+            for other in imported(name) if f'{other}.'.startswith(f'{of}.')}
 
 
 def folder(name: str) -> str:
@@ -86,7 +85,7 @@ def torch_internals(name: str) -> set[str]:
 
 def test_what_torch_may_change_is_used_in_few_places():
     users = {name for name in FILES if torch_internals(name) and not name.startswith('alfx.optimizers.')}
-    assert users <= USE_TORCH_INTERNALS | TORCH_INTERNALS_TO_GO
+    assert users <= USE_TORCH_INTERNALS
 
 
 def private_writes(name: str) -> Iterator[str]:
@@ -105,5 +104,5 @@ def private_writes(name: str) -> Iterator[str]:
 
 def test_nothing_writes_a_private_attribute_of_another_object():
     for name in FILES:
-        allowed = WRITE_PRIVATELY.get(name, set()) | PRIVATE_WRITES_TO_GO.get(name, set())
+        allowed = WRITE_PRIVATELY.get(name, set())
         assert set(private_writes(name)) <= allowed, name

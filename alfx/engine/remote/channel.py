@@ -14,8 +14,7 @@ from alfx.engine import probe
 from alfx.engine.contract import Acts
 from alfx.engine.remote.policy_state import policy_buffers, policy_tensors
 from alfx.engine.remote.shared_tensors import Published, StepRing
-from alfx.engine.remote.unroll import Steps
-from alfx.engine.unroll import measured
+from alfx.engine.unroll import Steps, measured
 from alfx.tensor_specs import TensorSpec
 
 _STOP, _RECORD, _RECORD_ORDERS = 0, 1, 2  # what the learner's orders are

@@ -7,35 +7,18 @@ unrolls that look like those of :func:`alfx.engine.unroll.unroll`, so that the l
 import abc
 import logging
 import os
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from alfx import nest
-from alfx.data_structures import Experience, TimeStep
 from alfx.engine.contract import Acts
 from alfx.engine.remote.policy_state import look_up_buffers, policy_buffers, policy_tensors
+from alfx.engine.unroll import Steps, map_steps
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.checks import problem_at
 
 logger = logging.getLogger(__name__)
-
-
-class Steps(NamedTuple):
-    """Consecutive steps of all environments.
-
-    Attributes:
-        experience: ``[T, B, ...]``: transformed time steps on-policy, otherwise as the environment gave them; ``state``
-            only where training starts from it (``use_rollout_state``).
-        env_steps: the environment's own step types, rewards, discounts and infos ``[T, B, ...]``, which metrics are
-            made of.
-        inputs: transformed time steps ``[T, B, ...]`` where ``Traits.keeps_unroll_inputs``, otherwise ``None``.
-    """
-
-    experience: Experience
-    env_steps: TimeStep
-    inputs: TimeStep | None
 
 
 class UnrollSource(abc.ABC):
@@ -171,12 +154,6 @@ class ActingStatistics:
             for key, value in values.items():
                 self._tensors[key].copy_(value)
                 self._versions[key] = self._tensors[key]._version
-
-
-def map_steps(func: Callable[..., Any], *steps: Steps) -> Steps:
-    """Apply ``func`` to the corresponding tensors of ``steps``."""
-    mapped: Any = [None if parts[0] is None else nest.map_structure(func, *parts) for parts in zip(*steps)]
-    return Steps(*mapped)
 
 
 def check_source(algorithm: Acts, config: Any, option: str) -> None:

@@ -22,7 +22,8 @@ from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import StepType
 from alfx.engine.contract import Acts
 from alfx.engine.remote.policy_state import pack, policy_state, unpack
-from alfx.engine.remote.unroll import ActingStatistics, Steps, UnrollSource, check_source, conf_file_of
+from alfx.engine.remote.unroll import ActingStatistics, UnrollSource, check_source, conf_file_of
+from alfx.engine.unroll import Steps
 from alfx.trainers.acting import ray_cluster
 from alfx.trainers.acting import worker_process
 from alfx.trainers.acting.ray_worker import CONTROL, Delivery, RayWorker, Started, Weights

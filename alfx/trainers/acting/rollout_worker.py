@@ -11,8 +11,7 @@ import torch
 from alfx import context
 from alfx.data_structures import TimeStep
 from alfx.engine.remote.policy_state import copy_tensors, policy_buffers, policy_tensors
-from alfx.engine.remote.unroll import Steps
-from alfx.engine.unroll import start, unroll
+from alfx.engine.unroll import Steps, start, unroll
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.seeding import derived_seed
 from alfx.environments.utils import create_environment
