@@ -44,7 +44,7 @@ def check(value: Any, annotation: Any) -> tuple[Optional[Mismatch], Any]:
 
     Returns:
         The mismatch or None, and the value to bind: an int where the annotation wants an int and the conf
-        says ``1e6``.
+        says ``1e6``, True or False where it wants a bool and the conf says 1 or 0.
     """
     try:
         return None, _fit(value, annotation)
@@ -98,7 +98,7 @@ def _fit(value: Any, annotation: Any) -> Any:
 
 def _fit_union(value: Any, arguments: tuple) -> Any:
     hint = ''
-    exact_first = sorted(arguments, key=lambda argument: argument is not type(value))
+    exact_first = sorted(arguments, key=lambda argument: (argument is not type(value), argument is bool))
     for argument in exact_first:
         try:
             return _fit(value, argument)
@@ -114,6 +114,8 @@ def _fit_scalar(value: Any, kind: Any) -> Any:
         return _require(type(value) is int, value)
     if kind is float:
         return _require(type(value) in (int, float), value)
+    if kind is bool and type(value) is int and value in (0, 1):
+        return bool(value)
     if kind is str:
         return _require(isinstance(value, str), value, f"text needs quotes: '{value}'")
     if not inspect.isclass(kind) or typing.is_typeddict(kind) or getattr(kind, '_is_protocol', False):

@@ -47,6 +47,12 @@ def drive(optimizer=None):
     return optimizer
 
 
+@configurable(module='toys')
+def mixed(strict: Optional[bool] = None, depth: Union[bool, int] = 0, scale: Union[bool, float] = 0.0,
+          flags: Sequence[bool] = ()):
+    return strict, depth, scale, flags
+
+
 @pytest.fixture(autouse=True)
 def empty_gin():
     yield
@@ -136,6 +142,13 @@ def test_a_whole_float_becomes_an_int_where_an_int_is_wanted(conf):
     gin_utils.load(conf('many = 1e1\nEngine.cylinders = 1e1\nbig/Engine.cylinders = %many\nCar.engine = @big/Engine()'))
     assert type(Engine().cylinders) is int and Engine().cylinders == 10
     assert type(Car().engine.cylinders) is int
+
+
+def test_zero_and_one_are_false_and_true_where_a_bool_is_wanted(conf):
+    gin_utils.load(conf('on = 1\nmixed.strict = %on\nmixed.depth = 1\nmixed.scale = 0\nmixed.flags = (0, 1)'))
+    strict, depth, scale, flags = mixed()
+    assert strict is True and flags == (False, True) and type(flags[0]) is bool
+    assert type(depth) is int and type(scale) is int, 'what may be a number stays one'
 
 
 def test_values_that_fit_their_annotation_pass(conf):
@@ -246,7 +259,8 @@ def test_a_syntax_error_is_reported_with_line_and_remedy(conf, line, expected, h
     ('Car.name = 3', "text needs quotes: '3'"),
     ("Car.paint = 'elu'", 'a reference begins with @: @elu'),
     ('Car.paint = @elu()', 'write @elu'),
-    ('Car.fast = 1', 'Car.fast expects bool, found int 1'),
+    ('Car.fast = 2', 'Car.fast expects bool, found int 2'),
+    ('Car.fast = 1.0', 'Car.fast expects bool, found float 1.0'),
     ('p = "x"\nEngine.power = %p', "Engine.power expects float, found str 'x'"),
 ])
 def test_a_value_of_the_wrong_type_is_reported(conf, binding, expected):
