@@ -151,8 +151,9 @@ def _do_imports(statements: Sequence[Statement]) -> tuple[list[str], list[Proble
             importlib.import_module(module)
         except ImportError as error:
             hint = hint_nearest(module, list(_module_names(importlib.import_module('alfx').__path__, 'alfx.')))
-            if module.split('.')[0] == 'alf':
-                hint = f"this package is called alfx: did you mean '{module.replace('alf.', 'alfx.', 1)}'?"
+            top, _, rest = module.partition('.')
+            if top == 'alf':
+                hint = f"this package is called alfx: did you mean '{f'alfx.{rest}' if rest else 'alfx'}'?"
             problems.append(Problem(statement.location, f"cannot import '{module}': {error}", hint))
         else:
             if statement.value not in texts:

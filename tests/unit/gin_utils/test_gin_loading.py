@@ -296,6 +296,7 @@ def test_an_include_that_goes_in_circles_is_reported(conf):
 def test_a_module_that_does_not_exist_is_reported(conf):
     assert 'car.gin:1: cannot import' in message_of(conf('import no_such_module_anywhere'))
     assert "did you mean 'alfx.algorithms.config'?" in message_of(conf('import alf.algorithms.config'))
+    assert "did you mean 'alfx'?" in message_of(conf('import alf'))
     assert "did you mean 'alfx.algorithms.config'?" in message_of(conf('import alfx.algorithms.confg'))
 
 
