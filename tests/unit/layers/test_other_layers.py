@@ -39,6 +39,7 @@ def test_what_the_simple_layers_compute():
     assert torch.equal(layers.AddN()((x, x, x)), 3 * x)
     assert layers.OneHot(3)(torch.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
     assert layers.Cast()(torch.tensor([1])).dtype == torch.float32
+    assert layers.Cast('float64')(torch.tensor([1])).dtype == torch.float64
     assert layers.Lambda(lambda y: y + 1)(1) == 2
     assert torch.equal(layers.Identity()(x), x)
     nested = {'a': {'b': 1}, 'c': 2}
