@@ -1,7 +1,9 @@
 """Specs: what is written of them, and what they make of it."""
+import gin
 import pytest
 import torch
 
+from alfx import gin_utils
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 
@@ -16,3 +18,23 @@ def test_a_dtype_may_be_given_by_its_name(name):
 def test_a_name_of_no_dtype_is_refused_with_those_there_are():
     with pytest.raises(SpecError, match="unsupported dtype 'integer'; supported: .*'int64'"):
         TensorSpec((), 'integer')
+
+
+def test_a_conf_makes_specs(tmp_path):
+    conf = tmp_path / 'specs.gin'
+    conf.write_text("""
+        EncodingNetwork.input_tensor_spec = @TensorSpec()
+        TensorSpec.shape = (3,)
+        BoundedTensorSpec.shape = ()
+        BoundedTensorSpec.dtype = 'int64'
+        BoundedTensorSpec.maximum = 4
+        ValueNetwork.input_tensor_spec = @alfx.tensor_specs.BoundedTensorSpec()
+        DIAYNAlgorithm.skill_spec = @create_discrete_skill_spec()
+        create_discrete_skill_spec.num_of_skills = 5
+    """)
+    from alfx.algorithms.diayn_algorithm import create_discrete_skill_spec
+    from alfx.networks.encoding_networks import EncodingNetwork
+    with gin_utils.loaded(str(conf)):
+        assert EncodingNetwork().input_tensor_spec == TensorSpec((3, ))
+        bounded = gin.query_parameter('ValueNetwork.input_tensor_spec').configurable.wrapper()
+        assert bounded == create_discrete_skill_spec() == BoundedTensorSpec((), torch.int64, 0, 4)
