@@ -13,9 +13,9 @@ from typing import Optional
 
 import gin
 
-from . import locations, run_folder, static_check
+from . import locations, operative, run_folder, static_check
 from .errors import ConfError, Problem, hint_nearest
-from .parsing import Conf, Macro, Reader, Statement, find_conf, iterate_nested
+from .parsing import Conf, Macro, Reader, Statement, find_conf, is_shipped, iterate_nested
 
 __all__ = ['load', 'loaded', 'clear', 'import_configurables']
 
@@ -26,7 +26,7 @@ _NOT_WALKED = ('alfx.bin', 'alfx.examples', 'alfx.gin_utils')
 
 
 def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None,
-         same_run: bool = True) -> Conf:
+         same_run: bool = True, allow_unused: bool = False) -> Conf:
     """Load a conf file in place of whatever was loaded before, after checking all of it.
 
     Args:
@@ -36,6 +36,8 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
         root_dir: a run folder. If it holds a run already, the conf has to be the conf of that run, apart from
             how long it runs and how often it evaluates, summarises and writes checkpoints.
         same_run: False for programs that do not go on with the run in ``root_dir``: the conf may differ.
+        allow_unused: whether a run goes on if nothing uses a binding of ``conf`` or ``conf_params``; see
+            :func:`~alfx.gin_utils.operative.refuse_unused`.
 
     Returns:
         What was loaded.
@@ -61,6 +63,9 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
     if problems:
         raise ConfError(_merged(problems))
     _apply(resolved, imports)
+    if conf is not None and not is_shipped(path):
+        locations.written_by_user(path)
+    operative.allow_unused(allow_unused)
     result = Conf(path, tuple(reader.sources), tuple(conf_params), tuple(locations.bindings()), tuple(imports))
     if root_dir is not None and same_run:
         try:
@@ -73,10 +78,10 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
 
 @contextlib.contextmanager
 def loaded(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None,
-           same_run: bool = True) -> Iterator[Conf]:
+           same_run: bool = True, allow_unused: bool = False) -> Iterator[Conf]:
     """:func:`load` for the length of a ``with`` block; gin is empty afterwards, whatever happens inside."""
     try:
-        yield load(conf, conf_params, root_dir, same_run)
+        yield load(conf, conf_params, root_dir, same_run, allow_unused)
     finally:
         clear()
 

@@ -19,7 +19,8 @@ from .errors import Problem, nearest_name
 from .locations import Binding
 
 __all__ = [
-    'Conf', 'Reference', 'Macro', 'Statement', 'Source', 'Reader', 'find_conf', 'iterate_nested', 'substitute'
+    'Conf', 'Reference', 'Macro', 'Statement', 'Source', 'Reader', 'find_conf', 'is_shipped', 'iterate_nested',
+    'substitute'
 ]
 
 CONFS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'confs')
@@ -203,6 +204,11 @@ def find_conf(name: str) -> tuple[Optional[str], Optional[Problem]]:
     folder = os.path.dirname(name) or '.'
     return None, Problem('', f"there is no conf file '{name}', neither in {os.path.abspath(folder)} nor among the "
                          'confs that come with alfx', _hint_file(name, folder))
+
+
+def is_shipped(path: str) -> bool:
+    """Whether a file is one of the confs that come with alfx."""
+    return os.path.realpath(path).startswith(os.path.realpath(CONFS) + os.sep)
 
 
 def show_path(path: str) -> str:

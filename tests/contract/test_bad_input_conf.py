@@ -57,6 +57,12 @@ def test_an_unused_binding_is_listed_with_its_line_and_fails_the_check(run_check
     assert 'unused: mine.gin:6: other/Adam.lr = 0.001' in out and '1 unused binding' in out
 
 
+def test_an_idle_line_of_an_included_conf_is_noted_and_passes(run_check):
+    code, out, _ = run_check('Agent.optimizer = @other/Adam()\nother/Adam.lr = 1e-3\n')
+    assert code == 0
+    assert 'note: not used so far: ' in out and 'ppo/Adam.lr' in out and 'unused:' not in out
+
+
 # (what is added to the conf, where the message points, what it says)
 MISTAKES = {
     'unknown environment': ("create_environment.env_name = 'CartPole-v9'", 'mine.gin:6', 'CartPole-v1'),

@@ -68,10 +68,10 @@ def run_train(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(tmp_path), os.environ.get('PYTHONPATH', '')]))
 
-    def run(added='', root_dir='run', conf='mine.gin'):
+    def run(added='', root_dir='run', conf='mine.gin', allow_unused=False):
         (tmp_path / 'mine.gin').write_text(CONF + added)
         with flagsaver.flagsaver(conf=conf, root_dir=str(root_dir), conf_param=[], gin_file=[], gin_param=[],
-                                 debug=False):
+                                 debug=False, allow_unused=allow_unused):
             code = conf_flags.call(train.main, ['train'])
         gin_utils.clear()
         return code, capsys.readouterr().err
@@ -107,6 +107,16 @@ FAULTS = {
         "TrainerConfig.data_transformer_ctor = @ObservationNormalizer\nObservationNormalizer.fields = ['pixels']", 2,
         ['pixels']),
 }
+
+
+def test_a_binding_that_nothing_uses_ends_the_run_at_its_first_iteration(run_train):
+    code, err = run_train('actr/Adam.lr = 1e-3\n')
+    assert code == 2
+    assert ('ConfError: mine.gin:10: nothing uses this binding: actr/Adam.lr = 0.001\n'
+            "  Adam is not made in the scope 'actr': did you mean 'ppo/Adam'?") in err
+    assert not list(Path('run', 'train', 'algorithm').glob('ckpt-*'))
+    assert run_train('actr/Adam.lr = 1e-3\n', allow_unused=True)[0] == 0
+    assert 'nothing has used this binding so far: actr/Adam.lr' in Path('run', 'train.log').read_text()
 
 
 @pytest.mark.parametrize('fault', FAULTS)

@@ -431,6 +431,56 @@ def test_bindings_of_step_functions_and_macros_count(conf):
     assert unused() == [('car.gin:2', 'unmentioned = 1')]
 
 
+def refused(conf_file, params=(), **kwargs):
+    """What a run is told whose first iteration makes a car."""
+    gin_utils.load(conf_file, params, **kwargs)
+    garage()
+    with pytest.raises(ConfError) as caught:
+        gin_utils.refuse_unused(gin_utils.unused_bindings())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize('line, hint', [
+    ('frt/Engine.power = 3', "Engine is not made in the scope 'frt': did you mean 'front/Engine'?"),
+    ('rear/front/Engine.power = 3', "did you mean 'front/Engine'?"),
+    ('Engine.power = 3', 'whatever makes Engine sets power itself, or an inner scope does'),
+    ('drive.optimizer = 3', 'nothing makes drive'),
+    ('Engines.depth = 3', "nothing makes Engines: did you mean 'Engine'?"),
+    ('unmentioned = 3', 'no statement mentions this macro'),
+])
+def test_what_the_user_binds_and_nothing_uses_ends_a_run_with_the_nearest_that_is_used(conf, line, hint):
+    configurable('Engines', module='toys')(lambda depth=1: depth)
+    gin_utils.declare_scope('frt')  # otherwise its name alone is refused
+    conf('garage.cars = [@Car()]\nCar.engine = @front/Engine()\nfront/Engine.power = 1.0', 'base.gin')
+    message = refused(conf(f"include 'base.gin'\n\n{line}"))
+    assert message.startswith(f'car.gin:3: nothing uses this binding: {line}\n') and hint in message
+    assert 'correct or remove it, or train with --allow_unused' in message
+    assert refused('base', [line]).startswith(f"--conf_param '{line}': nothing uses this binding")
+    gin_utils.load('base', [line], allow_unused=True)
+    garage()
+    gin_utils.refuse_unused(gin_utils.unused_bindings())
+
+
+def test_lines_of_an_included_conf_may_be_idle(conf, caplog):
+    conf('macro = 3\ngarage.cars = [@Car()]\nCar.engine = @Engine()\nEngine.power = 1.0', 'base.gin')
+    gin_utils.load(conf("include 'base.gin'\nCar.engine = 3"))
+    garage()
+    gin_utils.refuse_unused(gin_utils.unused_bindings())
+    assert 'base.gin:1' in caplog.text and 'base.gin:4' in caplog.text
+
+
+def test_what_may_be_used_later_is_no_mistake(conf):
+    @configurable(module='toys')
+    def write_report(length: int = 1) -> None:
+        pass
+
+    gin_utils.load(conf('garage.cars = [@Car()]\nCar.engine = @late/Engine\nlate/Engine.power = 3\n'
+                        'Engine.cylinders = 3\nwrite_report.length = 3'))
+    garage()
+    assert len(gin_utils.unused_bindings()) == 3
+    gin_utils.refuse_unused(gin_utils.unused_bindings())
+
+
 def test_an_overridden_binding_is_not_unused(conf):
     conf('Engine.power = 1\nlist = 2\nEngine.cylinders = %list', 'base.gin')
     gin_utils.load(conf("include 'base.gin'\nEngine.power = 2"), ['Engine.cylinders = 8'])
