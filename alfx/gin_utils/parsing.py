@@ -159,6 +159,10 @@ class Reader:
                 self._add(statement, path, locate, including)
         except SyntaxError as error:
             self.problems.append(_syntax_problem(error.msg, error.text or '', locate(error.lineno or 1), text))
+        except (RecursionError, MemoryError):
+            brackets = [sum(map(line.count, '([{')) for line in text.splitlines()]
+            self.problems.append(Problem(locate(1 + brackets.index(max(brackets))), 'brackets are nested too deeply to '
+                                         'be read', 'write the value in fewer levels'))
         except tokenize.TokenError as error:
             message, (line, _) = error.args
             self.problems.append(_syntax_problem(message, '', locate(line), text))
@@ -243,6 +247,7 @@ def substitute(value: Any, macros: dict[str, Any]) -> Any:
 
 
 def _quote(text: str) -> str:
+    text = text if len(text) <= 200 else f'{text[:197]}...'
     return f'"{text}"' if "'" in text and '"' not in text else f"'{text}'"
 
 

@@ -1,7 +1,7 @@
 """Whether a literal of a conf fits the annotation of the parameter it is bound to.
 
-A reference that is evaluated (``@f()``) and a macro of unknown value fit everything; an annotation that is not
-understood admits everything.
+A reference fits where what it makes would, and everywhere if that is not known (:mod:`alfx.gin_utils.kinds`). A macro of
+unknown value fits everything; an annotation that is not understood admits everything.
 """
 
 import collections.abc
@@ -10,6 +10,7 @@ import types
 import typing
 from typing import Any, NamedTuple, Optional
 
+from . import kinds
 from .checks import describe
 from .parsing import Macro, Reference
 
@@ -17,6 +18,7 @@ __all__ = ['Mismatch', 'check']
 
 _SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 _MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+_ANYTHING = (inspect.Parameter.empty, Any, object)
 _LITERALS = (int, float, bool, str, list, tuple, dict, type(None))
 
 
@@ -70,9 +72,7 @@ def show(annotation: Any) -> str:
 
 
 def _fit(value: Any, annotation: Any) -> Any:
-    if annotation in (inspect.Parameter.empty, Any, object) or isinstance(value, Macro):
-        return value
-    if isinstance(value, Reference) and value.evaluate:
+    if annotation in _ANYTHING or isinstance(value, Macro):
         return value
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
@@ -80,7 +80,7 @@ def _fit(value: Any, annotation: Any) -> Any:
     if origin is typing.Annotated:
         return _fit(value, arguments[0])
     if isinstance(value, Reference):
-        return _fit_class_reference(value, annotation)
+        return _fit_made(value, annotation) if value.evaluate else _fit_constructor(value, annotation)
     if origin is typing.Literal:
         return _require(value in arguments, value)
     if annotation is None or annotation is type(None):
@@ -118,9 +118,14 @@ def _fit_scalar(value: Any, kind: Any) -> Any:
         return bool(value)
     if kind is str:
         return _require(isinstance(value, str), value, f"text needs quotes: '{value}'")
-    if not inspect.isclass(kind) or typing.is_typeddict(kind) or getattr(kind, '_is_protocol', False):
+    if not inspect.isclass(kind) or _is_structural(kind):
         return value
     return _require(isinstance(value, kind), value)
+
+
+def _is_structural(kind: Any) -> bool:
+    """Whether a class says what is admitted, and no instance of it has to be given."""
+    return typing.is_typeddict(kind) or getattr(kind, '_is_protocol', False)
 
 
 def _fit_sequence(value: Any, base: Any, arguments: tuple) -> Any:
@@ -141,7 +146,29 @@ def _is_element(value: Any, arguments: tuple) -> bool:
     return not arguments or check(value, arguments[0])[0] is None
 
 
-def _fit_class_reference(value: Reference, annotation: Any) -> Any:
+def _fit_made(value: Reference, annotation: Any) -> Any:
+    """``@f()``: what ``f`` makes has to fit."""
+    made = kinds.made_by(value)
+    base = typing.get_origin(annotation) or annotation
+    if made is None or not (inspect.isclass(base) or base is typing.Literal) or _is_structural(base):
+        return value
+    hint = f'{value!r} makes {made.__name__}'
+    if base is collections.abc.Callable:
+        return _require(kinds.is_callable(made), value, hint)
+    if base is float:
+        return _require(issubclass(made, (int, float)), value, hint)
+    return _require(base is not typing.Literal and (issubclass(made, base) or issubclass(base, made)), value, hint)
+
+
+def _fit_constructor(value: Reference, annotation: Any) -> Any:
+    """``@f``: the function or class itself."""
+    if typing.get_origin(annotation) is collections.abc.Callable:
+        arguments, made = typing.get_args(annotation), kinds.made_by(value)
+        wanted = arguments[-1] if arguments else Any
+        if made is not None and wanted not in _ANYTHING and inspect.isclass(wanted) and not _is_structural(wanted):
+            return _require(issubclass(made, wanted) or issubclass(wanted, made), value,
+                            f'{value!r} makes {made.__name__}')
+        return value
     wants_value = annotation in (int, float, bool, str, type(None)) or typing.get_origin(annotation) is typing.Literal
     base = typing.get_origin(annotation) or annotation
     wants_value = wants_value or base in (list, tuple, dict)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from alfx import gin_utils
 from alfx.gin_utils import ConfError, configurable, static_check
+from alfx.networks.actor_networks import ActorNetwork
 
 
 @configurable(module='toys')
@@ -45,6 +46,27 @@ def garage(cars=()):
 @configurable(module='toys')
 def drive(optimizer=None):
     return optimizer
+
+
+@configurable(module='toys')
+class FastCar(Car):
+    pass
+
+
+@configurable(module='toys')
+def make_engine() -> Engine:
+    return Engine()
+
+
+@configurable(module='toys')
+def make_speed():
+    return 3.0
+
+
+@configurable(module='toys')
+def race(car_ctor: Callable[..., Car] = Car, engine: Optional[Engine] = None, speed: float = 1.0,
+         network_cls: Callable[..., Any] = ActorNetwork):
+    return car_ctor, engine, speed, network_cls
 
 
 @configurable(module='toys')
@@ -279,6 +301,48 @@ def test_calling_a_reference_whose_arguments_are_not_bound_is_reported(conf):
 def test_an_optimizer_without_brackets_is_reported(conf):
     assert 'car.gin:1: drive.optimizer expects an optimizer, found the reference @fast/Adam\n  write @fast/Adam()' in (
         message_of(conf('drive.optimizer = @fast/Adam')))
+
+
+@pytest.mark.parametrize('binding, expected', [
+    ('drive.optimizer = @Engine()', 'drive.optimizer expects an optimizer, found the reference @Engine()'),
+    ('race.car_ctor = @torch.tanh', 'race.car_ctor expects a constructor, found the reference @torch.tanh'),
+    ('race.car_ctor = @Engine', 'race.car_ctor expects a callable, found the reference @Engine'),
+    ('race.engine = @Car()', 'race.engine expects Engine or None, found the reference @Car()'),
+    ('race.speed = @Engine()', 'race.speed expects float, found the reference @Engine()'),
+    ('race.network_cls = @TDLoss', 'race.network_cls expects a constructor like @ActorNetwork, found the reference '
+     '@TDLoss'),
+])
+def test_an_object_of_the_wrong_kind_is_reported(conf, binding, expected):
+    message = message_of(conf(f'Car.engine = 1\n{binding}'))
+    assert message.startswith(f'car.gin:2: {expected}')
+
+
+def test_an_object_of_the_right_kind_fits(conf):
+    gin_utils.load(conf('race.car_ctor = @FastCar\nrace.engine = @make_engine()\nrace.speed = @make_speed()\n'
+                        'race.network_cls = @ValueNetwork\ndrive.optimizer = @Adam()\nCar.engine = 1'))
+
+
+@pytest.mark.parametrize('text, line, circle', [
+    ('garage.cars = @garage()', 1, 'garage -> garage'),
+    ('Car.engine = @garage()\ngarage.cars = [%mine]\nmine = @Car()', 2, 'Car -> garage -> Car'),
+    ('a/Car.engine = @b/Car()\nb/Car.engine = @a/Car()', 2, 'Car -> Car -> Car'),
+])
+def test_what_is_made_of_itself_is_reported(conf, text, line, circle):
+    message = message_of(conf(text))
+    assert f'car.gin:{line}: ' in message and f'goes in circles: {circle}\n' in message
+
+
+def test_one_class_in_two_scopes_is_no_circle(conf):
+    gin_utils.load(conf('a/Car.engine = @b/Car()\nb/Car.engine = 3\nCar.engine = @a/Car'))
+    with gin.config_scope('a'):
+        assert Car().engine.engine == 3
+
+
+def test_brackets_nested_too_deeply_are_reported(conf):
+    deep = '[' * 3000 + ']' * 3000
+    assert message_of(conf(f'Car.engine = 1\nCar.doors = {deep}')).startswith('car.gin:2: brackets are nested too')
+    message = message_of(conf(''), [f'Car.doors = {deep}'])
+    assert 'brackets are nested too deeply' in message and len(message) < 500
 
 
 def test_a_missing_include_is_reported_where_it_is_included(conf):
