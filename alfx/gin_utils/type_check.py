@@ -1,7 +1,7 @@
 """Whether a literal of a conf fits the annotation of the parameter it is bound to.
 
-A reference fits where what it makes would, and everywhere if that is not known (:mod:`alfx.gin_utils.kinds`). A macro of
-unknown value fits everything; an annotation that is not understood admits everything.
+A reference fits where what it makes would, and everywhere if that is not known (:mod:`alfx.gin_utils.kinds`). A macro
+of unknown value fits everything; an annotation that is not understood admits everything.
 """
 
 import collections.abc
@@ -149,7 +149,7 @@ def _is_element(value: Any, arguments: tuple) -> bool:
 def _fit_made(value: Reference, annotation: Any) -> Any:
     """``@f()``: what ``f`` makes has to fit."""
     made = kinds.made_by(value)
-    base = typing.get_origin(annotation) or annotation
+    base: Any = typing.get_origin(annotation) or annotation
     if made is None or not (inspect.isclass(base) or base is typing.Literal) or _is_structural(base):
         return value
     hint = f'{value!r} makes {made.__name__}'
@@ -157,7 +157,7 @@ def _fit_made(value: Reference, annotation: Any) -> Any:
         return _require(kinds.is_callable(made), value, hint)
     if base is float:
         return _require(issubclass(made, (int, float)), value, hint)
-    return _require(base is not typing.Literal and (issubclass(made, base) or issubclass(base, made)), value, hint)
+    return _require(inspect.isclass(base) and (issubclass(made, base) or issubclass(base, made)), value, hint)
 
 
 def _fit_constructor(value: Reference, annotation: Any) -> Any:
