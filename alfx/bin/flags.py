@@ -120,6 +120,11 @@ def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
     except KeyboardInterrupt:
         print('interrupted', file=sys.stderr)
         return 130
+    except SystemExit as error:  # by code of the user; the program itself returns
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        print(f'ended by sys.exit({"" if error.code is None else error.code}) in {where.filename}:{where.lineno}',
+              file=sys.stderr)
+        return 1
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, OSError) as error:
         code = _exit_code(error)
         lines = [f'{type(error).__name__}: {gin_utils.plain_text(error)}', *getattr(error, '__notes__', ())]

@@ -134,7 +134,7 @@ class EnvironmentGroup:
                     pending[i] = bool(terminated or truncated)
                 if keep and info:
                     infos.append((i, self._kept(info)))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if isinstance(error, _SELF_EXPLANATORY):
                     raise
                 self._handle(error)
@@ -233,7 +233,7 @@ class EnvironmentGroup:
         """Which environment is at work, and in which call."""
         return f'environment {self._first + self._cursor} of {self.name!r} in {self._during}'
 
-    def _handle(self, error: Exception) -> None:
+    def _handle(self, error: Exception | SystemExit) -> None:
         """Restart the environment that raised, or give up."""
         i = self._cursor
         if self.restarts[i] >= self._max_restarts:
@@ -247,11 +247,13 @@ class EnvironmentGroup:
         self._during = during
         self._seeds[i] = derived_seed(self._base_seeds[i], self.restarts[i])
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception | SystemExit) -> None:
         i = self._cursor
         hint = (f'it was restarted {self.restarts[i]} times, as often as max_restarts allows' if self._max_restarts else
                 'max_restarts of create_environment lets it be restarted')
-        raise EnvironmentStepError(self._first + i, self.name, self._during, f'{type(error).__name__}: {error}',
+        reason = (f'it called sys.exit({error.code})' if isinstance(error, SystemExit) else
+                  f'{type(error).__name__}: {error}')
+        raise EnvironmentStepError(self._first + i, self.name, self._during, reason,
                                    _format(error), hint) from None
 
     def _close(self, i: int) -> None:
@@ -299,22 +301,22 @@ _SELF_EXPLANATORY = (EnvironmentStepError, EnvironmentLoadError, UnsupportedSpac
 
 
 class _Guard:
-    """Context manager that hands an error (not an interrupt) raised inside it to ``handle`` and goes on."""
+    """Context manager that hands an error or ``sys.exit`` (not an interrupt) inside it to ``handle`` and goes on."""
 
-    def __init__(self, handle: Callable[[Exception], None]):
+    def __init__(self, handle: Callable[[Exception | SystemExit], None]):
         self._handle = handle
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: TracebackType | None) -> bool:
-        if not isinstance(error, Exception) or isinstance(error, _SELF_EXPLANATORY):
+        if not isinstance(error, (Exception, SystemExit)) or isinstance(error, _SELF_EXPLANATORY):
             return False
         self._handle(error)
         return True
 
 
-def _format(error: Exception) -> str:
+def _format(error: Exception | SystemExit) -> str:
     """The traceback of ``error`` from the first frame below this module."""
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and frames.tb_frame.f_globals.get('__name__') == __name__:

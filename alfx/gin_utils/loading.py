@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 import pkgutil
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Optional
 
@@ -160,10 +161,24 @@ def _do_imports(statements: Sequence[Statement]) -> tuple[list[str], list[Proble
             if top == 'alf':
                 hint = f"this package is called alfx: did you mean '{f'alfx.{rest}' if rest else 'alfx'}'?"
             problems.append(Problem(statement.location, f"cannot import '{module}': {error}", hint))
+        except (Exception, SystemExit) as error:  # whatever the code of the module does
+            problems.append(Problem(statement.location, *_failed_import(module, error)))
         else:
             if statement.value not in texts:
                 texts.append(statement.value)
     return texts, problems
+
+
+def _failed_import(module: str, error: BaseException) -> tuple[str, str]:
+    """What the code of a module did when it was imported, and a hint."""
+    if isinstance(error, SyntaxError):
+        return f"cannot import '{module}': {type(error).__name__}: {error.msg}", f'see {error.filename}:{error.lineno}'
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f'{frame.filename}:{frame.lineno}'
+    if isinstance(error, SystemExit):
+        return (f"importing '{module}' ends the program: it calls sys.exit({'' if error.code is None else error.code})",
+                f"see {place}; what a program does belongs below: if __name__ == '__main__':")
+    return f"importing '{module}' fails: {type(error).__name__}: {error}", f'see {place}'
 
 
 def _apply(resolved: Sequence[static_check.Resolved], imports: Sequence[str]) -> None:

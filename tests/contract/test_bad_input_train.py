@@ -52,10 +52,12 @@ class Faulty(gymnasium.Env):
         self.steps += 1
         if self.fault == 'step' and self.steps == 6:
             raise RuntimeError('the simulator fell over')
+        if self.fault == 'exit' and self.steps == 6:
+            raise SystemExit(0)
         reward = float('nan') if self.fault == 'nan' and self.steps > 8 else 0.0
         return np.zeros(3, np.float32), reward, False, False, {}
 
-for fault in ('text', 'reset', 'step', 'nan'):
+for fault in ('text', 'reset', 'step', 'nan', 'exit'):
     gymnasium.register(f'Faulty{fault.title()}-v0', Faulty, kwargs={'fault': fault})
 '''
 
@@ -96,6 +98,10 @@ FAULTS = {
                         ['the simulator did not start', 'reset']),
     'raises in step': ("create_environment.env_name = 'faulty_environments:FaultyStep-v0'", 1,
                        ['the simulator fell over', 'step']),
+    'ends the program': ("create_environment.env_name = 'faulty_environments:FaultyExit-v0'", 1,
+                         ['failed in step(): it called sys.exit(0)', 'faulty_environments.py']),
+    'ends a worker': ("create_environment.env_name = 'faulty_environments:FaultyExit-v0'\n"
+                      'create_environment.nonparallel = False', 1, ['failed in step(): it called sys.exit(0)']),
     'raises in a worker': ("create_environment.env_name = 'faulty_environments:FaultyStep-v0'\n"
                            'create_environment.nonparallel = False', 1, ['the simulator fell over', 'step']),
     'nan loss': ("create_environment.env_name = 'faulty_environments:FaultyNan-v0'", 1,

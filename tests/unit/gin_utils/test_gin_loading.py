@@ -364,6 +364,20 @@ def test_a_module_that_does_not_exist_is_reported(conf):
     assert "did you mean 'alfx.algorithms.config'?" in message_of(conf('import alfx.algorithms.confg'))
 
 
+@pytest.mark.parametrize('code, said', [
+    ('def broken(:\n', "cannot import 'broken_by_{}': SyntaxError: invalid syntax\n  see "),
+    ('x = 1\nraise KeyError("wheel")', "importing 'broken_by_{}' fails: KeyError: 'wheel'\n  see "),
+    ('\nimport sys\nsys.exit(0)', "importing 'broken_by_{}' ends the program: it calls sys.exit(0)\n  see "),
+])
+def test_a_module_that_cannot_be_run_is_reported_where_it_is_imported(conf, tmp_path, monkeypatch, code, said):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    number = len(code)
+    (tmp_path / f'broken_by_{number}.py').write_text(code)
+    message = message_of(conf(f'Engine.power = 1\nimport broken_by_{number}'))
+    line = code.rstrip().count('\n') + 1
+    assert message.startswith('car.gin:2: ' + said.format(number)) and f'broken_by_{number}.py:{line}' in message
+
+
 def test_dynamic_registration_is_refused_by_name(conf):
     message = message_of(conf('from __gin__ import dynamic_registration'))
     assert 'car.gin:1' in message and 'dynamic_registration' in message and 'not supported' in message
