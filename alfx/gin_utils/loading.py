@@ -161,7 +161,7 @@ def _do_imports(statements: Sequence[Statement]) -> tuple[list[str], list[Proble
             if top == 'alf':
                 hint = f"this package is called alfx: did you mean '{f'alfx.{rest}' if rest else 'alfx'}'?"
             problems.append(Problem(statement.location, f"cannot import '{module}': {error}", hint))
-        except (Exception, SystemExit) as error:  # whatever the code of the module does
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the code of the module does
             problems.append(Problem(statement.location, *_failed_import(module, error)))
         else:
             if statement.value not in texts:

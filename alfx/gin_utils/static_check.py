@@ -8,6 +8,7 @@ other values is checked by the constructors themselves, see :mod:`alfx.gin_utils
 
 import dataclasses
 import inspect
+import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -60,7 +61,10 @@ def check(statements: Sequence[Statement], unavailable: dict[str, str],
         configurable = None
         if statement.kind in ('binding', 'block'):
             configurable = _find(statement.selector, statement.location, '', unavailable, problems)
-        if statement.kind == 'binding' and configurable is not None:
+        if any(isinstance(leaf, float) and not math.isfinite(leaf) for leaf in iterate_nested(statement.value)):
+            problems.append(Problem(statement.location, f'{statement.text} = {statement.value!r}: a number is too '
+                                    'large', 'the largest is about 1.8e308'))
+        elif statement.kind == 'binding' and configurable is not None:
             problem, value = _check_binding(statement, configurable, substitute(statement.value, values))
             if problem is not None:
                 problems.append(problem)

@@ -11,7 +11,7 @@ import typing
 from typing import Any, NamedTuple, Optional
 
 from . import kinds
-from .checks import describe
+from .checks import Range, describe
 from .parsing import Macro, Reference
 
 __all__ = ['Mismatch', 'check']
@@ -64,6 +64,10 @@ def show(annotation: Any) -> str:
         return ' or '.join(show(argument) for argument in arguments)
     if origin is typing.Literal:
         return ' or '.join(repr(argument) for argument in arguments)
+    if origin is typing.Annotated:
+        return ' '.join([show(arguments[0]), *(str(limits) for limits in arguments[1:] if isinstance(limits, Range))])
+    if any(typing.get_origin(argument) is typing.Annotated for argument in arguments):
+        return f'{show(origin)}[{", ".join(show(argument) for argument in arguments)}]'
     if origin is collections.abc.Callable or annotation in (collections.abc.Callable, typing.Callable):
         return 'a callable'
     if origin is None and inspect.isclass(annotation):
@@ -78,7 +82,9 @@ def _fit(value: Any, annotation: Any) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _fit_union(value, arguments)
     if origin is typing.Annotated:
-        return _fit(value, arguments[0])
+        value = _fit(value, arguments[0])
+        return _require(isinstance(value, (Reference, Macro))
+                        or all(value in limits for limits in arguments[1:] if isinstance(limits, Range)), value)
     if isinstance(value, Reference):
         return _fit_made(value, annotation) if value.evaluate else _fit_constructor(value, annotation)
     if origin is typing.Literal:

@@ -94,6 +94,11 @@ MISTAKES = {
     'activation called': ('ValueNetwork.activation = @torch.tanh()', 'mine.gin:6', 'write @torch.tanh'),
     'number instead of layers': ('ValueNetwork.fc_layer_params = 64', 'mine.gin:6', '(64,)'),
     'negative layer': ('ValueNetwork.fc_layer_params = (64, -1)', 'mine.gin:6', 'ValueNetwork.fc_layer_params'),
+    'layer without units': ('ValueNetwork.fc_layer_params = (64, 0)', 'mine.gin:6', 'at least one unit'),
+    'discount above 1': ('PPOLoss.gamma = 2.0', 'mine.gin:6', 'PPOLoss.gamma expects float in [0, 1] or Sequence['),
+    'negative discount': ('PPOLoss.gamma = -1.0', 'mine.gin:6', 'float in [0, 1]'),
+    'negative time limit': ('suite_gym.load.max_episode_steps = -1', 'mine.gin:6', 'expects int >= 0 or'),
+    'number out of all bounds': ('ppo/Adam.lr = 1e400', 'mine.gin:6', 'a number is too large'),
     'unknown argument of the network': ('ActorCriticAlgorithm.nonsense = 3', 'mine.gin:6', 'nonsense'),
 }
 

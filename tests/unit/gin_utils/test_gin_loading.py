@@ -4,7 +4,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal, Optional, Union
 
 import gin
 import pytest
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from alfx import gin_utils
 from alfx.gin_utils import ConfError, configurable, static_check
+from alfx.gin_utils.checks import Fraction, Range
 from alfx.networks.actor_networks import ActorNetwork
 
 
@@ -67,6 +68,11 @@ def make_speed():
 def race(car_ctor: Callable[..., Car] = Car, engine: Optional[Engine] = None, speed: float = 1.0,
          network_cls: Callable[..., Any] = ActorNetwork):
     return car_ctor, engine, speed, network_cls
+
+
+@configurable(module='toys')
+def share(part: Optional[Fraction] = None, parts: Sequence[Fraction] = (), count: Annotated[int, Range(1)] = 1):
+    return part, parts, count
 
 
 @configurable(module='toys')
@@ -164,6 +170,11 @@ def test_a_whole_float_becomes_an_int_where_an_int_is_wanted(conf):
     gin_utils.load(conf('many = 1e1\nEngine.cylinders = 1e1\nbig/Engine.cylinders = %many\nCar.engine = @big/Engine()'))
     assert type(Engine().cylinders) is int and Engine().cylinders == 10
     assert type(Car().engine.cylinders) is int
+
+
+def test_values_within_their_range_pass(conf):
+    gin_utils.load(conf('share.part = 0\nshare.parts = (0.5, 1.0)\nshare.count = 1e1'))
+    assert share() == (0, (0.5, 1.0), 10)
 
 
 def test_zero_and_one_are_false_and_true_where_a_bool_is_wanted(conf):
@@ -283,6 +294,11 @@ def test_a_syntax_error_is_reported_with_line_and_remedy(conf, line, expected, h
     ('Car.paint = @elu()', 'write @elu'),
     ('Car.fast = 2', 'Car.fast expects bool, found int 2'),
     ('Car.fast = 1.0', 'Car.fast expects bool, found float 1.0'),
+    ('share.part = 1.5', 'share.part expects float in [0, 1] or None, found float 1.5'),
+    ('share.parts = (0.5, -1)', 'share.parts expects Sequence[float in [0, 1]], found tuple (0.5, -1)'),
+    ('share.count = 0', 'share.count expects int >= 1, found int 0'),
+    ('big = 7.0\nshare.part = %big', 'share.part expects float in [0, 1]'),
+    ('Car.weight = 1e400', 'Car.weight = inf: a number is too large'),
     ('p = "x"\nEngine.power = %p', "Engine.power expects float, found str 'x'"),
 ])
 def test_a_value_of_the_wrong_type_is_reported(conf, binding, expected):
