@@ -4,6 +4,7 @@ What :class:`~alfx.environments.vector_env.SerialVectorEnv` and each worker of
 :class:`~alfx.environments.process_vector_env.ProcessVectorEnv` run, so that both give the same sequences.
 """
 import logging
+import math
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -86,6 +87,7 @@ class EnvironmentGroup:
         count = len(self._env_fns)
         self.restarts = [0] * count
         self._pending = [True] * count
+        self._steps = [0] * count  # of the episode
         self._seeds: list[int | None] = [None] * count
         self._base_seeds: list[int | None] = [None] * count
         self._guard = _Guard(self._handle)
@@ -95,6 +97,8 @@ class EnvironmentGroup:
         self.spaces = expected
         for i in range(count):
             self.envs.append(self._construct(i))
+        self._floats = [index for index, (_, leaf) in enumerate(flatten_space(self.envs[0].observation_space))
+                        if leaf.dtype is not None and np.issubdtype(leaf.dtype, np.floating)]
         self._observation_shapes = [leaf.shape for _, leaf in flatten_space(self.envs[0].observation_space)]
         self._flat = not isinstance(self.envs[0].observation_space, (spaces.Dict, spaces.Tuple))
 
@@ -114,6 +118,7 @@ class EnvironmentGroup:
         infos: list[Info] = []
         observations, rewards, terminations, truncations = out
         pending, flat, keep = self._pending, self._flat, self.info_keys != ()
+        is_finite = math.isfinite if rewards.ndim == 1 else _all_finite
         i, count = 0, len(self.envs)
         while i < count:
             self._cursor = i
@@ -128,6 +133,14 @@ class EnvironmentGroup:
                         observations[i] = observation
                     else:
                         self._write(observations, i, observation)
+                    self._steps[i] += 1
+                    if self._floats:
+                        self._check_finite(i, observations)
+                    if not is_finite(reward):
+                        raise ValueError(f'the reward of step {self._steps[i]} of its episode is {reward!r}, expected '
+                                         'a finite number')
+                    if terminated is not False or truncated is not False:
+                        self._check_flags(i, terminated, truncated)
                     rewards[i] = reward
                     terminations[i] = terminated
                     truncations[i] = truncated
@@ -143,6 +156,22 @@ class EnvironmentGroup:
                 self._repeat(i, out, previous)
             i += 1
         return infos
+
+    def _check_finite(self, i: int, observations: Any) -> None:
+        """Refuse NaN in what environment ``i`` has observed, which would be in every parameter after an update."""
+        arrays = [observations] if self._flat else flatten_sample(self.envs[i].observation_space, observations)
+        for leaf in self._floats:
+            row = arrays[leaf][i]
+            # a sum of squares takes a third of the time of np.isnan; infinities are looked at again
+            if not math.isfinite(np.vdot(row, row)) and np.isnan(row).any():
+                path = flatten_space(self.envs[i].observation_space, 'observation')[leaf][0]
+                raise ValueError(f'{path} of step {self._steps[i]} of its episode has NaN in it')
+
+    def _check_flags(self, i: int, terminated: Any, truncated: Any) -> None:
+        for name, flag in (('terminated', terminated), ('truncated', truncated)):
+            if not isinstance(flag, (bool, np.bool_)) and not (isinstance(flag, (int, np.integer, np.ndarray))
+                                                               and flag in (0, 1)):
+                raise TypeError(f'{name} of step {self._steps[i]} of its episode is {flag!r}, expected True or False')
 
     def _repeat(self, i: int, out: Buffers, previous: Buffers | None) -> None:
         """Environment ``i`` raised in a step and was restarted: give this step a result."""
@@ -182,6 +211,9 @@ class EnvironmentGroup:
         observation, info = env.reset(seed=seed, options=options)
         self._check(env, observation)
         self._write(out.observations, i, observation)
+        self._steps[i] = 0
+        if self._floats:
+            self._check_finite(i, out.observations)
         out.rewards[i], out.terminations[i], out.truncations[i] = 0, False, False
         self._seeds[i], self._pending[i] = None, False
         return info
@@ -295,6 +327,10 @@ class EnvironmentGroup:
         for i in range(len(self.envs)):
             self._close(i)
         self.envs = []
+
+
+def _all_finite(reward: Any) -> bool:
+    return bool(np.isfinite(reward).all())
 
 
 _SELF_EXPLANATORY = (EnvironmentStepError, EnvironmentLoadError, UnsupportedSpaceError, ConfError)
