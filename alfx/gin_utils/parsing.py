@@ -270,7 +270,7 @@ def _syntax_problem(message: str, line_text: str, location: str, text: str) -> P
         else:
             hint = f"text needs quotes: '{written}'; a reference begins with @, a macro with %"
         message = f'cannot read the value {written}'
-    elif message.startswith('EOF in multi-line'):
+    elif 'EOF in multi-line' in message:  # Python 3.12 has more words around it
         message, hint = 'the file ends inside a bracket or a string', 'close it'
     elif message.startswith('Unable to parse value'):
         message = 'cannot read the value'

@@ -106,7 +106,7 @@ FAULTS = {
                            'create_environment.nonparallel = False', 1, ['the simulator fell over', 'step']),
     'nan loss': ('PPOLoss.td_loss_weight = 1e38', 1, ['NaN or infinite']),
     'nan reward': ("create_environment.env_name = 'faulty_environments:FaultyNan-v0'", 1,
-                   ["environment 0 of 'faulty_environments:FaultyNan-v0' failed in step()",
+                   ["environment 0 of 'FaultyNan-v0' failed in step()",
                     'the reward of step 9 of its episode is nan, expected a finite number']),
     'head for the other kind of action': (
         'ActorDistributionNetwork.discrete_projection_net_ctor = @NormalProjectionNetwork', 2,

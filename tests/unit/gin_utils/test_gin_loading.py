@@ -3,6 +3,7 @@
 import os
 import sys
 import textwrap
+import tokenize
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Optional, Union
 
@@ -278,6 +279,16 @@ def test_a_syntax_error_is_reported_with_line_and_remedy(conf, line, expected, h
     message = message_of(conf(f'Engine.power = 1\n{line}\n'))
     assert message.startswith('car.gin:') and expected in message and hint in message
     assert 'Traceback' not in message
+
+
+def test_an_open_bracket_is_told_in_the_words_of_every_python(conf, monkeypatch):
+    def tokens(_):
+        raise tokenize.TokenError('unexpected EOF in multi-line statement', (2, 0))  # as Python 3.12 says it
+        yield
+
+    monkeypatch.setattr(tokenize, 'generate_tokens', tokens)
+    assert message_of(conf('Engine.power = 1\nCar.doors = (1, 2')) == (
+        'car.gin:2: syntax error: the file ends inside a bracket or a string\n  close it')
 
 
 @pytest.mark.parametrize('binding, expected', [
