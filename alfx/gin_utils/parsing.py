@@ -272,6 +272,8 @@ def _syntax_problem(message: str, line_text: str, location: str, text: str) -> P
         message = f'cannot read the value {written}'
     elif 'EOF in multi-line' in message:  # Python 3.12 has more words around it
         message, hint = 'the file ends inside a bracket or a string', 'close it'
+    elif message.startswith("Expected ',' or") or message.startswith('unterminated string'):
+        message, hint = 'a bracket or a string is not closed, or a comma is missing', 'close it'
     elif message.startswith('Unable to parse value'):
         message = 'cannot read the value'
         hint = 'values are Python literals, @references and %macros'

@@ -273,6 +273,7 @@ def test_an_ambiguous_name_is_reported_with_the_full_ones(conf):
     ('Car.name = CartPole-v1', 'cannot read the value CartPole-v1', "'CartPole-v1'"),
     ('Car.fast = true', 'cannot read the value', 'write True'),
     ('Car.doors = (1, 2', 'inside a bracket', 'close it'),
+    ('Car.doors = (1, 2\nEngine.power = 2', 'a bracket or a string is not closed', 'close it'),
     ('Engine..power = 3', 'syntax error', ''),
 ])
 def test_a_syntax_error_is_reported_with_line_and_remedy(conf, line, expected, hint):
