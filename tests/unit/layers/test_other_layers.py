@@ -256,9 +256,9 @@ def test_fixed_decoding_evaluates_the_basis():
     haar = layers.FixedDecodingLayer(4, 4, 'haar', tau=1.0).weight
     root = 2**0.5
     torch.testing.assert_close(haar, torch.tensor([[1, 1, root, 0], [1, 1, -root, 0], [1, -1, 0, root],
-                                                   [1, -1, 0, -root]]))
-    # Haar functions are orthogonal.
-    torch.testing.assert_close(haar.T @ haar / 4, torch.eye(4))
+                                                   [1, -1, 0, -root]]) / 2)
+    # Haar functions are orthonormal.
+    torch.testing.assert_close(haar.T @ haar, torch.eye(4))
     layer = layers.FixedDecodingLayer(3, 5)
     x = torch.randn(2, 3)
     torch.testing.assert_close(layer(x), x @ layer.weight.T)
