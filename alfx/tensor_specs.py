@@ -36,6 +36,20 @@ def torch_dtype_to_str(dtype: torch.dtype) -> str:
     return _DTYPE_NAMES[dtype]
 
 
+def as_torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """``'float32'`` or ``'torch.float32'`` -> ``torch.float32``, for confs, which have only text for it.
+
+    Raises:
+        SpecError: no dtype of a spec has this name.
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    for known, name in _DTYPE_NAMES.items():
+        if dtype in (name, f'torch.{name}'):
+            return known
+    raise SpecError(f'unsupported dtype {dtype!r}; supported: {sorted(_DTYPE_NAMES.values())}')
+
+
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
     return np.dtype(torch_dtype_to_str(dtype))
 
@@ -45,14 +59,14 @@ class TensorSpec:
 
     Args:
         shape: sizes of the dimensions; ``()`` for a scalar.
-        dtype: element type.
+        dtype: element type, or its name such as 'int64'.
     """
 
     __slots__ = ('_shape', '_dtype')
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype = torch.float32):
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype | str = torch.float32):
         self._shape = torch.Size(shape)
-        self._dtype = dtype
+        self._dtype = as_torch_dtype(dtype)
 
     @classmethod
     def from_spec(cls, spec: 'TensorSpec') -> 'TensorSpec':
@@ -69,7 +83,7 @@ class TensorSpec:
         """The spec of a numpy array without its first ``from_dim`` dimensions."""
         return TensorSpec(array.shape[from_dim:], torch.from_numpy(np.empty((0, ), array.dtype)).dtype)
 
-    def replace(self, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> 'TensorSpec':
+    def replace(self, shape: Sequence[int] | None = None, dtype: torch.dtype | str | None = None) -> 'TensorSpec':
         """A spec with another shape or dtype."""
         return TensorSpec(self._shape if shape is None else shape, self._dtype if dtype is None else dtype)
 
@@ -168,7 +182,7 @@ class BoundedTensorSpec(TensorSpec):
 
     Args:
         shape: sizes of the dimensions.
-        dtype: element type; an integer one describes discrete values ``minimum .. maximum``.
+        dtype: element type, or its name; an integer one describes discrete values ``minimum .. maximum``.
         minimum: lower bound, a number or an array that broadcasts to ``shape``.
         maximum: upper bound, likewise.
 
@@ -178,7 +192,8 @@ class BoundedTensorSpec(TensorSpec):
 
     __slots__ = ('_minimum', '_maximum')
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, minimum: Any = 0, maximum: Any = 1):
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype | str = torch.float32, minimum: Any = 0,
+                 maximum: Any = 1):
         super().__init__(shape, dtype)
         self._minimum = self._as_bound(minimum, 'minimum')
         self._maximum = self._as_bound(maximum, 'maximum')
@@ -212,7 +227,7 @@ class BoundedTensorSpec(TensorSpec):
         info = torch.iinfo(spec.dtype) if spec.is_discrete else torch.finfo(spec.dtype)
         return BoundedTensorSpec(spec.shape, spec.dtype, info.min, info.max)
 
-    def replace(self, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None, minimum: Any = None,
+    def replace(self, shape: Sequence[int] | None = None, dtype: torch.dtype | str | None = None, minimum: Any = None,
                 maximum: Any = None) -> 'BoundedTensorSpec':
         """A spec with another shape, dtype or other bounds."""
         return BoundedTensorSpec(self._shape if shape is None else shape, self._dtype if dtype is None else dtype,

@@ -17,6 +17,7 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
+from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
@@ -64,6 +65,7 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
                  loss_class: Callable[..., Any] = ActorCriticLoss, optimizer: Any = None,
                  checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'ActorCriticAlgorithm'):
         actor_network = actor_network_ctor(input_tensor_spec=observation_spec, action_spec=action_spec)
+        check_actor(type(self).__name__, 'actor_network_ctor', actor_network, gives_distributions=True)
         value_network, value_state_spec = None, ()
         if value_network_ctor is not None:
             value_network = _make_value_network(value_network_ctor, observation_spec, reward_spec)

@@ -12,6 +12,7 @@ from alfx import context, summary
 from alfx.algorithms.algorithm import Loss
 from alfx.data_structures import LossInfo, StepType, namedtuple
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Fraction
 from alfx.traits import Traits
 from alfx.utils import dist_utils, value_ops
 from alfx.utils.losses import element_wise_squared_loss
@@ -57,7 +58,7 @@ class ActorCriticLoss(Loss):
 
     _gamma: torch.Tensor
 
-    def __init__(self, gamma: float | Sequence[float] = 0.99,
+    def __init__(self, gamma: Fraction | Sequence[Fraction] = 0.99,
                  td_error_loss_fn: Callable[..., torch.Tensor] = element_wise_squared_loss, use_gae: bool = False,
                  td_lambda: float = 0.95, use_td_lambda_return: bool = True, normalize_advantages: bool = False,
                  advantage_clip: float | None = None, entropy_regularization: float | None = None,

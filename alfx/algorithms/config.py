@@ -145,8 +145,9 @@ class TrainerConfig:
     root_dir: str = setting(may_change=True)
     conf_file: str = setting('', may_change=True)
     ml_type: str = setting('rl', choices=('rl', 'sl'))
-    algorithm_ctor: Optional[Callable] = setting(None, kind=object)
-    data_transformer_ctor: Union[None, Callable, Sequence[Callable]] = setting(None, kind=object)
+    algorithm_ctor: Optional[Callable[..., torch.nn.Module]] = setting(None, kind=object)
+    data_transformer_ctor: Union[None, Callable[..., torch.nn.Module], Sequence[Callable[..., torch.nn.Module]]] = (
+        setting(None, kind=object))
     random_seed: Optional[int] = setting(None, minimum=0, maximum=2**32 - 1)
     num_iterations: int = setting(1000, minimum=0, may_change=True)
     num_env_steps: int = setting(0, minimum=0, may_change=True)

@@ -24,6 +24,7 @@ from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at
+from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
@@ -134,6 +135,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                                         'its ou_stddev or ou_damping is set too', 'leave out one or the other')])
         exploration = exploration_noise_ctor(action_spec)
         actor = actor_network_ctor(input_tensor_spec=observation_spec, action_spec=action_spec)
+        check_actor(type(self).__name__, 'actor_network_ctor', actor, gives_distributions=False)
         values = {'output_tensor_spec': TensorSpec(reward_spec.shape)} if reward_spec.ndim else {}
         critic = critic_network_ctor(input_tensor_spec=(observation_spec, action_spec), **values)
         critics = critic.make_parallel(num_critic_replicas)

@@ -269,13 +269,20 @@ def _split(observation_spec: NestedTensorSpec) -> tuple[NestedTensorSpec, Tensor
     return observation_spec, None
 
 
+@configurable
+def create_discrete_skill_spec(num_of_skills: int) -> BoundedTensorSpec:
+    """The spec of ``num_of_skills`` discrete skills, int64 ``[]`` from 0."""
+    check_value('create_discrete_skill_spec', 'num_of_skills', num_of_skills, int, minimum=1)
+    return BoundedTensorSpec((), torch.int64, 0, num_of_skills - 1)
+
+
 def _skill_spec(skill_spec: TensorSpec | int | None, goal_spec: TensorSpec | None, name: str) -> TensorSpec:
     """The spec that ``skill_spec`` stands for."""
     if isinstance(skill_spec, TensorSpec):
         return skill_spec
     if skill_spec is not None:
         check_value('DIAYNAlgorithm', 'skill_spec', skill_spec, (int, TensorSpec), minimum=1, optional=True)
-        return BoundedTensorSpec((), torch.int64, 0, skill_spec - 1)
+        return create_discrete_skill_spec(skill_spec)
     if goal_spec is None:
         raise ValueError(f'{name}: skill_spec=None takes the spec of the goals, and observation_spec is not '
                          '[representation, goal]; give a skill_spec, or the agent a goal generator')

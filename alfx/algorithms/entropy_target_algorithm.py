@@ -119,7 +119,7 @@ class EntropyTargetAlgorithm(_EntropyAlgorithm):
         skip_free_stage: start with the adjust stage.
         max_entropy: of the initial stage; None for ``min(0.8 * e, e / 0.8)`` with e the mean entropy of the first
             ``average_window`` calls, or ``target_entropy`` if that is larger.
-        target_entropy: lower bound of the entropy, summed over the nest; None for the sum of
+        target_entropy: lower bound of the entropy, summed over the nest, a number or a schedule; None for the sum of
             ``dist_utils.calc_default_target_entropy``.
         very_slow_update_rate: of the initial stage.
         slow_update_rate: the smallest one of the adjust stage.
@@ -140,7 +140,8 @@ class EntropyTargetAlgorithm(_EntropyAlgorithm):
     _num_calls: Tensor
 
     def __init__(self, action_spec: NestedTensorSpec, initial_alpha: float = 0.1, skip_free_stage: bool = False,
-                 max_entropy: Optional[float] = None, target_entropy: Optional[float] = None,
+                 max_entropy: Optional[float] = None,
+                 target_entropy: Union[None, float, Callable[[], float]] = None,
                  very_slow_update_rate: float = 0.001, slow_update_rate: float = 0.01,
                  fast_update_rate: float = math.log(2), min_alpha: float = 0.0001, average_window: int = 2,
                  debug_summaries: bool = False, name: str = 'EntropyTargetAlgorithm') -> None:
@@ -151,8 +152,9 @@ class EntropyTargetAlgorithm(_EntropyAlgorithm):
                              f'{fast_update_rate}')
         if target_entropy is None:
             target_entropy = _default_target_entropy(action_spec)
-        if max_entropy is not None and target_entropy > max_entropy:
-            raise ValueError(f'{name}: expected target_entropy <= max_entropy, found {target_entropy} and '
+        self._get_target_entropy = as_scheduler(target_entropy)
+        if max_entropy is not None and self._get_target_entropy() > max_entropy:
+            raise ValueError(f'{name}: expected target_entropy <= max_entropy, found {self._get_target_entropy()} and '
                              f'{max_entropy}')
         stage = _INITIAL_STAGE if max_entropy is not None else _ESTIMATE_STAGE
         self.register_buffer('_log_alpha', torch.tensor(math.log(initial_alpha)))
@@ -162,12 +164,10 @@ class EntropyTargetAlgorithm(_EntropyAlgorithm):
         self.register_buffer('_num_calls', torch.zeros((), dtype=torch.int64))
         self._avg_entropy = ScalarWindowAverager(average_window)
         self._average_window = average_window
-        self._target_entropy = float(target_entropy)
         self._very_slow_update_rate = very_slow_update_rate
         self._slow_update_rate = slow_update_rate
         self._fast_update_rate = fast_update_rate
         self._min_log_alpha = math.log(min_alpha) if min_alpha > 0 else _LOWEST_LOG_ALPHA
-        self._fast_stage_thresh = self._target_entropy * (0.5 if target_entropy > 0 else 2.0)
 
     def calc_loss(self, info: Any, valid_mask: Optional[Tensor] = None) -> LossInfo:
         """Adjust alpha, then weight the loss by it.
@@ -204,7 +204,7 @@ class EntropyTargetAlgorithm(_EntropyAlgorithm):
         elif stage == _INITIAL_STAGE:
             self._initial_step(average)
         elif stage == _FREE_STAGE:
-            self._stage += average < self._target_entropy
+            self._stage += average < self._get_target_entropy()
         else:
             self._adjust_step(previous, average)
         self._log_alpha.clamp_(min=self._min_log_alpha)
@@ -216,7 +216,7 @@ class EntropyTargetAlgorithm(_EntropyAlgorithm):
     def _estimate(self, average: float) -> None:
         """Set ``max_entropy`` once the window is full."""
         if int(self._num_calls) >= self._average_window:
-            self._max_entropy.fill_(max(min(0.8 * average, average / 0.8), self._target_entropy))
+            self._max_entropy.fill_(max(min(0.8 * average, average / 0.8), self._get_target_entropy()))
             self._stage.fill_(_INITIAL_STAGE)
 
     def _initial_step(self, average: float) -> None:
@@ -226,9 +226,9 @@ class EntropyTargetAlgorithm(_EntropyAlgorithm):
             self._log_alpha -= self._very_slow_update_rate
 
     def _adjust_step(self, previous: float, average: float) -> None:
-        target = self._target_entropy
+        target = self._get_target_entropy()
         below = average < target
-        if average < self._fast_stage_thresh:
+        if average < target * (0.5 if target > 0 else 2.0):
             self._update_rate.fill_(self._fast_update_rate)
         elif (previous < target) != below:
             self._update_rate.mul_(0.9).clamp_(min=self._slow_update_rate)
@@ -243,7 +243,7 @@ class EntropyTargetAlgorithm(_EntropyAlgorithm):
             summary.scalar('alpha', alpha)
             summary.scalar('entropy', entropy)
             summary.scalar('average_entropy', average)
-            summary.scalar('target_entropy', self._target_entropy)
+            summary.scalar('target_entropy', self._get_target_entropy())
             summary.scalar('stage', self._stage)
             summary.scalar('update_rate', self._update_rate)
 

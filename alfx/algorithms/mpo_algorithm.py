@@ -28,6 +28,7 @@ from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at
+from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork
@@ -153,6 +154,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         if is_discrete and reward_spec.ndim:
             raise SpecError(f'{name}: several rewards need continuous actions, found {reward_spec} and {action_spec}')
         actor = actor_network_cls(input_tensor_spec=observation_spec, action_spec=action_spec)
+        check_actor(type(self).__name__, 'actor_network_cls', actor, gives_distributions=True)
         critics = _make_critics(q_network_cls if is_discrete else critic_network_cls, is_discrete, observation_spec,
                                 action_spec, reward_spec, num_critic_replicas)
         critic_state = () if critics is None else critics.state_spec

@@ -39,6 +39,7 @@ from alfx.algorithms.sac.states import (SacActionState, SacCriticState, SacState
                                         initial_log_alphas, state_specs, targets_of_alpha)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
+from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork
@@ -162,6 +163,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         action_values = ActionValues(parts, num_critic_replicas, reward_spec, self._num_quantiles)
         if parts.type != ActionType.Discrete:
             actor = actor_network_cls(input_tensor_spec=observation_spec, action_spec=parts.continuous)
+            check_actor(type(self).__name__, 'actor_network_cls', actor, gives_distributions=True)
         ctor = critic_network_cls if parts.type == ActionType.Continuous else q_network_cls
         if ctor is not None:
             critics = action_values.make_networks(ctor, observation_spec)

@@ -35,6 +35,7 @@ from alfx.gin_utils import ConfError, configurable, takes_arguments_of
 from alfx.gin_utils.checks import check_value, problem_at
 from alfx.layers import Detach
 from alfx.nest.utils import NestConcat
+from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.summary import summary_utils
@@ -208,6 +209,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
             input_preprocessors=(actor_observation_processors, trajectory_encoder(
                 observation_spec, actor_observation_processors, tau_spec)),
             preprocessing_combiner=NestConcat())
+        check_actor(type(self).__name__, 'actor_network_cls', self._actor_network, gives_distributions=True)
         values = {'output_tensor_spec': TensorSpec(reward_spec.shape)} if reward_spec.ndim else {}
         self._critic_networks = critic_network_cls(
             input_tensor_spec=(observation_spec, tau_spec), **values).make_parallel(num_critic_replicas)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from alfx import summary
 from alfx.data_structures import LossInfo, StepType
 from alfx.gin_utils import configurable, takes_arguments_of
+from alfx.gin_utils.checks import Fraction
 from alfx.summary import summary_utils
 from alfx.tensor_specs import TensorSpec
 from alfx.utils import losses, tensor_utils, value_ops
@@ -42,7 +43,7 @@ class TDLoss(nn.Module):
 
     _gamma: Tensor
 
-    def __init__(self, gamma: float | Sequence[float] = 0.99,
+    def __init__(self, gamma: Fraction | Sequence[Fraction] = 0.99,
                  td_error_loss_fn: Callable[..., Tensor] = losses.element_wise_squared_loss,
                  td_lambda: float = 0.95, normalize_target: bool = False, debug_summaries: bool = False,
                  name: str = 'TDLoss'):

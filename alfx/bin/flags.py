@@ -19,8 +19,8 @@ from alfx import gin_utils
 # absl attributes a flag to the module that defines it; these belong to the program that asks for them.
 flags.disclaim_key_flags()
 
-__all__ = ['define_conf_flags', 'define_device_flag', 'conf_from_flags', 'device_from_flags', 'root_dir_from_flags',
-           'run']
+__all__ = ['define_conf_flags', 'define_device_flag', 'define_unused_flag', 'conf_from_flags', 'device_from_flags',
+           'root_dir_from_flags', 'run']
 
 FLAGS = flags.FLAGS
 
@@ -38,6 +38,12 @@ def define_conf_flags(root_dir: bool = True) -> None:
     _define('debug', flags.DEFINE_bool, False, 'show the traceback of every error')
     if root_dir:
         _define('root_dir', flags.DEFINE_string, None, 'the run folder')
+
+
+def define_unused_flag() -> None:
+    """Define ``--allow_unused``, for programs that train; call it when a program is imported."""
+    _define('allow_unused', flags.DEFINE_bool, False, 'train although nothing uses some bindings of the conf or of '
+            '--conf_param; those are logged')
 
 
 def define_device_flag() -> None:
@@ -58,12 +64,14 @@ def device_from_flags() -> Any:
     return device
 
 
-def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True) -> gin_utils.Conf:
+def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True,
+                    allow_unused: bool = False) -> gin_utils.Conf:
     """Load and check the conf that the flags ask for.
 
     Args:
         root_dir: a run folder: its conf is used if ``--conf`` is not given.
         same_run: whether the program goes on with the run in ``root_dir``, so that the conf has to be the same.
+        allow_unused: as of :func:`alfx.gin_utils.load`.
 
     Returns:
         What was loaded.
@@ -78,7 +86,7 @@ def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True) -> gi
     if not given and root_dir is None:
         raise gin_utils.ConfError('no conf file is given', 'add --conf FILE')
     return gin_utils.load(given[0] if given else None, [*FLAGS.conf_param, *FLAGS.gin_param], root_dir,
-                          same_run)
+                          same_run, allow_unused)
 
 
 def root_dir_from_flags() -> str:
@@ -112,6 +120,11 @@ def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:
     except KeyboardInterrupt:
         print('interrupted', file=sys.stderr)
         return 130
+    except SystemExit as error:  # by code of the user; the program itself returns
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        print(f'ended by sys.exit({"" if error.code is None else error.code}) in {where.filename}:{where.lineno}',
+              file=sys.stderr)
+        return 1
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, OSError) as error:
         code = _exit_code(error)
         lines = [f'{type(error).__name__}: {gin_utils.plain_text(error)}', *getattr(error, '__notes__', ())]

@@ -27,6 +27,7 @@ from alfx.bin import flags, policy_flags, ranks
 
 flags.define_conf_flags()
 flags.define_device_flag()
+flags.define_unused_flag()
 ranks.define_flags()
 FLAGS = absl_flags.FLAGS
 
@@ -72,8 +73,8 @@ def _conf_and_root_dir() -> tuple[Any, str]:
         root_dir = os.path.abspath(flags.root_dir_from_flags())
         if os.path.exists(root_dir) and not os.path.isdir(root_dir):
             raise gin_utils.ConfError(f'--root_dir {root_dir} is a file', 'name a folder')
-        return flags.conf_from_flags(root_dir), root_dir
-    conf = flags.conf_from_flags()
+        return flags.conf_from_flags(root_dir, allow_unused=FLAGS.allow_unused), root_dir
+    conf = flags.conf_from_flags(allow_unused=FLAGS.allow_unused)
     name = os.path.splitext(os.path.basename(conf.conf_file))[0]
     return conf, os.path.abspath(os.path.join('runs', f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'))
 

@@ -4,6 +4,7 @@ What :class:`~alfx.environments.vector_env.SerialVectorEnv` and each worker of
 :class:`~alfx.environments.process_vector_env.ProcessVectorEnv` run, so that both give the same sequences.
 """
 import logging
+import math
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -86,6 +87,7 @@ class EnvironmentGroup:
         count = len(self._env_fns)
         self.restarts = [0] * count
         self._pending = [True] * count
+        self._steps = [0] * count  # of the episode
         self._seeds: list[int | None] = [None] * count
         self._base_seeds: list[int | None] = [None] * count
         self._guard = _Guard(self._handle)
@@ -95,6 +97,8 @@ class EnvironmentGroup:
         self.spaces = expected
         for i in range(count):
             self.envs.append(self._construct(i))
+        self._floats = [index for index, (_, leaf) in enumerate(flatten_space(self.envs[0].observation_space))
+                        if leaf.dtype is not None and np.issubdtype(leaf.dtype, np.floating)]
         self._observation_shapes = [leaf.shape for _, leaf in flatten_space(self.envs[0].observation_space)]
         self._flat = not isinstance(self.envs[0].observation_space, (spaces.Dict, spaces.Tuple))
 
@@ -114,6 +118,7 @@ class EnvironmentGroup:
         infos: list[Info] = []
         observations, rewards, terminations, truncations = out
         pending, flat, keep = self._pending, self._flat, self.info_keys != ()
+        is_finite = math.isfinite if rewards.ndim == 1 else _all_finite
         i, count = 0, len(self.envs)
         while i < count:
             self._cursor = i
@@ -128,13 +133,21 @@ class EnvironmentGroup:
                         observations[i] = observation
                     else:
                         self._write(observations, i, observation)
+                    self._steps[i] += 1
+                    if self._floats:
+                        self._check_finite(i, observations)
+                    if not is_finite(reward):
+                        raise ValueError(f'the reward of step {self._steps[i]} of its episode is {reward!r}, expected '
+                                         'a finite number')
+                    if terminated is not False or truncated is not False:
+                        self._check_flags(i, terminated, truncated)
                     rewards[i] = reward
                     terminations[i] = terminated
                     truncations[i] = truncated
                     pending[i] = bool(terminated or truncated)
                 if keep and info:
                     infos.append((i, self._kept(info)))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if isinstance(error, _SELF_EXPLANATORY):
                     raise
                 self._handle(error)
@@ -143,6 +156,22 @@ class EnvironmentGroup:
                 self._repeat(i, out, previous)
             i += 1
         return infos
+
+    def _check_finite(self, i: int, observations: Any) -> None:
+        """Refuse NaN in what environment ``i`` has observed, which would be in every parameter after an update."""
+        arrays = [observations] if self._flat else flatten_sample(self.envs[i].observation_space, observations)
+        for leaf in self._floats:
+            row = arrays[leaf][i]
+            # a sum of squares takes a third of the time of np.isnan; infinities are looked at again
+            if not math.isfinite(np.vdot(row, row)) and np.isnan(row).any():
+                path = flatten_space(self.envs[i].observation_space, 'observation')[leaf][0]
+                raise ValueError(f'{path} of step {self._steps[i]} of its episode has NaN in it')
+
+    def _check_flags(self, i: int, terminated: Any, truncated: Any) -> None:
+        for name, flag in (('terminated', terminated), ('truncated', truncated)):
+            if not isinstance(flag, (bool, np.bool_)) and not (isinstance(flag, (int, np.integer, np.ndarray))
+                                                               and flag in (0, 1)):
+                raise TypeError(f'{name} of step {self._steps[i]} of its episode is {flag!r}, expected True or False')
 
     def _repeat(self, i: int, out: Buffers, previous: Buffers | None) -> None:
         """Environment ``i`` raised in a step and was restarted: give this step a result."""
@@ -182,6 +211,9 @@ class EnvironmentGroup:
         observation, info = env.reset(seed=seed, options=options)
         self._check(env, observation)
         self._write(out.observations, i, observation)
+        self._steps[i] = 0
+        if self._floats:
+            self._check_finite(i, out.observations)
         out.rewards[i], out.terminations[i], out.truncations[i] = 0, False, False
         self._seeds[i], self._pending[i] = None, False
         return info
@@ -233,7 +265,7 @@ class EnvironmentGroup:
         """Which environment is at work, and in which call."""
         return f'environment {self._first + self._cursor} of {self.name!r} in {self._during}'
 
-    def _handle(self, error: Exception) -> None:
+    def _handle(self, error: Exception | SystemExit) -> None:
         """Restart the environment that raised, or give up."""
         i = self._cursor
         if self.restarts[i] >= self._max_restarts:
@@ -247,11 +279,13 @@ class EnvironmentGroup:
         self._during = during
         self._seeds[i] = derived_seed(self._base_seeds[i], self.restarts[i])
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception | SystemExit) -> None:
         i = self._cursor
         hint = (f'it was restarted {self.restarts[i]} times, as often as max_restarts allows' if self._max_restarts else
                 'max_restarts of create_environment lets it be restarted')
-        raise EnvironmentStepError(self._first + i, self.name, self._during, f'{type(error).__name__}: {error}',
+        reason = (f'it called sys.exit({error.code})' if isinstance(error, SystemExit) else
+                  f'{type(error).__name__}: {error}')
+        raise EnvironmentStepError(self._first + i, self.name, self._during, reason,
                                    _format(error), hint) from None
 
     def _close(self, i: int) -> None:
@@ -295,26 +329,30 @@ class EnvironmentGroup:
         self.envs = []
 
 
+def _all_finite(reward: Any) -> bool:
+    return bool(np.isfinite(reward).all())
+
+
 _SELF_EXPLANATORY = (EnvironmentStepError, EnvironmentLoadError, UnsupportedSpaceError, ConfError)
 
 
 class _Guard:
-    """Context manager that hands an error (not an interrupt) raised inside it to ``handle`` and goes on."""
+    """Context manager that hands an error or ``sys.exit`` (not an interrupt) inside it to ``handle`` and goes on."""
 
-    def __init__(self, handle: Callable[[Exception], None]):
+    def __init__(self, handle: Callable[[Exception | SystemExit], None]):
         self._handle = handle
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: TracebackType | None) -> bool:
-        if not isinstance(error, Exception) or isinstance(error, _SELF_EXPLANATORY):
+        if not isinstance(error, (Exception, SystemExit)) or isinstance(error, _SELF_EXPLANATORY):
             return False
         self._handle(error)
         return True
 
 
-def _format(error: Exception) -> str:
+def _format(error: Exception | SystemExit) -> str:
     """The traceback of ``error`` from the first frame below this module."""
     frames = error.__traceback__
     while frames is not None and frames.tb_next is not None and frames.tb_frame.f_globals.get('__name__') == __name__:

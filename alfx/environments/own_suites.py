@@ -15,11 +15,12 @@ from alfx.environments.errors import EnvironmentLoadError, nearest
 from alfx.environments.making import EnvWrapper
 from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
 from alfx.environments.vector_env import SerialVectorEnv
+from alfx.gin_utils.checks import StepLimit
 
 Constructor = Callable[..., Any]
 
 
-def _make(constructor: Constructor, max_episode_steps: int | None, env_args: Mapping[str, Any],
+def _make(constructor: Constructor, max_episode_steps: StepLimit | None, env_args: Mapping[str, Any],
           wrappers: Sequence[EnvWrapper]) -> gymnasium.Env:
     env = constructor(**env_args)
     steps = env.num_steps if max_episode_steps is None else max_episode_steps
@@ -46,7 +47,7 @@ def make_load(module: str, kind: str, environments: Mapping[str, Constructor], w
     """
 
     def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
-             max_episode_steps: int | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
+             max_episode_steps: StepLimit | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
              alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
              vector_env: VectorEnvCtor = SerialVectorEnv,
              env_args: Mapping[str, Any] | None = None) -> AlfEnvironment:

@@ -16,6 +16,7 @@ from alfx.environments.alf_wrappers import TimeLimit
 from alfx.environments.errors import EnvironmentLoadError, nearest
 from alfx.environments.suite_gym import AlfWrapper
 from alfx.tensor_specs import TensorSpec
+from alfx.gin_utils.checks import StepLimit
 
 _INSTEAD = {
     'game': 'it is the name of the environment', 'num_envs': 'it is given by batch_size',
@@ -36,7 +37,7 @@ _INFOS = ('lives', 'frame_number', 'episode_frame_number')
 
 @gin_utils.configurable
 def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
-         max_episode_steps: int | None = None, alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
+         max_episode_steps: StepLimit | None = None, alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
          num_threads: int = 0, frame_skip: int = 4, noop_max: int = 30, screen_size: int = 84, stack_size: int = 4,
          sticky_action_probability: float = 0.25, full_action_space: bool = False,
          env_info_keys: Sequence[str] | Mapping[str, TensorSpec] = ('lives', ),

@@ -11,11 +11,12 @@ from alfx.environments.gym_wrappers import DMAtariPreprocessing, FrameStack
 from alfx.environments.making import EnvWrapper
 from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
 from alfx.environments.vector_env import SerialVectorEnv
+from alfx.gin_utils.checks import StepLimit
 
 
 @gin_utils.configurable
 def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
-         max_episode_steps: int | Sequence[int] | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
+         max_episode_steps: StepLimit | Sequence[StepLimit] | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
          alf_env_wrappers: Sequence[AlfWrapper] = (), batch_size: int = 1,
          vector_env: VectorEnvCtor = SerialVectorEnv, frame_skip: int = 4, noop_max: int = 30, screen_size: int = 84,
          stack_size: int = 4, sticky_action_probability: float = 0.25, full_action_space: bool = False,

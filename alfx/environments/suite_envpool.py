@@ -19,6 +19,7 @@ from alfx.environments.gym_wrappers import is_channels_last_image
 from alfx.environments.spaces import flatten_sample, flatten_space, tensor_spec_from_gym_space, unflatten_sample
 from alfx.environments.suite_gym import AlfWrapper
 from alfx.tensor_specs import TensorSpec
+from alfx.gin_utils.checks import StepLimit
 
 # Where the time limit decides nothing but when an episode is cut off. EnvPool does not tell a termination that falls on
 # the last step from a truncation; for these the limit is kept here, so that both are seen.
@@ -32,7 +33,7 @@ _SETTINGS = ('from_pixels', 'render_width', 'render_height', 'render_camera_id',
 
 @gin_utils.configurable
 def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
-         max_episode_steps: int | None = None, alf_env_wrappers: Sequence[AlfWrapper] = (),
+         max_episode_steps: StepLimit | None = None, alf_env_wrappers: Sequence[AlfWrapper] = (),
          image_channel_first: bool = True, batch_size: int = 1, num_threads: int = 0,
          env_args: Mapping[str, Any] | None = None, env_info_keys: Sequence[str] | Mapping[str, TensorSpec] = (),
          render_mode: str | None = None) -> AlfEnvironment:
@@ -95,7 +96,7 @@ class EnvPoolVectorEnv(VectorEnv):
 
     owns_arrays = True  # a pool allocates what each step returns
 
-    def __init__(self, name: str, num_envs: int, max_episode_steps: int | None = None,
+    def __init__(self, name: str, num_envs: int, max_episode_steps: StepLimit | None = None,
                  image_channel_first: bool = True, num_threads: int = 0, options: Mapping[str, Any] | None = None,
                  render_mode: str | None = None):
         if num_envs < 1 or num_threads < 0:

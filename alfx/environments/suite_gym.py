@@ -20,6 +20,7 @@ from alfx.environments.making import EnvWrapper
 from alfx.environments.spaces import flatten_space
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.tensor_specs import TensorSpec
+from alfx.gin_utils.checks import StepLimit
 
 AlfWrapper = Callable[[AlfEnvironment], AlfEnvironment]
 VectorEnvCtor = Callable[[Sequence[Callable[[], gymnasium.Env]]], VectorEnv]
@@ -27,7 +28,7 @@ VectorEnvCtor = Callable[[Sequence[Callable[[], gymnasium.Env]]], VectorEnv]
 
 @gin_utils.configurable
 def load(environment_name: str, env_id: int | None = None, discount: float = 1.0,
-         max_episode_steps: int | Sequence[int] | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
+         max_episode_steps: StepLimit | Sequence[StepLimit] | None = None, gym_env_wrappers: Sequence[EnvWrapper] = (),
          alf_env_wrappers: Sequence[AlfWrapper] = (), image_channel_first: bool = True, batch_size: int = 1,
          vector_env: VectorEnvCtor = SerialVectorEnv, native: bool = False, env_args: Mapping[str, Any] | None = None,
          env_info_keys: Sequence[str] | Mapping[str, TensorSpec] = (),
@@ -77,7 +78,7 @@ def load(environment_name: str, env_id: int | None = None, discount: float = 1.0
                     image_channel_first=False, env_info_keys=env_info_keys)
 
 
-def _make_wrapped(environment_name: str, max_episode_steps: int | None, render_mode: str | None,
+def _make_wrapped(environment_name: str, max_episode_steps: StepLimit | None, render_mode: str | None,
                   env_args: Mapping[str, Any] | None, wrappers: Sequence[EnvWrapper],
                   image_channel_first: bool) -> gymnasium.Env:
     env = making.make_env(environment_name, max_episode_steps, render_mode, env_args)
@@ -110,7 +111,7 @@ def _native(environment_name: str, max_episode_steps: Any, gym_env_wrappers: Seq
 
 @gin_utils.configurable
 def wrap_env(gym_env: gymnasium.Env | VectorEnv, env_id: int | None = None, discount: float = 1.0,
-             max_episode_steps: int = 0, gym_env_wrappers: Sequence[EnvWrapper] = (),
+             max_episode_steps: StepLimit = 0, gym_env_wrappers: Sequence[EnvWrapper] = (),
              time_limit_wrapper: Callable[[AlfEnvironment, int], AlfEnvironment] = alf_wrappers.TimeLimit,
              normalize_action: bool = True, clip_action: bool = True, alf_env_wrappers: Sequence[AlfWrapper] = (),
              image_channel_first: bool = True, auto_reset: bool = True,

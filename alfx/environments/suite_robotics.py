@@ -7,9 +7,11 @@ evaluations take the success rate. Read next: ``HindsightExperienceTransformer``
 :mod:`alfx.algorithms.data_transformer`.
 """
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
+from gymnasium.wrappers import FilterObservation, FlattenObservation
 
 from alfx import gin_utils
 from alfx.environments import suite_gym
@@ -17,6 +19,7 @@ from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.errors import EnvironmentLoadError
 from alfx.environments.making import EnvWrapper
 
+_GoalAndState = partial(FilterObservation, filter_keys=['desired_goal', 'observation'])
 _SUCCESS_KEYS = ('is_success', 'success')
 
 
@@ -47,7 +50,8 @@ class SuccessAtEnd(gymnasium.Wrapper):
 
 @gin_utils.configurable
 @gin_utils.takes_arguments_of(suite_gym.load, without=('image_channel_first', 'native'))
-def load(gym_env_wrappers: Sequence[EnvWrapper], env_info_keys: Sequence[str], **kwargs: Any) -> AlfEnvironment:
+def load(gym_env_wrappers: Sequence[EnvWrapper], env_info_keys: Sequence[str], concat_desired_goal: bool = False,
+         **kwargs: Any) -> AlfEnvironment:
     """A batch of an environment of gymnasium-robotics.
 
     ``TimeStep.env_info`` is a dict with ``success`` of :class:`SuccessAtEnd`.
@@ -55,10 +59,13 @@ def load(gym_env_wrappers: Sequence[EnvWrapper], env_info_keys: Sequence[str], *
     Args:
         gym_env_wrappers: wrappers around each gymnasium environment, innermost first.
         env_info_keys: which further numbers of the info dicts become ``TimeStep.env_info``.
+        concat_desired_goal: the observation is one vector, ``desired_goal`` followed by ``observation``; without
+            ``achieved_goal``, which relabelling goals in hindsight needs.
         kwargs: those of :func:`~alfx.environments.suite_gym.load`, except ``image_channel_first`` and ``native``.
 
     Raises:
         EnvironmentLoadError: an unknown name, or the packages of the extra ``robotics`` are missing.
     """
-    return suite_gym.load(gym_env_wrappers=[SuccessAtEnd, *gym_env_wrappers], image_channel_first=False,
+    concat = [_GoalAndState, FlattenObservation] if concat_desired_goal else []
+    return suite_gym.load(gym_env_wrappers=[SuccessAtEnd, *concat, *gym_env_wrappers], image_channel_first=False,
                           env_info_keys=list(dict.fromkeys(['success', *env_info_keys])), **kwargs)

@@ -16,6 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from alfx.gin_utils import ConfError
+from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.locations import location_of
 from alfx.tensor_specs import TensorSpec
 from alfx.utils.shared_memory import SharedTensors
 from alfx.utils.transfers import pinned_like, send
@@ -75,6 +78,9 @@ class RowStore:
                 return SharedTensors([TensorSpec(shape, dtype)], 'a replay buffer (allow_multiprocess)').tensors[0]
             return torch.zeros(shape, dtype=dtype, device=device)  # gaps too: a checkpoint holds no chance bits
 
+        if memory_map_dir is None:
+            _check_memory(num_rows, num_columns, 8 * words + sum(
+                spec.numel * spec.dtype.itemsize for i, spec in enumerate(specs) if i not in self._layouts), device)
         packed = allocate((words, ), torch.int64)
         large = {i: allocate(spec.shape, spec.dtype) for i, spec in enumerate(specs) if i not in self._layouts}
         self._set_blocks(packed, large)
@@ -223,6 +229,43 @@ class RowStore:
             return block.index_select(0, cells).to(device)
         chosen = pinned_like(block, (len(cells), *block.shape[1:]))
         return send(torch.index_select(block, 0, cells, out=chosen), device)
+
+
+def _check_memory(num_rows: int, num_columns: int, num_bytes: int, device: torch.device) -> None:
+    """Refuse what is larger than the memory there is: much of it may be promised, and taken when it is written to.
+
+    Args:
+        num_rows: steps.
+        num_columns: environments.
+        num_bytes: of a step of one environment.
+        device: where.
+
+    Raises:
+        ConfError: names the setting that is as large.
+    """
+    needed, there_is = num_rows * num_columns * num_bytes, memory_of(device)
+    if needed <= there_is:
+        return
+    settings = [('TrainerConfig', name) for name in ('replay_buffer_length', 'unroll_length')]
+    bound = [(abs(binding.value - num_rows), name) for owner, name in settings
+             if (binding := location_of(owner, name)) is not None and isinstance(binding.value, (int, float))]
+    raise ConfError([problem_at(
+        'TrainerConfig', min(bound)[1] if bound else 'replay_buffer_length', f'asks for a buffer of {num_rows:,} steps '
+        f'of {num_columns} environment(s) of {num_bytes} bytes each, {needed:,} bytes; there are {there_is:,} bytes of '
+        'memory', 'shorten it, take fewer environments, or keep the buffer on a disk: ReplayBuffer.memory_map_dir')])
+
+
+def memory_of(device: torch.device) -> int:
+    """All bytes of memory that a device has, for the CPU not more than this process may use."""
+    if device.type == 'cuda':
+        return torch.cuda.mem_get_info(device)[1]
+    total = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    try:
+        with open('/sys/fs/cgroup/memory.max', encoding='utf8') as file:
+            limit = file.read().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
 
 
 def map_file(directory: str, num_bytes: int) -> Tensor:

@@ -13,7 +13,8 @@ from .checks import check_value
 from .errors import ConfError, Problem, plain_text
 from .loading import clear, import_configurables, load, loaded
 from .locations import is_explained
-from .operative import config_str, operative_config_str, unused_bindings, warn_of_unused
+from .operative import (config_str, mistakes_of_unused, operative_config_str, refuse_unused, unused_bindings,
+                        warn_of_unused)
 from .parsing import Conf
 from .registry import configurable, raw_functions, register_function
 from .run_folder import check_same_conf, stored_conf, stored_info, write_conf, write_operative
@@ -23,9 +24,9 @@ from .torch_functions import register_torch_functions
 
 __all__ = [
     'Conf', 'ConfError', 'Problem', 'check_same_conf', 'check_value', 'clear', 'config_str', 'configurable',
-    'declare_scope', 'import_configurables', 'is_explained', 'load', 'loaded', 'operative_config_str', 'plain_text',
-    'raw_functions', 'register_function', 'stored_conf', 'stored_info', 'takes_arguments_of', 'unused_bindings',
-    'warn_of_unused', 'write_conf', 'write_operative'
+    'declare_scope', 'import_configurables', 'is_explained', 'load', 'loaded', 'mistakes_of_unused',
+    'operative_config_str', 'plain_text', 'raw_functions', 'refuse_unused', 'register_function', 'stored_conf',
+    'stored_info', 'takes_arguments_of', 'unused_bindings', 'warn_of_unused', 'write_conf', 'write_operative'
 ]
 
 register_torch_functions()

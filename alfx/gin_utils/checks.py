@@ -3,18 +3,43 @@
 :func:`check_value` is for any constructor that documents the type or range of an argument::
 
     check_value('SacAlgorithm', 'target_update_tau', target_update_tau, float, minimum=0, maximum=1)
+
+A range in the annotation of an argument holds for what a conf binds to it, and is told before anything is built::
+
+    def __init__(self, gamma: Fraction = 0.99, size: Annotated[int, Range(minimum=1)] = 8):
 """
 
 import numbers
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Optional, Union
+from typing import Annotated, Any, NamedTuple, Optional, Union
 
 from . import locations
 from .errors import ConfError, Problem, hint_nearest
 
-__all__ = ['check_value', 'problem_of', 'problem_at']
+__all__ = ['Fraction', 'Range', 'StepLimit', 'check_value', 'problem_of', 'problem_at']
 
 Kinds = Union[type, Callable, Sequence[Union[type, Callable]]]  # a Callable: the function ``callable``
+
+
+class Range(NamedTuple):
+    """The numbers that an argument takes, both ends included; None for no end."""
+
+    minimum: Optional[float] = None
+    maximum: Optional[float] = None
+
+    def __contains__(self, number: Any) -> bool:
+        return ((self.minimum is None or number >= self.minimum) and (self.maximum is None or number <= self.maximum))
+
+    def __str__(self) -> str:
+        if self.minimum is None or self.maximum is None:
+            return f'<= {self.maximum}' if self.minimum is None else f'>= {self.minimum}'
+        return f'in [{self.minimum}, {self.maximum}]'
+
+
+Fraction = Annotated[float, Range(0, 1)]
+"""A probability, a discount, a weight of an average."""
+StepLimit = Annotated[int, Range(minimum=0)]
+"""Steps after which an episode is truncated; 0 for none."""
 
 
 def check_value(owner: str, name: str, value: Any, kind: Kinds = object, *, minimum: Optional[float] = None,

@@ -8,14 +8,15 @@ import importlib
 import logging
 import os
 import pkgutil
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Optional
 
 import gin
 
-from . import locations, run_folder, static_check
+from . import locations, operative, run_folder, static_check
 from .errors import ConfError, Problem, hint_nearest
-from .parsing import Conf, Macro, Reader, Statement, find_conf, iterate_nested
+from .parsing import Conf, Macro, Reader, Statement, find_conf, is_shipped, iterate_nested
 
 __all__ = ['load', 'loaded', 'clear', 'import_configurables']
 
@@ -26,7 +27,7 @@ _NOT_WALKED = ('alfx.bin', 'alfx.examples', 'alfx.gin_utils')
 
 
 def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None,
-         same_run: bool = True) -> Conf:
+         same_run: bool = True, allow_unused: bool = False) -> Conf:
     """Load a conf file in place of whatever was loaded before, after checking all of it.
 
     Args:
@@ -36,6 +37,8 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
         root_dir: a run folder. If it holds a run already, the conf has to be the conf of that run, apart from
             how long it runs and how often it evaluates, summarises and writes checkpoints.
         same_run: False for programs that do not go on with the run in ``root_dir``: the conf may differ.
+        allow_unused: whether a run goes on if nothing uses a binding of ``conf`` or ``conf_params``; see
+            :func:`~alfx.gin_utils.operative.refuse_unused`.
 
     Returns:
         What was loaded.
@@ -61,6 +64,9 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
     if problems:
         raise ConfError(_merged(problems))
     _apply(resolved, imports)
+    if conf is not None and not is_shipped(path):
+        locations.written_by_user(path)
+    operative.allow_unused(allow_unused)
     result = Conf(path, tuple(reader.sources), tuple(conf_params), tuple(locations.bindings()), tuple(imports))
     if root_dir is not None and same_run:
         try:
@@ -73,10 +79,10 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
 
 @contextlib.contextmanager
 def loaded(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None,
-           same_run: bool = True) -> Iterator[Conf]:
+           same_run: bool = True, allow_unused: bool = False) -> Iterator[Conf]:
     """:func:`load` for the length of a ``with`` block; gin is empty afterwards, whatever happens inside."""
     try:
-        yield load(conf, conf_params, root_dir, same_run)
+        yield load(conf, conf_params, root_dir, same_run, allow_unused)
     finally:
         clear()
 
@@ -151,13 +157,28 @@ def _do_imports(statements: Sequence[Statement]) -> tuple[list[str], list[Proble
             importlib.import_module(module)
         except ImportError as error:
             hint = hint_nearest(module, list(_module_names(importlib.import_module('alfx').__path__, 'alfx.')))
-            if module.split('.')[0] == 'alf':
-                hint = f"this package is called alfx: did you mean '{module.replace('alf.', 'alfx.', 1)}'?"
+            top, _, rest = module.partition('.')
+            if top == 'alf':
+                hint = f"this package is called alfx: did you mean '{f'alfx.{rest}' if rest else 'alfx'}'?"
             problems.append(Problem(statement.location, f"cannot import '{module}': {error}", hint))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the code of the module does
+            problems.append(Problem(statement.location, *_failed_import(module, error)))
         else:
             if statement.value not in texts:
                 texts.append(statement.value)
     return texts, problems
+
+
+def _failed_import(module: str, error: BaseException) -> tuple[str, str]:
+    """What the code of a module did when it was imported, and a hint."""
+    if isinstance(error, SyntaxError):
+        return f"cannot import '{module}': {type(error).__name__}: {error.msg}", f'see {error.filename}:{error.lineno}'
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f'{frame.filename}:{frame.lineno}'
+    if isinstance(error, SystemExit):
+        return (f"importing '{module}' ends the program: it calls sys.exit({'' if error.code is None else error.code})",
+                f"see {place}; what a program does belongs below: if __name__ == '__main__':")
+    return f"importing '{module}' fails: {type(error).__name__}: {error}", f'see {place}'
 
 
 def _apply(resolved: Sequence[static_check.Resolved], imports: Sequence[str]) -> None:

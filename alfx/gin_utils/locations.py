@@ -9,8 +9,8 @@ import gin
 from .errors import ConfError, Problem, plain_text
 
 __all__ = [
-    'Binding', 'bindings', 'bindings_in_effect', 'clear', 'explain', 'is_explained', 'is_mentioned', 'line',
-    'location_of', 'mention_macros', 'record'
+    'Binding', 'bindings', 'bindings_in_effect', 'clear', 'explain', 'is_by_user', 'is_explained', 'is_mentioned',
+    'line', 'location_of', 'mention_macros', 'record', 'written_by_user'
 ]
 
 _EXPLAINED = '_alfx_explained_'
@@ -54,6 +54,7 @@ class Binding(NamedTuple):
 
 _bindings: dict[tuple[str, str, str], Binding] = {}
 _mentioned: set[str] = set()
+_written_by_user: set[str] = {''}  # files; '' is the command line
 
 
 def record(binding: Binding) -> None:
@@ -72,10 +73,21 @@ def is_mentioned(macro: str) -> bool:
     return macro in _mentioned
 
 
+def written_by_user(path: str) -> None:
+    """Remember that a file is a conf of the user's own, and none that it is based on."""
+    _written_by_user.add(path)
+
+
+def is_by_user(binding: Binding) -> bool:
+    """Whether a binding is in the user's own conf or on the command line, not in a conf that this one includes."""
+    return binding.file in _written_by_user
+
+
 def clear() -> None:
     """Forget every binding."""
     _bindings.clear()
     _mentioned.clear()
+    _written_by_user.intersection_update({''})
 
 
 def bindings() -> list[Binding]:

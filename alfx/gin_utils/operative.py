@@ -1,17 +1,21 @@
 """What of the conf was used: the operative configuration, and the bindings that nothing used."""
 
+import inspect
 import logging
 import os
 from collections.abc import Iterable, Iterator
 
 import gin
 
-from . import locations, static_check
-from .parsing import Reader, Statement
+from . import locations, registry, static_check
+from .errors import ConfError, Problem, hint_nearest
+from .parsing import Reader, Reference, Statement, iterate_nested
 
-__all__ = ['config_str', 'operative_config_str', 'unused_bindings', 'warn_of_unused']
+__all__ = ['allow_unused', 'config_str', 'mistakes_of_unused', 'operative_config_str', 'refuse_unused',
+           'unused_bindings', 'warn_of_unused']
 
 logger = logging.getLogger(__name__)
+_unused_is_allowed = False
 
 
 def config_str() -> str:
@@ -50,6 +54,78 @@ def warn_of_unused(bindings: Iterable[locations.Binding]) -> None:
     for binding in bindings:
         if os.path.basename(binding.file) != 'operative.gin':
             logger.warning('%s: nothing has used this binding so far: %s', binding.location, binding)
+
+
+def allow_unused(allowed: bool) -> None:
+    """Say whether :func:`refuse_unused` only logs what is wrong; holds until the next conf is loaded."""
+    global _unused_is_allowed
+    _unused_is_allowed = allowed
+
+
+def refuse_unused(bindings: Iterable[locations.Binding]) -> None:
+    """End a run that has begun without using what its conf says: a misspelled scope must not cost hours.
+
+    Args:
+        bindings: those that nothing has used once the first iteration is done.
+
+    Raises:
+        ConfError: some are mistakes, :func:`mistakes_of_unused`, and the conf was not loaded with ``allow_unused``.
+            Others are logged.
+    """
+    unused = list(bindings)
+    mistakes = [] if _unused_is_allowed else mistakes_of_unused(unused)
+    if mistakes:
+        problems = [Problem(binding.location, f'nothing uses this binding: {binding}', hint)
+                    for binding, hint in mistakes]
+        last = problems[-1]
+        how = 'correct or remove it' if len(problems) == 1 else 'correct or remove them'
+        raise ConfError([*problems[:-1], last._replace(hint=f'{last.hint}\n  {how}, or train with --allow_unused')])
+    warn_of_unused(unused)
+
+
+def mistakes_of_unused(bindings: Iterable[locations.Binding]) -> list[tuple[locations.Binding, str]]:
+    """Which of these bindings, which nothing has used, are mistakes: those of the user that nothing can use later.
+
+    Lines of a conf that is included may well be idle because of what overrides others. Whatever is referred to and has
+    not been made yet, and functions that make nothing, may be called later.
+
+    Returns:
+        The mistakes with a hint each.
+    """
+    keys = list(_operative_keys())
+    made = {selector for _, selector, _ in keys}
+    return [(binding, _hint_for(binding, keys))
+            for binding in bindings if locations.is_by_user(binding)
+            and not (binding.selector not in made and _may_come_later(binding))]
+
+
+def _may_come_later(binding: locations.Binding) -> bool:
+    if binding.selector == 'gin.macro':
+        return False
+    target = static_check.resolve(binding.selector).wrapped
+    if not inspect.isclass(target) and registry.annotation_of(target, 'return') is type(None):
+        return True
+    references = (leaf for other in locations.bindings() for leaf in iterate_nested(other.value)
+                  if isinstance(leaf, Reference))
+    scopes = binding.scope.split('/') if binding.scope else []
+    return any(static_check.resolve(reference.selector).selector == binding.selector
+               and all(scope in reference.scopes for scope in scopes) for reference in references)
+
+
+def _hint_for(binding: locations.Binding, keys: list[tuple[str, str, str]]) -> str:
+    """The nearest that was used: in which scopes the class was made, or the class with the nearest name."""
+    if binding.selector == 'gin.macro':
+        return 'no statement mentions this macro'
+    name = binding.selector.rsplit('.', 1)[-1]
+    scopes = {scope for scope, selector, _ in keys if selector == binding.selector}
+    own = binding.scope or ''
+    if scopes and not any(f'{scope}/'.startswith(f'{own}/') or not own for scope in scopes):
+        nearest = hint_nearest(f'{own}/{name}', sorted(f'{scope}/{name}' if scope else name for scope in scopes), 0.0)
+        return f'{name} is not made in the scope {own!r}: {nearest}'
+    if scopes:
+        return f'whatever makes {name} sets {binding.name} itself, or an inner scope does'
+    others = sorted({selector.rsplit('.', 1)[-1] for _, selector, _ in keys if selector != 'gin.macro'})
+    return f'nothing makes {name}' + (f': {nearest}' if (nearest := hint_nearest(name, others, 0.6)) else '')
 
 
 def _unused() -> list[locations.Binding]:

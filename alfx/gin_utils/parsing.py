@@ -19,7 +19,8 @@ from .errors import Problem, nearest_name
 from .locations import Binding
 
 __all__ = [
-    'Conf', 'Reference', 'Macro', 'Statement', 'Source', 'Reader', 'find_conf', 'iterate_nested', 'substitute'
+    'Conf', 'Reference', 'Macro', 'Statement', 'Source', 'Reader', 'find_conf', 'is_shipped', 'iterate_nested',
+    'substitute'
 ]
 
 CONFS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'examples', 'confs')
@@ -158,6 +159,10 @@ class Reader:
                 self._add(statement, path, locate, including)
         except SyntaxError as error:
             self.problems.append(_syntax_problem(error.msg, error.text or '', locate(error.lineno or 1), text))
+        except (RecursionError, MemoryError):
+            brackets = [sum(map(line.count, '([{')) for line in text.splitlines()]
+            self.problems.append(Problem(locate(1 + brackets.index(max(brackets))), 'brackets are nested too deeply to '
+                                         'be read', 'write the value in fewer levels'))
         except tokenize.TokenError as error:
             message, (line, _) = error.args
             self.problems.append(_syntax_problem(message, '', locate(line), text))
@@ -205,6 +210,11 @@ def find_conf(name: str) -> tuple[Optional[str], Optional[Problem]]:
                          'confs that come with alfx', _hint_file(name, folder))
 
 
+def is_shipped(path: str) -> bool:
+    """Whether a file is one of the confs that come with alfx."""
+    return os.path.realpath(path).startswith(os.path.realpath(CONFS) + os.sep)
+
+
 def show_path(path: str) -> str:
     """A path relative to the working directory if it is below it, else as it is."""
     relative = os.path.relpath(path)
@@ -237,6 +247,7 @@ def substitute(value: Any, macros: dict[str, Any]) -> Any:
 
 
 def _quote(text: str) -> str:
+    text = text if len(text) <= 200 else f'{text[:197]}...'
     return f'"{text}"' if "'" in text and '"' not in text else f"'{text}'"
 
 
@@ -259,8 +270,10 @@ def _syntax_problem(message: str, line_text: str, location: str, text: str) -> P
         else:
             hint = f"text needs quotes: '{written}'; a reference begins with @, a macro with %"
         message = f'cannot read the value {written}'
-    elif message.startswith('EOF in multi-line'):
+    elif 'EOF in multi-line' in message:  # Python 3.12 has more words around it
         message, hint = 'the file ends inside a bracket or a string', 'close it'
+    elif message.startswith("Expected ',' or") or message.startswith('unterminated string'):
+        message, hint = 'a bracket or a string is not closed, or a comma is missing', 'close it'
     elif message.startswith('Unable to parse value'):
         message = 'cannot read the value'
         hint = 'values are Python literals, @references and %macros'

@@ -151,7 +151,7 @@ def annotation_of(target: Callable, name: str) -> Any:
     fn = construction_function(target)[1] if inspect.isclass(target) else _step_functions.get(selector, target)
     fn = inspect.unwrap(fn)
     try:
-        return typing.get_type_hints(fn).get(name, inspect.Parameter.empty)
+        return typing.get_type_hints(fn, include_extras=True).get(name, inspect.Parameter.empty)
     except (NameError, TypeError, AttributeError):  # names under TYPE_CHECKING, functions written in C
         return inspect.Parameter.empty
 

@@ -1,13 +1,16 @@
 """Checking the statements of a conf against what is registered, before anything is built.
 
 Found here: misspelled configurables, parameters, scopes, macros and modules; literals of a type that the
-constructor's annotation does not admit; classes where instances are wanted. What depends on a range or on
+constructor's annotation does not admit; classes where instances are wanted, and the other way round; what is made of
+itself. What depends on a range or on
 other values is checked by the constructors themselves, see :mod:`alfx.gin_utils.checks`.
 """
 
 import dataclasses
 import inspect
+import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -16,6 +19,7 @@ import torch
 
 from . import registry, type_check
 from .errors import Problem, hint_nearest, nearest_name
+from .kinds import family, made_by, resolve
 from .parsing import Macro, Reference, Statement, iterate_nested, substitute
 
 __all__ = ['Resolved', 'check', 'declare_scope', 'parameters_of', 'resolve']
@@ -57,7 +61,10 @@ def check(statements: Sequence[Statement], unavailable: dict[str, str],
         configurable = None
         if statement.kind in ('binding', 'block'):
             configurable = _find(statement.selector, statement.location, '', unavailable, problems)
-        if statement.kind == 'binding' and configurable is not None:
+        if any(isinstance(leaf, float) and not math.isfinite(leaf) for leaf in iterate_nested(statement.value)):
+            problems.append(Problem(statement.location, f'{statement.text} = {statement.value!r}: a number is too '
+                                    'large', 'the largest is about 1.8e308'))
+        elif statement.kind == 'binding' and configurable is not None:
             problem, value = _check_binding(statement, configurable, substitute(statement.value, values))
             if problem is not None:
                 problems.append(problem)
@@ -73,19 +80,10 @@ def check(statements: Sequence[Statement], unavailable: dict[str, str],
                 problems += _check_macro_use(leaf, statement.location, macros)
     if complete:
         problems += _check_evaluated(statements, resolved)
+        problems += _check_circles(resolved, values)
         problems += _check_scopes(statements)
         problems += _check_required(resolved)
     return resolved, problems
-
-
-def resolve(selector: str) -> Any:
-    """gin's record (``wrapped``, ``selector``, ``allowlist``, ``denylist``) of what a conf calls ``selector``.
-
-    Raises:
-        ValueError: nothing has this name.
-        KeyError: more than one thing has it.
-    """
-    return gin.config.ConfigurableReference(selector, False).configurable
 
 
 def parameters_of(configurable: Any) -> tuple[dict[str, inspect.Parameter], bool]:
@@ -148,9 +146,12 @@ def _check_binding(statement: Statement, configurable: Any, value: Any) -> tuple
     default = parameters[statement.name].default
     if value is None and default is None:
         return None, statement.value
-    if _is_optimizer_class(statement.name, value):
-        return Problem(statement.location, f'{owner}.{statement.name} expects an optimizer, found the reference '
-                       f'{value!r}', f'write {value!r}()'), None
+    if isinstance(value, Reference):
+        wrong = _wrong_kind(statement.name, value, default)
+        if wrong is not None:
+            expected, hint = wrong
+            return Problem(statement.location, f'{owner}.{statement.name} expects {expected}, found the reference '
+                           f'{value!r}', hint), None
     mismatch, converted = type_check.check(value, hint_type)
     if mismatch is not None:
         return Problem(statement.location, f'{owner}.{statement.name} expects {mismatch.expected}, found '
@@ -158,15 +159,36 @@ def _check_binding(statement: Statement, configurable: Any, value: Any) -> tuple
     return None, statement.value if repr(converted) == repr(value) else converted
 
 
-def _is_optimizer_class(name: str, value: Any) -> bool:
-    """Whether ``x.optimizer = @Adam`` lacks its brackets, which no annotation tells."""
-    if not name.endswith('optimizer') or not isinstance(value, Reference) or value.evaluate:
-        return False
+def _wrong_kind(name: str, value: Reference, default: Any) -> Optional[tuple[str, str]]:
+    """What the name of a parameter or its default tells of the kind of object it takes, and no annotation does.
+
+    Returns:
+        None, or what is expected and a hint.
+    """
+    made = made_by(value)
+    hint = '' if made is None else f'{value!r} makes {made.__name__}'
+    if name.endswith('optimizer') and made is not None:
+        is_optimizer = issubclass(made, torch.optim.Optimizer)
+        if is_optimizer and not value.evaluate:
+            return 'an optimizer', f'write {value!r}()'
+        if not is_optimizer:
+            return 'an optimizer', hint
+    if value.evaluate:
+        return None
+    if name.endswith(('_ctor', '_cls', '_class')) and _is_step_function(value):
+        return 'a constructor', f'{value!r} is a function of tensors'
+    wanted = family(default) if inspect.isclass(default) else None
+    if wanted is not None and made is not None and made.__module__.split('.')[0] in ('alfx', 'torch'):
+        if not issubclass(made, wanted):  # classes of the user need only have the same methods
+            return f'a constructor like @{default.__name__}', hint
+    return None
+
+
+def _is_step_function(reference: Reference) -> bool:
     try:
-        target = resolve(value.selector).wrapped
+        return registry.step_function_of(resolve(reference.selector).selector) is not None
     except (ValueError, KeyError):  # reported where references are checked
         return False
-    return inspect.isclass(target) and issubclass(target, torch.optim.Optimizer)
 
 
 def _check_evaluated(statements: Sequence[Statement], resolved: Sequence[Resolved]) -> list[Problem]:
@@ -183,6 +205,43 @@ def _check_evaluated(statements: Sequence[Statement], resolved: Sequence[Resolve
                 problems.append(Problem(statement.location, f'{leaf!r} needs {", ".join(missing)}, which the conf does '
                                         'not set', f'set it, or write {plain!r} to pass the constructor'))
     return problems
+
+
+def _check_circles(resolved: Sequence[Resolved], values: dict[str, Any]) -> list[Problem]:
+    """``a.x = @b()`` and ``b.y = @a()``: neither can be made before the other."""
+    bound: dict[tuple[str, str], dict[str, tuple[Statement, list[Reference]]]] = defaultdict(dict)
+    for statement, selector, _ in resolved:
+        if statement.kind == 'binding':
+            leaves = iterate_nested(substitute(statement.value, values))
+            called = [leaf for leaf in leaves if isinstance(leaf, Reference) and leaf.evaluate]
+            bound[statement.scope, selector][statement.name] = statement, called
+
+    problems, finished = [], set()
+
+    def visit(scope: str, selector: str, path: tuple[tuple[str, str], ...]) -> None:
+        node = scope, selector
+        parts = scope.split('/') if scope else []
+        in_effect: dict[str, tuple[Statement, list[Reference]]] = {}
+        for depth in range(len(parts) + 1):
+            in_effect.update(bound.get(('/'.join(parts[:depth]), selector), {}))
+        for statement, called in in_effect.values():
+            for reference in called:
+                try:
+                    made = '/'.join(reference.scopes) or scope, resolve(reference.selector).selector
+                except (ValueError, KeyError):  # reported where references are checked
+                    continue
+                if made in path or made == node:
+                    names = [name.rsplit('.', 1)[-1] for _, name in (*path, node)[[*path, node].index(made):]]
+                    problems.append(Problem(statement.location, f'{statement.text} = {reference!r} goes in circles: '
+                                            f'{" -> ".join([*names, names[0]])}', 'nothing can be made of itself'))
+                elif made not in finished:
+                    visit(*made, (*path, node))
+        finished.add(node)
+
+    for scope, selector in list(bound):
+        if (scope, selector) not in finished:
+            visit(scope, selector, ())
+    return list(dict.fromkeys(problems))
 
 
 def _unbound_arguments(leaf: Any, bound: dict[str, set[str]]) -> list[str]:

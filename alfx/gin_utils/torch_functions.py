@@ -2,7 +2,8 @@
 
 ``@torch.tanh``, ``@torch.nn.functional.elu`` and ``@torch.nn.init.orthogonal_`` work, and so does any
 unambiguous tail such as ``@elu``. Names that exist in both ``torch`` and ``torch.nn.functional``
-(``relu``, ``tanh``) mean the one in ``torch`` when written without a module.
+(``relu``, ``tanh``) mean the one in ``torch`` when written without a module; ``softsign``, of which alfx has one as
+well, means that of ``torch.nn.functional``.
 """
 
 import torch
@@ -37,3 +38,4 @@ def register_torch_functions() -> None:
     for name in sorted(set(_TORCH) & set(_FUNCTIONAL)):
         parameters = _PARAMETERS.get(f'torch.{name}', _PARAMETERS.get(name))
         register_function(getattr(torch, name), name=name, module='', parameters=parameters)
+    register_function(F.softsign, name='softsign', module='')

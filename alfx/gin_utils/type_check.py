@@ -1,7 +1,7 @@
 """Whether a literal of a conf fits the annotation of the parameter it is bound to.
 
-A reference that is evaluated (``@f()``) and a macro of unknown value fit everything; an annotation that is not
-understood admits everything.
+A reference fits where what it makes would, and everywhere if that is not known (:mod:`alfx.gin_utils.kinds`). A macro
+of unknown value fits everything; an annotation that is not understood admits everything.
 """
 
 import collections.abc
@@ -10,13 +10,15 @@ import types
 import typing
 from typing import Any, NamedTuple, Optional
 
-from .checks import describe
+from . import kinds
+from .checks import Range, describe
 from .parsing import Macro, Reference
 
 __all__ = ['Mismatch', 'check']
 
 _SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 _MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+_ANYTHING = (inspect.Parameter.empty, Any, object)
 _LITERALS = (int, float, bool, str, list, tuple, dict, type(None))
 
 
@@ -44,7 +46,7 @@ def check(value: Any, annotation: Any) -> tuple[Optional[Mismatch], Any]:
 
     Returns:
         The mismatch or None, and the value to bind: an int where the annotation wants an int and the conf
-        says ``1e6``.
+        says ``1e6``, True or False where it wants a bool and the conf says 1 or 0.
     """
     try:
         return None, _fit(value, annotation)
@@ -62,6 +64,10 @@ def show(annotation: Any) -> str:
         return ' or '.join(show(argument) for argument in arguments)
     if origin is typing.Literal:
         return ' or '.join(repr(argument) for argument in arguments)
+    if origin is typing.Annotated:
+        return ' '.join([show(arguments[0]), *(str(limits) for limits in arguments[1:] if isinstance(limits, Range))])
+    if any(typing.get_origin(argument) is typing.Annotated for argument in arguments):
+        return f'{show(origin)}[{", ".join(show(argument) for argument in arguments)}]'
     if origin is collections.abc.Callable or annotation in (collections.abc.Callable, typing.Callable):
         return 'a callable'
     if origin is None and inspect.isclass(annotation):
@@ -70,17 +76,17 @@ def show(annotation: Any) -> str:
 
 
 def _fit(value: Any, annotation: Any) -> Any:
-    if annotation in (inspect.Parameter.empty, Any, object) or isinstance(value, Macro):
-        return value
-    if isinstance(value, Reference) and value.evaluate:
+    if annotation in _ANYTHING or isinstance(value, Macro):
         return value
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         return _fit_union(value, arguments)
     if origin is typing.Annotated:
-        return _fit(value, arguments[0])
+        value = _fit(value, arguments[0])
+        return _require(isinstance(value, (Reference, Macro))
+                        or all(value in limits for limits in arguments[1:] if isinstance(limits, Range)), value)
     if isinstance(value, Reference):
-        return _fit_class_reference(value, annotation)
+        return _fit_made(value, annotation) if value.evaluate else _fit_constructor(value, annotation)
     if origin is typing.Literal:
         return _require(value in arguments, value)
     if annotation is None or annotation is type(None):
@@ -98,7 +104,7 @@ def _fit(value: Any, annotation: Any) -> Any:
 
 def _fit_union(value: Any, arguments: tuple) -> Any:
     hint = ''
-    exact_first = sorted(arguments, key=lambda argument: argument is not type(value))
+    exact_first = sorted(arguments, key=lambda argument: (argument is not type(value), argument is bool))
     for argument in exact_first:
         try:
             return _fit(value, argument)
@@ -114,11 +120,18 @@ def _fit_scalar(value: Any, kind: Any) -> Any:
         return _require(type(value) is int, value)
     if kind is float:
         return _require(type(value) in (int, float), value)
+    if kind is bool and type(value) is int and value in (0, 1):
+        return bool(value)
     if kind is str:
         return _require(isinstance(value, str), value, f"text needs quotes: '{value}'")
-    if not inspect.isclass(kind) or typing.is_typeddict(kind) or getattr(kind, '_is_protocol', False):
+    if not inspect.isclass(kind) or _is_structural(kind):
         return value
     return _require(isinstance(value, kind), value)
+
+
+def _is_structural(kind: Any) -> bool:
+    """Whether a class says what is admitted, and no instance of it has to be given."""
+    return typing.is_typeddict(kind) or getattr(kind, '_is_protocol', False)
 
 
 def _fit_sequence(value: Any, base: Any, arguments: tuple) -> Any:
@@ -139,7 +152,29 @@ def _is_element(value: Any, arguments: tuple) -> bool:
     return not arguments or check(value, arguments[0])[0] is None
 
 
-def _fit_class_reference(value: Reference, annotation: Any) -> Any:
+def _fit_made(value: Reference, annotation: Any) -> Any:
+    """``@f()``: what ``f`` makes has to fit."""
+    made = kinds.made_by(value)
+    base: Any = typing.get_origin(annotation) or annotation
+    if made is None or not (inspect.isclass(base) or base is typing.Literal) or _is_structural(base):
+        return value
+    hint = f'{value!r} makes {made.__name__}'
+    if base is collections.abc.Callable:
+        return _require(kinds.is_callable(made), value, hint)
+    if base is float:
+        return _require(issubclass(made, (int, float)), value, hint)
+    return _require(inspect.isclass(base) and (issubclass(made, base) or issubclass(base, made)), value, hint)
+
+
+def _fit_constructor(value: Reference, annotation: Any) -> Any:
+    """``@f``: the function or class itself."""
+    if typing.get_origin(annotation) is collections.abc.Callable:
+        arguments, made = typing.get_args(annotation), kinds.made_by(value)
+        wanted = arguments[-1] if arguments else Any
+        if made is not None and wanted not in _ANYTHING and inspect.isclass(wanted) and not _is_structural(wanted):
+            return _require(issubclass(made, wanted) or issubclass(wanted, made), value,
+                            f'{value!r} makes {made.__name__}')
+        return value
     wants_value = annotation in (int, float, bool, str, type(None)) or typing.get_origin(annotation) is typing.Literal
     base = typing.get_origin(annotation) or annotation
     wants_value = wants_value or base in (list, tuple, dict)

@@ -16,8 +16,9 @@ class FixedDecodingLayer(nn.Module):
     - 'poly': ``tau^k x_i^k``;
     - 'cheb': ``tau^k T_k(x_i)``, the Chebyshev polynomials of the first kind;
     - 'rbf': ``exp(-(x_i - m_k)^2 / (2 sigma^2))``, the centres ``m_k`` spread evenly over [-1, 1];
-    - 'haar': ``tau^level h_k(x_i)``, the Haar functions; their level is 0 for the constant, ``1 + j`` for those of
-      width ``2 / 2^j``. Here ``x_i`` are the midpoints of ``output_size`` equal parts of [-1, 1].
+    - 'haar': ``tau^level h_k(x_i) / sqrt(output_size)``, the Haar functions, which are then orthonormal with
+      ``tau = 1`` and ``output_size`` a power of 2; their level is 0 for the constant, ``1 + j`` for those of width
+      ``2 / 2^j``. Here ``x_i`` are the midpoints of ``output_size`` equal parts of [-1, 1].
 
     Args:
         input_size: number of coefficients.
@@ -86,4 +87,4 @@ def _haar_basis(input_size: int, output_size: int) -> tuple[torch.Tensor, torch.
         up, down = (phase >= 0) & (phase < 0.5), (phase >= 0.5) & (phase < 1)
         columns.append(2**(j / 2) * (up.double() - down.double()))
         levels.append(1 + j)
-    return torch.stack(columns, dim=1), torch.tensor(levels)
+    return torch.stack(columns, dim=1) / output_size**0.5, torch.tensor(levels)

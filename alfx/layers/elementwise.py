@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.gin_utils import configurable
-from alfx.tensor_specs import Nested, NestedTensor
+from alfx.tensor_specs import Nested, NestedTensor, as_torch_dtype
 from alfx.utils import math_ops
 from alfx.utils.tensor_utils import scale_gradient
 
@@ -43,12 +43,12 @@ class Cast(ElementwiseLayerBase):
     """Convert to another dtype.
 
     Args:
-        dtype: the dtype of the result.
+        dtype: the dtype of the result, or its name.
     """
 
-    def __init__(self, dtype: torch.dtype = torch.float32):
+    def __init__(self, dtype: torch.dtype | str = torch.float32):
         super().__init__()
-        self._dtype = dtype
+        self._dtype = as_torch_dtype(dtype)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """A tensor of the same shape; the same tensor if it has the dtype already."""

@@ -14,7 +14,14 @@ Initializer = Callable[[torch.Tensor], Any]
 
 
 def parameter(shape: tuple[int, ...], opt_args: dict | None) -> nn.Parameter:
-    """An uninitialised parameter; ``opt_args`` is kept as its attribute for the optimizer to read."""
+    """An uninitialised parameter; ``opt_args`` is kept as its attribute for the optimizer to read.
+
+    Raises:
+        ValueError: it would have no elements.
+    """
+    if 0 in shape:
+        raise ValueError(f'a layer with weights of shape {tuple(shape)} computes nothing: every layer needs at least '
+                         'one unit, and one input')
     weights = nn.Parameter(torch.empty(shape))
     if opt_args is not None:
         weights.opt_args = dict(opt_args)  # type: ignore[attr-defined]

@@ -1,4 +1,6 @@
 """Continuous actions as vectors of bins."""
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -12,25 +14,32 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 class ActionQuantizer(nn.Module):
     """Translates between a nest of continuous actions and bins of their components, D in all.
 
-    Bin ``i`` of ``num_bins`` stands for ``low + i (high - low) / (num_bins - 1)``, so that the bounds are among the
-    actions, and for an odd number of bins the middle is.
+    Bin ``i`` of ``n`` stands for ``low + i (high - low) / (n - 1)``, so that the bounds are among the actions, and for
+    an odd number of bins the middle is; or, with ``rep_mode='center'``, for the middle of the i-th of ``n`` equal parts
+    of the range, ``low + (i + 1/2) (high - low) / n``.
 
     Args:
         action_spec: nest of ``BoundedTensorSpec`` of floats.
-        num_bins: number of bins of each component, at least 2.
+        action_bins: n, the number of bins of each component, at least 2.
+        rep_mode: 'boundary' or 'center': which actions the bins stand for.
+        sampling_method: 'uniform': bins lie at the same distance from each other; there is no other way.
 
     Raises:
         SpecError: an action is discrete, or a bound is missing or infinite.
-        ValueError: ``num_bins`` is below 2.
+        ValueError: ``action_bins`` is below 2, or there is no such mode or method.
     """
 
     _middle: Tensor
     _half: Tensor
 
-    def __init__(self, action_spec: NestedTensorSpec, num_bins: int = 15):
+    def __init__(self, action_spec: NestedTensorSpec, action_bins: int = 15,
+                 rep_mode: Literal['boundary', 'center'] = 'boundary', sampling_method: Literal['uniform'] = 'uniform'):
         super().__init__()
-        if num_bins < 2:
-            raise ValueError(f'ActionQuantizer.num_bins: expected at least 2, found {num_bins}')
+        if action_bins < 2:
+            raise ValueError(f'ActionQuantizer.action_bins: expected at least 2, found {action_bins}')
+        if rep_mode not in ('boundary', 'center') or sampling_method != 'uniform':
+            raise ValueError("ActionQuantizer: expected rep_mode 'boundary' or 'center' and sampling_method 'uniform', "
+                             f'found {rep_mode!r} and {sampling_method!r}')
         specs = nest.flatten(action_spec)
         for spec in specs:
             require_continuous(spec, 'ActionQuantizer')
@@ -38,7 +47,10 @@ class ActionQuantizer(nn.Module):
         self._structure = nest.structure(action_spec)
         self._shapes = [tuple(spec.shape) for spec in specs]
         self._sizes = [spec.numel for spec in specs]
-        self._num_bins = num_bins
+        self._num_bins = action_bins
+        # position = scale * bin + first
+        self._scale, self._first = ((2.0 / (action_bins - 1), -1.0) if rep_mode == 'boundary' else
+                                    (2.0 / action_bins, 1.0 / action_bins - 1.0))
         self.register_buffer('_middle', torch.cat([middle.reshape(-1) for middle, _ in ranges]), persistent=False)
         self.register_buffer('_half', torch.cat([half.reshape(-1) for _, half in ranges]), persistent=False)
 
@@ -54,7 +66,7 @@ class ActionQuantizer(nn.Module):
 
     def position(self, bins: Tensor) -> Tensor:
         """Where bins ``[...]`` are within their bounds: -1 .. 1."""
-        return bins * (2.0 / (self._num_bins - 1)) - 1.0
+        return bins * self._scale + self._first
 
     def normalized(self, action: NestedTensor) -> Tensor:
         """``[B, D]``: the components of a nest of actions ``[B, ...]``, -1 at the lower and 1 at the upper bounds."""
@@ -64,7 +76,7 @@ class ActionQuantizer(nn.Module):
 
     def bins(self, action: NestedTensor) -> Tensor:
         """int64 ``[B, D]``: the nearest bins of a nest of actions ``[B, ...]``."""
-        index = (self.normalized(action) + 1.0) * (0.5 * (self._num_bins - 1))
+        index = (self.normalized(action) - self._first) / self._scale
         return index.round().clamp(0, self._num_bins - 1).long()
 
     def action(self, bins: Tensor) -> NestedTensor:

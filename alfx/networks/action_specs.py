@@ -1,11 +1,36 @@
 """What the heads of actor networks need to know of an action spec."""
+from typing import Any
+
 import numpy as np
 import torch
 
+from alfx.gin_utils import ConfError
+from alfx.gin_utils.checks import problem_at
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 _UNBOUNDED = 1e30
 _MAX_CATEGORIES = 1 << 20
+
+
+def check_actor(owner: str, argument: str, actor: Any, gives_distributions: bool) -> None:
+    """Refuse an actor network that gives actions where an algorithm needs distributions of them, or vice versa.
+
+    Args:
+        owner: class of the algorithm.
+        argument: its argument that has made the network.
+        actor: the network; one that is no :class:`~alfx.networks.network.Network` does not tell what it gives.
+        gives_distributions: what is needed.
+
+    Raises:
+        ConfError: it gives the other.
+    """
+    found = getattr(actor, 'is_distribution_output', gives_distributions)
+    if found != gives_distributions:
+        needed, other = ('distributions of actions', 'actions') if gives_distributions else ('actions', 'distributions')
+        example = 'ActorDistributionNetwork' if gives_distributions else 'ActorNetwork'
+        raise ConfError([problem_at(
+            owner, argument, f'makes {type(actor).__name__}, which gives {other}; the algorithm needs {needed}',
+            f'choose a network that gives them, as @{example} does')])
 
 
 def require_discrete(spec: TensorSpec, head: str) -> None:

@@ -179,7 +179,7 @@ class TemporalPool(Network):
     """
 
     def __init__(self, input_size: int | tuple[int, ...], stack_size: int, pooling_size: int = 1,
-                 dtype: torch.dtype = torch.float32, mode: str = 'skip', name: str = 'TemporalPool'):
+                 dtype: torch.dtype | str = torch.float32, mode: str = 'skip', name: str = 'TemporalPool'):
         if mode not in ('skip', 'avg', 'max'):
             raise ValueError(f"{name}: unknown mode {mode!r}; expected 'skip', 'avg' or 'max'")
         if stack_size < 1 or pooling_size < 1:

@@ -49,9 +49,10 @@ class Run(NamedTuple):
         return f'{self.root_dir}.log'
 
     def arguments(self) -> list[str]:
-        """Of ``alfx.bin.train``."""
+        """Of ``alfx.bin.train``; what only some trials use may be bound for all of them."""
         params = [part for param in self.params for part in ('--conf_param', param)]
-        return ['--conf', self.base_file, '--root_dir', self.root_dir, '--device', self.device, *params]
+        return ['--conf', self.base_file, '--root_dir', self.root_dir, '--device', self.device, '--allow_unused',
+                *params]
 
 
 class StoppedError(RuntimeError):

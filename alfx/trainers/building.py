@@ -5,6 +5,7 @@ from alfx import context
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.gin_utils import ConfError
+from alfx.trainers import start_checks
 
 
 def create_algorithm(config: TrainerConfig, env: Any, trains: bool) -> Any:
@@ -17,6 +18,9 @@ def create_algorithm(config: TrainerConfig, env: Any, trains: bool) -> Any:
         config: the configuration of the run.
         env: the environment that it acts in; None in supervised learning.
         trains: whether the algorithm trains: it then gets the environment, metrics and a replay buffer.
+
+    Raises:
+        ConfError: the algorithm could not make its first update, see :mod:`alfx.trainers.start_checks`.
     """
     if env is None:
         algorithm = _required_ctor(config)(config=config)
@@ -25,6 +29,8 @@ def create_algorithm(config: TrainerConfig, env: Any, trains: bool) -> Any:
         algorithm = _required_ctor(config)(observation_spec=observation_spec, action_spec=env.action_spec(),
                                            reward_spec=env.reward_spec(), env=env if trains else None, config=config,
                                            debug_summaries=config.debug_summaries)
+        if trains:
+            start_checks.check_learning(algorithm, config, env)
     algorithm.to(context.get_default_device())
     algorithm.set_path('')
     algorithm.finalize()
@@ -58,10 +64,12 @@ def _create_data_transformer(config: TrainerConfig, env: Any) -> Any:
     context.set_run_specs(raw_spec, raw_spec, env.action_spec(), env.reward_spec())
     ctors = config.data_transformer_ctors()
     if not ctors:
+        start_checks.check_observation(raw_spec)
         return raw_spec
     from alfx.algorithms.data_transformer import create_data_transformer
     config.data_transformer = create_data_transformer(ctors, raw_spec)
     spec = config.data_transformer.transformed_observation_spec
+    start_checks.check_observation(spec)
     context.set_run_specs(raw_spec, spec, env.action_spec(), env.reward_spec())
     return spec
 

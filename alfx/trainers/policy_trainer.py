@@ -99,6 +99,7 @@ class Trainer:
 
         Raises:
             NonFiniteLossError: a loss is NaN or infinite; a checkpoint of the state before that has been written.
+            ConfError: nothing has used a binding of the user's conf in the first iteration.
             LostProcessError: a process that the run needs is gone; likewise.
             CheckpointError: a checkpoint cannot be written, or the one to go on from cannot be used.
             ParameterMismatchError: several processes train together, and do not hold the same parameters any more.
@@ -390,10 +391,14 @@ class Trainer:
             save_crash(error, self._checkpointer.ckpt_dir, self._algorithm, self._state, self._config, self._display)
 
     def _record_conf(self) -> None:
-        """Write the operative configuration and tell which bindings nothing has used; evaluation has yet to come."""
+        """Write the operative configuration, and end if nothing uses what the conf says; evaluation has yet to come."""
+        unused = [b for b in gin_utils.unused_bindings() if not b.is_for_evaluation]
+        if self._state.iteration == 0:  # a run that goes on is not ended for it
+            gin_utils.refuse_unused(unused)
+        elif self._team.writes:
+            gin_utils.warn_of_unused(unused)
         if self._team.writes:
             gin_utils.write_operative(self._config.root_dir)
-            gin_utils.warn_of_unused([b for b in gin_utils.unused_bindings() if not b.is_for_evaluation])
 
 
 class RLTrainer(Trainer):

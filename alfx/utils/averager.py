@@ -95,11 +95,11 @@ class ScalarWindowAverager(WindowAverager):
 
     Args:
         window_size: number of batches.
-        dtype: of the scalar.
+        dtype: of the scalar, or its name.
         name: name of this averager.
     """
 
-    def __init__(self, window_size: int, dtype: torch.dtype = torch.float32, name: str = 'ScalarWindowAverager'):
+    def __init__(self, window_size: int, dtype: torch.dtype | str = torch.float32, name: str = 'ScalarWindowAverager'):
         super().__init__(TensorSpec((), dtype), window_size, name)
 
 
@@ -124,11 +124,11 @@ class ScalarEMAverager(EMAverager):
 
     Args:
         update_rate: weight of a new batch in (0, 1], or a scheduler of it.
-        dtype: of the scalar.
+        dtype: of the scalar, or its name.
         name: name of this averager.
     """
 
-    def __init__(self, update_rate: float | Callable[[], float], dtype: torch.dtype = torch.float32,
+    def __init__(self, update_rate: float | Callable[[], float], dtype: torch.dtype | str = torch.float32,
                  name: str = 'ScalarEMAverager'):
         super().__init__(TensorSpec((), dtype), update_rate, name)
 
@@ -153,9 +153,10 @@ class ScalarAdaptiveAverager(AdaptiveAverager):
 
     Args:
         speed: positive; 1 is the plain average of all batches.
-        dtype: of the scalar.
+        dtype: of the scalar, or its name.
         name: name of this averager.
     """
 
-    def __init__(self, speed: float = 10, dtype: torch.dtype = torch.float32, name: str = 'ScalarAdaptiveAverager'):
+    def __init__(self, speed: float = 10, dtype: torch.dtype | str = torch.float32,
+                 name: str = 'ScalarAdaptiveAverager'):
         super().__init__(TensorSpec((), dtype), speed, name)

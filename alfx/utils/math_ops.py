@@ -123,8 +123,16 @@ class Softsign_(torch.autograd.Function):
         return grad * (1.0 - y.abs()).square()
 
 
-softsign = Softsign.apply
-softsign_ = Softsign_.apply
+@register_function(module='alfx.math')  # without a module the name means that of torch.nn.functional
+def softsign(x: Tensor) -> Tensor:
+    """:class:`Softsign`."""
+    return Softsign.apply(x)
+
+
+@register_function(module='alfx.math')
+def softsign_(x: Tensor) -> Tensor:
+    """:class:`Softsign` in place."""
+    return Softsign_.apply(x)
 
 
 # Reductions -------------------------------------------------------------------------------------------------------

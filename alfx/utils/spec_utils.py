@@ -1,4 +1,5 @@
 """Tensors and their specs: scaling to bounds, clipping, comparing."""
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -6,10 +7,24 @@ import torch
 from torch import Tensor
 
 from alfx import nest, tensor_specs
-from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError
+from alfx.gin_utils import configurable
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 
 __all__ = ['clip_to_spec', 'consistent_with_spec', 'is_same_spec', 'scale_to_spec', 'spec_means_and_magnitudes',
            'zeros_from_spec']
+
+
+@configurable('TensorSpec', module='alfx.tensor_specs')
+def _tensor_spec(shape: Sequence[int], dtype: torch.dtype | str = torch.float32) -> TensorSpec:
+    """How a conf makes a spec: the class itself stays out of gin, as specs are made in every step."""
+    return TensorSpec(shape, dtype)
+
+
+@configurable('BoundedTensorSpec', module='alfx.tensor_specs')
+def _bounded_tensor_spec(shape: Sequence[int], dtype: torch.dtype | str = torch.float32, minimum: Any = 0,
+                         maximum: Any = 1) -> BoundedTensorSpec:
+    """As :func:`_tensor_spec`."""
+    return BoundedTensorSpec(shape, dtype, minimum, maximum)
 
 
 def zeros_from_spec(nested_spec: NestedTensorSpec, batch_size: int) -> NestedTensor:

@@ -117,7 +117,13 @@ def clip_by_norms(tensors: Sequence[Tensor], clip_norm: float, in_place: bool = 
         tensors: tensors of any shapes.
         clip_norm: positive bound.
         in_place: whether to overwrite ``tensors``.
+
+    Raises:
+        TypeError: ``tensors`` is a single tensor.
     """
+    if isinstance(tensors, Tensor):
+        raise TypeError(f'clip_by_norms: expected a list of tensors, found one of shape {tuple(tensors.shape)}: write '
+                        '[tensor]')
     scales = [clip_norm / norm.clamp_min(clip_norm) for norm in torch._foreach_norm(list(tensors))]
     if in_place:
         torch._foreach_mul_(list(tensors), scales)

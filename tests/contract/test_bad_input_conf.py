@@ -29,8 +29,8 @@ def run_check(tmp_path, monkeypatch, capsys):
     """Runs bin.check on a good conf with lines added; returns exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
 
-    def run(added='', params=()):
-        (tmp_path / 'mine.gin').write_text(GOOD + added)
+    def run(added='', params=(), base=GOOD):
+        (tmp_path / 'mine.gin').write_text(base + added)
         with flagsaver.flagsaver(conf='mine.gin', conf_param=list(params), gin_file=[], gin_param=[], debug=False):
             code = conf_flags.call(check.main, ['check'])
         printed = capsys.readouterr()
@@ -55,6 +55,12 @@ def test_an_unused_binding_is_listed_with_its_line_and_fails_the_check(run_check
     code, out, _ = run_check('other/Adam.lr = 1e-3\n')
     assert code == 1
     assert 'unused: mine.gin:6: other/Adam.lr = 0.001' in out and '1 unused binding' in out
+
+
+def test_an_idle_line_of_an_included_conf_is_noted_and_passes(run_check):
+    code, out, _ = run_check('Agent.optimizer = @other/Adam()\nother/Adam.lr = 1e-3\n')
+    assert code == 0
+    assert 'note: not used so far: ' in out and 'ppo/Adam.lr' in out and 'unused:' not in out
 
 
 # (what is added to the conf, where the message points, what it says)
@@ -88,8 +94,71 @@ MISTAKES = {
     'activation called': ('ValueNetwork.activation = @torch.tanh()', 'mine.gin:6', 'write @torch.tanh'),
     'number instead of layers': ('ValueNetwork.fc_layer_params = 64', 'mine.gin:6', '(64,)'),
     'negative layer': ('ValueNetwork.fc_layer_params = (64, -1)', 'mine.gin:6', 'ValueNetwork.fc_layer_params'),
+    'layer without units': ('ValueNetwork.fc_layer_params = (64, 0)', 'mine.gin:6', 'at least one unit'),
+    'discount above 1': ('PPOLoss.gamma = 2.0', 'mine.gin:6', 'PPOLoss.gamma expects float in [0, 1] or Sequence['),
+    'negative discount': ('PPOLoss.gamma = -1.0', 'mine.gin:6', 'float in [0, 1]'),
+    'negative time limit': ('suite_gym.load.max_episode_steps = -1', 'mine.gin:6', 'expects int >= 0 or'),
+    'number out of all bounds': ('ppo/Adam.lr = 1e400', 'mine.gin:6', 'a number is too large'),
     'unknown argument of the network': ('ActorCriticAlgorithm.nonsense = 3', 'mine.gin:6', 'nonsense'),
 }
+
+
+# What shows in the first update only is told before the first step: (conf, what is added to it, what is said)
+LATE_MISTAKES = {
+    'sequences of one step': ('sac_pendulum', 'TrainerConfig.mini_batch_length = 1', 'OneStepTDLoss learns from a step '
+                              'and the one that follows, and finds none in sequences of one step\n  set it to 2'),
+    'sequences of one step for SARSA': ('sarsa_pendulum', 'TrainerConfig.mini_batch_length = 1', 'set it to 2'),
+    'no priorities': ('sac_pendulum', 'TrainerConfig.priority_replay = True', 'set SacAlgorithm.calculate_priority = '),
+    'actions in place of distributions': ('sac_pendulum', 'SacAlgorithm.actor_network_cls = @ActorNetwork',
+                                          'SacAlgorithm.actor_network_cls makes ActorNetwork, which gives actions; the '
+                                          'algorithm needs distributions'),
+    'distributions in place of actions': ('ddpg_pendulum', 'DdpgAlgorithm.actor_network_ctor = '
+                                          '@ActorDistributionNetwork', 'as @ActorNetwork does'),
+    'actions in place of distributions for PPO': ('ppo_pendulum', 'PPOAlgorithm.actor_network_ctor = @ActorNetwork',
+                                                  'as @ActorDistributionNetwork does'),
+    'a buffer larger than the memory': ('sac_pendulum', 'TrainerConfig.replay_buffer_length = 1e11',
+                                        'TrainerConfig.replay_buffer_length asks for a buffer of 100,000,000,000 steps '
+                                        'of 1 environment(s) of 48 bytes each, 4,800,000,000,000 bytes; there are'),
+    'an unroll larger than the memory': ('ppo_cart_pole', 'TrainerConfig.unroll_length = 1e9',
+                                         'TrainerConfig.unroll_length asks for a buffer of 1,000,000,001 steps'),
+    'an unroll on-policy': ('ac_cart_pole', 'TrainerConfig.unroll_length = 1e10', 'the observations of an unroll take'),
+    'a loss for another algorithm': ('ppo_cart_pole', 'PPOAlgorithm.loss_class = @TDLoss', '@TDLoss makes TDLoss'),
+    'a scheduler for an optimizer': ('ppo_cart_pole', 'Agent.optimizer = @LinearScheduler()\n'
+                                     'LinearScheduler.schedule = [(0, 1.0), (1, 2.0)]\n'
+                                     "LinearScheduler.progress_type = 'percent'", 'expects an optimizer'),
+    'a function for an algorithm': ('ppo_cart_pole', 'TrainerConfig.algorithm_ctor = @torch.tanh', 'a constructor'),
+}
+
+
+@pytest.mark.parametrize('mistake', LATE_MISTAKES)
+def test_what_would_fail_in_the_first_update_is_reported_before_it(run_check, mistake, monkeypatch):
+    monkeypatch.setattr('alfx.algorithms.rl_algorithm.RLAlgorithm.train_iter', lambda _: pytest.fail('it has begun'))
+    conf, added, said = LATE_MISTAKES[mistake]
+    code, _, err = run_check(f"include '{conf}.gin'\n{added}\n", base='')
+    assert code == 2 and 'ConfError: mine.gin:2: ' in err and said in err
+
+
+def test_an_observation_without_elements_is_reported(run_check, tmp_path, monkeypatch):
+    (tmp_path / 'blind_environment.py').write_text('''
+import gymnasium
+import numpy as np
+
+class Blind(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (0,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        pass
+
+    def reset(self, seed=None, options=None):
+        return np.zeros(0, np.float32), {}
+
+gymnasium.register('Blind-v0', Blind)
+''')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, _, err = run_check("create_environment.env_name = 'blind_environment:Blind-v0'\n"
+                             'create_environment.nonparallel = True\n')
+    assert code == 2 and 'mine.gin:6: create_environment.env_name has an observation without elements' in err
 
 
 @pytest.mark.parametrize('mistake', MISTAKES)

@@ -52,10 +52,12 @@ class Faulty(gymnasium.Env):
         self.steps += 1
         if self.fault == 'step' and self.steps == 6:
             raise RuntimeError('the simulator fell over')
+        if self.fault == 'exit' and self.steps == 6:
+            raise SystemExit(0)
         reward = float('nan') if self.fault == 'nan' and self.steps > 8 else 0.0
         return np.zeros(3, np.float32), reward, False, False, {}
 
-for fault in ('text', 'reset', 'step', 'nan'):
+for fault in ('text', 'reset', 'step', 'nan', 'exit'):
     gymnasium.register(f'Faulty{fault.title()}-v0', Faulty, kwargs={'fault': fault})
 '''
 
@@ -68,10 +70,10 @@ def run_train(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(tmp_path), os.environ.get('PYTHONPATH', '')]))
 
-    def run(added='', root_dir='run', conf='mine.gin'):
+    def run(added='', root_dir='run', conf='mine.gin', allow_unused=False):
         (tmp_path / 'mine.gin').write_text(CONF + added)
         with flagsaver.flagsaver(conf=conf, root_dir=str(root_dir), conf_param=[], gin_file=[], gin_param=[],
-                                 debug=False):
+                                 debug=False, allow_unused=allow_unused):
             code = conf_flags.call(train.main, ['train'])
         gin_utils.clear()
         return code, capsys.readouterr().err
@@ -96,10 +98,16 @@ FAULTS = {
                         ['the simulator did not start', 'reset']),
     'raises in step': ("create_environment.env_name = 'faulty_environments:FaultyStep-v0'", 1,
                        ['the simulator fell over', 'step']),
+    'ends the program': ("create_environment.env_name = 'faulty_environments:FaultyExit-v0'", 1,
+                         ['failed in step(): it called sys.exit(0)', 'faulty_environments.py']),
+    'ends a worker': ("create_environment.env_name = 'faulty_environments:FaultyExit-v0'\n"
+                      'create_environment.nonparallel = False', 1, ['failed in step(): it called sys.exit(0)']),
     'raises in a worker': ("create_environment.env_name = 'faulty_environments:FaultyStep-v0'\n"
                            'create_environment.nonparallel = False', 1, ['the simulator fell over', 'step']),
-    'nan loss': ("create_environment.env_name = 'faulty_environments:FaultyNan-v0'", 1,
-                 ['NaN or infinite', 'td_loss']),
+    'nan loss': ('PPOLoss.td_loss_weight = 1e38', 1, ['NaN or infinite']),
+    'nan reward': ("create_environment.env_name = 'faulty_environments:FaultyNan-v0'", 1,
+                   ["environment 0 of 'FaultyNan-v0' failed in step()",
+                    'the reward of step 9 of its episode is nan, expected a finite number']),
     'head for the other kind of action': (
         'ActorDistributionNetwork.discrete_projection_net_ctor = @NormalProjectionNetwork', 2,
         ['NormalProjectionNetwork', 'int64']),
@@ -107,6 +115,16 @@ FAULTS = {
         "TrainerConfig.data_transformer_ctor = @ObservationNormalizer\nObservationNormalizer.fields = ['pixels']", 2,
         ['pixels']),
 }
+
+
+def test_a_binding_that_nothing_uses_ends_the_run_at_its_first_iteration(run_train):
+    code, err = run_train('actr/Adam.lr = 1e-3\n')
+    assert code == 2
+    assert ('ConfError: mine.gin:10: nothing uses this binding: actr/Adam.lr = 0.001\n'
+            "  Adam is not made in the scope 'actr': did you mean 'ppo/Adam'?") in err
+    assert not list(Path('run', 'train', 'algorithm').glob('ckpt-*'))
+    assert run_train('actr/Adam.lr = 1e-3\n', allow_unused=True)[0] == 0
+    assert 'nothing has used this binding so far: actr/Adam.lr' in Path('run', 'train.log').read_text()
 
 
 @pytest.mark.parametrize('fault', FAULTS)

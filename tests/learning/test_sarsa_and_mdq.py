@@ -61,7 +61,7 @@ def test_mdq_takes_the_best_action_and_both_forms_know_its_value():
     config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=4, mini_batch_size=64, mini_batch_length=2,
                            num_updates_per_train_iter=4, whole_replay_buffer_training=False, clear_replay_buffer=False,
                            replay_buffer_length=200)
-    critic = partial(MdqCriticNetwork, action_qt=partial(ActionQuantizer, num_bins=9),
+    critic = partial(MdqCriticNetwork, action_qt=partial(ActionQuantizer, action_bins=9),
                      pre_encoding_layer_params=(32, ), free_form_fc_layer_params=(32, 32))
     agent = Agent(env.observation_spec(), env.action_spec(), env.reward_spec(), env=env, config=config,
                   rl_algorithm_cls=partial(MdqAlgorithm, critic_network=critic, critic_loss_ctor=no_future,

@@ -85,6 +85,16 @@ class TestStages:
             algorithm.adjust_alpha(torch.tensor(1.1 if crossing % 2 else 0.9))
             assert algorithm.state_dict()['_update_rate'].item() == pytest.approx(max(0.5 * 0.9**crossing, 0.1))
 
+    def test_the_target_may_be_a_schedule(self):
+        target = 1.0
+        algorithm = make(skip_free_stage=True, target_entropy=lambda: target)
+        log_alphas(algorithm, [1.5])
+        # falling and above the target: half of the rate; with the target raised above it: the whole of it
+        before, after = log_alphas(make(skip_free_stage=True), [1.5, 1.4])
+        assert log_alphas(algorithm, [1.4]) == pytest.approx([after])
+        target = 1.45
+        assert log_alphas(algorithm, [1.3])[0] - after == pytest.approx(0.5, abs=1e-5)  # below it now: the whole rate
+
     def test_far_below_a_negative_target_means_twice_as_negative(self):
         algorithm = make(skip_free_stage=True, target_entropy=-1.0)
         for entropy, rate in ((-0.5, 0.5), (-1.5, 0.45), (-1.9, 0.45), (-2.1, 0.5)):
@@ -140,7 +150,7 @@ def test_default_targets_are_those_of_the_specs_added_up():
     nested = {'a': SPEC, 'b': DISCRETE}
     expected = sum(dist_utils.calc_default_target_entropy(spec) for spec in nested.values())
     algorithm = EntropyTargetAlgorithm(nested, skip_free_stage=True, average_window=1, initial_alpha=1.0)
-    assert algorithm._target_entropy == pytest.approx(expected)
+    assert algorithm._get_target_entropy() == pytest.approx(expected)
     # log(0.1 * 2) for each of two components, 0.1 * log(3 / 0.1) for four choices.
     assert expected == pytest.approx(2 * math.log(0.2) + 0.1 * math.log(30))
 
@@ -250,7 +260,7 @@ class TestNested:
 
     def test_targets_have_the_structure_of_the_actions_or_are_one_for_all(self):
         algorithm = NestedEntropyTargetAlgorithm(self.spec, target_entropy={'a': None, 'b': 0.3})
-        assert [a._target_entropy for a in algorithm.members()] == pytest.approx([2 * math.log(0.2), 0.3])
+        assert [a._get_target_entropy() for a in algorithm.members()] == pytest.approx([2 * math.log(0.2), 0.3])
         with pytest.raises(ValueError):
             NestedEntropyTargetAlgorithm(self.spec, target_entropy={'a': 1.0})
 

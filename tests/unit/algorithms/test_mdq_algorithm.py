@@ -43,7 +43,7 @@ ENVIRONMENTS = {
     'several rewards': partial(PolicyUnittestEnv, episode_length=5, action_type=ActionType.Continuous, reward_dim=3),
 }
 every_environment = pytest.mark.parametrize('environment', list(ENVIRONMENTS))
-critic_ctor = partial(MdqCriticNetwork, action_qt=partial(ActionQuantizer, num_bins=BINS),
+critic_ctor = partial(MdqCriticNetwork, action_qt=partial(ActionQuantizer, action_bins=BINS),
                       pre_encoding_layer_params=(16, ), free_form_fc_layer_params=(16, ))
 
 
@@ -253,7 +253,7 @@ def test_a_fixed_free_form_is_distilled_into_a_policy_that_prefers_its_best_acti
     torch.manual_seed(0)
     # Q = -(a - 0.5)^2 of one action in [-1, 1], alpha = 0.05: the policy is exp(-20 (a - 0.5)^2) / Z
     algorithm = MdqAlgorithm(TensorSpec((1, )), BoundedTensorSpec((1, ), torch.float32, -1, 1),
-                             partial(critic_ctor, action_qt=partial(ActionQuantizer, num_bins=9)), distill_noise=0.0)
+                             partial(critic_ctor, action_qt=partial(ActionQuantizer, action_bins=9)), distill_noise=0.0)
     network, alpha = algorithm._critic_network, 0.05
     algorithm._log_alpha.data.fill_(math.log(alpha))
     network.forward = lambda inputs, state=(): (-(inputs[1] - 0.5).square().expand(-1, 2), state)

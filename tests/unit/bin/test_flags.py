@@ -1,5 +1,7 @@
 """The flags that programs share, and how a program ends."""
 
+import sys
+
 import pytest
 from absl import flags
 from absl.testing import flagsaver
@@ -121,6 +123,11 @@ def test_an_interrupt_ends_the_program_with_its_usual_code():
         raise KeyboardInterrupt
 
     assert conf_flags.call(main, ['program']) == 130
+
+
+def test_code_that_ends_the_program_is_named_and_no_success(capsys):
+    assert conf_flags.call(lambda argv: sys.exit(0), ['program']) == 1
+    assert 'ended by sys.exit(0) in ' in capsys.readouterr().err
 
 
 def test_the_exit_code_is_what_main_returns():

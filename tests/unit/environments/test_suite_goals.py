@@ -136,6 +136,15 @@ class TestRobotics:
         near = (last.observation['achieved_goal'] - last.observation['desired_goal']).norm(dim=1) < 0.05
         assert torch.equal(last.reward, near.float() - 1) and torch.equal(last.env_info['success'], near.float())
 
+    def test_goal_and_state_may_be_one_vector(self):
+        apart, together = (suite_robotics.load('FetchReach-v4', concat_desired_goal=concat) for concat in (False, True))
+        for env in (apart, together):
+            env.seed(3)
+        observation = apart.reset().observation
+        assert tuple(together.observation_spec().shape) == (13, )
+        assert torch.equal(together.reset().observation,
+                           torch.cat([observation['desired_goal'], observation['observation']], 1))
+
     def test_moving_towards_the_goal_is_a_success(self):
         env = suite_robotics.load('FetchReach-v4')
         env.seed(1)

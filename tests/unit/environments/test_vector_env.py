@@ -35,6 +35,25 @@ def raising(where: str, after: int = 2, count: int = 3):
     return [partial(RaisingEnv, where, after) if i == 1 else partial(CountEnv, 3) for i in range(count)]
 
 
+class SendingEnv(gymnasium.Env):
+    """Sends what it is told to at its second step."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2, ))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, sent=None):
+        self._sent, self._steps = sent or {}, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self._steps += 1
+        result = {'observation': np.zeros(2, np.float32), 'reward': 0.0, 'terminated': False, 'truncated': False}
+        return *(result | (self._sent if self._steps == 2 else {})).values(), {}
+
+
 def steps(env, count):
     """Truncations of ``count`` steps."""
     return np.array([env.step(np.zeros(env.num_envs, int))[3] for _ in range(count)])
@@ -55,6 +74,30 @@ class TestErrors:
         assert 'environment_group.py' not in error.details
         assert 'max_restarts' in str(error)
         env.close()
+
+    @pytest.mark.parametrize('sent, said', [
+        ({'reward': float('nan')}, 'the reward of step 2 of its episode is nan, expected a finite number'),
+        ({'reward': np.float32('inf')}, 'the reward of step 2 of its episode is'),
+        ({'reward': None}, 'TypeError'),
+        ({'reward': '1.0'}, 'TypeError'),
+        ({'observation': [0.0, np.nan]}, 'observation of step 2 of its episode has NaN in it'),
+        ({'terminated': 'no'}, "terminated of step 2 of its episode is 'no', expected True or False"),
+        ({'truncated': None}, 'truncated of step 2 of its episode is None, expected True or False'),
+    ])
+    def test_what_is_no_number_names_the_environment_and_the_step_that_sent_it(self, sent, said):
+        env = SerialVectorEnv([SendingEnv, partial(SendingEnv, sent)])
+        env.reset(seed=0)
+        steps(env, 1)
+        with pytest.raises(EnvironmentStepError, match=f"environment 1 of 'SendingEnv' failed in step.*{said}"):
+            steps(env, 1)
+
+    def test_flags_and_rewards_of_numpy_are_what_they_say(self):
+        env = SerialVectorEnv([partial(SendingEnv, {'reward': np.float32(2), 'terminated': np.True_, 'truncated': 0,
+                                                    'observation': [0.0, np.inf]})])
+        env.reset(seed=0)
+        steps(env, 1)
+        _, reward, terminated, truncated, _ = env.step(np.zeros(1, int))
+        assert reward[0] == 2.0 and terminated[0] and not truncated[0]
 
     @BOTH
     def test_an_error_in_a_constructor_is_reported_likewise(self, make):

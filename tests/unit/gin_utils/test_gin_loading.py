@@ -3,8 +3,9 @@
 import os
 import sys
 import textwrap
+import tokenize
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal, Optional, Union
 
 import gin
 import pytest
@@ -12,6 +13,8 @@ import torch.nn.functional as F
 
 from alfx import gin_utils
 from alfx.gin_utils import ConfError, configurable, static_check
+from alfx.gin_utils.checks import Fraction, Range
+from alfx.networks.actor_networks import ActorNetwork
 
 
 @configurable(module='toys')
@@ -45,6 +48,38 @@ def garage(cars=()):
 @configurable(module='toys')
 def drive(optimizer=None):
     return optimizer
+
+
+@configurable(module='toys')
+class FastCar(Car):
+    pass
+
+
+@configurable(module='toys')
+def make_engine() -> Engine:
+    return Engine()
+
+
+@configurable(module='toys')
+def make_speed():
+    return 3.0
+
+
+@configurable(module='toys')
+def race(car_ctor: Callable[..., Car] = Car, engine: Optional[Engine] = None, speed: float = 1.0,
+         network_cls: Callable[..., Any] = ActorNetwork):
+    return car_ctor, engine, speed, network_cls
+
+
+@configurable(module='toys')
+def share(part: Optional[Fraction] = None, parts: Sequence[Fraction] = (), count: Annotated[int, Range(1)] = 1):
+    return part, parts, count
+
+
+@configurable(module='toys')
+def mixed(strict: Optional[bool] = None, depth: Union[bool, int] = 0, scale: Union[bool, float] = 0.0,
+          flags: Sequence[bool] = ()):
+    return strict, depth, scale, flags
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +173,18 @@ def test_a_whole_float_becomes_an_int_where_an_int_is_wanted(conf):
     assert type(Car().engine.cylinders) is int
 
 
+def test_values_within_their_range_pass(conf):
+    gin_utils.load(conf('share.part = 0\nshare.parts = (0.5, 1.0)\nshare.count = 1e1'))
+    assert share() == (0, (0.5, 1.0), 10)
+
+
+def test_zero_and_one_are_false_and_true_where_a_bool_is_wanted(conf):
+    gin_utils.load(conf('on = 1\nmixed.strict = %on\nmixed.depth = 1\nmixed.scale = 0\nmixed.flags = (0, 1)'))
+    strict, depth, scale, flags = mixed()
+    assert strict is True and flags == (False, True) and type(flags[0]) is bool
+    assert type(depth) is int and type(scale) is int, 'what may be a number stays one'
+
+
 def test_values_that_fit_their_annotation_pass(conf):
     gin_utils.load(conf('''
         Car.engine = None
@@ -226,12 +273,23 @@ def test_an_ambiguous_name_is_reported_with_the_full_ones(conf):
     ('Car.name = CartPole-v1', 'cannot read the value CartPole-v1', "'CartPole-v1'"),
     ('Car.fast = true', 'cannot read the value', 'write True'),
     ('Car.doors = (1, 2', 'inside a bracket', 'close it'),
+    ('Car.doors = (1, 2\nEngine.power = 2', 'a bracket or a string is not closed', 'close it'),
     ('Engine..power = 3', 'syntax error', ''),
 ])
 def test_a_syntax_error_is_reported_with_line_and_remedy(conf, line, expected, hint):
     message = message_of(conf(f'Engine.power = 1\n{line}\n'))
     assert message.startswith('car.gin:') and expected in message and hint in message
     assert 'Traceback' not in message
+
+
+def test_an_open_bracket_is_told_in_the_words_of_every_python(conf, monkeypatch):
+    def tokens(_):
+        raise tokenize.TokenError('unexpected EOF in multi-line statement', (2, 0))  # as Python 3.12 says it
+        yield
+
+    monkeypatch.setattr(tokenize, 'generate_tokens', tokens)
+    assert message_of(conf('Engine.power = 1\nCar.doors = (1, 2')) == (
+        'car.gin:2: syntax error: the file ends inside a bracket or a string\n  close it')
 
 
 @pytest.mark.parametrize('binding, expected', [
@@ -246,7 +304,13 @@ def test_a_syntax_error_is_reported_with_line_and_remedy(conf, line, expected, h
     ('Car.name = 3', "text needs quotes: '3'"),
     ("Car.paint = 'elu'", 'a reference begins with @: @elu'),
     ('Car.paint = @elu()', 'write @elu'),
-    ('Car.fast = 1', 'Car.fast expects bool, found int 1'),
+    ('Car.fast = 2', 'Car.fast expects bool, found int 2'),
+    ('Car.fast = 1.0', 'Car.fast expects bool, found float 1.0'),
+    ('share.part = 1.5', 'share.part expects float in [0, 1] or None, found float 1.5'),
+    ('share.parts = (0.5, -1)', 'share.parts expects Sequence[float in [0, 1]], found tuple (0.5, -1)'),
+    ('share.count = 0', 'share.count expects int >= 1, found int 0'),
+    ('big = 7.0\nshare.part = %big', 'share.part expects float in [0, 1]'),
+    ('Car.weight = 1e400', 'Car.weight = inf: a number is too large'),
     ('p = "x"\nEngine.power = %p', "Engine.power expects float, found str 'x'"),
 ])
 def test_a_value_of_the_wrong_type_is_reported(conf, binding, expected):
@@ -267,6 +331,48 @@ def test_an_optimizer_without_brackets_is_reported(conf):
         message_of(conf('drive.optimizer = @fast/Adam')))
 
 
+@pytest.mark.parametrize('binding, expected', [
+    ('drive.optimizer = @Engine()', 'drive.optimizer expects an optimizer, found the reference @Engine()'),
+    ('race.car_ctor = @torch.tanh', 'race.car_ctor expects a constructor, found the reference @torch.tanh'),
+    ('race.car_ctor = @Engine', 'race.car_ctor expects a callable, found the reference @Engine'),
+    ('race.engine = @Car()', 'race.engine expects Engine or None, found the reference @Car()'),
+    ('race.speed = @Engine()', 'race.speed expects float, found the reference @Engine()'),
+    ('race.network_cls = @TDLoss', 'race.network_cls expects a constructor like @ActorNetwork, found the reference '
+     '@TDLoss'),
+])
+def test_an_object_of_the_wrong_kind_is_reported(conf, binding, expected):
+    message = message_of(conf(f'Car.engine = 1\n{binding}'))
+    assert message.startswith(f'car.gin:2: {expected}')
+
+
+def test_an_object_of_the_right_kind_fits(conf):
+    gin_utils.load(conf('race.car_ctor = @FastCar\nrace.engine = @make_engine()\nrace.speed = @make_speed()\n'
+                        'race.network_cls = @ValueNetwork\ndrive.optimizer = @Adam()\nCar.engine = 1'))
+
+
+@pytest.mark.parametrize('text, line, circle', [
+    ('garage.cars = @garage()', 1, 'garage -> garage'),
+    ('Car.engine = @garage()\ngarage.cars = [%mine]\nmine = @Car()', 2, 'Car -> garage -> Car'),
+    ('a/Car.engine = @b/Car()\nb/Car.engine = @a/Car()', 2, 'Car -> Car -> Car'),
+])
+def test_what_is_made_of_itself_is_reported(conf, text, line, circle):
+    message = message_of(conf(text))
+    assert f'car.gin:{line}: ' in message and f'goes in circles: {circle}\n' in message
+
+
+def test_one_class_in_two_scopes_is_no_circle(conf):
+    gin_utils.load(conf('a/Car.engine = @b/Car()\nb/Car.engine = 3\nCar.engine = @a/Car'))
+    with gin.config_scope('a'):
+        assert Car().engine.engine == 3
+
+
+def test_brackets_nested_too_deeply_are_reported(conf):
+    deep = '[' * 3000 + ']' * 3000
+    assert message_of(conf(f'Car.engine = 1\nCar.doors = {deep}')).startswith('car.gin:2: brackets are nested too')
+    message = message_of(conf(''), [f'Car.doors = {deep}'])
+    assert 'brackets are nested too deeply' in message and len(message) < 500
+
+
 def test_a_missing_include_is_reported_where_it_is_included(conf):
     conf('', 'base_car.gin')
     message = message_of(conf("\ninclude 'bas_car.gin'"))
@@ -282,7 +388,22 @@ def test_an_include_that_goes_in_circles_is_reported(conf):
 def test_a_module_that_does_not_exist_is_reported(conf):
     assert 'car.gin:1: cannot import' in message_of(conf('import no_such_module_anywhere'))
     assert "did you mean 'alfx.algorithms.config'?" in message_of(conf('import alf.algorithms.config'))
+    assert "did you mean 'alfx'?" in message_of(conf('import alf'))
     assert "did you mean 'alfx.algorithms.config'?" in message_of(conf('import alfx.algorithms.confg'))
+
+
+@pytest.mark.parametrize('code, said', [
+    ('def broken(:\n', "cannot import 'broken_by_{}': SyntaxError: invalid syntax\n  see "),
+    ('x = 1\nraise KeyError("wheel")', "importing 'broken_by_{}' fails: KeyError: 'wheel'\n  see "),
+    ('\nimport sys\nsys.exit(0)', "importing 'broken_by_{}' ends the program: it calls sys.exit(0)\n  see "),
+])
+def test_a_module_that_cannot_be_run_is_reported_where_it_is_imported(conf, tmp_path, monkeypatch, code, said):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    number = len(code)
+    (tmp_path / f'broken_by_{number}.py').write_text(code)
+    message = message_of(conf(f'Engine.power = 1\nimport broken_by_{number}'))
+    line = code.rstrip().count('\n') + 1
+    assert message.startswith('car.gin:2: ' + said.format(number)) and f'broken_by_{number}.py:{line}' in message
 
 
 def test_dynamic_registration_is_refused_by_name(conf):
@@ -414,6 +535,56 @@ def test_bindings_of_step_functions_and_macros_count(conf):
     assert ('car.gin:3', 'elu.alpha = %alpha') in unused()
     assert Car().paint.keywords == {'alpha': 2.0}
     assert unused() == [('car.gin:2', 'unmentioned = 1')]
+
+
+def refused(conf_file, params=(), **kwargs):
+    """What a run is told whose first iteration makes a car."""
+    gin_utils.load(conf_file, params, **kwargs)
+    garage()
+    with pytest.raises(ConfError) as caught:
+        gin_utils.refuse_unused(gin_utils.unused_bindings())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize('line, hint', [
+    ('frt/Engine.power = 3', "Engine is not made in the scope 'frt': did you mean 'front/Engine'?"),
+    ('rear/front/Engine.power = 3', "did you mean 'front/Engine'?"),
+    ('Engine.power = 3', 'whatever makes Engine sets power itself, or an inner scope does'),
+    ('drive.optimizer = 3', 'nothing makes drive'),
+    ('Engines.depth = 3', "nothing makes Engines: did you mean 'Engine'?"),
+    ('unmentioned = 3', 'no statement mentions this macro'),
+])
+def test_what_the_user_binds_and_nothing_uses_ends_a_run_with_the_nearest_that_is_used(conf, line, hint):
+    configurable('Engines', module='toys')(lambda depth=1: depth)
+    gin_utils.declare_scope('frt')  # otherwise its name alone is refused
+    conf('garage.cars = [@Car()]\nCar.engine = @front/Engine()\nfront/Engine.power = 1.0', 'base.gin')
+    message = refused(conf(f"include 'base.gin'\n\n{line}"))
+    assert message.startswith(f'car.gin:3: nothing uses this binding: {line}\n') and hint in message
+    assert 'correct or remove it, or train with --allow_unused' in message
+    assert refused('base', [line]).startswith(f"--conf_param '{line}': nothing uses this binding")
+    gin_utils.load('base', [line], allow_unused=True)
+    garage()
+    gin_utils.refuse_unused(gin_utils.unused_bindings())
+
+
+def test_lines_of_an_included_conf_may_be_idle(conf, caplog):
+    conf('macro = 3\ngarage.cars = [@Car()]\nCar.engine = @Engine()\nEngine.power = 1.0', 'base.gin')
+    gin_utils.load(conf("include 'base.gin'\nCar.engine = 3"))
+    garage()
+    gin_utils.refuse_unused(gin_utils.unused_bindings())
+    assert 'base.gin:1' in caplog.text and 'base.gin:4' in caplog.text
+
+
+def test_what_may_be_used_later_is_no_mistake(conf):
+    @configurable(module='toys')
+    def write_report(length: int = 1) -> None:
+        pass
+
+    gin_utils.load(conf('garage.cars = [@Car()]\nCar.engine = @late/Engine\nlate/Engine.power = 3\n'
+                        'Engine.cylinders = 3\nwrite_report.length = 3'))
+    garage()
+    assert len(gin_utils.unused_bindings()) == 3
+    gin_utils.refuse_unused(gin_utils.unused_bindings())
 
 
 def test_an_overridden_binding_is_not_unused(conf):

@@ -39,6 +39,7 @@ def test_what_the_simple_layers_compute():
     assert torch.equal(layers.AddN()((x, x, x)), 3 * x)
     assert layers.OneHot(3)(torch.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
     assert layers.Cast()(torch.tensor([1])).dtype == torch.float32
+    assert layers.Cast('float64')(torch.tensor([1])).dtype == torch.float64
     assert layers.Lambda(lambda y: y + 1)(1) == 2
     assert torch.equal(layers.Identity()(x), x)
     nested = {'a': {'b': 1}, 'c': 2}
@@ -255,9 +256,9 @@ def test_fixed_decoding_evaluates_the_basis():
     haar = layers.FixedDecodingLayer(4, 4, 'haar', tau=1.0).weight
     root = 2**0.5
     torch.testing.assert_close(haar, torch.tensor([[1, 1, root, 0], [1, 1, -root, 0], [1, -1, 0, root],
-                                                   [1, -1, 0, -root]]))
-    # Haar functions are orthogonal.
-    torch.testing.assert_close(haar.T @ haar / 4, torch.eye(4))
+                                                   [1, -1, 0, -root]]) / 2)
+    # Haar functions are orthonormal.
+    torch.testing.assert_close(haar.T @ haar, torch.eye(4))
     layer = layers.FixedDecodingLayer(3, 5)
     x = torch.randn(2, 3)
     torch.testing.assert_close(layer(x), x @ layer.weight.T)

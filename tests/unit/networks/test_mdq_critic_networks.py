@@ -19,7 +19,7 @@ BINS = 4
 def network(action_spec=ACTION, num_bins=BINS, scale=1.0, **kwargs):
     layers = dict(obs_encoding_layer_params=(6, ), pre_encoding_layer_params=(5, ), mid_encoding_layer_params=(7, ),
                   post_encoding_layer_params=(5, ), free_form_fc_layer_params=(6, ), activation=torch.tanh)
-    net = MdqCriticNetwork((OBSERVATION, action_spec), partial(ActionQuantizer, num_bins=num_bins),
+    net = MdqCriticNetwork((OBSERVATION, action_spec), partial(ActionQuantizer, action_bins=num_bins),
                            **{**layers, **kwargs})
     torch.nn.init.normal_(net._components._list[-1].weight, std=scale)  # outputs that differ
     return net
@@ -28,23 +28,30 @@ def network(action_spec=ACTION, num_bins=BINS, scale=1.0, **kwargs):
 class TestActionQuantizer:
 
     def test_bins_are_spread_evenly_from_bound_to_bound(self):
-        quantizer = ActionQuantizer(BoundedTensorSpec((1, ), torch.float32, -2, 4), num_bins=4)
+        quantizer = ActionQuantizer(BoundedTensorSpec((1, ), torch.float32, -2, 4), action_bins=4)
         torch.testing.assert_close(quantizer.action(torch.arange(4)[:, None]), torch.tensor([[-2.0], [0], [2], [4]]))
         bins = quantizer.bins(torch.tensor([[-2.0], [-1.1], [-0.9], [4.0], [9.0]]))
         assert bins.flatten().tolist() == [0, 0, 1, 3, 3]
         torch.testing.assert_close(quantizer.position(torch.arange(4)), torch.tensor([-1, -1 / 3, 1 / 3, 1]))
 
+    def test_bins_may_stand_for_the_middle_of_equal_parts(self):
+        quantizer = ActionQuantizer(BoundedTensorSpec((1, ), torch.float32, -2, 6), action_bins=4, rep_mode='center')
+        torch.testing.assert_close(quantizer.action(torch.arange(4)[:, None]), torch.tensor([[-1.0], [1], [3], [5]]))
+        assert quantizer.bins(torch.tensor([[-2.0], [-0.1], [0.1], [6.0]])).flatten().tolist() == [0, 0, 1, 3]
+
     @pytest.mark.parametrize('spec', [ACTION, NESTED])
     def test_bins_and_actions_are_inverse_to_each_other(self, spec):
-        quantizer = ActionQuantizer(spec, num_bins=5)
+        quantizer = ActionQuantizer(spec, action_bins=5)
         bins = torch.randint(0, 5, (20, quantizer.num_components))
         action = quantizer.action(bins)
         assert torch.equal(quantizer.bins(action), bins)
         torch.testing.assert_close(quantizer.normalized(action), quantizer.position(bins))
 
     def test_what_it_cannot_quantize_is_refused(self):
-        with pytest.raises(ValueError, match='num_bins: expected at least 2'):
-            ActionQuantizer(ACTION, num_bins=1)
+        with pytest.raises(ValueError, match='action_bins: expected at least 2'):
+            ActionQuantizer(ACTION, action_bins=1)
+        with pytest.raises(ValueError, match="rep_mode 'boundary' or 'center'.*'middle'"):
+            ActionQuantizer(ACTION, rep_mode='middle')
         with pytest.raises(SpecError, match='continuous'):
             ActionQuantizer(BoundedTensorSpec((), torch.int64, 0, 3))
         with pytest.raises(SpecError, match='finite bounds'):

@@ -24,6 +24,8 @@ def test_step_functions_arrive_plain_from_a_conf():
         clipped_exp.clip_value_max = 0.0
         losses/Holder.function = @losses.element_wise_huber_loss
         short/Holder.function = @element_wise_squared_loss
+        softsign/Holder.function = @alfx.math.softsign
+        torch/Holder.function = @softsign
     """)
     function = Holder().function
     assert isinstance(function, functools.partial) and function.func is math_ops.clipped_exp
@@ -32,6 +34,10 @@ def test_step_functions_arrive_plain_from_a_conf():
         assert Holder().function is losses.element_wise_huber_loss
     with gin.config_scope('short'):
         assert Holder().function is losses.element_wise_squared_loss
+    with gin.config_scope('softsign'):
+        assert Holder().function is math_ops.softsign
+    with gin.config_scope('torch'):
+        assert Holder().function is torch.nn.functional.softsign
 
 
 def test_a_conf_can_name_distributions_and_transforms():

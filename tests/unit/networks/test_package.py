@@ -1,0 +1,27 @@
+"""The package hands on the names of its modules."""
+import subprocess
+import sys
+
+import pytest
+
+import alfx.networks
+from alfx.networks import encoding_networks, network
+
+
+def test_a_network_can_be_imported_from_the_package():
+    from alfx.networks import CriticNetwork, EncodingNetwork, Network, TemporalPool
+    assert EncodingNetwork is encoding_networks.EncodingNetwork and Network is network.Network
+    assert CriticNetwork.__module__ == 'alfx.networks.critic_networks' and TemporalPool.__name__ == 'TemporalPool'
+
+
+def test_what_the_package_does_not_have_is_an_error():
+    with pytest.raises(AttributeError, match="'alfx.networks' has no attribute 'EncodngNetwork'"):
+        alfx.networks.EncodngNetwork
+    with pytest.raises(ImportError):
+        from alfx.networks import torch  # noqa: F401
+
+
+def test_importing_the_package_imports_none_of_them():
+    done = subprocess.run([sys.executable, '-c', 'import alfx, alfx.networks, sys; '
+                           'sys.exit(any(name.startswith("alfx.networks.") for name in sys.modules))'], timeout=120)
+    assert done.returncode == 0

@@ -1,0 +1,40 @@
+"""Specs: what is written of them, and what they make of it."""
+import gin
+import pytest
+import torch
+
+from alfx import gin_utils
+from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
+
+
+@pytest.mark.parametrize('name', ['int64', 'torch.int64'])
+def test_a_dtype_may_be_given_by_its_name(name):
+    assert TensorSpec((3, ), name) == TensorSpec((3, ), torch.int64)
+    assert BoundedTensorSpec((), name, 0, 4) == BoundedTensorSpec((), torch.int64, 0, 4)
+    assert BoundedTensorSpec((), name, 0, 4).sample((2, )).dtype == torch.int64
+    assert TensorSpec((3, )).replace(dtype=name).dtype == torch.int64
+
+
+def test_a_name_of_no_dtype_is_refused_with_those_there_are():
+    with pytest.raises(SpecError, match="unsupported dtype 'integer'; supported: .*'int64'"):
+        TensorSpec((), 'integer')
+
+
+def test_a_conf_makes_specs(tmp_path):
+    conf = tmp_path / 'specs.gin'
+    conf.write_text("""
+        EncodingNetwork.input_tensor_spec = @TensorSpec()
+        TensorSpec.shape = (3,)
+        BoundedTensorSpec.shape = ()
+        BoundedTensorSpec.dtype = 'int64'
+        BoundedTensorSpec.maximum = 4
+        ValueNetwork.input_tensor_spec = @alfx.tensor_specs.BoundedTensorSpec()
+        DIAYNAlgorithm.skill_spec = @create_discrete_skill_spec()
+        create_discrete_skill_spec.num_of_skills = 5
+    """)
+    from alfx.algorithms.diayn_algorithm import create_discrete_skill_spec
+    from alfx.networks.encoding_networks import EncodingNetwork
+    with gin_utils.loaded(str(conf)):
+        assert EncodingNetwork().input_tensor_spec == TensorSpec((3, ))
+        bounded = gin.query_parameter('ValueNetwork.input_tensor_spec').configurable.wrapper()
+        assert bounded == create_discrete_skill_spec() == BoundedTensorSpec((), torch.int64, 0, 4)
