@@ -11,10 +11,12 @@
       git.txt           commit and uncommitted changes, if the run was started in a git work tree
 """
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -32,7 +34,9 @@ _GIT_LIMIT = 1_000_000  # characters of uncommitted changes that are kept
 
 
 def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] = None) -> str:
-    """Record the conf, the versions, the command line and the state of git; call it when a run starts.
+    """Record the conf, the versions, the command line and the state of git.
+
+    Call it when a run starts and all that the conf describes has been built: what is recorded is the conf of a run.
 
     Args:
         root_dir: the run folder, made if it does not exist.
@@ -44,8 +48,9 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
     """
     folder = os.path.join(root_dir, 'conf')
     os.makedirs(folder, exist_ok=True)
-    if os.path.dirname(conf.conf_file) == os.path.abspath(folder):  # the run goes on with the conf it has
-        _write(folder, 'config.gin', _with_overrides(os.path.join(folder, 'config.gin'), conf))
+    resolved = os.path.join(folder, 'config.gin')
+    if os.path.dirname(conf.conf_file) == os.path.abspath(folder) and os.path.isfile(resolved):
+        _write(folder, 'config.gin', _with_overrides(resolved, conf))  # the run goes on with the conf it has
     else:
         taken = {'config.gin', 'operative.gin'}
         for source in conf.sources:
@@ -53,6 +58,9 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
             taken.add(name)
             _write(folder, name, source.text)
         _write(folder, 'config.gin', _flat_text(conf))
+    if not _has_checkpoint(root_dir):  # what is there is of a start that came to nothing
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(folder, 'operative.gin'))
     _write(folder, 'versions.json', json.dumps(versions(), indent=2) + '\n')
     arguments = sys.argv if command_line is None else command_line
     with open(os.path.join(folder, 'command_line.txt'), 'a', encoding='utf8') as file:
@@ -113,14 +121,15 @@ def stored_info(root_dir: str) -> dict[str, Any]:
 def check_same_conf(root_dir: str) -> None:
     """Check that a run folder, if it holds a run, belongs to the loaded conf.
 
-    How long the run is, how often it evaluates, summarises and writes checkpoints, and which processes act may differ;
-    what is learned, in which environment and with which algorithm may not.
+    There is a run as soon as there is a checkpoint; what else is in the folder is of a start that came to nothing. How
+    long the run is, how often it evaluates, summarises and writes checkpoints, and which processes act may differ; what
+    is learned, in which environment and with which algorithm may not.
 
     Raises:
         ConfError: it belongs to another conf; the message says what differs.
     """
     folder = os.path.abspath(os.path.join(root_dir, 'conf'))
-    if not os.path.isfile(os.path.join(folder, 'config.gin')):
+    if not os.path.isfile(os.path.join(folder, 'config.gin')) or not _has_checkpoint(root_dir):
         return
     old = _read_bindings(os.path.join(folder, 'config.gin'))
     macros = {b.scope: b.value for b in locations.bindings() if b.selector == 'gin.macro'}
@@ -155,6 +164,11 @@ def versions() -> dict[str, Optional[str]]:
             module = sys.modules.get(name)
             found[name] = getattr(module, '__version__', None)
     return found
+
+
+def _has_checkpoint(root_dir: str) -> bool:
+    folder = os.path.join(root_dir, 'train', 'algorithm')
+    return os.path.isdir(folder) and any(re.fullmatch(r'ckpt-\d+', name) for name in os.listdir(folder))
 
 
 class _NotSet:

@@ -73,8 +73,6 @@ class Trainer:
             summarize_outputs(self._algorithm)
         self._team.start(self._algorithm, config.random_seed)
         self._state = RunState(self._algorithm, self._env, self._tuning(started.get('tuning')), config.random_seed)
-        if self._team.writes:
-            self._start_record.write(random_seed=config.random_seed, tuning=list(self._state.tuning))
         self._checkpointer = self._team.checkpointer(run_files.checkpoint_dir(config.root_dir), alg=self._algorithm,
                                                      trainer=self._state)
         self._summary = self._team.summary(config, self._algorithm, self._metrics())
@@ -291,6 +289,8 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the latest checkpoint, or start."""
+        if self._team.writes:
+            self._start_record.write(random_seed=self._config.random_seed, tuning=list(self._state.tuning))
         saved_at, counter = 0.0, -1
         if self._team.decide(self._checkpointer.has_checkpoint):
             step = self._checkpointer.load('latest', load_options={'alg': {'skip_preloded': False}})

@@ -3,6 +3,7 @@
 When a run goes on from a checkpoint, what it had written after that checkpoint will be written once more; it is cut off
 first.
 """
+import contextlib
 import csv
 import io
 import json
@@ -30,6 +31,26 @@ def eval_table(root_dir: str) -> str:
 def checkpoint_dir(root_dir: str) -> str:
     """Where the checkpoints are."""
     return os.path.join(root_dir, 'train', 'algorithm')
+
+
+@contextlib.contextmanager
+def made_folder(root_dir: str) -> Iterator[None]:
+    """Make a run folder if it does not exist, and remove it again if nothing has been written into it at the end.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    made, folder = [], os.path.abspath(root_dir)
+    while not os.path.isdir(folder):
+        made.append(folder)
+        folder = os.path.dirname(folder)
+    os.makedirs(root_dir, exist_ok=True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # of the first one that is not empty
+            for folder in made:
+                os.rmdir(folder)
 
 
 class StartRecord:

@@ -189,3 +189,38 @@ def test_nothing_is_left_behind_by_a_conf_that_is_wrong(run_train, tmp_path):
     code, _ = run_train("PPOLoss.gama = 0.9\n")
     assert code == 2
     assert not (tmp_path / 'run').exists()
+
+
+# what is wrong -> what is said; none of it shows before environment and networks are made
+FAILED_STARTS = {
+    'a value out of range': ('TrainerConfig.mini_batch_size = -4\n', 'mini_batch_size'),
+    'a misspelled environment': ("create_environment.env_name = 'CartPol-v1'\n", 'CartPol'),
+    'a head for the other kind of action': (FAULTS['head for the other kind of action'][0] + '\n', 'Normal'),
+}
+
+
+@pytest.mark.parametrize('mistake', FAILED_STARTS)
+def test_a_start_that_fails_leaves_nothing_and_the_corrected_conf_runs(run_train, tmp_path, mistake):
+    added, said = FAILED_STARTS[mistake]
+    code, err = run_train(added)
+    assert code == 2 and said in err
+    assert not (tmp_path / 'run').exists()
+    assert run_train()[0] == 0
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_binds_nobody_to_its_conf(run_train):
+    code, _ = run_train(FAULTS['raises in step'][0])
+    assert code == 1 and Path('run', 'conf', 'config.gin').exists() and not checkpoints()
+    Path('run', 'conf', 'operative.gin').write_text('of the conf that failed')
+    code, err = run_train('ValueNetwork.fc_layer_params = (32, )\n')
+    assert code == 0, err
+    assert 'FaultyStep' not in Path('run', 'conf', 'config.gin').read_text()
+    assert 'fc_layer_params = (32' in Path('run', 'conf', 'operative.gin').read_text()
+
+
+def test_a_start_that_fails_leaves_the_run_in_its_folder_as_it_was(run_train):
+    run_train()
+    before = {path: path.read_bytes() for path in Path('run').rglob('*') if path.is_file()}
+    code, _ = run_train('TrainerConfig.num_summaries = -1\n')
+    assert code == 2
+    assert {path: path.read_bytes() for path in Path('run').rglob('*') if path.is_file()} == before
