@@ -183,7 +183,7 @@ class _Output:
             context.get_ranks().report(error)
         if not self._rank:
             return
-        if self.root_dir and not isinstance(error, SystemExit):
+        if self.root_dir and not isinstance(error, (SystemExit, gin_utils.ConfError)):  # rank 0 says that as well
             folder = os.path.join(self.root_dir, 'train')
             os.makedirs(folder, exist_ok=True)
             with open(os.path.join(folder, f'rank-{self._rank}.log'), 'a', encoding='utf8') as file:

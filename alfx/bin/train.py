@@ -24,7 +24,7 @@ from absl import flags as absl_flags
 
 from alfx import gin_utils
 from alfx.bin import flags, policy_flags, ranks
-from alfx.trainers import run_files
+from alfx.trainers import run_files, run_lock
 
 flags.define_conf_flags()
 flags.define_device_flag()
@@ -53,9 +53,10 @@ def _train(conf: Any, root_dir: str, rank: int = -1) -> int:
     policy_flags.set_up_logging()
     if rank > 0:
         ranks.set_up_logging()
-        return _run(_make_trainer(root_dir, conf.conf_file, rank), root_dir)
+        with run_lock.held(root_dir):
+            return _run(_make_trainer(root_dir, conf.conf_file, rank), root_dir)
     print(f'run folder: {root_dir}', flush=True)
-    with run_files.made_folder(root_dir):
+    with run_files.made_folder(root_dir), run_lock.held(root_dir):
         open_log = policy_flags.log_to_file_later()
         trainer = _make_trainer(root_dir, conf.conf_file, rank)
         open_log(os.path.join(root_dir, 'train.log'))

@@ -1,5 +1,6 @@
 """What a person gets to read whose run cannot go on: one message, an exit code that is not 0, nothing lost."""
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -224,3 +225,14 @@ def test_a_start_that_fails_leaves_the_run_in_its_folder_as_it_was(run_train):
     code, _ = run_train('TrainerConfig.num_summaries = -1\n')
     assert code == 2
     assert {path: path.read_bytes() for path in Path('run').rglob('*') if path.is_file()} == before
+
+
+def test_a_second_run_in_the_folder_is_refused_and_changes_nothing(run_train):
+    run_train()
+    before = {path: path.read_bytes() for path in Path('run').rglob('*') if path.is_file()}
+    with open(Path('run', 'train.lock'), 'r+', encoding='utf8') as other:  # another process would do it like this
+        fcntl.flock(other, fcntl.LOCK_EX)
+        code, err = run_train('TrainerConfig.num_iterations = 8\n')
+    assert code == 2 and 'another process trains in' in err
+    assert {path: path.read_bytes() for path in Path('run').rglob('*') if path.is_file()} == before
+    assert run_train('TrainerConfig.num_iterations = 8\n')[0] == 0
