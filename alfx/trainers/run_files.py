@@ -5,12 +5,14 @@ first.
 """
 import contextlib
 import csv
-import io
 import json
+import logging
 import os
 import struct
 from collections.abc import Iterator
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 
 def train_dir(root_dir: str) -> str:
@@ -64,17 +66,31 @@ class StartRecord:
         self._path = os.path.join(train_dir(root_dir), 'start.json')
 
     def read(self) -> dict[str, Any]:
-        """What was recorded, empty for a new run."""
+        """What was recorded, empty for a new run; what is damaged is left out, with a warning."""
         try:
             with open(self._path, encoding='utf8') as file:
-                return json.load(file)
-        except (FileNotFoundError, ValueError):
+                found = json.load(file)
+        except FileNotFoundError:
             return {}
+        except (ValueError, RecursionError):
+            found = None
+        good = {key: value for key, value in found.items() if _is_decision(key, value)} if type(found) is dict else {}
+        if good != found:
+            logger.warning('%s is damaged: what it does not tell any more is decided again', self._path)
+        return good
 
     def write(self, **values: Any) -> None:
         """Add to what is recorded."""
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         _replace(self._path, json.dumps({**self.read(), **values}, indent=2).encode() + b'\n')
+
+
+def _is_decision(key: str, value: Any) -> bool:
+    if key == 'random_seed':
+        return type(value) is int and 0 <= value < 2**32
+    kinds = [type(x) for x in value] if type(value) is list else []
+    return (key == 'tuning' and kinds == [int, str] and value[0] > 0 and
+            value[1] in ('highest', 'high', 'medium'))
 
 
 class ProgressLog:
@@ -88,7 +104,7 @@ class ProgressLog:
     def __init__(self, path: str, first_columns: tuple[str, ...]):
         self._path = path
         self._columns: list[str] = list(first_columns)
-        if os.path.isfile(path) and (rows := read_table(path)):
+        if os.path.isfile(path) and (rows := _parse(path)[0]):
             self._columns = list(rows[0])
 
     def append(self, row: dict[str, Any]) -> None:
@@ -103,7 +119,10 @@ class ProgressLog:
     def cut(self, column: str, last: float) -> None:
         """Remove the rows in which ``column`` exceeds ``last``, and what is left of a row that was being written."""
         if os.path.isfile(self._path):
-            self._rewrite([row for row in read_table(self._path) if _number(row.get(column)) <= last])
+            rows = read_table(self._path)
+            if rows and column not in rows[0]:
+                logger.warning('%s is damaged: it has no column %s; the table begins anew', self._path, column)
+            self._rewrite([row for row in rows if _number(row.get(column)) <= last])
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         os.makedirs(os.path.dirname(self._path) or '.', exist_ok=True)
@@ -116,11 +135,45 @@ class ProgressLog:
 
 
 def read_table(path: str) -> list[dict[str, str]]:
-    """The complete rows of a ``progress.csv``; a line that does not end is being written."""
-    with open(path, newline='', encoding='utf8') as file:
+    """The complete rows of a ``progress.csv``, which hold numbers and ''; a line that does not end is being written.
+
+    What is damaged is left out, with a warning.
+    """
+    rows, num_damaged = _parse(path)
+    if num_damaged:
+        logger.warning('%s is damaged: %d of its lines are left out', path, num_damaged)
+    return rows
+
+
+def _parse(path: str) -> tuple[list[dict[str, str]], int]:
+    """The rows, and how many lines are damaged. Each line is read by itself: a stray quote takes none with it."""
+    with open(path, encoding='utf8', errors='replace', newline='') as file:
         text = file.read()
-    rows = list(csv.DictReader(io.StringIO(text[:text.rfind('\n') + 1], newline='')))
-    return [row for row in rows if None not in row and None not in row.values()]
+    lines = text[:text.rfind('\n') + 1].replace('\r\n', '\n').split('\n')[:-1]
+    fields = [_fields(line) for line in lines if line]
+    if not fields:
+        return [], 0
+    columns = fields[0]
+    if any('\ufffd' in name for name in columns):
+        return [], len(fields)
+    rows = [dict(zip(columns, values)) for values in fields[1:]
+            if len(values) == len(columns) and all(not x or _is_number(x) for x in values)]
+    return rows, len(fields) - 1 - len(rows)
+
+
+def _fields(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line], strict=True))
+    except csv.Error:
+        return []
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _text(value: Any) -> str:
@@ -128,10 +181,7 @@ def _text(value: Any) -> str:
 
 
 def _number(text: str | None) -> float:
-    try:
-        return float(text or 'nan')
-    except ValueError:
-        return float('nan')
+    return float(text or 'nan')
 
 
 def _replace(path: str, data: bytes) -> None:

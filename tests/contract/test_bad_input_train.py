@@ -12,6 +12,7 @@ from absl.testing import flagsaver
 from alfx import gin_utils
 from alfx.bin import flags as conf_flags
 from alfx.bin import train
+from alfx.trainers.run_files import read_table
 from alfx.utils.checkpoint_utils import read_checkpoint
 
 FLAGS = flags.FLAGS
@@ -236,3 +237,15 @@ def test_a_second_run_in_the_folder_is_refused_and_changes_nothing(run_train):
     assert code == 2 and 'another process trains in' in err
     assert {path: path.read_bytes() for path in Path('run').rglob('*') if path.is_file()} == before
     assert run_train('TrainerConfig.num_iterations = 8\n')[0] == 0
+
+
+def test_a_run_with_damaged_records_goes_on(run_train):
+    run_train('TrainerConfig.num_iterations = 2\n')
+    table = Path('run', 'progress.csv')
+    table.write_bytes(table.read_bytes() + b'\xff\xfe,1\r\n')
+    Path('run', 'train', 'start.json').write_text('[]')
+    code, err = run_train()
+    assert code == 0, err
+    assert [row['iteration'] for row in read_table(str(table))] == ['0', '1', '2', '3']
+    log = Path('run', 'train.log').read_text()
+    assert 'progress.csv' in log and 'start.json is damaged' in log
