@@ -9,12 +9,17 @@ The state of the environments, which has to be pickled, is kept beside it as ``c
 its checkpoint and its own, and is read by nothing but :meth:`Checkpointer.load_environment_state`.
 """
 import contextlib
+import errno
 import hashlib
 import json
 import logging
 import os
 import pickle
+import pickletools
 import re
+import stat
+import time
+import zipfile
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -121,6 +126,7 @@ class Checkpointer:
                     self._write_temporaries({*self._temporaries(), global_step})
                 elif global_step in self._temporaries():
                     self._write_temporaries(self._temporaries() - {global_step})
+                _put_aside_folder(path)
                 commit()
         except OSError as error:
             raise CheckpointError(f'the checkpoint {path} cannot be written: {error.strerror or error}; free some '
@@ -166,14 +172,14 @@ class Checkpointer:
         """
         path = self.path(global_step) + '.env'
         try:
-            with open(self.path(global_step), 'rb') as file:
+            with _open(self.path(global_step)) as file:
                 checksum = _trailer(file)
-            with open(path, 'rb') as file:
+            with _open(path) as file:
                 header = file.read(len(_ENV_MARK) + 128)
                 payload = file.read()
         except FileNotFoundError:
             return None
-        except (OSError, _Damaged) as error:
+        except _Damaged as error:
             logger.warning('the environment state %s cannot be read: %s', path, error)
             return None
         if header != _ENV_MARK + checksum + _digest(payload):
@@ -187,7 +193,7 @@ class Checkpointer:
         old = temporaries[:-keep] if keep else temporaries
         for step in old:
             for path in (self.path(step), self.path(step) + '.env'):
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                     os.remove(path)
         if old:
             self._write_temporaries(set(temporaries) - set(old))
@@ -196,18 +202,19 @@ class Checkpointer:
         """Step, path and states of the checkpoint asked for."""
         if global_step != 'latest':
             path = self.path(int(global_step))
-            if not os.path.isfile(path):
+            if not os.path.lexists(path):
                 found = ', '.join(map(str, self.steps())) or 'none'
                 raise CheckpointError(f'there is no checkpoint {path}; steps in that folder: {found}')
             return int(global_step), path, read_checkpoint(path)
         for step in reversed(self.steps()):
             try:
                 return step, self.path(step), _read_states(self.path(step))
-            except _Damaged as error:
+            except (_Damaged, FileNotFoundError) as error:  # the latter: a run that goes on has removed it
                 logger.warning('%s is passed over, it is damaged: %s', self.path(step), error)
         raise CheckpointError(f'there is no undamaged checkpoint in {self._dir}')
 
     def _save_environment_state(self, path: str, checksum: str, state: Any) -> None:
+        _put_aside_folder(path + '.env')
         with contextlib.suppress(FileNotFoundError):
             os.remove(path + '.env')
         if state is None:
@@ -219,11 +226,14 @@ class Checkpointer:
 
     def _temporaries(self) -> set[int]:
         try:
-            with open(os.path.join(self._dir, _TEMPORARIES), encoding='utf8') as file:
-                return set(json.load(file))
+            with _open(os.path.join(self._dir, _TEMPORARIES)) as file:
+                steps = json.load(file)
+            if not (isinstance(steps, list) and all(type(step) is int for step in steps)):
+                raise _Damaged('it is no list of numbers')
+            return set(steps)
         except FileNotFoundError:
             return set()
-        except ValueError:
+        except (ValueError, _Damaged):
             logger.warning('%s in %s is damaged: no checkpoint is taken to be temporary', _TEMPORARIES, self._dir)
             return set()
 
@@ -239,12 +249,12 @@ def read_checkpoint(path: str) -> dict[str, Any]:
     Raises:
         CheckpointError: there is no such file, it is damaged, or it was not written by alfx.
     """
+    if os.path.isdir(path):
+        raise CheckpointError(f'{path} is a folder; name the checkpoint in it, such as {path}/ckpt-100')
     try:
         return _read_states(path)
     except FileNotFoundError as error:
         raise CheckpointError(f'there is no checkpoint {path}') from error
-    except IsADirectoryError as error:
-        raise CheckpointError(f'{path} is a folder; name the checkpoint in it, such as {path}/ckpt-100') from error
     except _Damaged as error:
         raise CheckpointError(f'the checkpoint {path} is damaged: {error}') from error
 
@@ -277,28 +287,54 @@ def extract_sub_state_dict_from_checkpoint(checkpoint_prefix: str, checkpoint_pa
 
 
 def _read_states(path: str) -> dict[str, Any]:
-    try:
-        with open(path, 'rb') as file:
+    with _open(path) as file:
+        try:
             checksum = _trailer(file)
-            size = os.path.getsize(path) - _TRAILER_SIZE
-            if checksum != _file_digest(file, size):
-                raise _Damaged('its checksum is wrong')
-            file.seek(0)
+        except _Damaged:
+            _refuse_foreign(path, file)
+            raise
+        if checksum != _file_digest(file, os.path.getsize(path) - _TRAILER_SIZE):
+            raise _Damaged('its checksum is wrong')
+        file.seek(0)
+        try:
             content = torch.load(file, map_location='cpu', weights_only=True)
-    except _Damaged:
-        _refuse_foreign(path)
-        raise
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise CheckpointError(f'{path} cannot be read by torch {torch.__version__}: {error}') from error
+        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+            raise CheckpointError(f'{path} cannot be read by torch {torch.__version__}: {error}') from error
     if content[_MARK] != _FORMAT:
         raise CheckpointError(f'{path} has format {content[_MARK]}, this version of alfx reads format {_FORMAT}')
     return content['modules']
 
 
-def _refuse_foreign(path: str) -> None:
-    """Raise if a file without our checksum is intact, hence something else's."""
+def _open(path: str) -> Any:
+    """Open a file for reading, never waiting for it.
+
+    Raises:
+        FileNotFoundError: there is nothing of that name.
+        _Damaged: it is no file, or a link to none; or the disk does not give it.
+    """
     try:
-        content = torch.load(path, map_location='cpu', weights_only=True)
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):  # to open a pipe could take for ever
+            raise _Damaged('it is a folder' if stat.S_ISDIR(mode) else 'it is no file but a pipe or a device')
+        return open(path, 'rb')
+    except FileNotFoundError:
+        if os.path.islink(path):
+            raise _Damaged(f'it is a link to {os.readlink(path)}, which is not there') from None
+        raise
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EIO):
+            raise _Damaged(error.strerror) from error
+        raise
+
+
+def _refuse_foreign(path: str, file: Any) -> None:
+    """Raise if a file without our checksum is intact, hence something else's."""
+    file.seek(0)
+    if not zipfile.is_zipfile(file) and not _is_pickle(file):
+        return
+    file.seek(0)
+    try:
+        content = torch.load(file, map_location='cpu', weights_only=True)
     except pickle.UnpicklingError as error:
         if 'unsupported' in str(error).lower():  # a sound file of classes that weights_only does not load
             raise CheckpointError(f'{path} was not written by alfx: it holds more than weights and numbers, and to '
@@ -308,6 +344,26 @@ def _refuse_foreign(path: str) -> None:
         return
     if not (isinstance(content, dict) and _MARK in content):
         raise CheckpointError(f'{path} was not written by alfx: it lacks the mark and the checksum of its checkpoints')
+
+
+def _is_pickle(file: Any) -> bool:
+    """Whether what comes first in the file are the instructions of a pickle, as torch once wrote; none is executed."""
+    file.seek(0)
+    if file.read(1) != pickle.PROTO:
+        return False
+    file.seek(0)
+    try:
+        for _ in pickletools.genops(file):
+            pass
+    except (ValueError, OverflowError, MemoryError):
+        return False
+    return True
+
+
+def _put_aside_folder(path: str) -> None:
+    """Rename a folder that has the name of a file which is about to be written; anything else gives way by itself."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        os.rename(path, f'{path}.{time.time_ns()}')
 
 
 def _trailer(file: Any) -> bytes:

@@ -121,6 +121,88 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, caplog, da
         loaded(tmp_path, 2)
 
 
+def _random_bytes(path):
+    path.write_bytes(random.Random(0).randbytes(20_000))
+
+
+def _bytes_that_begin_like_a_pickle(path):
+    path.write_bytes(b'\x80\x02' + random.Random(0).randbytes(20_000))
+
+
+def _bytes_that_begin_like_an_archive(path):
+    path.write_bytes(b'PK\x03\x04' + random.Random(0).randbytes(20_000))
+
+
+def _flipped_names(path):
+    data = path.with_name('ckpt-1').read_bytes()
+    path.write_bytes(data.replace(b'_rebuild_tensor_v2', b'_rebuild_tensor_v9'))
+
+
+def _dangling_link(path):
+    path.symlink_to('nowhere')
+
+
+def _looping_link(path):
+    path.symlink_to(path.name)
+
+
+def _folder(path):
+    (path / 'with').mkdir(parents=True)
+
+
+def _link_to_a_folder(path):
+    path.symlink_to('..')
+
+
+def _device(path):
+    path.symlink_to('/dev/zero')
+
+
+@pytest.mark.parametrize('make', [_random_bytes, _bytes_that_begin_like_a_pickle, _bytes_that_begin_like_an_archive,
+                                  _flipped_names, _dangling_link, _looping_link, _folder, _link_to_a_folder, os.mkfifo,
+                                  _device])
+def test_whatever_has_the_name_of_a_checkpoint_older_ones_are_used_and_it_is_replaced(tmp_path, caplog, make):
+    saved(tmp_path, 1)
+    make(tmp_path / 'ckpt' / 'ckpt-2')
+    with caplog.at_level(logging.WARNING):
+        step, alg, counter = loaded(tmp_path)
+    assert (step, counter.value) == (1, 1)
+    assert 'ckpt-2 is passed over, it is damaged' in caplog.text
+    with pytest.raises(CheckpointError, match='ckpt-2 is (damaged|a folder)'):
+        loaded(tmp_path, 2)
+    with pytest.raises(CheckpointError, match='ckpt-2 is (damaged|a folder)'):
+        read_checkpoint(str(tmp_path / 'ckpt' / 'ckpt-2'))
+    checkpointer = Checkpointer(str(tmp_path / 'ckpt'), alg=alg, counter=counter)
+    assert checkpointer.load_environment_state(2) is None
+    checkpointer.save(2, temporary=True)
+    assert loaded(tmp_path)[0] == 2
+    checkpointer.remove_temporaries(0)
+    assert checkpointer.steps() == [1]
+
+
+@pytest.mark.parametrize('make', [_random_bytes, _dangling_link, _looping_link, _folder, os.mkfifo, _device])
+def test_whatever_has_the_name_of_an_environment_state_there_is_none(tmp_path, caplog, make):
+    checkpointer = saved(tmp_path, 1)
+    make(tmp_path / 'ckpt' / 'ckpt-1.env')
+    assert checkpointer.load_environment_state(1) is None
+    checkpointer.save(1, environment_state=[1])
+    assert checkpointer.load_environment_state(1) == [1]
+
+
+@pytest.mark.parametrize('content', [b'', b'{', b'[]]', b'{"a": 1}', b'["a"]', b'3', b'\xff', None])
+def test_without_a_sound_list_no_checkpoint_is_temporary(tmp_path, caplog, content):
+    checkpointer = saved(tmp_path, 1)
+    checkpointer.save(2, temporary=True)
+    path = tmp_path / 'ckpt' / 'temporary.json'
+    path.unlink()
+    path.write_bytes(content) if content is not None else os.mkfifo(path)
+    checkpointer.remove_temporaries(0)
+    assert checkpointer.steps() == [1, 2] and 'temporary.json' in caplog.text
+    checkpointer.save(3, temporary=True)
+    checkpointer.remove_temporaries(0)
+    assert checkpointer.steps() == [1, 2]
+
+
 def test_any_cut_of_a_checkpoint_is_noticed(tmp_path):
     path = saved(tmp_path, 1, 2).path(2)
     with open(path, 'rb') as file:
