@@ -16,7 +16,7 @@ import torch
 from alfx import context, gin_utils, summary
 from alfx.algorithms.config import TrainerConfig
 from alfx.engine.update import NonFiniteLossError
-from alfx.trainers import building, cpu_tuning, run_files
+from alfx.trainers import building, cpu_tuning, exactness, run_files
 from alfx.trainers.acting import sources as acting
 from alfx.trainers.async_evaluator import Evaluator
 from alfx.trainers.cadence import compute_summary_or_eval_interval
@@ -300,6 +300,8 @@ class Trainer:
             self._team.agree(self._state.iteration, False)  # on the counters
             self._saved_counter = counter
             self._display.message(f'going on from {self._checkpointer.path(step)}, {self.progress():.1%} done')
+            exactness.warn_on_resume(self._algorithm, self._config)
+        exactness.warn_at_start(self._algorithm, self._config, self._num_environments())
         if self._team.writes:
             self._cut_files(saved_at, counter)
         self._update_progress()

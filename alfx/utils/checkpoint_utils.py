@@ -5,6 +5,9 @@ its own (which ``torch.load`` ignores). It is written under another name, flushe
 named ``ckpt-N`` is complete or damaged by something else; the checksum tells. A damaged one is passed over with a
 warning in favour of the one before it; a file that something else than alfx wrote is refused.
 
+Replay buffers, which may be larger than all the rest, are in a file of the same kind beside it, ``ckpt-N.replay``. It
+is written before its checkpoint, which holds its checksum; only those of the latest checkpoints are kept.
+
 The state of the environments, which has to be pickled, is kept beside it as ``ckpt-N.env``. It carries the checksum of
 its checkpoint and its own, and is read by nothing but :meth:`Checkpointer.load_environment_state`.
 """
@@ -35,6 +38,9 @@ _TRAILER_SIZE = len(_TRAILER) + 64
 _ENV_MARK = b'alfx-env:'
 _NAME = re.compile(r'ckpt-(\d+)')
 _TEMPORARIES = 'temporary.json'
+_EXTRA, _REPLAY = '_extra_state', 'replay_buffer'  # where a state has what goes into the file of replay buffers
+_REPLAYS_KEPT = 2  # one more than needed, should the latest checkpoint be damaged
+_UNFINISHED = re.compile(r'(ckpt-\d+(\.env|\.replay)?|temporary\.json)\.tmp\d+')
 
 
 class CheckpointError(RuntimeError):
@@ -115,22 +121,39 @@ class Checkpointer:
                temporary: bool) -> None:
         """Write ``states``; see :meth:`save`."""
         path = self.path(global_step)
+        states, replay = _take_replay_out(states)
         try:
             os.makedirs(self._dir, exist_ok=True)
-            with _temporary_file(path) as (file, commit):
-                writer = _HashingWriter(file)
-                writer.save({_MARK: _FORMAT, 'global_step': global_step, 'modules': states})
-                file.write(_TRAILER + writer.hexdigest().encode())
-                self._save_environment_state(path, writer.hexdigest(), environment_state)
+            self._remove_unfinished()
+            with contextlib.ExitStack() as stack:
+                replay_checksum = None
+                if replay:
+                    replay_file = stack.enter_context(_temporary_file(f'{path}.replay'))
+                    replay_checksum = _save(replay_file.file, {_MARK: _FORMAT, 'modules': replay})
+                file = stack.enter_context(_temporary_file(path))
+                checksum = _save(file.file, {_MARK: _FORMAT, 'global_step': global_step, 'modules': states,
+                                             'replay': replay_checksum})
+                self._save_environment_state(path, checksum, environment_state)
                 if temporary:
                     self._write_temporaries({*self._temporaries(), global_step})
                 elif global_step in self._temporaries():
                     self._write_temporaries(self._temporaries() - {global_step})
-                _put_aside_folder(path)
-                commit()
+                if replay:
+                    replay_file.commit()
+                else:
+                    _remove(f'{path}.replay')
+                file.commit()
+            for step in self.steps()[:-_REPLAYS_KEPT]:
+                _remove(f'{self.path(step)}.replay')
         except OSError as error:
             raise CheckpointError(f'the checkpoint {path} cannot be written: {error.strerror or error}; free some '
                                   'space or correct the permissions, older checkpoints are untouched') from error
+
+    def _remove_unfinished(self) -> None:
+        """Remove what processes that were killed were writing."""
+        for name in os.listdir(self._dir):
+            if _UNFINISHED.fullmatch(name):
+                os.remove(os.path.join(self._dir, name))
 
     def load(self, global_step: int | str = 'latest', ignored_parameter_prefixes: Sequence[str] = (),
              ignore_unexpected: bool = False, load_options: dict[str, dict[str, Any]] | None = None) -> int:
@@ -192,31 +215,29 @@ class Checkpointer:
         temporaries = sorted(self._temporaries() & set(self.steps()))
         old = temporaries[:-keep] if keep else temporaries
         for step in old:
-            for path in (self.path(step), self.path(step) + '.env'):
-                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-                    os.remove(path)
+            for ending in ('', '.env', '.replay'):
+                _remove(self.path(step) + ending)
         if old:
             self._write_temporaries(set(temporaries) - set(old))
 
     def _read(self, global_step: int | str) -> tuple[int, str, dict[str, Any]]:
         """Step, path and states of the checkpoint asked for."""
+        wants_replay = any(_has_replay_buffer(module) for module in self._modules.values())
         if global_step != 'latest':
             path = self.path(int(global_step))
             if not os.path.lexists(path):
                 found = ', '.join(map(str, self.steps())) or 'none'
                 raise CheckpointError(f'there is no checkpoint {path}; steps in that folder: {found}')
-            return int(global_step), path, read_checkpoint(path)
+            return int(global_step), path, _read_sound(path, wants_replay)
         for step in reversed(self.steps()):
             try:
-                return step, self.path(step), _read_states(self.path(step))
+                return step, self.path(step), _read_states(self.path(step), wants_replay)
             except (_Damaged, FileNotFoundError) as error:  # the latter: a run that goes on has removed it
                 logger.warning('%s is passed over, it is damaged: %s', self.path(step), error)
         raise CheckpointError(f'there is no undamaged checkpoint in {self._dir}')
 
     def _save_environment_state(self, path: str, checksum: str, state: Any) -> None:
-        _put_aside_folder(path + '.env')
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(path + '.env')
+        _remove(f'{path}.env')
         if state is None:
             return
         payload = pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
@@ -246,13 +267,20 @@ class Checkpointer:
 def read_checkpoint(path: str) -> dict[str, Any]:
     """The states ``{name: state_dict}`` that a checkpoint holds, on the CPU; nothing is executed in reading it.
 
+    Replay buffers are among them if it is one of the latest checkpoints.
+
     Raises:
         CheckpointError: there is no such file, it is damaged, or it was not written by alfx.
     """
+    return _read_sound(path, with_replay=True)
+
+
+def _read_sound(path: str, with_replay: bool) -> dict[str, Any]:
+    """The states of one checkpoint, none other will do; see :func:`read_checkpoint`."""
     if os.path.isdir(path):
         raise CheckpointError(f'{path} is a folder; name the checkpoint in it, such as {path}/ckpt-100')
     try:
-        return _read_states(path)
+        return _read_states(path, with_replay)
     except FileNotFoundError as error:
         raise CheckpointError(f'there is no checkpoint {path}') from error
     except _Damaged as error:
@@ -260,7 +288,7 @@ def read_checkpoint(path: str) -> dict[str, Any]:
 
 
 def extract_sub_state_dict_from_checkpoint(checkpoint_prefix: str, checkpoint_path: str) -> dict[str, Any]:
-    """Part of a checkpoint, to be loaded into a part of an algorithm.
+    """Part of a checkpoint, to be loaded into a part of an algorithm; without replay buffers.
 
     Args:
         checkpoint_prefix: path from the checkpoint to the part, ``'alg'`` for the whole algorithm,
@@ -273,7 +301,7 @@ def extract_sub_state_dict_from_checkpoint(checkpoint_prefix: str, checkpoint_pa
     Raises:
         CheckpointError: the checkpoint cannot be read, or has no such part; parts that it has are named.
     """
-    states = read_checkpoint(os.path.expanduser(checkpoint_path))
+    states = _read_sound(os.path.expanduser(checkpoint_path), with_replay=False)
     name, _, rest = checkpoint_prefix.partition('.')
     if name in states and not rest:
         return states[name]
@@ -286,7 +314,25 @@ def extract_sub_state_dict_from_checkpoint(checkpoint_prefix: str, checkpoint_pa
                           f'{", ".join(sorted(inner | set(states)))}')
 
 
-def _read_states(path: str) -> dict[str, Any]:
+def _read_states(path: str, with_replay: bool) -> dict[str, Any]:
+    content = _read_content(path)
+    states, checksum = content['modules'], content.get('replay')
+    if not with_replay or checksum is None:
+        return states
+    try:
+        with _open(f'{path}.replay') as file:
+            if _trailer(file) != checksum.encode():
+                raise _Damaged('it belongs to another checkpoint')
+        return _put_replay_in(states, _read_content(f'{path}.replay')['modules'])
+    except FileNotFoundError:
+        logger.warning('the replay buffer of %s is not there any more: %s.replay', path, path)
+    except _Damaged as error:
+        logger.warning('the replay buffer in %s.replay is left out, the file is damaged: %s', path, error)
+    return states
+
+
+def _read_content(path: str) -> dict[str, Any]:
+    """What :func:`_save` was given."""
     with _open(path) as file:
         try:
             checksum = _trailer(file)
@@ -302,7 +348,7 @@ def _read_states(path: str) -> dict[str, Any]:
             raise CheckpointError(f'{path} cannot be read by torch {torch.__version__}: {error}') from error
     if content[_MARK] != _FORMAT:
         raise CheckpointError(f'{path} has format {content[_MARK]}, this version of alfx reads format {_FORMAT}')
-    return content['modules']
+    return content
 
 
 def _open(path: str) -> Any:
@@ -358,6 +404,44 @@ def _is_pickle(file: Any) -> bool:
     except (ValueError, OverflowError, MemoryError):
         return False
     return True
+
+
+def _save(file: Any, content: dict[str, Any]) -> str:
+    """Write a checkpoint file; returns its checksum."""
+    writer = _HashingWriter(file)
+    writer.save(content)
+    file.write(_TRAILER + writer.hexdigest().encode())
+    return writer.hexdigest()
+
+
+def _take_replay_out(states: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``{name: state_dict}`` without replay buffers; and those, in the same order of names and keys."""
+    rest, replay = {}, {}
+    for name, state in states.items():
+        found = {key: value[_REPLAY] for key, value in state.items()
+                 if key.split('.')[-1] == _EXTRA and isinstance(value, dict) and _REPLAY in value}
+        rest[name] = {**state, **{key: {k: v for k, v in state[key].items() if k != _REPLAY} for key in found}}
+        if found:
+            replay[name] = found
+    return rest, replay
+
+
+def _put_replay_in(states: dict[str, Any], replay: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`_take_replay_out`."""
+    return {name: {**state, **{key: {**state[key], _REPLAY: buffer}
+                               for key, buffer in replay.get(name, {}).items()}} for name, state in states.items()}
+
+
+def _has_replay_buffer(module: Any) -> bool:
+    parts = module.modules() if isinstance(module, nn.Module) else ()
+    return any(getattr(part, _REPLAY, None) is not None for part in parts)
+
+
+def _remove(path: str) -> None:
+    """Remove a file, if there is one."""
+    _put_aside_folder(path)
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
 
 
 def _put_aside_folder(path: str) -> None:
@@ -439,6 +523,7 @@ def _temporary_file(path: str) -> Iterator[_TemporaryFile]:
     def commit() -> None:
         file.flush()
         os.fsync(file.fileno())
+        _put_aside_folder(path)
         os.replace(temporary, path)
         _sync_folder(os.path.dirname(path) or '.')
 

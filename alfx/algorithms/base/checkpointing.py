@@ -44,8 +44,9 @@ class CheckpointedAlgorithm(AlgorithmInterface):
     def get_extra_state(self) -> dict[str, Any]:
         """What a checkpoint keeps besides parameters and buffers: the states of this algorithm's own optimizers."""
         extra: dict[str, Any] = {'optimizers': [o.state_dict() for o in self.optimizers(recurse=False)]}
-        if self._replay_buffer is not None and getattr(self._replay_buffer, 'enable_checkpoint', False):
-            extra['replay_buffer'] = self._replay_buffer.state_dict()
+        replay = {} if self._replay_buffer is None else self._replay_buffer.state_dict()
+        if replay:
+            extra['replay_buffer'] = replay
         return extra
 
     def set_extra_state(self, state: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from alfx import nest
+from alfx import context, nest
 from alfx.algorithms.base.optimized import OptimizedAlgorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import Experience, TimeStep
@@ -80,6 +80,9 @@ class StoringAlgorithm(OptimizedAlgorithm):
         self._replay_buffer = ReplayBuffer(
             experience_spec, num_envs, max_length, name=f'{self._name}_replay_buffer',
             num_earliest_frames_ignored=0 if transformer is None else transformer.stack_size - 1, **options)
+        if self._config is not None:
+            limit = self._config.replay_checkpoint_megabytes * 2**20
+            self._replay_buffer.checkpoint_limit = int(limit / context.num_ranks())
 
     @property
     def replay_buffer(self) -> ReplayBuffer | None:

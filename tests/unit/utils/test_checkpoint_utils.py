@@ -203,6 +203,80 @@ def test_without_a_sound_list_no_checkpoint_is_temporary(tmp_path, caplog, conte
     assert checkpointer.steps() == [1, 2]
 
 
+class Replaying(Algorithm):
+    """With a replay buffer, as far as checkpoints are concerned."""
+
+    def __init__(self, contents=None):
+        super().__init__()
+        self.replay_buffer = 'one'
+        self.contents = contents
+
+    def get_extra_state(self):
+        replay = {} if self.contents is None else {'replay_buffer': {'blocks': [torch.full((1000, ), self.contents)]}}
+        return {**super().get_extra_state(), **replay}
+
+    def set_extra_state(self, state):
+        super().set_extra_state(state)
+        self.contents = float(state['replay_buffer']['blocks'][0][0]) if 'replay_buffer' in state else None
+
+
+def replaying(tmp_path, *steps):
+    """A run with checkpoints of these steps, whose replay buffers hold their numbers."""
+    alg = Replaying()
+    checkpointer = Checkpointer(str(tmp_path / 'ckpt'), alg=alg)
+    for step in steps:
+        alg.contents = float(step)
+        checkpointer.save(step)
+    return checkpointer
+
+
+def test_the_latest_two_checkpoints_hold_the_replay_buffer(tmp_path):
+    checkpointer = replaying(tmp_path, 1, 2, 3)
+    held = []
+    for step in (1, 2, 3):
+        alg = Replaying(-1.0)
+        assert Checkpointer(str(tmp_path / 'ckpt'), alg=alg).load(step) == step
+        held.append(alg.contents)
+    assert held == [None, 2.0, 3.0]
+    assert float(read_checkpoint(checkpointer.path(3))['alg']['_extra_state']['replay_buffer']['blocks'][0][0]) == 3.0
+    assert 'replay_buffer' not in read_checkpoint(checkpointer.path(1))['alg']['_extra_state']
+    checkpointer._modules['alg'].contents = None  # it has become too large
+    checkpointer.save(3)
+    assert [name for name in os.listdir(checkpointer.ckpt_dir) if 'replay' in name] == ['ckpt-2.replay']
+
+
+def test_who_has_no_replay_buffer_does_not_read_one(tmp_path):
+    checkpointer = replaying(tmp_path, 1)
+    os.remove(checkpointer.path(1) + '.replay')
+    os.mkfifo(checkpointer.path(1) + '.replay')
+    assert Checkpointer(str(tmp_path / 'ckpt'), alg=Algorithm()).load() == 1
+
+
+@pytest.mark.parametrize('make', [_random_bytes, _dangling_link, _folder, os.mkfifo, 'another', None])
+def test_a_replay_buffer_that_is_not_as_it_was_written_is_left_out_with_a_warning(tmp_path, caplog, make):
+    checkpointer = replaying(tmp_path, 1, 2)
+    path = tmp_path / 'ckpt' / 'ckpt-2.replay'
+    if make == 'another':
+        os.replace(checkpointer.path(1) + '.replay', path)
+    else:
+        path.unlink()
+        if make is not None:
+            make(path)
+    alg = Replaying(-1.0)
+    assert Checkpointer(str(tmp_path / 'ckpt'), alg=alg).load() == 2
+    assert alg.contents is None and 'ckpt-2.replay' in caplog.text
+    checkpointer.save(2)
+    assert Checkpointer(str(tmp_path / 'ckpt'), alg=alg).load() == 2 and alg.contents == 2.0
+
+
+def test_what_a_killed_process_was_writing_is_removed_with_the_next_checkpoint(tmp_path):
+    checkpointer = replaying(tmp_path, 1)
+    for name in ('ckpt-2.tmp77', 'ckpt-2.replay.tmp77', 'temporary.json.tmp77'):
+        (tmp_path / 'ckpt' / name).write_text('')
+    checkpointer.save(3)
+    assert sorted(os.listdir(tmp_path / 'ckpt')) == ['ckpt-1', 'ckpt-1.replay', 'ckpt-3', 'ckpt-3.replay']
+
+
 def test_any_cut_of_a_checkpoint_is_noticed(tmp_path):
     path = saved(tmp_path, 1, 2).path(2)
     with open(path, 'rb') as file:
