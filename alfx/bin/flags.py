@@ -58,12 +58,14 @@ def device_from_flags() -> Any:
     return device
 
 
-def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True) -> gin_utils.Conf:
+def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True,
+                    trusted: bool = True) -> gin_utils.Conf:
     """Load and check the conf that the flags ask for.
 
     Args:
         root_dir: a run folder: its conf is used if ``--conf`` is not given.
         same_run: whether the program goes on with the run in ``root_dir``, so that the conf has to be the same.
+        trusted: whether the conf may have modules imported.
 
     Returns:
         What was loaded.
@@ -78,7 +80,7 @@ def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True) -> gi
     if not given and root_dir is None:
         raise gin_utils.ConfError('no conf file is given', 'add --conf FILE')
     return gin_utils.load(given[0] if given else None, [*FLAGS.conf_param, *FLAGS.gin_param], root_dir,
-                          same_run)
+                          same_run, trusted)
 
 
 def root_dir_from_flags() -> str:

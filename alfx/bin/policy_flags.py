@@ -18,8 +18,10 @@ FLAGS = absl_flags.FLAGS
 
 
 def define_policy_flags() -> None:
-    """Define ``--device``, ``--checkpoint_step``, ``--random_seed`` and ``--epsilon_greedy``."""
+    """Define ``--device``, ``--checkpoint_step``, ``--random_seed``, ``--epsilon_greedy`` and ``--untrusted``."""
     flags.define_device_flag()
+    absl_flags.DEFINE_bool('untrusted', False, 'for the run folder of a stranger: import nothing but alfx and tasks of '
+                           'gymnasium, and refuse what needs more')
     absl_flags.DEFINE_string('checkpoint_step', 'latest', "which checkpoint: the N of ckpt-N, or 'latest'")
     absl_flags.DEFINE_integer('random_seed', None, 'of the environments and of sampled actions; default: the seed of '
                               'the run', lower_bound=0, upper_bound=2**32 - 1)
@@ -57,7 +59,7 @@ def policy_from_flags(root_dir: str, num_environments: int) -> tuple[Any, Any]:
     if not os.path.isdir(root_dir):
         raise gin_utils.ConfError(f'there is no run folder {root_dir}', 'give the --root_dir of a run')
     flags.device_from_flags()
-    flags.conf_from_flags(root_dir, same_run=False)
+    flags.conf_from_flags(root_dir, same_run=False, trusted=not FLAGS.untrusted)
     config = TrainerConfig(root_dir=root_dir)
     if config.ml_type != 'rl':
         raise gin_utils.ConfError(f'{root_dir} holds a run of supervised learning: there is no policy to play')

@@ -13,7 +13,7 @@ from typing import Optional
 
 import gin
 
-from . import locations, run_folder, static_check
+from . import locations, run_folder, static_check, trust
 from .errors import ConfError, Problem, hint_nearest
 from .parsing import Conf, Macro, Reader, Statement, find_conf, iterate_nested
 
@@ -26,7 +26,7 @@ _NOT_WALKED = ('alfx.bin', 'alfx.examples', 'alfx.gin_utils')
 
 
 def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None,
-         same_run: bool = True) -> Conf:
+         same_run: bool = True, trusted: bool = True) -> Conf:
     """Load a conf file in place of whatever was loaded before, after checking all of it.
 
     Args:
@@ -36,6 +36,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
         root_dir: a run folder. If it holds a run already, the conf has to be the conf of that run, apart from
             how long it runs and how often it evaluates, summarises and writes checkpoints.
         same_run: False for programs that do not go on with the run in ``root_dir``: the conf may differ.
+        trusted: False for the conf of a stranger: nothing that it names is imported but alfx and tasks of gymnasium.
 
     Returns:
         What was loaded.
@@ -49,6 +50,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
         raise ConfError('no conf file is given', 'give its path, or the name of a conf that comes with alfx')
     path = run_folder.stored_conf(root_dir) if conf is None else _existing(conf)
     import_configurables()
+    trust.set_trusted(trusted)
     reader = Reader()
     reader.read_file(path)
     for param in conf_params:
@@ -85,6 +87,7 @@ def clear() -> None:
     """Forget the loaded conf. What is registered stays registered."""
     gin.clear_config()
     locations.clear()
+    trust.set_trusted(True)
 
 
 def import_configurables() -> dict[str, str]:
@@ -146,6 +149,10 @@ def _do_imports(statements: Sequence[Statement]) -> tuple[list[str], list[Proble
         if module.startswith('__gin__'):
             problems.append(Problem(statement.location, f"'{statement.value}' is not supported: names in a conf are "
                                     'those that were registered', 'remove the line'))
+            continue
+        if not trust.may_import(module):
+            problems.append(Problem(statement.location, f"imports '{module}', which --untrusted does not do",
+                                    'if you know where it comes from, leave out --untrusted'))
             continue
         try:
             importlib.import_module(module)

@@ -9,11 +9,14 @@ Replay buffers, which may be larger than all the rest, are in a file of the same
 is written before its checkpoint, which holds its checksum; only those of the latest checkpoints are kept.
 
 The state of the environments, which has to be pickled, is kept beside it as ``ckpt-N.env``. It carries the checksum of
-its checkpoint and its own, and is read by nothing but :meth:`Checkpointer.load_environment_state`.
+its checkpoint and its own, and a code that only the user who wrote it could make (:mod:`alfx.utils.user_key`): to
+unpickle what another one wrote would execute code. It is read by nothing but
+:meth:`Checkpointer.load_environment_state`.
 """
 import contextlib
 import errno
 import hashlib
+import hmac
 import json
 import logging
 import os
@@ -29,13 +32,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from alfx.utils import user_key
+from alfx.utils.user_key import NoKeyError
+
 logger = logging.getLogger(__name__)
 
 _FORMAT = 1
 _MARK = 'alfx_checkpoint'
 _TRAILER = b'\nalfx-sha256:'
 _TRAILER_SIZE = len(_TRAILER) + 64
-_ENV_MARK = b'alfx-env:'
+_ENV_MARK = b'alfx-env-2:'
 _NAME = re.compile(r'ckpt-(\d+)')
 _TEMPORARIES = 'temporary.json'
 _EXTRA, _REPLAY = '_extra_state', 'replay_buffer'  # where a state has what goes into the file of replay buffers
@@ -189,16 +195,14 @@ class Checkpointer:
         return step
 
     def load_environment_state(self, global_step: int) -> Any:
-        """The environment state of a checkpoint; None if there is none, or it is not of this very checkpoint.
-
-        It is unpickled, which executes code: only for the folder of the user's own run.
-        """
+        """The environment state of a checkpoint; None if there is none, or it is not of this very checkpoint, or
+        another user wrote it."""
         path = self.path(global_step) + '.env'
         try:
             with _open(self.path(global_step)) as file:
                 checksum = _trailer(file)
             with _open(path) as file:
-                header = file.read(len(_ENV_MARK) + 128)
+                header, code = file.read(len(_ENV_MARK) + 128), file.read(64)
                 payload = file.read()
         except FileNotFoundError:
             return None
@@ -207,6 +211,16 @@ class Checkpointer:
             return None
         if header != _ENV_MARK + checksum + _digest(payload):
             logger.warning('the environment state %s is damaged or belongs to another checkpoint', path)
+            return None
+        try:
+            is_own = hmac.compare_digest(code, _code(header))
+        except NoKeyError as error:
+            logger.warning('the environment state %s is not used: %s', path, error)
+            return None
+        if not is_own:
+            logger.warning('the environment state %s is not used: it was not written with the key of this user (%s). '
+                           'If it is of a run of yours on another machine, copy the key from there', path,
+                           user_key.path())
             return None
         return pickle.loads(payload)
 
@@ -241,8 +255,15 @@ class Checkpointer:
         if state is None:
             return
         payload = pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
+        header = _ENV_MARK + checksum.encode() + _digest(payload)
+        try:
+            code = _code(header)
+        except NoKeyError as error:
+            logger.warning('the state of the environments is not saved, a run that goes on starts new episodes: %s',
+                           error)
+            return
         with _temporary_file(path + '.env') as (file, commit):
-            file.write(_ENV_MARK + checksum.encode() + _digest(payload) + payload)
+            file.write(header + code + payload)
             commit()
 
     def _temporaries(self) -> set[int]:
@@ -473,6 +494,11 @@ def _file_digest(file: Any, size: int) -> bytes:
 
 def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).hexdigest().encode()
+
+
+def _code(header: bytes) -> bytes:
+    """What only this user can make of the header of an environment state, which tells all that is in the file."""
+    return hmac.new(user_key.user_key(), header, 'sha256').hexdigest().encode()
 
 
 class _HashingWriter:

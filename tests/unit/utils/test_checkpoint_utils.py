@@ -1,7 +1,9 @@
 """Tests of checkpoints: what is saved comes back, and damage of any kind is noticed."""
 
+import hashlib
 import logging
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -436,6 +438,44 @@ def test_a_tampered_environment_state_is_not_unpickled(tmp_path):
     with open(path, 'wb') as file:
         file.write(data[:-1] + b'x')
     assert checkpointer.load_environment_state(2) is None
+
+
+class _Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f'touch {self.path}', )
+
+
+def test_an_environment_state_of_somebody_else_is_not_unpickled(tmp_path, caplog, monkeypatch):
+    checkpointer = saved(tmp_path, 1)
+    with monkeypatch.context() as stranger:
+        stranger.setenv('XDG_CONFIG_HOME', str(tmp_path / 'stranger'))
+        checkpointer.save(1, environment_state=_Evil(tmp_path / 'executed'))
+    assert checkpointer.load_environment_state(1) is None
+    assert 'not written with the key of this user' in caplog.text
+    assert not (tmp_path / 'executed').exists()
+
+
+def test_an_environment_state_with_the_checksums_of_an_older_version_is_not_unpickled(tmp_path):
+    checkpointer = saved(tmp_path, 1)
+    with open(checkpointer.path(1), 'rb') as file:
+        checksum = file.read()[-64:]
+    payload = pickle.dumps(_Evil(tmp_path / 'executed'))
+    with open(checkpointer.path(1) + '.env', 'wb') as file:
+        file.write(b'alfx-env:' + checksum + hashlib.sha256(payload).hexdigest().encode() + payload)
+    assert checkpointer.load_environment_state(1) is None
+    assert not (tmp_path / 'executed').exists()
+
+
+def test_without_a_key_the_state_of_environments_is_not_saved_and_the_checkpoint_is(tmp_path, caplog, monkeypatch):
+    (tmp_path / 'file').write_text('')
+    monkeypatch.setenv('XDG_CONFIG_HOME', str(tmp_path / 'file'))
+    checkpointer = saved(tmp_path, 1)
+    checkpointer.save(2, environment_state=[1])
+    assert checkpointer.load() == 2 and checkpointer.load_environment_state(2) is None
+    assert 'is not saved' in caplog.text and 'XDG_CONFIG_HOME' in caplog.text
 
 
 def test_a_checkpoint_without_environment_state_removes_the_one_of_the_same_step(tmp_path):
