@@ -4,8 +4,9 @@ Example:
 
   python -m alfx.bin.train --conf ppo_cart_pole --root_dir /tmp/cart_pole
 
-The same command goes on with a run that was interrupted. Ctrl-C or SIGTERM: checkpoint, then stop (exit code 128 + the
-number of the signal); SIGUSR1: checkpoint, and go on; SIGUSR2: show where every thread stands.
+The same command goes on with a run that was interrupted. Ctrl-C, SIGTERM or SIGHUP (the terminal closes): checkpoint,
+then stop (exit code 128 + the number of the signal); SIGUSR1: checkpoint, and go on; SIGUSR2: show where every thread
+stands.
 
 Several processes that train together on one machine, and on several:
 

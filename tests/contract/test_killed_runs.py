@@ -1,6 +1,8 @@
 """A run that is killed again and again ends as if it had not been."""
 import os
+import pty
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -65,6 +67,29 @@ def test_kills_at_random_moments_change_nothing(tmp_path, conf, num_kills):
     rows = [(root / 'progress.csv').read_text().splitlines() for root in (whole, killed)]
     assert len(rows[0]) == len(rows[1])
     assert len({row.split(',')[0] for row in rows[1]}) == len(rows[1])
+
+
+def test_a_terminal_that_closes_stops_the_run_with_a_checkpoint(tmp_path):
+    params = ('TrainerConfig.num_env_steps=100000000', 'TrainerConfig.num_checkpoints=1',
+              'TrainerConfig.summary_interval=1', 'TrainerConfig.num_summaries=None',
+              'create_environment.nonparallel=False')
+    arguments = [*command(tmp_path, 'ppo_cart_pole'), *(part for param in params for part in ('--conf_param', param))]
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(arguments[0], arguments)
+    try:
+        table, deadline = tmp_path / 'progress.csv', time.monotonic() + 60
+        said = b''
+        while not (table.exists() and len(table.read_bytes().splitlines()) > 3):
+            assert time.monotonic() < deadline, said.decode()
+            if select.select([terminal], [], [], 0.05)[0]:
+                said += os.read(terminal, 10_000)
+        assert not checkpoints(tmp_path)
+    finally:
+        os.close(terminal)
+        _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP, (tmp_path / 'train.log').read_text()
+    assert checkpoints(tmp_path)
 
 
 def assert_equal(a, b, path):
