@@ -86,4 +86,4 @@ def _read(root_dir: str, evaluation: bool):
 
 
 if __name__ == '__main__':
-    app.run(lambda argv: flags.call(lambda _: main(argv), argv[:1]))
+    app.run(lambda argv: flags.call(lambda _: main(argv), argv[:1]), flags_parser=flags.parse)
