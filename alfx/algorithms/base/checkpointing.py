@@ -7,7 +7,9 @@ from typing import Any
 
 from alfx.algorithms.algorithm_interface import AlgorithmInterface
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
-from alfx.utils.checkpoint_utils import extract_sub_state_dict_from_checkpoint
+from alfx.gin_utils import ConfError
+from alfx.gin_utils.checks import problem_at
+from alfx.utils.checkpoint_utils import CheckpointError, extract_sub_state_dict_from_checkpoint
 
 
 class CheckpointedAlgorithm(AlgorithmInterface):
@@ -34,11 +36,21 @@ class CheckpointedAlgorithm(AlgorithmInterface):
         return self._pre_loaded
 
     def preload_checkpoints(self) -> None:
-        """Load what the ``checkpoint`` arguments of this algorithm and its parts name, once."""
+        """Load what the ``checkpoint`` arguments of this algorithm and its parts name, once.
+
+        Raises:
+            ConfError: there is no such checkpoint, or it cannot be used.
+        """
         for part in self.modules():
             if isinstance(part, CheckpointedAlgorithm) and part._checkpoint and not part._pre_loaded:
                 prefix, path = _prefix_and_path(part._checkpoint)
-                part.load_state_dict(extract_sub_state_dict_from_checkpoint(prefix or 'alg', path))
+                try:
+                    state = extract_sub_state_dict_from_checkpoint(prefix or 'alg', path)
+                except CheckpointError as error:
+                    problems = [problem_at(cls.__name__, 'checkpoint', f'= {part._checkpoint!r}: {error}')
+                                for cls in type(part).__mro__]  # a conf may bind it for any of them
+                    raise ConfError([next((p for p in problems if p.location), problems[0])]) from error
+                part.load_state_dict(state)
                 part._pre_loaded = True
 
     def get_extra_state(self) -> dict[str, Any]:
