@@ -248,7 +248,8 @@ class Checkpointer:
                 return step, self.path(step), _read_states(self.path(step), wants_replay)
             except (_Damaged, FileNotFoundError) as error:  # the latter: a run that goes on has removed it
                 logger.warning('%s is passed over, it is damaged: %s', self.path(step), error)
-        raise CheckpointError(f'there is no undamaged checkpoint in {self._dir}')
+        why = '' if self.steps() else ': there is none at all; the first one of a run is written after some minutes'
+        raise CheckpointError(f'there is no undamaged checkpoint in {self._dir}{why}')
 
     def _save_environment_state(self, path: str, checksum: str, state: Any) -> None:
         _remove(f'{path}.env')
@@ -365,7 +366,10 @@ def _read_content(path: str) -> dict[str, Any]:
         file.seek(0)
         try:
             content = torch.load(file, map_location='cpu', weights_only=True)
-        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        except pickle.UnpicklingError as error:  # whose text proposes to execute it
+            raise CheckpointError(f'{path} holds more than weights and numbers, and to read it could execute code: it '
+                                  'is not used') from error
+        except (RuntimeError, EOFError) as error:
             raise CheckpointError(f'{path} cannot be read by torch {torch.__version__}: {error}') from error
     if content[_MARK] != _FORMAT:
         raise CheckpointError(f'{path} has format {content[_MARK]}, this version of alfx reads format {_FORMAT}')

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from alfx.utils import checkpoint_utils
 from alfx.utils.checkpoint_utils import (Checkpointer, CheckpointError, enable_checkpoint,
                                          extract_sub_state_dict_from_checkpoint, is_checkpoint_enabled,
                                          read_checkpoint)
@@ -307,6 +308,20 @@ def test_a_file_that_would_execute_code_is_refused_and_does_not(tmp_path):
     with pytest.raises(CheckpointError, match='ckpt-5 was not written by alfx.*execute code'):
         loaded(tmp_path)
     assert not (tmp_path / 'executed').exists()
+
+
+def test_a_file_with_our_checksum_that_would_execute_code_is_refused_in_our_own_words(tmp_path):
+    path = saved(tmp_path, 1).path(1)
+    with open(path, 'wb') as file:
+        checkpoint_utils._save(file, {'modules': _Evil(tmp_path / 'executed')})
+    with pytest.raises(CheckpointError, match='could execute code') as caught:
+        loaded(tmp_path)
+    assert 'weights_only' not in str(caught.value) and not (tmp_path / 'executed').exists()
+
+
+def test_before_the_first_checkpoint_it_is_said_that_there_is_none_yet(tmp_path):
+    with pytest.raises(CheckpointError, match='there is none at all'):
+        loaded(tmp_path)
 
 
 @pytest.mark.parametrize('key, name', [('_extra_state', '_extra_state'), ('target.weight', 'target.weight')])
