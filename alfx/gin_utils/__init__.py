@@ -17,7 +17,7 @@ from .locations import is_explained
 from .operative import config_str, operative_config_str, unused_bindings, warn_of_unused
 from .parsing import Conf
 from .registry import configurable, raw_functions, register_function
-from .run_folder import check_same_conf, stored_conf, stored_info, write_conf, write_operative
+from .run_folder import check_same_conf, rewrite_conf, stored_conf, stored_info, write_conf, write_operative
 from .signatures import takes_arguments_of
 from .static_check import declare_scope
 from .torch_functions import register_torch_functions
@@ -26,8 +26,9 @@ from .trust import is_trusted, may_import, require_trust
 __all__ = [
     'Conf', 'ConfError', 'Problem', 'check_same_conf', 'check_value', 'clear', 'config_str', 'configurable',
     'declare_scope', 'import_configurables', 'is_explained', 'is_trusted', 'load', 'loaded', 'may_import',
-    'operative_config_str', 'plain_text', 'raw_functions', 'register_function', 'require_trust', 'stored_conf',
-    'stored_info', 'takes_arguments_of', 'unused_bindings', 'warn_of_unused', 'write_conf', 'write_operative'
+    'operative_config_str', 'plain_text', 'raw_functions', 'register_function', 'require_trust', 'rewrite_conf',
+    'stored_conf', 'stored_info', 'takes_arguments_of', 'unused_bindings', 'warn_of_unused', 'write_conf',
+    'write_operative'
 ]
 
 register_torch_functions()

@@ -289,8 +289,7 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the latest checkpoint, or start."""
-        if self._team.writes:
-            self._start_record.write(random_seed=self._config.random_seed, tuning=list(self._state.tuning))
+        self._record_start()
         saved_at, counter = 0.0, -1
         if self._team.decide(self._checkpointer.has_checkpoint):
             step = self._checkpointer.load('latest', load_options={'alg': {'skip_preloded': False}})
@@ -366,6 +365,10 @@ class Trainer:
         if environment_state is None and self._env is not None and not self._warned_of_env:
             self._warned_of_env = True
             logger.info('the state of this environment cannot be saved: a run that goes on starts new episodes')
+        if self._team.writes and gin_utils.rewrite_conf(self._config.root_dir):
+            logger.warning('%s has been removed, or part of it: the conf is written again, the run goes on there; what '
+                           'else was in it is lost', self._config.root_dir)
+            self._record_start()
         self._summary.writer.flush()  # what came before the checkpoint is never written again
         self._checkpointer.save(context.get_global_counter(), environment_state, temporary)
         self._checkpointer.remove_temporaries(_TEMPORARY_CHECKPOINTS_KEPT)
@@ -390,6 +393,10 @@ class Trainer:
             self._display.message(f'the state before it is in {self._checkpointer.path(self._saved_counter)}')
         elif isinstance(error, Exception) and not isinstance(error, CheckpointError) and self._team.writes:
             save_crash(error, self._checkpointer.ckpt_dir, self._algorithm, self._state, self._config, self._display)
+
+    def _record_start(self) -> None:
+        if self._team.writes:
+            self._start_record.write(random_seed=self._config.random_seed, tuning=list(self._state.tuning))
 
     def _record_conf(self) -> None:
         """Write the operative configuration and tell which bindings nothing has used; evaluation has yet to come."""

@@ -5,12 +5,15 @@ first.
 """
 import contextlib
 import csv
+import errno
 import json
 import logging
 import os
 import struct
 from collections.abc import Iterator
 from typing import Any
+
+from alfx.gin_utils import ConfError
 
 logger = logging.getLogger(__name__)
 
@@ -35,18 +38,34 @@ def checkpoint_dir(root_dir: str) -> str:
     return os.path.join(root_dir, 'train', 'algorithm')
 
 
+def explain_folder_error(root_dir: str, error: OSError) -> None:
+    """Raise a ConfError for an error in making a run folder, or in it, that another folder would not have."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return
+    what = error.strerror
+    if os.path.islink(root_dir) and not os.path.isdir(root_dir):
+        what = f'it is a link to {os.readlink(root_dir)}, where no folder is'
+    raise ConfError(f'the run folder {root_dir} cannot be made or written to: {what}',
+                    'correct that, or name another folder with --root_dir') from error
+
+
 @contextlib.contextmanager
 def made_folder(root_dir: str) -> Iterator[None]:
     """Make a run folder if it does not exist, and remove it again if nothing has been written into it at the end.
 
     Raises:
-        OSError: it cannot be made.
+        ConfError: it cannot be made.
+        OSError: the disk is full.
     """
     made, folder = [], os.path.abspath(root_dir)
     while not os.path.isdir(folder):
         made.append(folder)
         folder = os.path.dirname(folder)
-    os.makedirs(root_dir, exist_ok=True)
+    try:
+        os.makedirs(root_dir, exist_ok=True)
+    except OSError as error:
+        explain_folder_error(root_dir, error)
+        raise
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ from typing import Any
 
 from alfx import context
 from alfx.gin_utils import ConfError
+from alfx.trainers import run_files
 
 logger = logging.getLogger(__name__)
 _NAME = 'train.lock'
@@ -31,8 +32,9 @@ def held(root_dir: str) -> Iterator[None]:
         root_dir: the folder, which exists.
 
     Raises:
-        ConfError: another run holds it; in all ranks alike. The message names its process and its machine.
-        OSError: the file cannot be made.
+        ConfError: another run holds it; in all ranks alike. The message names its process and its machine. Or the
+            folder cannot be written to.
+        OSError: the disk is full.
     """
     ranks = context.get_ranks()
     with contextlib.ExitStack() as stack:
@@ -72,7 +74,12 @@ def _exclusive(root_dir: str, then_share: bool) -> Iterator[str | None]:
 def _opened(root_dir: str) -> Iterator[Any]:
     """The file, which processes that are forked off do not keep open: they would hold the lock as well."""
     path = os.path.join(root_dir, _NAME)
-    with open(path, 'a+', encoding='utf8') as file:
+    try:
+        opened = open(path, 'a+', encoding='utf8')
+    except OSError as error:
+        run_files.explain_folder_error(root_dir, error)
+        raise
+    with opened as file:
         _open_files.add(file)
         try:
             yield file
