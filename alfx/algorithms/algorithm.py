@@ -20,11 +20,12 @@ from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeS
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.learner import Learner
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
-from alfx.gin_utils import configurable
+from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils.checks import problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec, zeros_from_spec
 from alfx.traits import Traits
-from alfx.utils.checkpoint_utils import extract_sub_state_dict_from_checkpoint
+from alfx.utils.checkpoint_utils import CheckpointError, extract_sub_state_dict_from_checkpoint
 
 
 @configurable
@@ -255,6 +256,9 @@ class Algorithm(AlgorithmInterface):
         self._replay_buffer = ReplayBuffer(
             experience_spec, num_envs, max_length, name=f'{self._name}_replay_buffer',
             num_earliest_frames_ignored=0 if transformer is None else transformer.stack_size - 1, **options)
+        if self._config is not None:
+            limit = self._config.replay_checkpoint_megabytes * 2**20
+            self._replay_buffer.checkpoint_limit = int(limit / context.num_ranks())
 
     @property
     def replay_buffer(self) -> ReplayBuffer | None:
@@ -527,22 +531,34 @@ class Algorithm(AlgorithmInterface):
         return self._pre_loaded
 
     def preload_checkpoints(self) -> None:
-        """Load what the ``checkpoint`` arguments of this algorithm and its parts name, once."""
+        """Load what the ``checkpoint`` arguments of this algorithm and its parts name, once.
+
+        Raises:
+            ConfError: there is no such checkpoint, or it cannot be used.
+        """
         for part in self.modules():
             if isinstance(part, Algorithm):
                 part._preload()
 
     def _preload(self) -> None:
-        if self._checkpoint and not self._pre_loaded:
-            prefix, path = _prefix_and_path(self._checkpoint)
-            self.load_state_dict(extract_sub_state_dict_from_checkpoint(prefix or 'alg', path))
-            self._pre_loaded = True
+        if not self._checkpoint or self._pre_loaded:
+            return
+        prefix, path = _prefix_and_path(self._checkpoint)
+        try:
+            state = extract_sub_state_dict_from_checkpoint(prefix or 'alg', path)
+        except CheckpointError as error:
+            problems = [problem_at(cls.__name__, 'checkpoint', f'= {self._checkpoint!r}: {error}')
+                        for cls in type(self).__mro__]  # a conf may bind it for any of them
+            raise ConfError([next((p for p in problems if p.location), problems[0])]) from error
+        self.load_state_dict(state)
+        self._pre_loaded = True
 
     def get_extra_state(self) -> dict[str, Any]:
         """What a checkpoint keeps besides parameters and buffers: the states of this algorithm's own optimizers."""
         extra: dict[str, Any] = {'optimizers': [o.state_dict() for o in self.optimizers(recurse=False)]}
-        if self._replay_buffer is not None and getattr(self._replay_buffer, 'enable_checkpoint', False):
-            extra['replay_buffer'] = self._replay_buffer.state_dict()
+        replay = {} if self._replay_buffer is None else self._replay_buffer.state_dict()
+        if replay:
+            extra['replay_buffer'] = replay
         return extra
 
     def set_extra_state(self, state: dict[str, Any]) -> None:

@@ -71,6 +71,10 @@ class TrainerConfig:
 
     Checkpoints:
         num_checkpoints: how many to write during the run.
+        replay_checkpoint_megabytes: the replay buffer is part of checkpoints, the latest two, as long as what it holds
+            takes no more than so many MiB (2**20 bytes). Beyond that it is left out, and a run that goes on from a
+            checkpoint begins with an empty one: not exactly as if it had not stopped. 0: never part of them.
+            ``ReplayBuffer.enable_checkpoint`` says so, whatever the size, where it is set.
         confirm_checkpoint_upon_crash: ask before writing one after a crash (only at a terminal).
         no_thread_env_for_conf: never make an extra environment for the sake of the written configuration. None is
             made in either case: the configuration is written without one.
@@ -161,6 +165,7 @@ class TrainerConfig:
     use_rollout_state: bool = False
     temporally_independent_train_step: Optional[bool] = None
     num_checkpoints: int = setting(10, minimum=0, may_change=True)
+    replay_checkpoint_megabytes: float = setting(256, minimum=0, may_change=True)
     confirm_checkpoint_upon_crash: bool = setting(True, may_change=True)
     no_thread_env_for_conf: bool = setting(False, may_change=True)
     evaluate: bool = setting(False, may_change=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from alfx import nest
+from alfx import gin_utils, nest
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.container_elements import Selector, parse_elements
@@ -299,6 +299,8 @@ def named_fields(record: str, **fields: Nested) -> Nested:
         ValueError: there is no such class, or it has no such field.
     """
     module, _, cls_name = record.rpartition('.')
+    if not gin_utils.may_import(module):
+        gin_utils.require_trust(f'named_fields.record = {record!r}')
     try:
         cls: Any = getattr(importlib.import_module(module), cls_name)
     except (ImportError, AttributeError, ValueError) as error:

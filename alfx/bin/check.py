@@ -49,4 +49,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-    flags.run(main)
+    flags.run(main, {'root_dir': 'check has no --root_dir: it trains in a temporary folder; leave it out'})

@@ -9,7 +9,8 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Optional
 
 from absl import app, flags
@@ -65,13 +66,14 @@ def device_from_flags() -> Any:
 
 
 def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True,
-                    allow_unused: bool = False) -> gin_utils.Conf:
+                    allow_unused: bool = False, trusted: bool = True) -> gin_utils.Conf:
     """Load and check the conf that the flags ask for.
 
     Args:
         root_dir: a run folder: its conf is used if ``--conf`` is not given.
         same_run: whether the program goes on with the run in ``root_dir``, so that the conf has to be the same.
         allow_unused: as of :func:`alfx.gin_utils.load`.
+        trusted: whether the conf may have modules imported.
 
     Returns:
         What was loaded.
@@ -86,7 +88,7 @@ def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True,
     if not given and root_dir is None:
         raise gin_utils.ConfError('no conf file is given', 'add --conf FILE')
     return gin_utils.load(given[0] if given else None, [*FLAGS.conf_param, *FLAGS.gin_param], root_dir,
-                          same_run, allow_unused)
+                          same_run, allow_unused, trusted)
 
 
 def root_dir_from_flags() -> str:
@@ -100,13 +102,27 @@ def root_dir_from_flags() -> str:
     return os.path.expanduser(FLAGS.root_dir)
 
 
-def run(main: Callable[[list[str]], Optional[int]]) -> None:
+def run(main: Callable[[list[str]], Optional[int]], unknown: Mapping[str, str] = MappingProxyType({})) -> None:
     """Parse the flags, call ``main(argv)``, end the process with the code it returns (None is 0).
+
+    Args:
+        main: the program.
+        unknown: what to say of flags that this program does not have although others do, by their names.
 
     Code 1 is what a program returns when the work was done and the answer is no, or when it broke down; 2 is a
     mistake of the user; 130 an interrupt.
     """
-    app.run(lambda argv: call(main, argv))
+    app.run(lambda argv: call(main, argv), flags_parser=lambda argv: parse(argv, unknown))
+
+
+def parse(argv: list[str], unknown: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """Parse the flags in ``argv``; returns what is left. A mistake ends the process with code 2; see :func:`run`."""
+    try:
+        return FLAGS(argv)
+    except flags.Error as error:
+        name = getattr(error, 'flagname', '')
+        print(unknown[name] if name in unknown else f'{error}\n--help tells all flags', file=sys.stderr)
+        sys.exit(2)
 
 
 def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:

@@ -84,7 +84,8 @@ def _passing_signals_on(ranks: Sequence[subprocess.Popen]) -> Iterator[list[int]
             _send(ranks, [number])
 
     before = {number: signal.signal(number, pass_on)
-              for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)}
+              for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+              if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield received
     finally:

@@ -21,6 +21,8 @@ absl_flags.DEFINE_string('x', 'env_steps', 'horizontal axis: env_steps, iteratio
 absl_flags.DEFINE_string('y', 'average_return', 'vertical axis: average_return, average_length, loss, ...')
 absl_flags.DEFINE_enum('group_by', 'conf', ['conf', 'none'], 'average runs of the same conf, or show each run')
 absl_flags.DEFINE_integer('smoothing', 1, 'average each curve over so many points first', lower_bound=1)
+absl_flags.DEFINE_bool('untrusted', False, 'for the run folder of a stranger; plot runs nothing of what is in one, '
+                       'with this or without')
 absl_flags.DEFINE_bool('debug', False, 'show the traceback of every error')
 FLAGS = absl_flags.FLAGS
 
@@ -84,4 +86,4 @@ def _read(root_dir: str, evaluation: bool):
 
 
 if __name__ == '__main__':
-    app.run(lambda argv: flags.call(lambda _: main(argv), argv[:1]))
+    app.run(lambda argv: flags.call(lambda _: main(argv), argv[:1]), flags_parser=flags.parse)

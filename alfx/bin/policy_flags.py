@@ -1,7 +1,9 @@
 """What the programs that use a trained policy share; and how programs log."""
 import logging
+import logging.handlers
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from absl import flags as absl_flags
@@ -16,8 +18,10 @@ FLAGS = absl_flags.FLAGS
 
 
 def define_policy_flags() -> None:
-    """Define ``--device``, ``--checkpoint_step``, ``--random_seed`` and ``--epsilon_greedy``."""
+    """Define ``--device``, ``--checkpoint_step``, ``--random_seed``, ``--epsilon_greedy`` and ``--untrusted``."""
     flags.define_device_flag()
+    absl_flags.DEFINE_bool('untrusted', False, 'for the run folder of a stranger: import nothing but alfx and tasks of '
+                           'gymnasium, and refuse what needs more')
     absl_flags.DEFINE_string('checkpoint_step', 'latest', "which checkpoint: the N of ckpt-N, or 'latest'")
     absl_flags.DEFINE_integer('random_seed', None, 'of the environments and of sampled actions; default: the seed of '
                               'the run', lower_bound=0, upper_bound=2**32 - 1)
@@ -55,7 +59,7 @@ def policy_from_flags(root_dir: str, num_environments: int) -> tuple[Any, Any]:
     if not os.path.isdir(root_dir):
         raise gin_utils.ConfError(f'there is no run folder {root_dir}', 'give the --root_dir of a run')
     flags.device_from_flags()
-    flags.conf_from_flags(root_dir, same_run=False)
+    flags.conf_from_flags(root_dir, same_run=False, trusted=not FLAGS.untrusted)
     config = TrainerConfig(root_dir=root_dir)
     if config.ml_type != 'rl':
         raise gin_utils.ConfError(f'{root_dir} holds a run of supervised learning: there is no policy to play')
@@ -71,18 +75,33 @@ def policy_from_flags(root_dir: str, num_environments: int) -> tuple[Any, Any]:
     return env, algorithm
 
 
-def set_up_logging(path: str | None = None) -> None:
-    """Log what alfx has to say to stderr, and to a file.
-
-    Args:
-        path: of the file; None for none.
-    """
+def set_up_logging() -> None:
+    """Log what alfx has to say to stderr."""
     logger = logging.getLogger('alfx')
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
-    if path is not None:
-        handlers.append(logging.FileHandler(path))
-    for handler in handlers:
-        handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s', '%H:%M:%S'))
-        logger.addHandler(handler)
+    _add_handler(logging.StreamHandler(sys.stderr))
+
+
+def log_to_file_later() -> Callable[[str], None]:
+    """Keep what is logged from now on in memory.
+
+    Returns:
+        A function of the path of a file, which gets what was kept, and what is logged after that.
+    """
+    kept = logging.handlers.MemoryHandler(sys.maxsize, flushLevel=sys.maxsize)
+    _add_handler(kept)
+
+    def open_file(path: str) -> None:
+        logging.getLogger('alfx').removeHandler(kept)
+        file = logging.FileHandler(path)
+        _add_handler(file)
+        kept.setTarget(file)
+        kept.close()
+
+    return open_file
+
+
+def _add_handler(handler: logging.Handler) -> None:
+    handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s', '%H:%M:%S'))
+    logging.getLogger('alfx').addHandler(handler)

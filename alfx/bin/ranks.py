@@ -23,6 +23,7 @@ from alfx import gin_utils
 absl_flags.disclaim_key_flags()
 
 FLAGS = absl_flags.FLAGS
+_UNSET = 'torchrun sets these; to train in one process: env -u RANK -u WORLD_SIZE ...'
 _STARTED_HERE = 'ALFX_STARTED_RANKS'  # in the environment of ranks that this program has started
 
 
@@ -36,8 +37,25 @@ def define_flags() -> None:
 
 
 def is_rank() -> bool:
-    """Whether this process has been started as one of several ranks."""
-    return 'RANK' in os.environ and int(os.environ.get('WORLD_SIZE', '1')) > 1
+    """Whether this process has been started as one of several ranks.
+
+    Raises:
+        ConfError: the environment says so, but not completely.
+    """
+    if 'RANK' not in os.environ or _number_in_environment('WORLD_SIZE', '1') <= 1:
+        return False
+    _number_in_environment('RANK')
+    missing = [name for name in ('MASTER_ADDR', 'MASTER_PORT') if name not in os.environ]
+    if missing:
+        raise gin_utils.ConfError(f'the environment has RANK and WORLD_SIZE, but no {" and no ".join(missing)}', _UNSET)
+    return True
+
+
+def _number_in_environment(name: str, default: str = '') -> int:
+    text = os.environ.get(name, default)
+    if not text.isdecimal():
+        raise gin_utils.ConfError(f'{name} in the environment: expected a number, found {text!r}', _UNSET)
+    return int(text)
 
 
 def num_to_start() -> int:
@@ -183,7 +201,7 @@ class _Output:
             context.get_ranks().report(error)
         if not self._rank:
             return
-        if self.root_dir and not isinstance(error, SystemExit):
+        if self.root_dir and not isinstance(error, (SystemExit, gin_utils.ConfError)):  # rank 0 says that as well
             folder = os.path.join(self.root_dir, 'train')
             os.makedirs(folder, exist_ok=True)
             with open(os.path.join(folder, f'rank-{self._rank}.log'), 'a', encoding='utf8') as file:

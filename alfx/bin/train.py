@@ -4,8 +4,9 @@ Example:
 
   python -m alfx.bin.train --conf ppo_cart_pole --root_dir /tmp/cart_pole
 
-The same command goes on with a run that was interrupted. Ctrl-C or SIGTERM: checkpoint, then stop (exit code 128 + the
-number of the signal); SIGUSR1: checkpoint, and go on; SIGUSR2: show where every thread stands.
+The same command goes on with a run that was interrupted. Ctrl-C, SIGTERM or SIGHUP (the terminal closes): checkpoint,
+then stop (exit code 128 + the number of the signal); SIGUSR1: checkpoint, and go on; SIGUSR2: show where every thread
+stands.
 
 Several processes that train together on one machine, and on several:
 
@@ -24,6 +25,7 @@ from absl import flags as absl_flags
 
 from alfx import gin_utils
 from alfx.bin import flags, policy_flags, ranks
+from alfx.trainers import run_files, run_lock
 
 flags.define_conf_flags()
 flags.define_device_flag()
@@ -50,15 +52,21 @@ def main(argv: list[str]) -> int:
 
 def _train(conf: Any, root_dir: str, rank: int = -1) -> int:
     """Train; as one of several ranks, of which 0 writes, or alone. Returns the exit code."""
-    if rank <= 0:
-        os.makedirs(root_dir, exist_ok=True)
-        policy_flags.set_up_logging(os.path.join(root_dir, 'train.log'))
-        gin_utils.write_conf(root_dir, conf)
-    else:
-        policy_flags.set_up_logging()
+    policy_flags.set_up_logging()
+    if rank > 0:
         ranks.set_up_logging()
+        with run_lock.held(root_dir):
+            return _run(_make_trainer(root_dir, conf.conf_file, rank), root_dir)
     print(f'run folder: {root_dir}', flush=True)
-    trainer = _make_trainer(root_dir, conf.conf_file, rank)
+    with run_files.made_folder(root_dir), run_lock.held(root_dir):
+        open_log = policy_flags.log_to_file_later()
+        trainer = _make_trainer(root_dir, conf.conf_file, rank)
+        open_log(os.path.join(root_dir, 'train.log'))
+        gin_utils.write_conf(root_dir, conf)
+        return _run(trainer, root_dir)
+
+
+def _run(trainer: Any, root_dir: str) -> int:
     trainer.train()
     if trainer.stop_signal is not None:
         print(f'to go on: {shlex.join([*_command(sys.argv[0]), *_arguments(root_dir)])}')

@@ -10,6 +10,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
 from gymnasium.vector import VectorEnv
 
+from alfx import gin_utils
 from alfx.environments.errors import EnvironmentLoadError, nearest
 
 _log = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ def make_env(environment_name: str, max_episode_steps: int | None = None, render
         raise EnvironmentLoadError(f'render_mode: expected one of {RENDER_MODES}, found {render_mode!r}')
     spec = find_spec(environment_name)
     arguments = dict(env_args or {})
+    if 'xml_file' in arguments:
+        gin_utils.require_trust(f'the model xml_file = {arguments["xml_file"]!r} of {environment_name}')
     with _explained(environment_name, spec):
         if render_mode is not None:
             modes = _metadata(spec).get('render_modes') or ()
@@ -84,6 +87,8 @@ def find_spec(environment_name: str) -> EnvSpec:
         EnvironmentLoadError: there is none; the message names the nearest ones.
     """
     module, _, name = environment_name.rpartition(':')
+    if not gin_utils.is_trusted():
+        return _own_spec(environment_name)
     if module:
         _import(module, f'{environment_name!r} names the module {module!r}')
     for package, (pattern, requirement) in _PLUGINS.items():
@@ -99,6 +104,21 @@ def find_spec(environment_name: str) -> EnvSpec:
     for package in _PLUGINS:
         _import_if_there(package)
     raise EnvironmentLoadError(_unknown(name))
+
+
+def _own_spec(environment_name: str) -> EnvSpec:
+    """The specification of a task of gymnasium itself, without importing anything else.
+
+    Raises:
+        ConfError: it is none.
+    """
+    spec = registry.get(environment_name)
+    entry_points = () if spec is None else (spec.entry_point, spec.vector_entry_point)
+    if spec is None or not all(entry is None or isinstance(entry, str) and entry.startswith('gymnasium.envs.')
+                               for entry in entry_points):
+        gin_utils.require_trust(f'the environment {environment_name!r}')
+    assert spec is not None, 'it would have been refused'
+    return spec
 
 
 def _unknown(name: str) -> str:

@@ -4,7 +4,7 @@ What Python holds (counters, arrays, generators, of the environment and of every
 simulator holds is asked from the simulator: pickling a whole MuJoCo or Atari environment would restart its
 episode. Where neither works (Box2D) there is no state: :func:`capture` returns ``None``.
 
-The bytes are a pickle: only restore what your own run has saved.
+The bytes are a pickle: only restore what your own run has saved. :mod:`alfx.utils.checkpoint_utils` sees to that.
 """
 import io
 import logging

@@ -276,6 +276,7 @@ class EnvPoolVectorEnv(VectorEnv):
 
 
 def _import_envpool() -> Any:
+    gin_utils.require_trust('the package envpool')
     try:
         import envpool
     except ImportError as error:

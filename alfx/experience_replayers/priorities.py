@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from alfx.experience_replayers.rings import Rings
+from alfx.experience_replayers.row_store import alone
 from alfx.experience_replayers.sum_tree import SumTree
 from alfx.utils.shared_memory import SharedArrays
 
@@ -138,7 +139,7 @@ class Priorities(SharedArrays):
 
     def state_dict(self, num_rows: int) -> dict[str, Any]:
         """The priorities of the first ``num_rows`` rows, and what new steps get."""
-        priorities = self._tensors['_priorities'][:num_rows * self._rings.num_envs]
+        priorities = alone(self._tensors['_priorities'][:num_rows * self._rings.num_envs])
         return {'priorities': priorities, 'newest': self._tensors['_newest']}
 
     def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:

@@ -25,6 +25,9 @@ from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils.transfers import to_device
 
 
+_CHECKPOINT_LIMIT = 256 * 2**20
+
+
 @gin_utils.configurable
 class ReplayBuffer(RingBuffer):
     """Stores experience of several environments and samples sequences of it, uniformly or by priority.
@@ -64,10 +67,14 @@ class ReplayBuffer(RingBuffer):
         default_return: stands for the return of an episode that goes on or was truncated, which is not known.
         gamma: discount of the returns; multiplies that of the environment.
         reward_clip: smallest and largest reward for the returns; None for no limits.
-        enable_checkpoint: whether :meth:`state_dict` includes the contents.
+        enable_checkpoint: whether :meth:`state_dict` includes the contents. None: as long as these take no more than
+            :attr:`checkpoint_limit`.
         memory_map_dir: folder of the files in which the storage lies in place of memory; they have no name and are
             gone when the buffer is. None for memory.
         name: what errors call this buffer.
+
+    Attributes:
+        checkpoint_limit: in bytes, of the contents that are saved with ``enable_checkpoint = None``.
 
     Raises:
         ValueError: an argument is out of range, does not go with another, or needs a field that ``data_spec`` lacks.
@@ -90,7 +97,7 @@ class ReplayBuffer(RingBuffer):
                  default_return: float = -1000.0,
                  gamma: float = 0.99,
                  reward_clip: Optional[tuple[float, float]] = None,
-                 enable_checkpoint: bool = False,
+                 enable_checkpoint: Optional[bool] = None,
                  name: str = 'ReplayBuffer',
                  memory_map_dir: Optional[str] = None) -> None:
         require_at_least(name, 0, num_earliest_frames_ignored=num_earliest_frames_ignored)
@@ -105,6 +112,7 @@ class ReplayBuffer(RingBuffer):
                              f'{num_earliest_frames_ignored}: no step could ever be sampled')
         self._ignored = num_earliest_frames_ignored
         self._enable_checkpoint = enable_checkpoint
+        self.checkpoint_limit = _CHECKPOINT_LIMIT
         self._initial_priority = initial_priority
         self._priorities = None
         if prioritized_sampling:
@@ -144,9 +152,13 @@ class ReplayBuffer(RingBuffer):
         return self._ignored
 
     @property
-    def enable_checkpoint(self) -> bool:
-        """Whether :meth:`state_dict` includes the contents."""
+    def enable_checkpoint(self) -> Optional[bool]:
+        """Whether :meth:`state_dict` includes the contents; None where their size decides."""
         return self._enable_checkpoint
+
+    def num_bytes(self, num_rows: int) -> int:
+        """How much ``num_rows`` steps of all environments take."""
+        return num_rows * self._num_envs * (self._store.bytes_per_cell + (0 if self._priorities is None else 4))
 
     @property
     def prioritized_sampling(self) -> bool:
@@ -445,20 +457,21 @@ class ReplayBuffer(RingBuffer):
     # Checkpoints ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The contents, if ``enable_checkpoint``; otherwise nothing.
+        """The contents, if they are to be saved (``enable_checkpoint``); otherwise nothing.
 
         Returns:
             tensors and numbers; the tensors are those of the storage, not copies.
         """
-        if not self._enable_checkpoint:
+        used = min(int(self.current_pos.max()), self._max_length) if self.total_size else 0
+        is_small = self.num_bytes(used) <= self.checkpoint_limit
+        if not (is_small if self._enable_checkpoint is None else self._enable_checkpoint):
             return {}
-        used = min(int(self.current_pos.max()), self._max_length)
         state = {
             'current_pos': self.current_pos,
             'current_size': self.current_size,
             'max_length': self._max_length,
             'leaves': self._leaf_descriptions(),
-            'blocks': [block[:used] for block in self._store.blocks],
+            'blocks': self._store.first_rows(used),
         }
         if self._priorities is not None:
             state['priorities'] = self._priorities.state_dict(used)
@@ -466,14 +479,15 @@ class ReplayBuffer(RingBuffer):
 
     @atomic
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the contents, as copies; nothing happens unless ``enable_checkpoint``, or if they were not saved.
+        """Take over the contents, as copies; nothing happens with ``enable_checkpoint = False``, or if they were not
+        saved.
 
         If they were saved by a buffer that sampled uniformly, all steps get ``initial_priority``.
 
         Raises:
             ValueError: they are those of a buffer of another size or another spec.
         """
-        if not self._enable_checkpoint or not state_dict:
+        if self._enable_checkpoint is False or not state_dict:
             return
         saved = (state_dict['max_length'], len(state_dict['current_pos']), state_dict['leaves'])
         own = (self._max_length, self._num_envs, self._leaf_descriptions())

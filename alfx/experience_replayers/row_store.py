@@ -140,6 +140,10 @@ class RowStore:
         """The tensors that everything is stored in, ``[num_rows, num_columns, ...]`` each."""
         return [self._packed, *self._large.values()]
 
+    def first_rows(self, count: int) -> list[Tensor]:
+        """The first ``count`` rows of :attr:`blocks`, to be written to a file."""
+        return [alone(block[:count]) for block in self.blocks]
+
     def field(self, leaf: int) -> Tensor:
         """A view of one leaf, ``[num_rows * num_columns, ...]``."""
         return self._views[leaf].flatten(0, 1)
@@ -266,6 +270,18 @@ def memory_of(device: torch.device) -> int:
     except OSError:
         return total
     return min(total, int(limit)) if limit.isdigit() else total
+
+
+def alone(part: Tensor) -> Tensor:
+    """``part``, contiguous, as a tensor that ``torch.save`` writes without the rest of the storage that it is part of.
+
+    In host memory it is no copy.
+    """
+    if part.untyped_storage().nbytes() == part.nbytes:
+        return part
+    if part.device.type != 'cpu' or not part.numel():
+        return part.clone()
+    return torch.from_numpy(part.flatten().view(torch.uint8).numpy()).view(part.dtype).view(part.shape)
 
 
 def map_file(directory: str, num_bytes: int) -> Tensor:

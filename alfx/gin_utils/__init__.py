@@ -6,6 +6,7 @@
 - ``loading``: :func:`load`, which reads (``parsing``), checks (``static_check``, ``type_check``) and applies a conf;
 - ``locations``: where each binding was written; ``errors``: :class:`ConfError`, which says so;
 - ``checks``: :func:`check_value` for the arguments of constructors; ``settings``: dataclasses that use it;
+- ``trust``: what the conf of a stranger may not do;
 - ``operative``: what was used of a conf; ``run_folder``: what a run folder records of it.
 """
 
@@ -17,16 +18,18 @@ from .operative import (config_str, mistakes_of_unused, operative_config_str, re
                         warn_of_unused)
 from .parsing import Conf
 from .registry import configurable, raw_functions, register_function
-from .run_folder import check_same_conf, stored_conf, stored_info, write_conf, write_operative
+from .run_folder import check_same_conf, rewrite_conf, stored_conf, stored_info, write_conf, write_operative
 from .signatures import takes_arguments_of
 from .static_check import declare_scope
 from .torch_functions import register_torch_functions
+from .trust import is_trusted, may_import, require_trust
 
 __all__ = [
     'Conf', 'ConfError', 'Problem', 'check_same_conf', 'check_value', 'clear', 'config_str', 'configurable',
-    'declare_scope', 'import_configurables', 'is_explained', 'load', 'loaded', 'mistakes_of_unused',
-    'operative_config_str', 'plain_text', 'raw_functions', 'refuse_unused', 'register_function', 'stored_conf',
-    'stored_info', 'takes_arguments_of', 'unused_bindings', 'warn_of_unused', 'write_conf', 'write_operative'
+    'declare_scope', 'import_configurables', 'is_explained', 'is_trusted', 'load', 'loaded', 'may_import',
+    'mistakes_of_unused', 'operative_config_str', 'plain_text', 'raw_functions', 'refuse_unused', 'register_function',
+    'require_trust', 'rewrite_conf', 'stored_conf', 'stored_info', 'takes_arguments_of', 'unused_bindings',
+    'warn_of_unused', 'write_conf', 'write_operative'
 ]
 
 register_torch_functions()

@@ -14,7 +14,7 @@ from typing import Optional
 
 import gin
 
-from . import locations, operative, run_folder, static_check
+from . import locations, operative, run_folder, static_check, trust
 from .errors import ConfError, Problem, hint_nearest
 from .parsing import Conf, Macro, Reader, Statement, find_conf, is_shipped, iterate_nested
 
@@ -27,7 +27,7 @@ _NOT_WALKED = ('alfx.bin', 'alfx.examples', 'alfx.gin_utils')
 
 
 def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None,
-         same_run: bool = True, allow_unused: bool = False) -> Conf:
+         same_run: bool = True, allow_unused: bool = False, trusted: bool = True) -> Conf:
     """Load a conf file in place of whatever was loaded before, after checking all of it.
 
     Args:
@@ -39,6 +39,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
         same_run: False for programs that do not go on with the run in ``root_dir``: the conf may differ.
         allow_unused: whether a run goes on if nothing uses a binding of ``conf`` or ``conf_params``; see
             :func:`~alfx.gin_utils.operative.refuse_unused`.
+        trusted: False for the conf of a stranger: nothing that it names is imported but alfx and tasks of gymnasium.
 
     Returns:
         What was loaded.
@@ -52,6 +53,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
         raise ConfError('no conf file is given', 'give its path, or the name of a conf that comes with alfx')
     path = run_folder.stored_conf(root_dir) if conf is None else _existing(conf)
     import_configurables()
+    trust.set_trusted(trusted)
     reader = Reader()
     reader.read_file(path)
     for param in conf_params:
@@ -91,6 +93,7 @@ def clear() -> None:
     """Forget the loaded conf. What is registered stays registered."""
     gin.clear_config()
     locations.clear()
+    trust.set_trusted(True)
 
 
 def import_configurables() -> dict[str, str]:
@@ -152,6 +155,10 @@ def _do_imports(statements: Sequence[Statement]) -> tuple[list[str], list[Proble
         if module.startswith('__gin__'):
             problems.append(Problem(statement.location, f"'{statement.value}' is not supported: names in a conf are "
                                     'those that were registered', 'remove the line'))
+            continue
+        if not trust.may_import(module):
+            problems.append(Problem(statement.location, f"imports '{module}', which --untrusted does not do",
+                                    'if you know where it comes from, leave out --untrusted'))
             continue
         try:
             importlib.import_module(module)

@@ -136,7 +136,7 @@ class Reader:
             including: the files that led here.
         """
         try:
-            with open(path, encoding='utf8') as file:
+            with open(path, encoding='utf-8-sig') as file:  # editors of Windows begin a file with a mark
                 text = file.read()
         except (OSError, UnicodeDecodeError) as error:
             self.problems.append(Problem(show_path(path), f'cannot be read: {error}'))
@@ -205,6 +205,10 @@ def find_conf(name: str) -> tuple[Optional[str], Optional[Problem]]:
     for candidate in (name, f'{name}.gin', os.path.join(CONFS, name), os.path.join(CONFS, f'{name}.gin')):
         if os.path.isfile(candidate):
             return os.path.abspath(candidate), None
+    if os.path.isdir(name):
+        confs = sorted(file for file in os.listdir(name) if file.endswith('.gin'))
+        hint = f'it holds {", ".join(confs[:5])}' if confs else 'a run folder is given as --root_dir'
+        return None, Problem('', f"'{name}' is a folder, no conf file", hint)
     folder = os.path.dirname(name) or '.'
     return None, Problem('', f"there is no conf file '{name}', neither in {os.path.abspath(folder)} nor among the "
                          'confs that come with alfx', _hint_file(name, folder))

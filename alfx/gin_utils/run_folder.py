@@ -11,10 +11,12 @@
       git.txt           commit and uncommitted changes, if the run was started in a git work tree
 """
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -26,13 +28,16 @@ from . import locations, operative, settings, static_check
 from .errors import ConfError, Problem
 from .parsing import Conf, Reader, show_path, substitute
 
-__all__ = ['write_conf', 'write_operative', 'stored_conf', 'stored_info', 'check_same_conf']
+__all__ = ['write_conf', 'rewrite_conf', 'write_operative', 'stored_conf', 'stored_info', 'check_same_conf']
 
 _GIT_LIMIT = 1_000_000  # characters of uncommitted changes that are kept
+_written: dict[str, dict[str, str]] = {}  # by this process: folder -> name of the file -> its text
 
 
 def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] = None) -> str:
-    """Record the conf, the versions, the command line and the state of git; call it when a run starts.
+    """Record the conf, the versions, the command line and the state of git.
+
+    Call it when a run starts and all that the conf describes has been built: what is recorded is the conf of a run.
 
     Args:
         root_dir: the run folder, made if it does not exist.
@@ -44,8 +49,9 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
     """
     folder = os.path.join(root_dir, 'conf')
     os.makedirs(folder, exist_ok=True)
-    if os.path.dirname(conf.conf_file) == os.path.abspath(folder):  # the run goes on with the conf it has
-        _write(folder, 'config.gin', _with_overrides(os.path.join(folder, 'config.gin'), conf))
+    resolved = os.path.join(folder, 'config.gin')
+    if os.path.dirname(conf.conf_file) == os.path.abspath(folder) and os.path.isfile(resolved):
+        _write(folder, 'config.gin', _with_overrides(resolved, conf))  # the run goes on with the conf it has
     else:
         taken = {'config.gin', 'operative.gin'}
         for source in conf.sources:
@@ -53,14 +59,34 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
             taken.add(name)
             _write(folder, name, source.text)
         _write(folder, 'config.gin', _flat_text(conf))
+    if not _has_checkpoint(root_dir):  # what is there is of a start that came to nothing
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(folder, 'operative.gin'))
     _write(folder, 'versions.json', json.dumps(versions(), indent=2) + '\n')
     arguments = sys.argv if command_line is None else command_line
+    line = f'{time.strftime("%Y-%m-%d %H:%M:%S")}  {shlex.join(arguments)}\n'
     with open(os.path.join(folder, 'command_line.txt'), 'a', encoding='utf8') as file:
-        file.write(f'{time.strftime("%Y-%m-%d %H:%M:%S")}  {shlex.join(arguments)}\n')
+        file.write(line)
+    _written[os.path.abspath(folder)]['command_line.txt'] = line
     git = _git_state()
     if git:
         _write(folder, 'git.txt', git)
     return folder
+
+
+def rewrite_conf(root_dir: str) -> bool:
+    """Write what this process has written into the ``conf`` folder once more, if that folder is not there any more.
+
+    Returns:
+        Whether it was not.
+    """
+    folder = os.path.abspath(os.path.join(root_dir, 'conf'))
+    if os.path.isdir(folder) or folder not in _written:
+        return False
+    os.makedirs(folder)
+    for name, text in _written[folder].items():
+        _write(folder, name, text)
+    return True
 
 
 def write_operative(root_dir: str) -> str:
@@ -113,20 +139,26 @@ def stored_info(root_dir: str) -> dict[str, Any]:
 def check_same_conf(root_dir: str) -> None:
     """Check that a run folder, if it holds a run, belongs to the loaded conf.
 
-    How long the run is, how often it evaluates, summarises and writes checkpoints, and which processes act may differ;
-    what is learned, in which environment and with which algorithm may not.
+    There is a run as soon as there is a checkpoint; what else is in the folder is of a start that came to nothing. How
+    long the run is, how often it evaluates, summarises and writes checkpoints, and which processes act may differ; what
+    is learned, in which environment and with which algorithm may not.
 
     Raises:
-        ConfError: it belongs to another conf; the message says what differs.
+        ConfError: it belongs to another conf; the message says what differs. Or nothing in it tells to which.
     """
     folder = os.path.abspath(os.path.join(root_dir, 'conf'))
-    if not os.path.isfile(os.path.join(folder, 'config.gin')):
+    if not _has_checkpoint(root_dir):
         return
-    old = _read_bindings(os.path.join(folder, 'config.gin'))
+    recorded = next((name for name in ('config.gin', 'operative.gin')
+                     if os.path.isfile(os.path.join(folder, name))), None)
+    if recorded is None:
+        raise ConfError(f'{show_path(root_dir)} holds checkpoints, but no conf/config.gin, which tells of which conf '
+                        'they are', 'put the conf of that run there under this name, or use another root_dir')
+    old = _read_bindings(os.path.join(folder, recorded))
     macros = {b.scope: b.value for b in locations.bindings() if b.selector == 'gin.macro'}
     bindings = {b.key: b for b in locations.bindings() if b.selector != 'gin.macro'}
     new = {key: substitute(b.value, macros) for key, b in bindings.items()}
-    keys = [*old, *new]
+    keys = [*old, *new] if recorded == 'config.gin' else [*old]  # an operative conf lacks what nothing has used
     if any(os.path.dirname(b.file) == folder for b in bindings.values()):  # only --conf_param can differ
         keys = [key for key, b in bindings.items() if not b.file]
         if os.path.isfile(os.path.join(folder, 'operative.gin')):
@@ -155,6 +187,11 @@ def versions() -> dict[str, Optional[str]]:
             module = sys.modules.get(name)
             found[name] = getattr(module, '__version__', None)
     return found
+
+
+def _has_checkpoint(root_dir: str) -> bool:
+    folder = os.path.join(root_dir, 'train', 'algorithm')
+    return os.path.isdir(folder) and any(re.fullmatch(r'ckpt-\d+', name) for name in os.listdir(folder))
 
 
 class _NotSet:
@@ -197,8 +234,16 @@ def _read_bindings(path: str) -> dict[tuple[str, str, str], Any]:
     if reader.problems:
         raise ConfError(reader.problems)
     macros = {s.text: s.value for s in reader.statements if s.kind == 'macro'}
-    return {(s.scope, s.selector, s.name): substitute(s.value, macros)
+    return {(s.scope, _full_name(s.selector), s.name): substitute(s.value, macros)
             for s in reader.statements if s.kind == 'binding'}
+
+
+def _full_name(selector: str) -> str:
+    """The selector of what a conf calls so; as it is where nothing is registered under it any more."""
+    try:
+        return static_check.resolve(selector).selector
+    except (ValueError, KeyError):
+        return selector
 
 
 def _flat_text(conf: Conf) -> str:
@@ -233,6 +278,7 @@ def _write(folder: str, name: str, text: str) -> str:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    _written.setdefault(os.path.abspath(folder), {})[name] = text
     return path
 
 

@@ -30,7 +30,9 @@ def get_field(nested: Any, field: str | None) -> Any:
     for depth, name in enumerate(path := field.split('.')):
         children = dict(extract_fields_from_nest(nested)) if _is_node(nested) else {}
         if name not in children:
-            raise LookupError(_missing_field(field, '.'.join(path[:depth]), name, list(children)))
+            raise LookupError(_missing_field(field, '.'.join(path[:depth]), name, list(children)) if _is_node(nested)
+                              else f"field '{field}' does not exist: {_place(path[:depth])} is a single "
+                              f"{type(nested).__name__} and has no fields")
         nested = children[name]
     return nested
 
@@ -40,6 +42,10 @@ def _missing_field(field: str, parent: str, name: str, existing: list[str]) -> s
     hint = f", did you mean '{near[0]}'?" if near else ''
     place = f"'{parent}'" if parent else 'the nest'
     return f"field '{field}' does not exist: {place} has {existing or 'no fields'}{hint}"
+
+
+def _place(path: Sequence[str]) -> str:
+    return f"'{'.'.join(path)}'" if path else 'what it is looked for in'
 
 
 def set_field(nested: Any, field: str | None, new_value: Any) -> Any:

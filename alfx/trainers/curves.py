@@ -157,6 +157,11 @@ def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> None:
     import matplotlib
     matplotlib.use('Agg')
     from matplotlib import pyplot
+    formats = pyplot.figure().canvas.get_supported_filetypes()
+    pyplot.close()
+    if os.path.isdir(path) or os.path.splitext(path)[1].lower().removeprefix('.') not in formats:
+        raise ConfError(f'--output {path}: expected the name of a picture that ends with one of '
+                        f'{", ".join(f".{name}" for name in sorted(formats))}')
     figure, axes = pyplot.subplots(1, len(panels), figsize=(6.4 * len(panels), 4.4), squeeze=False)
     for axis, (title, bands) in zip(axes[0], panels.items()):
         for name, band in bands.items():

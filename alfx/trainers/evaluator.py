@@ -307,4 +307,5 @@ def read_results(root_dir: str) -> list[dict[str, float]]:
     if not os.path.isfile(path):
         return []
     rows = [{key: float(value) for key, value in row.items() if value} for row in run_files.read_table(path)]
-    return sorted(rows, key=lambda row: row['global_counter'])
+    complete = [row for row in rows if {'global_counter', 'average_return'} <= row.keys()]
+    return sorted(complete, key=lambda row: row['global_counter'])

@@ -104,7 +104,8 @@ class _Narrator:
         self._length += 1
         if bool(time_step.is_last()[0]) and self._report is not None:
             self._episode += 1
-            value = np.array2string(np.asarray(self._return), precision=6)
+            returned = np.asarray(self._return)
+            value = f'{returned:.6g}' if returned.ndim == 0 else np.array2string(returned, precision=6)
             self._report(f'episode {self._episode}: return {value}, length {self._length}')
 
 
@@ -142,6 +143,8 @@ def video_writer(path: str | None, fps: float) -> Iterator[Callable[[np.ndarray]
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in _FORMATS:
         raise ConfError(f'the name of a video ends with one of {", ".join(_FORMATS)}, found {path!r}')
+    if os.path.isdir(path):
+        raise ConfError(f'{path} is a folder', 'give the video another name')
     import imageio
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     options: dict[str, Any] = {'fps': fps, 'macro_block_size': 1}

@@ -16,7 +16,7 @@ import torch
 from alfx import context, gin_utils, summary
 from alfx.algorithms.config import TrainerConfig
 from alfx.engine.errors import NonFiniteLossError
-from alfx.trainers import building, cpu_tuning, run_files
+from alfx.trainers import building, cpu_tuning, exactness, run_files
 from alfx.trainers.acting import sources as acting
 from alfx.trainers.async_evaluator import Evaluator
 from alfx.trainers.cadence import compute_summary_or_eval_interval
@@ -73,8 +73,6 @@ class Trainer:
             summarize_outputs(self._algorithm)
         self._team.start(self._algorithm, config.random_seed)
         self._state = RunState(self._algorithm, self._env, self._tuning(started.get('tuning')), config.random_seed)
-        if self._team.writes:
-            self._start_record.write(random_seed=config.random_seed, tuning=list(self._state.tuning))
         self._checkpointer = self._team.checkpointer(run_files.checkpoint_dir(config.root_dir), alg=self._algorithm,
                                                      trainer=self._state)
         self._summary = self._team.summary(config, self._algorithm, self._metrics())
@@ -292,6 +290,7 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the latest checkpoint, or start."""
+        self._record_start()
         saved_at, counter = 0.0, -1
         if self._team.decide(self._checkpointer.has_checkpoint):
             step = self._checkpointer.load('latest', load_options={'alg': {'skip_preloded': False}})
@@ -301,6 +300,8 @@ class Trainer:
             self._team.agree(self._state.iteration, False)  # on the counters
             self._saved_counter = counter
             self._display.message(f'going on from {self._checkpointer.path(step)}, {self.progress():.1%} done')
+            exactness.warn_on_resume(self._algorithm, self._config)
+        exactness.warn_at_start(self._algorithm, self._config, self._num_environments())
         if self._team.writes:
             self._cut_files(saved_at, counter)
         self._update_progress()
@@ -365,6 +366,10 @@ class Trainer:
         if environment_state is None and self._env is not None and not self._warned_of_env:
             self._warned_of_env = True
             logger.info('the state of this environment cannot be saved: a run that goes on starts new episodes')
+        if self._team.writes and gin_utils.rewrite_conf(self._config.root_dir):
+            logger.warning('%s has been removed, or part of it: the conf is written again, the run goes on there; what '
+                           'else was in it is lost', self._config.root_dir)
+            self._record_start()
         self._summary.writer.flush()  # what came before the checkpoint is never written again
         self._checkpointer.save(context.get_global_counter(), environment_state, temporary)
         self._checkpointer.remove_temporaries(_TEMPORARY_CHECKPOINTS_KEPT)
@@ -389,6 +394,10 @@ class Trainer:
             self._display.message(f'the state before it is in {self._checkpointer.path(self._saved_counter)}')
         elif isinstance(error, Exception) and not isinstance(error, CheckpointError) and self._team.writes:
             save_crash(error, self._checkpointer.ckpt_dir, self._algorithm, self._state, self._config, self._display)
+
+    def _record_start(self) -> None:
+        if self._team.writes:
+            self._start_record.write(random_seed=self._config.random_seed, tuning=list(self._state.tuning))
 
     def _record_conf(self) -> None:
         """Write the operative configuration, and end if nothing uses what the conf says; evaluation has yet to come."""

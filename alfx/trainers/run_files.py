@@ -3,13 +3,19 @@
 When a run goes on from a checkpoint, what it had written after that checkpoint will be written once more; it is cut off
 first.
 """
+import contextlib
 import csv
-import io
+import errno
 import json
+import logging
 import os
 import struct
 from collections.abc import Iterator
 from typing import Any
+
+from alfx.gin_utils import ConfError
+
+logger = logging.getLogger(__name__)
 
 
 def train_dir(root_dir: str) -> str:
@@ -32,6 +38,42 @@ def checkpoint_dir(root_dir: str) -> str:
     return os.path.join(root_dir, 'train', 'algorithm')
 
 
+def explain_folder_error(root_dir: str, error: OSError) -> None:
+    """Raise a ConfError for an error in making a run folder, or in it, that another folder would not have."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return
+    what = error.strerror
+    if os.path.islink(root_dir) and not os.path.isdir(root_dir):
+        what = f'it is a link to {os.readlink(root_dir)}, where no folder is'
+    raise ConfError(f'the run folder {root_dir} cannot be made or written to: {what}',
+                    'correct that, or name another folder with --root_dir') from error
+
+
+@contextlib.contextmanager
+def made_folder(root_dir: str) -> Iterator[None]:
+    """Make a run folder if it does not exist, and remove it again if nothing has been written into it at the end.
+
+    Raises:
+        ConfError: it cannot be made.
+        OSError: the disk is full.
+    """
+    made, folder = [], os.path.abspath(root_dir)
+    while not os.path.isdir(folder):
+        made.append(folder)
+        folder = os.path.dirname(folder)
+    try:
+        os.makedirs(root_dir, exist_ok=True)
+    except OSError as error:
+        explain_folder_error(root_dir, error)
+        raise
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # of the first one that is not empty
+            for folder in made:
+                os.rmdir(folder)
+
+
 class StartRecord:
     """``train/start.json``: what a run decided at its start, and keeps to when it is started again.
 
@@ -43,17 +85,31 @@ class StartRecord:
         self._path = os.path.join(train_dir(root_dir), 'start.json')
 
     def read(self) -> dict[str, Any]:
-        """What was recorded, empty for a new run."""
+        """What was recorded, empty for a new run; what is damaged is left out, with a warning."""
         try:
             with open(self._path, encoding='utf8') as file:
-                return json.load(file)
-        except (FileNotFoundError, ValueError):
+                found = json.load(file)
+        except FileNotFoundError:
             return {}
+        except (ValueError, RecursionError):
+            found = None
+        good = {key: value for key, value in found.items() if _is_decision(key, value)} if type(found) is dict else {}
+        if good != found:
+            logger.warning('%s is damaged: what it does not tell any more is decided again', self._path)
+        return good
 
     def write(self, **values: Any) -> None:
         """Add to what is recorded."""
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         _replace(self._path, json.dumps({**self.read(), **values}, indent=2).encode() + b'\n')
+
+
+def _is_decision(key: str, value: Any) -> bool:
+    if key == 'random_seed':
+        return type(value) is int and 0 <= value < 2**32
+    kinds = [type(x) for x in value] if type(value) is list else []
+    return (key == 'tuning' and kinds == [int, str] and value[0] > 0 and
+            value[1] in ('highest', 'high', 'medium'))
 
 
 class ProgressLog:
@@ -67,7 +123,7 @@ class ProgressLog:
     def __init__(self, path: str, first_columns: tuple[str, ...]):
         self._path = path
         self._columns: list[str] = list(first_columns)
-        if os.path.isfile(path) and (rows := read_table(path)):
+        if os.path.isfile(path) and (rows := _parse(path)[0]):
             self._columns = list(rows[0])
 
     def append(self, row: dict[str, Any]) -> None:
@@ -82,7 +138,10 @@ class ProgressLog:
     def cut(self, column: str, last: float) -> None:
         """Remove the rows in which ``column`` exceeds ``last``, and what is left of a row that was being written."""
         if os.path.isfile(self._path):
-            self._rewrite([row for row in read_table(self._path) if _number(row.get(column)) <= last])
+            rows = read_table(self._path)
+            if rows and column not in rows[0]:
+                logger.warning('%s is damaged: it has no column %s; the table begins anew', self._path, column)
+            self._rewrite([row for row in rows if _number(row.get(column)) <= last])
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         os.makedirs(os.path.dirname(self._path) or '.', exist_ok=True)
@@ -95,11 +154,45 @@ class ProgressLog:
 
 
 def read_table(path: str) -> list[dict[str, str]]:
-    """The complete rows of a ``progress.csv``; a line that does not end is being written."""
-    with open(path, newline='', encoding='utf8') as file:
+    """The complete rows of a ``progress.csv``, which hold numbers and ''; a line that does not end is being written.
+
+    What is damaged is left out, with a warning.
+    """
+    rows, num_damaged = _parse(path)
+    if num_damaged:
+        logger.warning('%s is damaged: %d of its lines are left out', path, num_damaged)
+    return rows
+
+
+def _parse(path: str) -> tuple[list[dict[str, str]], int]:
+    """The rows, and how many lines are damaged. Each line is read by itself: a stray quote takes none with it."""
+    with open(path, encoding='utf8', errors='replace', newline='') as file:
         text = file.read()
-    rows = list(csv.DictReader(io.StringIO(text[:text.rfind('\n') + 1], newline='')))
-    return [row for row in rows if None not in row and None not in row.values()]
+    lines = text[:text.rfind('\n') + 1].replace('\r\n', '\n').split('\n')[:-1]
+    fields = [_fields(line) for line in lines if line]
+    if not fields:
+        return [], 0
+    columns = fields[0]
+    if any('\ufffd' in name for name in columns):
+        return [], len(fields)
+    rows = [dict(zip(columns, values)) for values in fields[1:]
+            if len(values) == len(columns) and all(not x or _is_number(x) for x in values)]
+    return rows, len(fields) - 1 - len(rows)
+
+
+def _fields(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line], strict=True))
+    except csv.Error:
+        return []
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _text(value: Any) -> str:
@@ -107,10 +200,7 @@ def _text(value: Any) -> str:
 
 
 def _number(text: str | None) -> float:
-    try:
-        return float(text or 'nan')
-    except ValueError:
-        return float('nan')
+    return float(text or 'nan')
 
 
 def _replace(path: str, data: bytes) -> None:

@@ -1,12 +1,13 @@
 """What signals ask of a run; it complies at the end of the iteration, when everything is consistent.
 
-SIGTERM and SIGINT: write a checkpoint and stop (a second SIGINT stops at once). SIGUSR1: write a checkpoint and go on.
-SIGUSR2: print where every thread stands, at once.
+SIGTERM, SIGINT and SIGHUP (the terminal is gone, but not under ``nohup``): write a checkpoint and stop (a second SIGINT
+stops at once). SIGUSR1: write a checkpoint and go on. SIGUSR2: print where every thread stands, at once.
 """
 import contextlib
 import faulthandler
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Iterator
@@ -38,6 +39,8 @@ class StopSignals:
             return
         handlers = {signal.SIGTERM: self._on_stop, signal.SIGINT: self._on_stop,
                     signal.SIGUSR1: self._on_checkpoint_request}
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            handlers[signal.SIGHUP] = self._on_hangup
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         dumps_stacks = _register_stack_dump()
         try:
@@ -55,6 +58,10 @@ class StopSignals:
         again = '; interrupt again to stop at once, without one' if number == signal.SIGINT else ''
         _tell(f'\n{signal.Signals(number).name}: stopping after this iteration with a checkpoint{again}\n')
 
+    def _on_hangup(self, number: int, frame: Any) -> None:
+        leave_terminal()
+        self._on_stop(number, frame)
+
     def _on_checkpoint_request(self, number: int, frame: Any) -> None:
         self._checkpoint_requested = True
 
@@ -67,6 +74,19 @@ def _tell(text: str) -> None:
         sys.stderr.write(text)
     else:
         os.write(descriptor, text.encode())
+
+
+def leave_terminal() -> None:
+    """Print to nobody from now on, if it was to a terminal: one that is gone refuses to be written to."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        try:
+            mode = os.fstat(descriptor).st_mode
+        except OSError:  # closed
+            continue
+        if stat.S_ISCHR(mode):
+            os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def _register_stack_dump() -> bool:

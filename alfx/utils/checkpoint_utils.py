@@ -5,21 +5,35 @@ its own (which ``torch.load`` ignores). It is written under another name, flushe
 named ``ckpt-N`` is complete or damaged by something else; the checksum tells. A damaged one is passed over with a
 warning in favour of the one before it; a file that something else than alfx wrote is refused.
 
+Replay buffers, which may be larger than all the rest, are in a file of the same kind beside it, ``ckpt-N.replay``. It
+is written before its checkpoint, which holds its checksum; only those of the latest checkpoints are kept.
+
 The state of the environments, which has to be pickled, is kept beside it as ``ckpt-N.env``. It carries the checksum of
-its checkpoint and its own, and is read by nothing but :meth:`Checkpointer.load_environment_state`.
+its checkpoint and its own, and a code that only the user who wrote it could make (:mod:`alfx.utils.user_key`): to
+unpickle what another one wrote would execute code. It is read by nothing but
+:meth:`Checkpointer.load_environment_state`.
 """
 import contextlib
+import errno
 import hashlib
+import hmac
 import json
 import logging
 import os
 import pickle
+import pickletools
 import re
+import stat
+import time
+import zipfile
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+from alfx.utils import user_key
+from alfx.utils.user_key import NoKeyError
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +41,12 @@ _FORMAT = 1
 _MARK = 'alfx_checkpoint'
 _TRAILER = b'\nalfx-sha256:'
 _TRAILER_SIZE = len(_TRAILER) + 64
-_ENV_MARK = b'alfx-env:'
+_ENV_MARK = b'alfx-env-2:'
 _NAME = re.compile(r'ckpt-(\d+)')
 _TEMPORARIES = 'temporary.json'
+_EXTRA, _REPLAY = '_extra_state', 'replay_buffer'  # where a state has what goes into the file of replay buffers
+_REPLAYS_KEPT = 2  # one more than needed, should the latest checkpoint be damaged
+_UNFINISHED = re.compile(r'(ckpt-\d+(\.env|\.replay)?|temporary\.json)\.tmp\d+')
 
 
 class CheckpointError(RuntimeError):
@@ -110,21 +127,39 @@ class Checkpointer:
                temporary: bool) -> None:
         """Write ``states``; see :meth:`save`."""
         path = self.path(global_step)
+        states, replay = _take_replay_out(states)
         try:
             os.makedirs(self._dir, exist_ok=True)
-            with _temporary_file(path) as (file, commit):
-                writer = _HashingWriter(file)
-                writer.save({_MARK: _FORMAT, 'global_step': global_step, 'modules': states})
-                file.write(_TRAILER + writer.hexdigest().encode())
-                self._save_environment_state(path, writer.hexdigest(), environment_state)
+            self._remove_unfinished()
+            with contextlib.ExitStack() as stack:
+                replay_checksum = None
+                if replay:
+                    replay_file = stack.enter_context(_temporary_file(f'{path}.replay'))
+                    replay_checksum = _save(replay_file.file, {_MARK: _FORMAT, 'modules': replay})
+                file = stack.enter_context(_temporary_file(path))
+                checksum = _save(file.file, {_MARK: _FORMAT, 'global_step': global_step, 'modules': states,
+                                             'replay': replay_checksum})
+                self._save_environment_state(path, checksum, environment_state)
                 if temporary:
                     self._write_temporaries({*self._temporaries(), global_step})
                 elif global_step in self._temporaries():
                     self._write_temporaries(self._temporaries() - {global_step})
-                commit()
+                if replay:
+                    replay_file.commit()
+                else:
+                    _remove(f'{path}.replay')
+                file.commit()
+            for step in self.steps()[:-_REPLAYS_KEPT]:
+                _remove(f'{self.path(step)}.replay')
         except OSError as error:
             raise CheckpointError(f'the checkpoint {path} cannot be written: {error.strerror or error}; free some '
                                   'space or correct the permissions, older checkpoints are untouched') from error
+
+    def _remove_unfinished(self) -> None:
+        """Remove what processes that were killed were writing."""
+        for name in os.listdir(self._dir):
+            if _UNFINISHED.fullmatch(name):
+                os.remove(os.path.join(self._dir, name))
 
     def load(self, global_step: int | str = 'latest', ignored_parameter_prefixes: Sequence[str] = (),
              ignore_unexpected: bool = False, load_options: dict[str, dict[str, Any]] | None = None) -> int:
@@ -160,24 +195,32 @@ class Checkpointer:
         return step
 
     def load_environment_state(self, global_step: int) -> Any:
-        """The environment state of a checkpoint; None if there is none, or it is not of this very checkpoint.
-
-        It is unpickled, which executes code: only for the folder of the user's own run.
-        """
+        """The environment state of a checkpoint; None if there is none, or it is not of this very checkpoint, or
+        another user wrote it."""
         path = self.path(global_step) + '.env'
         try:
-            with open(self.path(global_step), 'rb') as file:
+            with _open(self.path(global_step)) as file:
                 checksum = _trailer(file)
-            with open(path, 'rb') as file:
-                header = file.read(len(_ENV_MARK) + 128)
+            with _open(path) as file:
+                header, code = file.read(len(_ENV_MARK) + 128), file.read(64)
                 payload = file.read()
         except FileNotFoundError:
             return None
-        except (OSError, _Damaged) as error:
+        except _Damaged as error:
             logger.warning('the environment state %s cannot be read: %s', path, error)
             return None
         if header != _ENV_MARK + checksum + _digest(payload):
             logger.warning('the environment state %s is damaged or belongs to another checkpoint', path)
+            return None
+        try:
+            is_own = hmac.compare_digest(code, _code(header))
+        except NoKeyError as error:
+            logger.warning('the environment state %s is not used: %s', path, error)
+            return None
+        if not is_own:
+            logger.warning('the environment state %s is not used: it was not written with the key of this user (%s). '
+                           'If it is of a run of yours on another machine, copy the key from there', path,
+                           user_key.path())
             return None
         return pickle.loads(payload)
 
@@ -186,44 +229,54 @@ class Checkpointer:
         temporaries = sorted(self._temporaries() & set(self.steps()))
         old = temporaries[:-keep] if keep else temporaries
         for step in old:
-            for path in (self.path(step), self.path(step) + '.env'):
-                with contextlib.suppress(FileNotFoundError):
-                    os.remove(path)
+            for ending in ('', '.env', '.replay'):
+                _remove(self.path(step) + ending)
         if old:
             self._write_temporaries(set(temporaries) - set(old))
 
     def _read(self, global_step: int | str) -> tuple[int, str, dict[str, Any]]:
         """Step, path and states of the checkpoint asked for."""
+        wants_replay = any(_has_replay_buffer(module) for module in self._modules.values())
         if global_step != 'latest':
             path = self.path(int(global_step))
-            if not os.path.isfile(path):
+            if not os.path.lexists(path):
                 found = ', '.join(map(str, self.steps())) or 'none'
                 raise CheckpointError(f'there is no checkpoint {path}; steps in that folder: {found}')
-            return int(global_step), path, read_checkpoint(path)
+            return int(global_step), path, _read_sound(path, wants_replay)
         for step in reversed(self.steps()):
             try:
-                return step, self.path(step), _read_states(self.path(step))
-            except _Damaged as error:
+                return step, self.path(step), _read_states(self.path(step), wants_replay)
+            except (_Damaged, FileNotFoundError) as error:  # the latter: a run that goes on has removed it
                 logger.warning('%s is passed over, it is damaged: %s', self.path(step), error)
-        raise CheckpointError(f'there is no undamaged checkpoint in {self._dir}')
+        why = '' if self.steps() else ': there is none at all; the first one of a run is written after some minutes'
+        raise CheckpointError(f'there is no undamaged checkpoint in {self._dir}{why}')
 
     def _save_environment_state(self, path: str, checksum: str, state: Any) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(path + '.env')
+        _remove(f'{path}.env')
         if state is None:
             return
         payload = pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
+        header = _ENV_MARK + checksum.encode() + _digest(payload)
+        try:
+            code = _code(header)
+        except NoKeyError as error:
+            logger.warning('the state of the environments is not saved, a run that goes on starts new episodes: %s',
+                           error)
+            return
         with _temporary_file(path + '.env') as (file, commit):
-            file.write(_ENV_MARK + checksum.encode() + _digest(payload) + payload)
+            file.write(header + code + payload)
             commit()
 
     def _temporaries(self) -> set[int]:
         try:
-            with open(os.path.join(self._dir, _TEMPORARIES), encoding='utf8') as file:
-                return set(json.load(file))
+            with _open(os.path.join(self._dir, _TEMPORARIES)) as file:
+                steps = json.load(file)
+            if not (isinstance(steps, list) and all(type(step) is int for step in steps)):
+                raise _Damaged('it is no list of numbers')
+            return set(steps)
         except FileNotFoundError:
             return set()
-        except ValueError:
+        except (ValueError, _Damaged):
             logger.warning('%s in %s is damaged: no checkpoint is taken to be temporary', _TEMPORARIES, self._dir)
             return set()
 
@@ -236,21 +289,28 @@ class Checkpointer:
 def read_checkpoint(path: str) -> dict[str, Any]:
     """The states ``{name: state_dict}`` that a checkpoint holds, on the CPU; nothing is executed in reading it.
 
+    Replay buffers are among them if it is one of the latest checkpoints.
+
     Raises:
         CheckpointError: there is no such file, it is damaged, or it was not written by alfx.
     """
+    return _read_sound(path, with_replay=True)
+
+
+def _read_sound(path: str, with_replay: bool) -> dict[str, Any]:
+    """The states of one checkpoint, none other will do; see :func:`read_checkpoint`."""
+    if os.path.isdir(path):
+        raise CheckpointError(f'{path} is a folder; name the checkpoint in it, such as {path}/ckpt-100')
     try:
-        return _read_states(path)
+        return _read_states(path, with_replay)
     except FileNotFoundError as error:
         raise CheckpointError(f'there is no checkpoint {path}') from error
-    except IsADirectoryError as error:
-        raise CheckpointError(f'{path} is a folder; name the checkpoint in it, such as {path}/ckpt-100') from error
     except _Damaged as error:
         raise CheckpointError(f'the checkpoint {path} is damaged: {error}') from error
 
 
 def extract_sub_state_dict_from_checkpoint(checkpoint_prefix: str, checkpoint_path: str) -> dict[str, Any]:
-    """Part of a checkpoint, to be loaded into a part of an algorithm.
+    """Part of a checkpoint, to be loaded into a part of an algorithm; without replay buffers.
 
     Args:
         checkpoint_prefix: path from the checkpoint to the part, ``'alg'`` for the whole algorithm,
@@ -263,7 +323,7 @@ def extract_sub_state_dict_from_checkpoint(checkpoint_prefix: str, checkpoint_pa
     Raises:
         CheckpointError: the checkpoint cannot be read, or has no such part; parts that it has are named.
     """
-    states = read_checkpoint(os.path.expanduser(checkpoint_path))
+    states = _read_sound(os.path.expanduser(checkpoint_path), with_replay=False)
     name, _, rest = checkpoint_prefix.partition('.')
     if name in states and not rest:
         return states[name]
@@ -276,29 +336,76 @@ def extract_sub_state_dict_from_checkpoint(checkpoint_prefix: str, checkpoint_pa
                           f'{", ".join(sorted(inner | set(states)))}')
 
 
-def _read_states(path: str) -> dict[str, Any]:
+def _read_states(path: str, with_replay: bool) -> dict[str, Any]:
+    content = _read_content(path)
+    states, checksum = content['modules'], content.get('replay')
+    if not with_replay or checksum is None:
+        return states
     try:
-        with open(path, 'rb') as file:
+        with _open(f'{path}.replay') as file:
+            if _trailer(file) != checksum.encode():
+                raise _Damaged('it belongs to another checkpoint')
+        return _put_replay_in(states, _read_content(f'{path}.replay')['modules'])
+    except FileNotFoundError:
+        logger.warning('the replay buffer of %s is not there any more: %s.replay', path, path)
+    except _Damaged as error:
+        logger.warning('the replay buffer in %s.replay is left out, the file is damaged: %s', path, error)
+    return states
+
+
+def _read_content(path: str) -> dict[str, Any]:
+    """What :func:`_save` was given."""
+    with _open(path) as file:
+        try:
             checksum = _trailer(file)
-            size = os.path.getsize(path) - _TRAILER_SIZE
-            if checksum != _file_digest(file, size):
-                raise _Damaged('its checksum is wrong')
-            file.seek(0)
+        except _Damaged:
+            _refuse_foreign(path, file)
+            raise
+        if checksum != _file_digest(file, os.path.getsize(path) - _TRAILER_SIZE):
+            raise _Damaged('its checksum is wrong')
+        file.seek(0)
+        try:
             content = torch.load(file, map_location='cpu', weights_only=True)
-    except _Damaged:
-        _refuse_foreign(path)
-        raise
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise CheckpointError(f'{path} cannot be read by torch {torch.__version__}: {error}') from error
+        except pickle.UnpicklingError as error:  # whose text proposes to execute it
+            raise CheckpointError(f'{path} holds more than weights and numbers, and to read it could execute code: it '
+                                  'is not used') from error
+        except (RuntimeError, EOFError) as error:
+            raise CheckpointError(f'{path} cannot be read by torch {torch.__version__}: {error}') from error
     if content[_MARK] != _FORMAT:
         raise CheckpointError(f'{path} has format {content[_MARK]}, this version of alfx reads format {_FORMAT}')
-    return content['modules']
+    return content
 
 
-def _refuse_foreign(path: str) -> None:
-    """Raise if a file without our checksum is intact, hence something else's."""
+def _open(path: str) -> Any:
+    """Open a file for reading, never waiting for it.
+
+    Raises:
+        FileNotFoundError: there is nothing of that name.
+        _Damaged: it is no file, or a link to none; or the disk does not give it.
+    """
     try:
-        content = torch.load(path, map_location='cpu', weights_only=True)
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):  # to open a pipe could take for ever
+            raise _Damaged('it is a folder' if stat.S_ISDIR(mode) else 'it is no file but a pipe or a device')
+        return open(path, 'rb')
+    except FileNotFoundError:
+        if os.path.islink(path):
+            raise _Damaged(f'it is a link to {os.readlink(path)}, which is not there') from None
+        raise
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EIO):
+            raise _Damaged(error.strerror) from error
+        raise
+
+
+def _refuse_foreign(path: str, file: Any) -> None:
+    """Raise if a file without our checksum is intact, hence something else's."""
+    file.seek(0)
+    if not zipfile.is_zipfile(file) and not _is_pickle(file):
+        return
+    file.seek(0)
+    try:
+        content = torch.load(file, map_location='cpu', weights_only=True)
     except pickle.UnpicklingError as error:
         if 'unsupported' in str(error).lower():  # a sound file of classes that weights_only does not load
             raise CheckpointError(f'{path} was not written by alfx: it holds more than weights and numbers, and to '
@@ -308,6 +415,64 @@ def _refuse_foreign(path: str) -> None:
         return
     if not (isinstance(content, dict) and _MARK in content):
         raise CheckpointError(f'{path} was not written by alfx: it lacks the mark and the checksum of its checkpoints')
+
+
+def _is_pickle(file: Any) -> bool:
+    """Whether what comes first in the file are the instructions of a pickle, as torch once wrote; none is executed."""
+    file.seek(0)
+    if file.read(1) != pickle.PROTO:
+        return False
+    file.seek(0)
+    try:
+        for _ in pickletools.genops(file):
+            pass
+    except (ValueError, OverflowError, MemoryError):
+        return False
+    return True
+
+
+def _save(file: Any, content: dict[str, Any]) -> str:
+    """Write a checkpoint file; returns its checksum."""
+    writer = _HashingWriter(file)
+    writer.save(content)
+    file.write(_TRAILER + writer.hexdigest().encode())
+    return writer.hexdigest()
+
+
+def _take_replay_out(states: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``{name: state_dict}`` without replay buffers; and those, in the same order of names and keys."""
+    rest, replay = {}, {}
+    for name, state in states.items():
+        found = {key: value[_REPLAY] for key, value in state.items()
+                 if key.split('.')[-1] == _EXTRA and isinstance(value, dict) and _REPLAY in value}
+        rest[name] = {**state, **{key: {k: v for k, v in state[key].items() if k != _REPLAY} for key in found}}
+        if found:
+            replay[name] = found
+    return rest, replay
+
+
+def _put_replay_in(states: dict[str, Any], replay: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`_take_replay_out`."""
+    return {name: {**state, **{key: {**state[key], _REPLAY: buffer}
+                               for key, buffer in replay.get(name, {}).items()}} for name, state in states.items()}
+
+
+def _has_replay_buffer(module: Any) -> bool:
+    parts = module.modules() if isinstance(module, nn.Module) else ()
+    return any(getattr(part, _REPLAY, None) is not None for part in parts)
+
+
+def _remove(path: str) -> None:
+    """Remove a file, if there is one."""
+    _put_aside_folder(path)
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
+
+
+def _put_aside_folder(path: str) -> None:
+    """Rename a folder that has the name of a file which is about to be written; anything else gives way by itself."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        os.rename(path, f'{path}.{time.time_ns()}')
 
 
 def _trailer(file: Any) -> bytes:
@@ -333,6 +498,11 @@ def _file_digest(file: Any, size: int) -> bytes:
 
 def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).hexdigest().encode()
+
+
+def _code(header: bytes) -> bytes:
+    """What only this user can make of the header of an environment state, which tells all that is in the file."""
+    return hmac.new(user_key.user_key(), header, 'sha256').hexdigest().encode()
 
 
 class _HashingWriter:
@@ -383,6 +553,7 @@ def _temporary_file(path: str) -> Iterator[_TemporaryFile]:
     def commit() -> None:
         file.flush()
         os.fsync(file.fileno())
+        _put_aside_folder(path)
         os.replace(temporary, path)
         _sync_folder(os.path.dirname(path) or '.')
 

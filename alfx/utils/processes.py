@@ -135,7 +135,7 @@ def is_orphan() -> bool:
 def leave_signals_to_parent() -> None:
     """Ignore what reaches all processes of a terminal or of a job: the one that trains decides what it means."""
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
 
 

@@ -1,6 +1,8 @@
 """What a person gets to read whose run cannot go on: one message, an exit code that is not 0, nothing lost."""
 import errno
+import fcntl
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from absl.testing import flagsaver
 from alfx import gin_utils
 from alfx.bin import flags as conf_flags
 from alfx.bin import train
+from alfx.trainers.policy_trainer import RLTrainer
+from alfx.trainers.run_files import read_table
 from alfx.utils.checkpoint_utils import read_checkpoint
 
 FLAGS = flags.FLAGS
@@ -207,3 +211,139 @@ def test_nothing_is_left_behind_by_a_conf_that_is_wrong(run_train, tmp_path):
     code, _ = run_train("PPOLoss.gama = 0.9\n")
     assert code == 2
     assert not (tmp_path / 'run').exists()
+
+
+# what is wrong -> what is said; none of it shows before environment and networks are made
+FAILED_STARTS = {
+    'a value out of range': ('TrainerConfig.mini_batch_size = -4\n', 'mini_batch_size'),
+    'a misspelled environment': ("create_environment.env_name = 'CartPol-v1'\n", 'CartPol'),
+    'a head for the other kind of action': (FAULTS['head for the other kind of action'][0] + '\n', 'Normal'),
+}
+
+
+@pytest.mark.parametrize('mistake', FAILED_STARTS)
+def test_a_start_that_fails_leaves_nothing_and_the_corrected_conf_runs(run_train, tmp_path, mistake):
+    added, said = FAILED_STARTS[mistake]
+    code, err = run_train(added)
+    assert code == 2 and said in err
+    assert not (tmp_path / 'run').exists()
+    assert run_train()[0] == 0
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_binds_nobody_to_its_conf(run_train):
+    code, _ = run_train(FAULTS['raises in step'][0])
+    assert code == 1 and Path('run', 'conf', 'config.gin').exists() and not checkpoints()
+    Path('run', 'conf', 'operative.gin').write_text('of the conf that failed')
+    code, err = run_train('ValueNetwork.fc_layer_params = (32, )\n')
+    assert code == 0, err
+    assert 'FaultyStep' not in Path('run', 'conf', 'config.gin').read_text()
+    assert 'fc_layer_params = (32' in Path('run', 'conf', 'operative.gin').read_text()
+
+
+def test_a_start_that_fails_leaves_the_run_in_its_folder_as_it_was(run_train):
+    run_train()
+    before = {path: path.read_bytes() for path in Path('run').rglob('*') if path.is_file()}
+    code, _ = run_train('TrainerConfig.num_summaries = -1\n')
+    assert code == 2
+    assert {path: path.read_bytes() for path in Path('run').rglob('*') if path.is_file()} == before
+
+
+def test_a_second_run_in_the_folder_is_refused_and_changes_nothing(run_train):
+    run_train()
+    before = {path: path.read_bytes() for path in Path('run').rglob('*') if path.is_file()}
+    with open(Path('run', 'train.lock'), 'r+', encoding='utf8') as other:  # another process would do it like this
+        fcntl.flock(other, fcntl.LOCK_EX)
+        code, err = run_train('TrainerConfig.num_iterations = 8\n')
+    assert code == 2 and 'another process trains in' in err
+    assert {path: path.read_bytes() for path in Path('run').rglob('*') if path.is_file()} == before
+    assert run_train('TrainerConfig.num_iterations = 8\n')[0] == 0
+
+
+def test_a_run_with_damaged_records_goes_on(run_train):
+    run_train('TrainerConfig.num_iterations = 2\n')
+    table = Path('run', 'progress.csv')
+    table.write_bytes(table.read_bytes() + b'\xff\xfe,1\r\n')
+    Path('run', 'train', 'start.json').write_text('[]')
+    code, err = run_train()
+    assert code == 0, err
+    assert [row['iteration'] for row in read_table(str(table))] == ['0', '1', '2', '3']
+    log = Path('run', 'train.log').read_text()
+    assert 'progress.csv' in log and 'start.json is damaged' in log
+
+
+@pytest.mark.parametrize('make, root_dir, said', [
+    (lambda: None, 'x' * 300, 'File name too long'),
+    (lambda: os.symlink('nowhere/at/all', 'dangling'), 'dangling', 'is a link to nowhere/at/all'),
+    (lambda: os.symlink('looping', 'looping'), 'looping', 'is a link to looping'),
+    (lambda: Path('file').write_text(''), 'file/sub', 'Not a directory'),
+    (lambda: None, '/proc/nothing', '/proc/nothing'),
+])
+def test_a_run_folder_that_cannot_be_made_is_told_with_a_remedy(run_train, make, root_dir, said):
+    make()
+    code, err = run_train(root_dir=root_dir)
+    assert code == 2 and said in err and '--root_dir' in err and 'Traceback' not in err
+
+
+def test_a_folder_that_is_removed_during_the_run_is_said_once_and_gets_its_conf_again(run_train, monkeypatch):
+    train_iter, iterations = RLTrainer._train_iter, []
+
+    def removing(self):
+        iterations.append(train_iter(self))
+        if len(iterations) == 1:
+            self._summary.writer.flush()
+            shutil.rmtree('run')
+
+    monkeypatch.setattr(RLTrainer, '_train_iter', removing)
+    code, err = run_train('TrainerConfig.num_checkpoints = 4\n')
+    assert code == 0 and err.count('has been removed') == 1
+    conf = {path.name for path in Path('run', 'conf').iterdir()}
+    assert {'config.gin', 'operative.gin', 'mine.gin', 'versions.json', 'command_line.txt'} <= conf
+    assert Path('run', 'train', 'start.json').exists()
+    assert run_train('TrainerConfig.num_checkpoints = 4\nTrainerConfig.num_iterations = 6\n')[0] == 0
+    assert run_train('TrainerConfig.num_checkpoints = 4\nValueNetwork.fc_layer_params = (32, )\n')[0] == 2
+
+
+def test_without_the_record_of_its_conf_a_run_takes_no_other_one(run_train):
+    run_train()
+    Path('run', 'conf', 'config.gin').unlink()
+    code, err = run_train('ValueNetwork.fc_layer_params = (32, )\n')
+    assert code == 2 and 'ValueNetwork.fc_layer_params' in err
+    code, err = run_train('TrainerConfig.num_iterations = 6\n')
+    assert code == 0, err
+    shutil.rmtree(Path('run', 'conf'))
+    code, err = run_train()
+    assert code == 2 and 'conf/config.gin' in err and 'use another root_dir' in err
+
+
+def test_a_conf_with_the_mark_of_windows_editors_is_read_and_a_folder_is_no_conf(run_train, tmp_path):
+    (tmp_path / 'marked.gin').write_text(CONF, encoding='utf-8-sig')
+    assert run_train(conf='marked.gin')[0] == 0
+    (tmp_path / 'confs').mkdir()
+    (tmp_path / 'confs' / 'c.gin').write_text(CONF)
+    code, err = run_train(conf='confs')
+    assert code == 2 and "'confs' is a folder" in err and 'c.gin' in err
+    code, err = run_train(conf='run')
+    assert code == 2 and '--root_dir' in err
+
+
+def test_a_checkpoint_argument_that_does_not_exist_is_told_with_the_line_of_the_conf(run_train):
+    code, err = run_train("ActorCriticAlgorithm.checkpoint = 'nowhere/ckpt-1'\n")
+    line = CONF.count('\n') + 1
+    assert code == 2 and f'mine.gin:{line}' in err and 'nowhere/ckpt-1' in err, err
+
+
+def test_a_field_of_a_plain_observation_is_told_as_such(run_train):
+    _, err = run_train(FAULTS['transformer of a missing field'][0] + '\n')
+    assert 'is a single TensorSpec and has no fields' in err or 'is a single BoundedTensorSpec' in err, err
+
+
+@pytest.mark.parametrize('settings, said', [
+    ({'RANK': 'x', 'WORLD_SIZE': 'y'}, "WORLD_SIZE in the environment: expected a number, found 'y'"),
+    ({'RANK': 'x', 'WORLD_SIZE': '2'}, "RANK in the environment: expected a number, found 'x'"),
+    ({'RANK': '0', 'WORLD_SIZE': '2'}, 'no MASTER_ADDR and no MASTER_PORT'),
+])
+def test_an_incomplete_environment_of_ranks_is_told_with_a_remedy(run_train, monkeypatch, settings, said):
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    code, err = run_train()
+    assert code == 2 and said in err and 'torchrun' in err

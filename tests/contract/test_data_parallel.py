@@ -201,6 +201,9 @@ def test_a_run_goes_on_in_another_number_of_processes_and_counts_on(tmp_path):
 @pytest.mark.slow
 def test_ranks_stop_with_a_checkpoint_when_they_are_asked_to_and_when_their_program_is_killed(tmp_path):
     process, pids = start_endless_run('two', tmp_path / 'asked')
+    for how in ('one', 'two'):
+        code, words = finish(how, tmp_path / 'asked', 2)
+        assert code == 2 and f'process {pids[0]} on' in words and words.count('ConfError') == 1, words
     os.kill(pids[1], signal.SIGTERM)  # one of them alone
     out, words = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGTERM, words

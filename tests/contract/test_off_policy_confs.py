@@ -1,4 +1,4 @@
-"""What holds for every algorithm, also with a replay buffer: repeatable, and resumable with its buffer saved.
+"""What holds for every algorithm, also with a replay buffer: repeatable, and resumable as the confs are shipped.
 
 The shipped confs of small tasks are run for a few iterations, each with a small batch.
 """
@@ -32,7 +32,7 @@ SMALL = [
     'TrainerConfig.num_updates_per_train_iter = 2', 'TrainerConfig.num_checkpoints = 2',
     'TrainerConfig.num_threads = 1', "TrainerConfig.float32_matmul_precision = 'highest'",
     'TrainerConfig.summary_interval = 4',
-    'TrainerConfig.num_summaries = None', 'ReplayBuffer.enable_checkpoint = True'
+    'TrainerConfig.num_summaries = None'
 ]
 
 
@@ -102,7 +102,7 @@ def differences(a, b):
 
 
 @pytest.mark.parametrize('conf', CONFS)
-def test_same_seed_same_parameters_also_when_resumed_with_the_replay_buffer(conf, tmp_path):
+def test_same_seed_same_parameters_also_when_resumed(conf, tmp_path):
     first, second, resumed = tmp_path / 'first', tmp_path / 'second', tmp_path / 'resumed'
     expected = train(conf, first)
     assert any('replay_buffer' in name for name in expected) != (conf in ON_POLICY)
@@ -113,6 +113,23 @@ def test_same_seed_same_parameters_also_when_resumed_with_the_replay_buffer(conf
         path.unlink()
     assert [p.name for p in numbered(resumed)] == ['ckpt-4']
     assert differences(expected, train(conf, resumed)) == []
+
+
+@pytest.mark.parametrize('setting, at_start', [
+    ('TrainerConfig.replay_checkpoint_megabytes = 0.001', 'replay_buffer will hold 1 MiB'),
+    ('ReplayBuffer.enable_checkpoint = False', 'ReplayBuffer.enable_checkpoint = False'),
+    ('ReplayBuffer.enable_checkpoint = True', ''),
+    ('ReplayBuffer.enable_checkpoint = None', ''),
+])
+def test_what_will_not_go_on_exactly_is_said_at_the_start_and_when_it_goes_on(tmp_path, caplog, setting, at_start):
+    params = [*conf_params('sac_pendulum'), setting]
+    for iterations in (8, 16):
+        caplog.clear()
+        gin_utils.load('sac_pendulum', [*params, f'TrainerConfig.num_iterations = {iterations}'])
+        RLTrainer(TrainerConfig(root_dir=str(tmp_path))).train()
+        gin_utils.clear()
+        assert ('not part of checkpoints' in caplog.text) == bool(at_start) and at_start in caplog.text
+        assert ('was not in the checkpoint' in caplog.text) == (bool(at_start) and iterations == 16)
 
 
 @pytest.mark.parametrize('conf', CONFS)

@@ -133,3 +133,16 @@ def test_code_that_ends_the_program_is_named_and_no_success(capsys):
 def test_the_exit_code_is_what_main_returns():
     assert conf_flags.call(lambda argv: None, ['program']) == 0
     assert conf_flags.call(lambda argv: 1, ['program']) == 1
+
+
+@pytest.mark.parametrize('argument, said', [('--no_such_flag=3', 'no_such_flag'), ('--root_dirr=3', 'root_dir')])
+def test_a_mistake_in_the_flags_is_one_of_the_user(argument, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        conf_flags.parse(['program', argument])
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_a_flag_that_other_programs_have_is_explained(capsys):
+    with pytest.raises(SystemExit) as ended:
+        conf_flags.parse(['check', '--rooot=3'], {'rooot': 'check works elsewhere'})
+    assert ended.value.code == 2 and capsys.readouterr().err == 'check works elsewhere\n'

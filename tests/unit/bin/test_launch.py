@@ -34,7 +34,7 @@ def test_after_an_error_those_that_do_not_end_are_killed(monkeypatch, tmp_path):
         os.kill(int((tmp_path / '0').read_text()), 0)
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_ranks_that_end_by_the_signal_that_was_passed_on_have_stopped_and_not_failed(number, tmp_path):
     def ask():
         deadline = time.monotonic() + 60

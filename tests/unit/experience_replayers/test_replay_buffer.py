@@ -357,8 +357,42 @@ def test_arguments_out_of_range_are_refused_by_name():
             buffer.get_batch(*args)
 
 
+@pytest.mark.parametrize('prioritized', [False, True])
+def test_only_what_is_filled_is_saved(prioritized):
+    sizes = []
+    for length in (10, 10_000):
+        buffer = ReplayBuffer(SPEC, 2, length, prioritized_sampling=prioritized)
+        buffer.add_sequence(cell(torch.arange(20).reshape(10, 2)))
+        file = io.BytesIO()
+        torch.save(buffer.state_dict(), file)
+        sizes.append(file.tell())
+    assert sizes[1] - sizes[0] < 1000
+    buffer.clear()
+    assert all(not block.numel() for block in buffer.state_dict()['blocks'])
+
+
+def test_unless_it_is_told_the_buffer_is_saved_as_long_as_it_holds_little():
+    def buffer(**arguments):
+        made = ReplayBuffer({'large': TensorSpec((300, ))}, 2, 100, **arguments)  # 2,400 bytes a row
+        made.checkpoint_limit = 24_000
+        return made
+
+    found = {}
+    for num_rows in (10, 11):
+        batch = {'large': torch.rand(num_rows, 2, 300)}
+        for flag in (None, True, False):
+            filled, other = buffer(enable_checkpoint=flag), buffer(enable_checkpoint=flag)
+            filled.add_sequence(batch)
+            other.load_state_dict(filled.state_dict())
+            found[num_rows, flag] = other.total_size
+            if other.total_size:
+                assert torch.equal(other.gather_all()[0]['large'], batch['large'].transpose(0, 1))
+    assert found == {(10, None): 20, (10, True): 20, (10, False): 0, (11, None): 0, (11, True): 22, (11, False): 0}
+    assert ReplayBuffer(SPEC, 1).checkpoint_limit == 256 * 2**20
+
+
 def test_contents_are_saved_only_when_asked_and_fit_only_the_same_buffer():
-    plain = ReplayBuffer(TensorSpec(()), 1, 4)
+    plain = ReplayBuffer(TensorSpec(()), 1, 4, enable_checkpoint=False)
     plain.add_batch(torch.ones(1))
     assert plain.state_dict() == {}
     saved = ReplayBuffer(TensorSpec(()), 1, 4, enable_checkpoint=True)

@@ -72,7 +72,14 @@ def start_run(conf, text="include 'base.gin'\nBoat.seats = 2", params=()):
     gin_utils.write_conf('run', loaded, ['train', '--conf', 'boat.gin', "--conf_param=Motor.power = 3"])
     boat = Boat()
     gin_utils.write_operative('run')
+    write_checkpoint('run')
     return boat
+
+
+def write_checkpoint(root_dir):
+    os.makedirs(os.path.join(root_dir, 'train', 'algorithm'))
+    with open(os.path.join(root_dir, 'train', 'algorithm', 'ckpt-3'), 'w', encoding='utf8') as file:
+        file.write('what the run has learned')
 
 
 def test_the_conf_files_are_kept_as_given(conf):
@@ -213,3 +220,13 @@ def test_leaving_a_binding_out_is_a_difference(conf):
     conf("include 'base.gin'")
     with pytest.raises(ConfError, match='Boat.seats is 4, but the run in run has 2'):
         gin_utils.load('boat.gin', root_dir='run')
+
+
+def test_without_a_checkpoint_there_is_no_run_to_go_on_with(conf):
+    gin_utils.write_conf('run', gin_utils.load(conf(BASE)), [])
+    Boat()
+    gin_utils.write_operative('run')
+    loaded = gin_utils.load(conf('Boat.seats = 7', 'other.gin'), root_dir='run')
+    gin_utils.write_conf('run', loaded, [])
+    assert gin_utils.stored_conf('run').endswith('config.gin'), 'the operative conf was that of another one'
+    assert 'Boat.seats = 7' in read('config.gin') and 'Motor' not in read('config.gin')

@@ -5,11 +5,11 @@ import pytest
 import torch
 from trainer_fakes import SmallPolicy, WalkEnv, WalkTrainer, make_config
 
-from alfx import AlgStep
+from alfx import AlgStep, StepType
 from alfx.gin_utils import ConfError
 from alfx.summary import render
 from alfx.trainers import building, run_files
-from alfx.trainers.playing import load_for_play, play
+from alfx.trainers.playing import _Narrator, load_for_play, play
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
 
 
@@ -45,8 +45,18 @@ def make(root_dir, ctor=SmallPolicy, env=None):
 def test_episodes_are_told_of_and_measured(root_dir):
     lines = []
     result = play(root_dir, WalkEnv(1, lengths=[4]), make(root_dir), num_episodes=2, render=False, report=lines.append)
-    assert lines == ['episode 1: return 0., length 4', 'episode 2: return 0., length 4']
+    assert lines == ['episode 1: return 0, length 4', 'episode 2: return 0, length 4']
     assert result.lengths.tolist() == [4, 4]
+
+
+def test_returns_are_told_as_numbers_of_the_field(root_dir):
+    lines = []
+    for reward in (torch.tensor([112.0]), torch.tensor([[0.5, 2.0]])):
+        narrator = _Narrator(lambda *args: None, lines.append)
+        step = WalkEnv(1, lengths=[1]).reset()
+        for step_type in (StepType.FIRST, StepType.LAST):
+            narrator(step._replace(reward=reward, step_type=torch.tensor([int(step_type)])), AlgStep())
+    assert lines == ['episode 1: return 112, length 1', 'episode 1: return [0.5 2. ], length 1']
 
 
 def test_the_checkpoint_asked_for_is_loaded_without_an_environment_of_training(root_dir):

@@ -367,7 +367,7 @@ def sends(*numbers):
     return Signalled
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stop_signal_ends_the_run_with_a_checkpoint_from_which_it_goes_on(tmp_path, number, capsys):
     before = signal.getsignal(number)
     trainer = run(tmp_path / 'stopped', sends(number))
@@ -419,6 +419,15 @@ def test_ranks_go_on_with_the_progress_that_they_had_together(tmp_path):
     again = seen[7:]  # with the iteration after which it was killed
     assert again and again == uninterrupted[-len(again):] and again[0]['env_steps'] > 40
     assert resumed.progress() == 1.0
+
+
+def test_a_hangup_that_is_ignored_as_under_nohup_stays_ignored(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        trainer = run(tmp_path, sends(signal.SIGHUP))
+        assert trainer.stop_signal is None and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_interrupt_stops_at_once(tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 
+import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from alfx import context, summary
@@ -81,3 +82,43 @@ def test_what_was_decided_at_the_start_is_kept(tmp_path):
     record.write(random_seed=3)
     record.write(tuning=[1, 'highest'])
     assert StartRecord(str(tmp_path)).read() == {'random_seed': 3, 'tuning': [1, 'highest']}
+
+
+TABLE = b'iteration,global_counter,loss\r\n0,0,0.5\r\n1,1,0.25\r\n2,2,\r\n'
+
+
+@pytest.mark.parametrize('damage, kept', [
+    ((b'0.25', b'0.\xff5'), ['0', '2']),
+    ((b'0.25', b'0.2\x005'), ['0', '2']),
+    ((b'0.25', b'"0.25'), ['0', '2']),
+    ((b'1,1,0.25', b'1,1'), ['0', '2']),
+    ((b'global', b'glo\xfebal'), []),
+    ((b'global', b'globe'), []),
+])
+def test_lines_of_a_table_that_are_damaged_are_left_out_with_a_warning(tmp_path, caplog, damage, kept):
+    path = tmp_path / 'progress.csv'
+    path.write_bytes(TABLE.replace(*damage))
+    log = ProgressLog(str(path), ('iteration', 'global_counter'))
+    log.cut('global_counter', 2)
+    assert str(path) in caplog.text and 'damaged' in caplog.text
+    log.append({'iteration': 3, 'global_counter': 3})
+    caplog.clear()
+    assert [row['iteration'] for row in read_table(str(path))] == [*kept, '3']
+    assert not caplog.text
+
+
+@pytest.mark.parametrize('content, kept', [
+    (b'[]', {}), (b'{', {}), (b'\xff\xfe', {}), (b'', {}), (b'[' * 100_000, {}),
+    (b'{"random_seed": "one", "tuning": [1, "medium"]}', {'tuning': [1, 'medium']}),
+    (b'{"random_seed": 3, "tuning": [1]}', {'random_seed': 3}),
+    (b'{"random_seed": -3, "tuning": ["medium", 1]}', {}), (b'{"random_seed": true, "tuning": [0, "low"]}', {}),
+])
+def test_a_damaged_record_of_the_start_is_a_warning_and_what_is_good_of_it_is_kept(tmp_path, caplog, content, kept):
+    path = tmp_path / 'train' / 'start.json'
+    path.parent.mkdir()
+    path.write_bytes(content)
+    record = StartRecord(str(tmp_path))
+    assert record.read() == kept and f'{path} is damaged' in caplog.text
+    record.write(random_seed=7, tuning=[1, 'highest'])
+    caplog.clear()
+    assert record.read() == {'random_seed': 7, 'tuning': [1, 'highest']} and not caplog.text

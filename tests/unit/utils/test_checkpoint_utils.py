@@ -1,7 +1,9 @@
 """Tests of checkpoints: what is saved comes back, and damage of any kind is noticed."""
 
+import hashlib
 import logging
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from alfx.utils import checkpoint_utils
 from alfx.utils.checkpoint_utils import (Checkpointer, CheckpointError, enable_checkpoint,
                                          extract_sub_state_dict_from_checkpoint, is_checkpoint_enabled,
                                          read_checkpoint)
@@ -121,6 +124,162 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, caplog, da
         loaded(tmp_path, 2)
 
 
+def _random_bytes(path):
+    path.write_bytes(random.Random(0).randbytes(20_000))
+
+
+def _bytes_that_begin_like_a_pickle(path):
+    path.write_bytes(b'\x80\x02' + random.Random(0).randbytes(20_000))
+
+
+def _bytes_that_begin_like_an_archive(path):
+    path.write_bytes(b'PK\x03\x04' + random.Random(0).randbytes(20_000))
+
+
+def _flipped_names(path):
+    data = path.with_name('ckpt-1').read_bytes()
+    path.write_bytes(data.replace(b'_rebuild_tensor_v2', b'_rebuild_tensor_v9'))
+
+
+def _dangling_link(path):
+    path.symlink_to('nowhere')
+
+
+def _looping_link(path):
+    path.symlink_to(path.name)
+
+
+def _folder(path):
+    (path / 'with').mkdir(parents=True)
+
+
+def _link_to_a_folder(path):
+    path.symlink_to('..')
+
+
+def _device(path):
+    path.symlink_to('/dev/zero')
+
+
+@pytest.mark.parametrize('make', [_random_bytes, _bytes_that_begin_like_a_pickle, _bytes_that_begin_like_an_archive,
+                                  _flipped_names, _dangling_link, _looping_link, _folder, _link_to_a_folder, os.mkfifo,
+                                  _device])
+def test_whatever_has_the_name_of_a_checkpoint_older_ones_are_used_and_it_is_replaced(tmp_path, caplog, make):
+    saved(tmp_path, 1)
+    make(tmp_path / 'ckpt' / 'ckpt-2')
+    with caplog.at_level(logging.WARNING):
+        step, alg, counter = loaded(tmp_path)
+    assert (step, counter.value) == (1, 1)
+    assert 'ckpt-2 is passed over, it is damaged' in caplog.text
+    with pytest.raises(CheckpointError, match='ckpt-2 is (damaged|a folder)'):
+        loaded(tmp_path, 2)
+    with pytest.raises(CheckpointError, match='ckpt-2 is (damaged|a folder)'):
+        read_checkpoint(str(tmp_path / 'ckpt' / 'ckpt-2'))
+    checkpointer = Checkpointer(str(tmp_path / 'ckpt'), alg=alg, counter=counter)
+    assert checkpointer.load_environment_state(2) is None
+    checkpointer.save(2, temporary=True)
+    assert loaded(tmp_path)[0] == 2
+    checkpointer.remove_temporaries(0)
+    assert checkpointer.steps() == [1]
+
+
+@pytest.mark.parametrize('make', [_random_bytes, _dangling_link, _looping_link, _folder, os.mkfifo, _device])
+def test_whatever_has_the_name_of_an_environment_state_there_is_none(tmp_path, caplog, make):
+    checkpointer = saved(tmp_path, 1)
+    make(tmp_path / 'ckpt' / 'ckpt-1.env')
+    assert checkpointer.load_environment_state(1) is None
+    checkpointer.save(1, environment_state=[1])
+    assert checkpointer.load_environment_state(1) == [1]
+
+
+@pytest.mark.parametrize('content', [b'', b'{', b'[]]', b'{"a": 1}', b'["a"]', b'3', b'\xff', None])
+def test_without_a_sound_list_no_checkpoint_is_temporary(tmp_path, caplog, content):
+    checkpointer = saved(tmp_path, 1)
+    checkpointer.save(2, temporary=True)
+    path = tmp_path / 'ckpt' / 'temporary.json'
+    path.unlink()
+    path.write_bytes(content) if content is not None else os.mkfifo(path)
+    checkpointer.remove_temporaries(0)
+    assert checkpointer.steps() == [1, 2] and 'temporary.json' in caplog.text
+    checkpointer.save(3, temporary=True)
+    checkpointer.remove_temporaries(0)
+    assert checkpointer.steps() == [1, 2]
+
+
+class Replaying(Algorithm):
+    """With a replay buffer, as far as checkpoints are concerned."""
+
+    def __init__(self, contents=None):
+        super().__init__()
+        self.replay_buffer = 'one'
+        self.contents = contents
+
+    def get_extra_state(self):
+        replay = {} if self.contents is None else {'replay_buffer': {'blocks': [torch.full((1000, ), self.contents)]}}
+        return {**super().get_extra_state(), **replay}
+
+    def set_extra_state(self, state):
+        super().set_extra_state(state)
+        self.contents = float(state['replay_buffer']['blocks'][0][0]) if 'replay_buffer' in state else None
+
+
+def replaying(tmp_path, *steps):
+    """A run with checkpoints of these steps, whose replay buffers hold their numbers."""
+    alg = Replaying()
+    checkpointer = Checkpointer(str(tmp_path / 'ckpt'), alg=alg)
+    for step in steps:
+        alg.contents = float(step)
+        checkpointer.save(step)
+    return checkpointer
+
+
+def test_the_latest_two_checkpoints_hold_the_replay_buffer(tmp_path):
+    checkpointer = replaying(tmp_path, 1, 2, 3)
+    held = []
+    for step in (1, 2, 3):
+        alg = Replaying(-1.0)
+        assert Checkpointer(str(tmp_path / 'ckpt'), alg=alg).load(step) == step
+        held.append(alg.contents)
+    assert held == [None, 2.0, 3.0]
+    assert float(read_checkpoint(checkpointer.path(3))['alg']['_extra_state']['replay_buffer']['blocks'][0][0]) == 3.0
+    assert 'replay_buffer' not in read_checkpoint(checkpointer.path(1))['alg']['_extra_state']
+    checkpointer._modules['alg'].contents = None  # it has become too large
+    checkpointer.save(3)
+    assert [name for name in os.listdir(checkpointer.ckpt_dir) if 'replay' in name] == ['ckpt-2.replay']
+
+
+def test_who_has_no_replay_buffer_does_not_read_one(tmp_path):
+    checkpointer = replaying(tmp_path, 1)
+    os.remove(checkpointer.path(1) + '.replay')
+    os.mkfifo(checkpointer.path(1) + '.replay')
+    assert Checkpointer(str(tmp_path / 'ckpt'), alg=Algorithm()).load() == 1
+
+
+@pytest.mark.parametrize('make', [_random_bytes, _dangling_link, _folder, os.mkfifo, 'another', None])
+def test_a_replay_buffer_that_is_not_as_it_was_written_is_left_out_with_a_warning(tmp_path, caplog, make):
+    checkpointer = replaying(tmp_path, 1, 2)
+    path = tmp_path / 'ckpt' / 'ckpt-2.replay'
+    if make == 'another':
+        os.replace(checkpointer.path(1) + '.replay', path)
+    else:
+        path.unlink()
+        if make is not None:
+            make(path)
+    alg = Replaying(-1.0)
+    assert Checkpointer(str(tmp_path / 'ckpt'), alg=alg).load() == 2
+    assert alg.contents is None and 'ckpt-2.replay' in caplog.text
+    checkpointer.save(2)
+    assert Checkpointer(str(tmp_path / 'ckpt'), alg=alg).load() == 2 and alg.contents == 2.0
+
+
+def test_what_a_killed_process_was_writing_is_removed_with_the_next_checkpoint(tmp_path):
+    checkpointer = replaying(tmp_path, 1)
+    for name in ('ckpt-2.tmp77', 'ckpt-2.replay.tmp77', 'temporary.json.tmp77'):
+        (tmp_path / 'ckpt' / name).write_text('')
+    checkpointer.save(3)
+    assert sorted(os.listdir(tmp_path / 'ckpt')) == ['ckpt-1', 'ckpt-1.replay', 'ckpt-3', 'ckpt-3.replay']
+
+
 def test_any_cut_of_a_checkpoint_is_noticed(tmp_path):
     path = saved(tmp_path, 1, 2).path(2)
     with open(path, 'rb') as file:
@@ -149,6 +308,20 @@ def test_a_file_that_would_execute_code_is_refused_and_does_not(tmp_path):
     with pytest.raises(CheckpointError, match='ckpt-5 was not written by alfx.*execute code'):
         loaded(tmp_path)
     assert not (tmp_path / 'executed').exists()
+
+
+def test_a_file_with_our_checksum_that_would_execute_code_is_refused_in_our_own_words(tmp_path):
+    path = saved(tmp_path, 1).path(1)
+    with open(path, 'wb') as file:
+        checkpoint_utils._save(file, {'modules': _Evil(tmp_path / 'executed')})
+    with pytest.raises(CheckpointError, match='could execute code') as caught:
+        loaded(tmp_path)
+    assert 'weights_only' not in str(caught.value) and not (tmp_path / 'executed').exists()
+
+
+def test_before_the_first_checkpoint_it_is_said_that_there_is_none_yet(tmp_path):
+    with pytest.raises(CheckpointError, match='there is none at all'):
+        loaded(tmp_path)
 
 
 @pytest.mark.parametrize('key, name', [('_extra_state', '_extra_state'), ('target.weight', 'target.weight')])
@@ -280,6 +453,44 @@ def test_a_tampered_environment_state_is_not_unpickled(tmp_path):
     with open(path, 'wb') as file:
         file.write(data[:-1] + b'x')
     assert checkpointer.load_environment_state(2) is None
+
+
+class _Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f'touch {self.path}', )
+
+
+def test_an_environment_state_of_somebody_else_is_not_unpickled(tmp_path, caplog, monkeypatch):
+    checkpointer = saved(tmp_path, 1)
+    with monkeypatch.context() as stranger:
+        stranger.setenv('XDG_CONFIG_HOME', str(tmp_path / 'stranger'))
+        checkpointer.save(1, environment_state=_Evil(tmp_path / 'executed'))
+    assert checkpointer.load_environment_state(1) is None
+    assert 'not written with the key of this user' in caplog.text
+    assert not (tmp_path / 'executed').exists()
+
+
+def test_an_environment_state_with_the_checksums_of_an_older_version_is_not_unpickled(tmp_path):
+    checkpointer = saved(tmp_path, 1)
+    with open(checkpointer.path(1), 'rb') as file:
+        checksum = file.read()[-64:]
+    payload = pickle.dumps(_Evil(tmp_path / 'executed'))
+    with open(checkpointer.path(1) + '.env', 'wb') as file:
+        file.write(b'alfx-env:' + checksum + hashlib.sha256(payload).hexdigest().encode() + payload)
+    assert checkpointer.load_environment_state(1) is None
+    assert not (tmp_path / 'executed').exists()
+
+
+def test_without_a_key_the_state_of_environments_is_not_saved_and_the_checkpoint_is(tmp_path, caplog, monkeypatch):
+    (tmp_path / 'file').write_text('')
+    monkeypatch.setenv('XDG_CONFIG_HOME', str(tmp_path / 'file'))
+    checkpointer = saved(tmp_path, 1)
+    checkpointer.save(2, environment_state=[1])
+    assert checkpointer.load() == 2 and checkpointer.load_environment_state(2) is None
+    assert 'is not saved' in caplog.text and 'XDG_CONFIG_HOME' in caplog.text
 
 
 def test_a_checkpoint_without_environment_state_removes_the_one_of_the_same_step(tmp_path):

@@ -1,0 +1,116 @@
+"""No two runs train in one folder at the same time."""
+import errno
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from alfx import context
+from alfx.gin_utils import ConfError
+from alfx.trainers import run_lock
+
+HOLDER = """
+import sys, time
+from alfx.trainers import run_lock
+with run_lock.held(sys.argv[1]):
+    print('held', flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """A process that holds the folder."""
+    process = subprocess.Popen([sys.executable, '-c', HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == 'held\n'
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+class Rank:
+    """One of several ranks, which gets what rank 0 said."""
+
+    def __init__(self, rank, said):
+        self.is_first, self._said = rank == 0, said
+
+    def from_first(self, thing):
+        if self.is_first:
+            self._said.append(thing)
+        return self._said[-1]
+
+
+def hold_as(monkeypatch, rank, said, root_dir):
+    monkeypatch.setattr(context, 'get_ranks', lambda: Rank(rank, said))
+    return run_lock.held(str(root_dir))
+
+
+def test_the_second_is_told_which_process_holds_the_folder(holder, tmp_path):
+    with pytest.raises(ConfError) as caught, run_lock.held(str(tmp_path)):
+        pass
+    assert f'process {holder.pid} on {socket.gethostname()}' in str(caught.value)
+    assert '--root_dir' in str(caught.value)
+
+
+def test_a_holder_that_was_killed_holds_nothing(holder, tmp_path):
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    with run_lock.held(str(tmp_path)):
+        assert f'process {os.getpid()} ' in (tmp_path / 'train.lock').read_text()
+
+
+def test_a_process_that_was_forked_off_does_not_hold_the_folder(tmp_path):
+    with run_lock.held(str(tmp_path)):
+        child = os.fork()
+        if not child:
+            time.sleep(100)
+            os._exit(0)
+    try:
+        with run_lock.held(str(tmp_path)):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_ranks_of_one_run_hold_it_together_until_the_last_one_ends(tmp_path, monkeypatch):
+    (tmp_path / 'train.log').write_text('')
+    said = []
+    first = hold_as(monkeypatch, 0, said, tmp_path)
+    first.__enter__()
+    second = hold_as(monkeypatch, 1, said, tmp_path)
+    second.__enter__()
+    first.__exit__(None, None, None)
+    with pytest.raises(ConfError), hold_as(monkeypatch, 0, said, tmp_path):
+        pass
+    second.__exit__(None, None, None)
+    with hold_as(monkeypatch, 0, said, tmp_path):
+        pass
+
+
+def test_all_ranks_are_refused_alike(holder, tmp_path, monkeypatch):
+    said = []
+    for rank in (0, 1):
+        with pytest.raises(ConfError, match=f'process {holder.pid}'), hold_as(monkeypatch, rank, said, tmp_path):
+            pass
+
+
+def test_where_the_file_system_cannot_lock_there_is_a_warning(tmp_path, monkeypatch, caplog):
+    def flock(file, kind):
+        raise OSError(errno.ENOLCK, 'No locks available')
+
+    monkeypatch.setattr(fcntl, 'flock', flock)
+    with run_lock.held(str(tmp_path)), run_lock.held(str(tmp_path)):
+        assert 'cannot be locked (No locks available)' in caplog.text
+
+
+def test_a_folder_that_nothing_was_written_to_is_left_empty(tmp_path):
+    with run_lock.held(str(tmp_path)):
+        pass
+    assert not os.listdir(tmp_path)

@@ -1,0 +1,32 @@
+"""The secret of the user."""
+import os
+
+import pytest
+
+from alfx.utils.user_key import NoKeyError, path, user_key
+
+
+@pytest.fixture(autouse=True)
+def config_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CONFIG_HOME', str(tmp_path))
+
+
+def test_it_is_made_once_and_for_the_user_alone():
+    key = user_key()
+    assert len(key) == 32 and user_key() == key
+    assert os.stat(path()).st_mode & 0o777 == 0o600 and os.listdir(os.path.dirname(path())) == ['key']
+    os.remove(path())
+    assert user_key() != key
+
+
+@pytest.mark.parametrize('spoil, said', [
+    (lambda name: os.chmod(name, 0o644), 'others may read it'),
+    (lambda name: os.truncate(name, 5), 'damaged'),
+    (lambda name: os.remove(name) or os.mkdir(name), 'cannot be made or read'),
+    (lambda name: os.remove(name) or os.symlink('nowhere', name), 'cannot be made or read'),
+])
+def test_what_is_no_secret_is_no_key(spoil, said):
+    user_key()
+    spoil(path())
+    with pytest.raises(NoKeyError, match=f'{path()}.*{said}'):
+        user_key()
