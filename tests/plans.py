@@ -6,7 +6,7 @@ from alfx.engine.plan import FasterPlan
 
 def forms(agent):
     """All forms of its updates that have been made."""
-    plan = agent.learner.plan
+    plan = agent.learner.unroll_plan if agent.on_policy else agent.learner.plan
     return [form for form in (plan.played, plan.compiled) if form is not None] if isinstance(plan, FasterPlan) else []
 
 

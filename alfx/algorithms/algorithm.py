@@ -154,7 +154,9 @@ class Algorithm(AlgorithmInterface):
 
     def _joined_traits(self) -> Traits:
         own, acting = self.own_traits(), self.acting_part
-        if 'own_traits' not in vars(type(self)):
+        if 'own_traits' not in vars(type(self)) or any(
+                getattr(type(self), name) is not getattr(Algorithm, name)
+                for name in ('update_with_gradient', 'train_from_unroll')):  # which a record would pass by
             own = own._replace(fixed_update=False)
         return own.joined(list(self._traits_of_parts().values()), None if acting is None else acting.traits)
 
@@ -496,10 +498,15 @@ class Algorithm(AlgorithmInterface):
         assign_optimizers(self)
         self.preload_checkpoints()
         config = self._config
-        if config is not None and config.summarize_gradient_noise_scale:
+        if config is not None and config.summarize_gradient_noise_scale:  # its averages belong to the checkpoint
             self._gradient_noise_scale = self.learner.noise_scale = GradientNoiseScale().to(self.device)
         if config is not None and config.enable_amp:
             self.learner.use_mixed_precision([part.learner for part in self.modules() if isinstance(part, Algorithm)])
+
+    @property
+    def environment(self) -> Any:
+        """The environments that it trains in, if any."""
+        return None
 
     @property
     def learner(self) -> Learner:

@@ -104,12 +104,10 @@ class AlgorithmInterface(nn.Module):
     def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
         """Called after each gradient update, for instance to move target networks.
 
-        It changes parameters and buffers in place. Where updates are recorded or compiled, one that is exchanged for
-        another tensor is noticed at the next iteration.
-
         Args:
             root_inputs: nest ``[T, B, ...]``: inputs of the root algorithm.
-            info: nest ``[T, B, ...]``: what ``calc_loss`` got.
+            info: nest ``[T, B, ...]``: what ``calc_loss`` got; ``()`` where an update was played or compiled, as only
+                those of an algorithm with ``Traits.fixed_update`` are.
         """
 
     def after_train_iter(self, root_inputs: NestedTensor | None, rollout_info: NestedTensor | None) -> None:

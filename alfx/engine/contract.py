@@ -67,6 +67,9 @@ class Trains(Protocol):
     @property
     def train_state_spec(self) -> NestedTensorSpec: ...
 
+    @property
+    def environment(self) -> Any: ...
+
     def modules(self) -> Any: ...
 
     def get_initial_train_state(self, batch_size: int) -> NestedTensor: ...
@@ -96,9 +99,6 @@ class Trains(Protocol):
 
 class Acts(Trains, Protocol):
     """What experience is collected with; see :class:`~alfx.algorithms.rl_algorithm.RLAlgorithm`."""
-
-    @property
-    def environment(self) -> Any: ...
 
     @property
     def action_spec(self) -> NestedTensorSpec: ...

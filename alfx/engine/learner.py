@@ -16,7 +16,7 @@ from torch import nn
 from alfx import context, nest, summary
 from alfx.data_structures import BatchInfo, Experience, LossInfo, StepType, TimeStep, add_batch_info, clear_batch_info
 from alfx.engine import probe, replay, update
-from alfx.engine.contract import Settings
+from alfx.engine.contract import Settings, Trains
 from alfx.engine.errors import NonFiniteLossError
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
@@ -32,7 +32,6 @@ from alfx.gin_utils import ConfError
 from alfx.gin_utils.checks import problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec
 from alfx.traits import Traits
-
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +56,8 @@ class Learner:
         reader: reads samples into the same memory each time, if that is possible.
     """
 
-    def __init__(self, algorithm: Any, settings: Settings | None):
-        self._algorithm = algorithm
+    def __init__(self, algorithm: Trains, settings: Settings | None):
+        self._algorithm: Any = algorithm
         self._settings: Any = settings
         self.averager: GradientAverager | None = None
         self.precision: MixedPrecision | None = None
@@ -75,6 +74,7 @@ class Learner:
         self.reader: BatchReader | None = None
         self._reader_key: Any = None  # what the reader depends on
         self._plan: Plan | None = None
+        self._unroll_plan: Plan | None = None
         self._taking_turns: list[Any] | None = None  # parts with several fixed updates
 
     @property
@@ -84,7 +84,7 @@ class Learner:
 
     def forget_places(self) -> None:
         """The tensors of the algorithm have been moved: forget what has been made for where they were."""
-        self.reader = self._reader_key = self._plan = None
+        self.reader = self._reader_key = self._plan = self._unroll_plan = None
 
     # An iteration ----------------------------------------------------------------------------------------------
 
@@ -105,13 +105,11 @@ class Learner:
         else:
             if self._settings.update_counter_every_mini_batch:
                 context.increment_global_counter()  # there is one update an iteration
-            if not self.traits.recomputes_rollout_info:
-                steps = algorithm.train_from_unroll(experience, rollout_info)
-            elif self.traits.fixed_update and not self.traits.trains_after_iteration:
-                steps = self.train_from_unroll(experience, None)  # nobody looks at the infos
-            else:
+            if self._has_fixed_updates:
+                rollout_info = None  # infos are part of what is computed from the experience
+            elif self.traits.recomputes_rollout_info:
                 rollout_info = self.train_info(experience)
-                steps = algorithm.train_from_unroll(experience, rollout_info)
+            steps = algorithm.train_from_unroll(experience, rollout_info)
         if self.traits.trains_after_iteration:
             algorithm.after_train_iter(self._unrolled_inputs, rollout_info)
         self._unrolled_inputs = None
@@ -223,12 +221,12 @@ class Learner:
             ``T * B``, the number of steps trained on.
         """
         if train_info is None:
-            computed = self.optimize(self.plan, Batch(experience))
+            computed = self.optimize(self.unroll_plan, Batch(experience))
         else:
-            plan = Eager(self._objective(lambda _: self._counted(train_info, experience)))
-            computed = self.optimize(plan, Batch(experience))
+            computed = self._computed(*self._counted(train_info, experience, bootstraps=True))
         self._after_update(experience, computed)
-        return self._num_steps(experience)
+        length, batch = experience.time_step.step_type.shape
+        return (length - 1) * batch
 
     def train_from_replay_buffer(self, update_global_counter: bool = False) -> int:
         """Train on the replay buffer of the algorithm: on all of it in epochs, or on sampled minibatches.
@@ -316,11 +314,13 @@ class Learner:
     def _num_steps(self, experience: Experience) -> int:
         """How many steps of a minibatch ``[T, B, ...]`` are trained on."""
         length, batch = experience.time_step.step_type.shape
-        return (length - self._ends_with_bootstrap) * batch
+        return (length - self.traits.bootstraps_sequences) * batch
 
     def _make_reader(self, batch_size: int, length: int, together: int) -> None:
         """Samples are read into the same memory each time, where updates are played on them as they are stored."""
         transformer = self._algorithm.data_transformer
+        if not self.traits.fixed_update:
+            return
         key = self._buffer, batch_size, length, 1 if self.plan.takes_batches_in_place else together
         if key != self._reader_key:
             is_possible = self.plan.reads_slots and (transformer is None or not transformer.changes_experience)
@@ -366,15 +366,32 @@ class Learner:
     # An update -------------------------------------------------------------------------------------------------
 
     @property
+    def _has_fixed_updates(self) -> bool:
+        """Whether the updates of an iteration are the same tensor operations every time, made from experience alone."""
+        traits = self.traits
+        return traits.fixed_update and (not self._algorithm.on_policy or (
+            traits.recomputes_rollout_info and not traits.trains_after_iteration))
+
+    @property
     def plan(self) -> Plan:
-        """How gradients are computed: step by step, or in a faster way that does the same."""
+        """How gradients of minibatches are computed: step by step, or in a faster way that does the same."""
         if self._plan is None:
-            is_fixed = self.traits.fixed_update
-            if is_fixed and self.scaler is not None:
-                logger.info('updates of %s are made step by step: whether one is skipped depends on its gradients '
-                            '(float16)', self._algorithm.name)
-            self._plan = make_plan(self._objective(self.losses), is_fixed, self._settings.compile)
+            self._plan = self._make_plan(self.losses)
         return self._plan
+
+    @property
+    def unroll_plan(self) -> Plan:
+        """The same for unrolls whose infos are computed anew."""
+        if self._unroll_plan is None:
+            self._unroll_plan = self._make_plan(self._unroll_losses)
+        return self._unroll_plan
+
+    def _make_plan(self, losses: Losses) -> Plan:
+        is_fixed = self.traits.fixed_update
+        if is_fixed and self.scaler is not None:
+            logger.info('updates of %s are made step by step: whether one is skipped depends on its gradients '
+                        '(float16)', self._algorithm.name)
+        return make_plan(self._objective(losses), is_fixed, self._settings.compile)
 
     def _objective(self, losses: Losses) -> Objective:
         """What the algorithm minimises."""
@@ -398,7 +415,10 @@ class Learner:
         if batch_info is not None:
             batch_info = importance_weights(self._settings, batch_info)
         weights = () if batch_info is None else batch_info.importance_weights
-        computed = self.optimize(self.plan, Batch(experience, weights, slot))
+        if self.traits.fixed_update:
+            computed = self.optimize(self.plan, Batch(experience, weights, slot))
+        else:
+            computed = self._computed(*self.losses(experience), batch_info)
         if batch_info is not None:
             update_priorities(self._settings, self._buffer, batch_info, computed.loss_info)
         self._after_update(experience, computed)
@@ -423,19 +443,24 @@ class Learner:
             - masks of that shape
             - what they were made from, ``[T, B, ...]``
         """
-        return self._counted(self.train_info(experience), experience)
+        return self._counted(self.train_info(experience), experience, self.traits.bootstraps_sequences)
 
-    def _counted(self, train_info: NestedTensor, experience: Experience
+    def _unroll_losses(self, experience: Experience) -> tuple[LossInfo, torch.Tensor, NestedTensor]:
+        """:meth:`losses` of an unroll, whose last step is always there only to bootstrap from."""
+        return self._counted(self.train_info(experience), experience, bootstraps=True)
+
+    def _counted(self, train_info: NestedTensor, experience: Experience, bootstraps: bool
                  ) -> tuple[LossInfo, torch.Tensor, NestedTensor]:
         """:meth:`losses` made from ``train_info``."""
         loss_info, masks = update.counted_loss(self._algorithm.calc_loss(train_info), experience.time_step.step_type,
-                                               self._ends_with_bootstrap)
+                                               bootstraps)
         return loss_info, masks, train_info
 
-    @property
-    def _ends_with_bootstrap(self) -> bool:
-        """Whether the last step of what is trained on is there only to bootstrap from."""
-        return self.traits.bootstraps_sequences or bool(self._algorithm.on_policy)
+    def _computed(self, loss_info: LossInfo, masks: torch.Tensor, train_info: NestedTensor,
+                  batch_info: BatchInfo | None = None) -> Computed:
+        """An update by the algorithm's own ``update_with_gradient``, from losses that have been computed."""
+        loss_info, _ = self._algorithm.update_with_gradient(loss_info, masks, 1.0, batch_info)
+        return Computed(loss_info, train_info)
 
     def train_info(self, experience: Experience) -> NestedTensor:
         """The infos ``[T, B, ...]`` that the loss gets for experience ``[T, B, ...]``."""
@@ -466,7 +491,7 @@ class Learner:
         """
         plan = Eager(self._objective(lambda _: (update.weighted(loss_info, weight), masks, ())))
         computed = self.optimize(plan, Batch((), batch_info.importance_weights if batch_info is not None else ()))
-        return computed.loss_info, self._algorithm.what_is_updated()[1]
+        return computed.loss_info._replace(scalar_loss=loss_info.scalar_loss), self._algorithm.what_is_updated()[1]
 
     def optimize(self, plan: Plan, batch: Batch) -> Computed:
         """Gradients, averaged over all processes, and the steps of the optimizers.
@@ -498,7 +523,7 @@ class Learner:
         Raises:
             ConfError: the algorithm's update is not the same operations every time.
         """
-        if not self.traits.fixed_update:
+        if not self._has_fixed_updates:
             raise ConfError([problem_at(
                 'TrainerConfig', 'compile', f'= True is not possible with {self._algorithm.name}: its update is not '
                 'the same operations every time', 'leave it at False')])

@@ -5,6 +5,7 @@ One step on zeros, without gradients, with the random streams and all buffers pu
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
 import torch
 
 from alfx import context, nest

@@ -1,9 +1,11 @@
 """Reduction of losses, the gradient update, and what happens when a loss is not finite."""
+import agents
 import pytest
 import torch
 from torch import nn
 
 from alfx import context
+from alfx.algorithms.agent import Agent
 from alfx.algorithms.algorithm import Algorithm, Loss
 from alfx.algorithms.base.ownership import OwnershipError
 from alfx.data_structures import BatchInfo, LossInfo, StepType, valid_masks
@@ -170,3 +172,43 @@ def test_extra_is_averaged_over_valid_steps_where_summaries_are_written():
     with context.record_if(True):
         info, _ = alg.update_with_gradient(alg.calc_loss(torch.tensor([[1., 5.]])), torch.tensor([[1., 0.]]))
     assert info.extra['weighted'].item() == 1.0
+
+
+class Counting(Agent):
+    """Counts the updates that pass by a method which it overrides."""
+
+    own_traits = Agent.own_traits
+    passed = 0
+
+    def update_with_gradient(self, *args, **kwargs):
+        self.passed += 1
+        return super().update_with_gradient(*args, **kwargs)
+
+
+@pytest.mark.parametrize('algorithm', ['ppo', 'actor-critic'])
+def test_every_update_passes_by_an_overridden_method(algorithm, played_at_once, monkeypatch):
+    monkeypatch.setattr(agents, 'Agent', Counting)
+    agent, _ = agents.make_agent(algorithm, 'discrete')
+    for _ in range(4):
+        agent.train_iter()
+    assert agent.passed == (4 if algorithm == 'actor-critic' else 24)
+    assert not agent.traits.fixed_update
+
+
+def test_the_weight_of_an_update_is_not_told_as_part_of_its_loss():
+    alg = Loss()
+    weight = nn.Parameter(torch.ones(()))
+    alg.weight = weight
+    alg.add_optimizer(SGD(lr=1.0), [weight])
+    alg.finalize()
+    info, _ = alg.update_with_gradient(LossInfo(scalar_loss=2 * weight), weight=0.5)
+    assert float(info.loss) == 1.0 and float(info.scalar_loss) == 2.0 and float(weight) == 0.0
+
+
+def test_an_on_policy_algorithm_with_a_replay_buffer_of_its_own_trains_on_all_of_it():
+    agent, _ = agents.make_agent('actor-critic', 'discrete', mini_batch_length=1)
+    experience = agent.unroll(6)
+    agent.set_replay_buffer(4, 8)
+    agent.observe_sequence_for_replay(experience)
+    agent._config.whole_replay_buffer_training, agent._config.clear_replay_buffer = True, False
+    assert agent.train_from_replay_buffer() == 2 * 7 * 4
