@@ -20,7 +20,7 @@ from alfx.engine.contract import Settings
 from alfx.engine.errors import NonFiniteLossError
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
-from alfx.engine.plan import Batch, Computed, Eager, Objective, Plan, make_plan
+from alfx.engine.plan import Batch, Computed, Eager, Objective, make_plan
 from alfx.engine.plan.objective import Losses
 from alfx.engine.plan.program import copied
 from alfx.engine.priorities import importance_weights, update_priorities
@@ -74,7 +74,7 @@ class Learner:
         self._context_steps = 0  # at the start of the replay buffer, trained on in an earlier iteration
         self.reader: BatchReader | None = None
         self._reader_key: Any = None  # what the reader depends on
-        self._plan: Plan | None = None
+        self._plan: Eager | None = None
         self._taking_turns: list[Any] | None = None  # parts with several fixed updates
 
     @property
@@ -366,7 +366,7 @@ class Learner:
     # An update -------------------------------------------------------------------------------------------------
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Eager:
         """How gradients are computed: step by step, or in a faster way that does the same."""
         if self._plan is None:
             is_fixed = self.traits.fixed_update
@@ -468,7 +468,7 @@ class Learner:
         computed = self.optimize(plan, Batch((), batch_info.importance_weights if batch_info is not None else ()))
         return computed.loss_info, self._algorithm.what_is_updated()[1]
 
-    def optimize(self, plan: Plan, batch: Batch) -> Computed:
+    def optimize(self, plan: Eager, batch: Batch) -> Computed:
         """Gradients, averaged over all processes, and the steps of the optimizers.
 
         Raises:

@@ -3,6 +3,7 @@
 On a CPU, :mod:`alfx.engine.plan.cpu_graph` prepares the record for the compiler. Results differ from those of the form
 below by rounding.
 """
+import functools
 import gc
 import logging
 import time
@@ -12,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from alfx.engine.plan import cpu_graph, probe
-from alfx.engine.plan.forms import Faster, Play, Request, UnsupportedError, Kept
+from alfx.engine.plan import cpu_graph
+from alfx.engine.plan.compare import difference
+from alfx.engine.plan.forms import Faster, Kept, Play, Request, UnsupportedError
 from alfx.engine.plan.program import copied
 from alfx.engine.plan.record import first_line
-from alfx.engine.plan.torch_internals import compile_graph, compiler_settings, storage_key
+from alfx.engine.plan.torch_internals import compile_graph, compiler_settings, make_graph, storage_key
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,9 @@ class Compiled(Faster):
     verb = 'compiled'
 
     def _make(self, request: Request) -> Kept:
-        probe.check_compiler()
+        fault = compiler_fault()
+        if fault is not None:
+            raise UnsupportedError(fault)
         what, started = self.task.recorder.what, time.monotonic()
         logger.info('compiling %s; this takes some seconds, once', what)
         record = self.task.record(request)
@@ -61,6 +65,29 @@ def compiled(graph: fx.GraphModule, inputs: list[Tensor]) -> Play:
         with torch.random.fork_rng():
             call([copied(x) for x in inputs])
         return call
+
+
+@functools.cache
+def compiler_fault() -> str | None:
+    """What is wrong with compiling here, such as that there is no C++ compiler; ``None`` if nothing is.
+
+    It is found out on a layer and its gradient, before the first record.
+    """
+    def update(weight: Tensor, x: Tensor) -> list[Tensor]:
+        weight = weight.detach().requires_grad_()
+        with torch.enable_grad():
+            loss = torch.relu(x @ weight).square().mean()
+        return [loss.detach(), *torch.autograd.grad(loss, [weight])]
+
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(shape, generator=generator) for shape in ((12, 16), (9, 12))]
+    try:
+        found = cpu_graph.compiled(make_graph(update, inputs), inputs)(list(inputs))
+    except Exception as error:  # noqa: BLE001 - of any kind: that of Python code, of the C++ compiler
+        return f'torch {torch.__version__} cannot compile here: {type(error).__name__}: {first_line(error)}'
+    names = ['result 0', 'result 1']
+    wrong = difference([*zip(names, update(*inputs))], [*zip(names, found)], 1e-4)
+    return None if wrong is None else f'torch {torch.__version__} compiles wrong code here: {wrong}'
 
 
 def _makes_new_tensors(function: Play, inputs: Sequence[Tensor]) -> bool:

@@ -1,4 +1,4 @@
-"""Gradients computed step by step: what every other form is held against."""
+"""Gradients computed step by step: what every other way is held against."""
 import torch
 from torch import Tensor
 
@@ -10,24 +10,28 @@ from alfx.engine.update import masked_means, reduce_loss
 
 
 class Eager:
-    """Calls the losses, and goes backward.
+    """A plan, which is how gradients are computed: calls the losses, and goes backward. Others give the same numbers.
 
     Args:
         objective: what to compute.
+
+    Attributes:
+        reads_slots: whether it pays to read batches into the same memory each time.
+        takes_batches_in_place: whether there is a record for each place; otherwise for all of one layout.
     """
 
-    verb = 'computed step by step'
     reads_slots = takes_batches_in_place = False
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
 
-    def __call__(self, asked: Batch) -> Computed:
-        """As the lowest of all forms: :meth:`gradients`."""
-        return self.gradients(asked)
-
     def gradients(self, batch: Batch) -> Computed:
-        """See :class:`~alfx.engine.plan.objective.Plan`."""
+        """Leave the gradients of the objective in the ``grad`` of its parameters, ``None`` where it does not depend on
+        one.
+
+        No parameter is changed. Whether the loss is finite, whether gradients are averaged over processes, and the
+        steps of optimizers are the business of the caller.
+        """
         objective, experience = self.objective, batch.experience
         if batch.slot is not None:
             experience = nest.map_structure(copied, experience)  # who calculates losses may keep parts of it
@@ -46,7 +50,10 @@ class Eager:
         return Computed(loss_info, train_info, parts)
 
     def explain(self, batch: Batch) -> LossInfo:
-        """See :class:`~alfx.engine.plan.objective.Plan`."""
+        """The losses of a batch once more, before means are taken, to name the part that is not finite.
+
+        Other processes that train together with this one are not asked: they have gone on.
+        """
         with context.alone():
             return self.objective.losses(batch.experience)[0]
 

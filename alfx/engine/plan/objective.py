@@ -1,6 +1,6 @@
 """What a plan is asked for: the gradients of an objective for a batch, and what it answers."""
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -71,32 +71,3 @@ class Computed(NamedTuple):
     loss_info: LossInfo
     train_info: NestedTensor = ()
     parts: LossInfo | None = None
-
-
-class Plan(Protocol):
-    """How gradients are computed. Whatever it is made of, the numbers are those of ``Eager``.
-
-    Attributes:
-        reads_slots: whether it pays to read batches into the same memory each time.
-        takes_batches_in_place: whether there is a record for each place; otherwise for all of one layout.
-    """
-
-    @property
-    def reads_slots(self) -> bool: ...
-
-    @property
-    def takes_batches_in_place(self) -> bool: ...
-
-    def gradients(self, batch: Batch) -> Computed:
-        """Leave the gradients of the objective in the ``grad`` of its parameters, ``None`` where it does not depend on
-        one.
-
-        No parameter is changed. Whether the loss is finite, whether gradients are averaged over processes, and the
-        steps of optimizers are the business of the caller.
-        """
-
-    def explain(self, batch: Batch) -> LossInfo:
-        """The losses of a batch once more, before means are taken, to name the part that is not finite.
-
-        Other processes that train together with this one are not asked: they have gone on.
-        """

@@ -1,7 +1,6 @@
-"""What plans use of torch that it does not promise to keep, in one place, and a look at what this torch can do.
+"""What plans use of torch that it does not promise to keep, in one place.
 
 Nothing else of :mod:`alfx.engine` imports a private module of torch or reads a private attribute of its objects.
-Whether this version of torch has all of it, and whether it does what it did, :mod:`alfx.engine.plan.probe` finds out.
 """
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence

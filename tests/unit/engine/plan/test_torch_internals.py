@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import alfx
-from alfx.engine.plan import probe
-from alfx.engine.plan.forms import UnsupportedError
+from alfx.engine.plan import cpu_graph
+from alfx.engine.plan.compile import compiler_fault
 
 ROOT = pathlib.Path(alfx.__file__).parent
 PRIVATE = re.compile(r'\btorch\._(?!_|foreach_|fused_)|torch\.fx\.experimental|\._schema\b|\._cdata\b|'
@@ -25,15 +25,12 @@ def test_private_modules_of_torch_are_used_in_one_place():
     (lambda graph, inputs: lambda tensors: [x * 1.5 for x in graph(*tensors)], 'compiles wrong code here: result 0'),
     (lambda graph, inputs: 1 / 0, 'cannot compile here: ZeroDivisionError'), (None, None)])
 def test_the_probe_says_whether_this_torch_can_compile(compiled, told, monkeypatch):
-    monkeypatch.setattr(probe, 'compiled', compiled or (lambda graph, inputs: lambda tensors: graph(*tensors)))
-    probe._compiler_fault.cache_clear()
+    monkeypatch.setattr(cpu_graph, 'compiled', compiled or (lambda graph, inputs: lambda tensors: graph(*tensors)))
+    compiler_fault.cache_clear()
     state = torch.get_rng_state()
     try:
-        if told is None:
-            probe.check_compiler()
-        else:
-            with pytest.raises(UnsupportedError, match=told):
-                probe.check_compiler()
+        fault = compiler_fault()
+        assert fault is None if told is None else told in fault
     finally:
-        probe._compiler_fault.cache_clear()
+        compiler_fault.cache_clear()
     assert torch.equal(torch.get_rng_state(), state)
