@@ -21,7 +21,7 @@ from alfx.engine.errors import NonFiniteLossError
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
 from alfx.engine.plan import Batch, Computed, Eager, Objective, make_plan
-from alfx.engine.plan.objective import Losses
+from alfx.engine.plan.eager import Losses
 from alfx.engine.plan.program import copied
 from alfx.engine.priorities import importance_weights, update_priorities
 from alfx.engine.remote.data_parallel import GradientAverager, average_gradients

@@ -4,13 +4,12 @@ An update is described by an :class:`Objective` and made from a :class:`Batch`. 
 parameters; the steps of optimizers are always outside. Each form wraps a slower one, does less, falls back to it, and
 is held against it: training with a faster one gives the numbers of the slowest.
 
-Read :mod:`~alfx.engine.plan.objective`, then ``eager``, ``update`` and ``forms``; ``record`` makes records, ``program``
-plays them, ``compile`` (with ``cpu_graph``) and ``capture`` are the other ways to carry them out; ``acting`` does the
-same for policies.
+Read :mod:`~alfx.engine.plan.eager`, then ``update`` and ``forms``; ``record`` makes records, ``program`` plays them,
+``compile`` (with ``cpu_graph``) and ``capture`` are the other ways to carry them out; ``acting`` does the same for
+policies.
 """
 from alfx.engine.plan.acting import Recorded
-from alfx.engine.plan.eager import Eager
-from alfx.engine.plan.objective import Batch, Computed, Objective
+from alfx.engine.plan.eager import Batch, Computed, Eager, Objective
 from alfx.engine.plan.update import FasterPlan
 
 __all__ = ['Batch', 'Computed', 'Eager', 'FasterPlan', 'Objective', 'Recorded', 'make_plan']

@@ -26,7 +26,7 @@ class Captured(Faster):
     def _make(self, request: Request) -> Kept | None:
         assert isinstance(self.below, Compiled)
         self.has_stopped = self.below.has_stopped
-        kept = self.below.kept(request.key)
+        kept = self.below._kept.get(request.key)
         if kept is None or not kept.record.is_current:
             return None
         if kept.record.asks_other_ranks:

@@ -65,7 +65,7 @@ def difference(expected: Parts, found: Parts, tolerance: float) -> str | None:
             continue
         if a.shape != b.shape or a.dtype != b.dtype:
             return f'{name} is {b.dtype} of shape {tuple(b.shape)} in place of {a.dtype} {tuple(a.shape)}'
-        if torch.equal(a, b) or _are_equal(a, b):
+        if torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True):
             continue
         if not tolerance or not a.is_floating_point():
             return f'{name} is another one'
@@ -85,10 +85,6 @@ def tolerance_of(record: Any, is_exact: bool) -> float:
 
 def _length(x: Tensor | None) -> float:
     return 0.0 if x is None else float(torch.linalg.vector_norm(x.detach().double()))
-
-
-def _are_equal(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 # Processes that train together --------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ what surrounds them as they are recorded costs a fifth of the time of small netw
 before the products are added to them, and products with a single row or column in between are sums over strides.
 Results differ by rounding.
 """
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, fx
 
 from alfx.engine.plan.program import copied
 from alfx.engine.plan.torch_internals import (below_autograd, compile_graph, compiler_settings, entry_in_c,
-                                              in_order_of_strides, is_view, written_by)
+                                              in_order_of_strides, shares_memory, written_by)
 
 _aten = torch.ops.aten
 _WITHOUT_BIAS: dict[Any, Any] = {_aten.addmm.default: _aten.mm.default, _aten.baddbmm.default: _aten.bmm.default}
@@ -148,7 +147,7 @@ def _write_as_sum(graph: fx.Graph, product: Any) -> None:
 
 def _is_computed(node: Any) -> bool:
     """Whether a loop that reads a node may compute it again: it does not lie in memory for some other reason."""
-    while node.op == 'call_function' and (node.target is operator.getitem or is_view(node)):
+    while node.op == 'call_function' and shares_memory(node) and not written_by(node):  # a view, or a part
         node = node.args[0]
     is_pointwise = torch.Tag.pointwise in getattr(node.target, 'tags', ())
     return node.op == 'call_function' and is_pointwise and not written_by(node)  # what is written lies in memory anyway

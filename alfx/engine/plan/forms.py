@@ -161,10 +161,6 @@ class Faster:
         """How many records it has."""
         return len(self._kept)
 
-    def kept(self, key: Hashable) -> Kept | None:
-        """What it carries out for requests with a key, if anything."""
-        return self._kept.get(key)
-
     def _stop(self, reason: str, with_below: bool = False) -> None:
         """Leave everything to the form below from now on, or ``with_below`` to the slowest one, and say so."""
         form = self

@@ -49,7 +49,8 @@ def make_graph(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.Gra
 
 def remove_dead_code(graph: fx.GraphModule) -> None:
     """Leave out operations whose results nobody uses; not those that change a tensor or draw random numbers."""
-    graph.graph.eliminate_dead_code(is_impure_node=has_effect)
+    graph.graph.eliminate_dead_code(is_impure_node=lambda node: (
+        node.op in ('placeholder', 'output') or bool(written_by(node)) or draws_numbers(node.target)))
     graph.recompile()
 
 
@@ -81,20 +82,9 @@ def shares_memory(node: fx.Node) -> bool:
     return schema is None or any(x.alias_info is not None for x in schema.returns)
 
 
-def is_view(node: fx.Node) -> bool:
-    """Whether an operation only looks at its input in another way."""
-    schema: Any = getattr(node.target, '_schema', None)
-    return schema is not None and any(x.alias_info is not None and not x.alias_info.is_write for x in schema.returns)
-
-
 def draws_numbers(op: Any) -> bool:
     """Whether an operation draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(op, 'tags', ())
-
-
-def has_effect(node: fx.Node) -> bool:
-    """Whether a node may not be left out although nobody uses its result: it changes a tensor or draws numbers."""
-    return node.op in ('placeholder', 'output') or bool(written_by(node)) or draws_numbers(node.target)
 
 
 def method_in_place(op: Any) -> Callable[..., Any]:

@@ -13,9 +13,8 @@ from alfx.engine.plan import forms
 from alfx.engine.plan.capture import Captured
 from alfx.engine.plan.compare import Parts
 from alfx.engine.plan.compile import Compiled
-from alfx.engine.plan.eager import Eager
+from alfx.engine.plan.eager import Batch, Computed, Eager, Objective
 from alfx.engine.plan.forms import Faster, Played, Request, Task
-from alfx.engine.plan.objective import Batch, Computed, Objective
 from alfx.engine.plan.record import Record, Recorder
 from alfx.engine.update import reduce_loss
 from alfx.experience_replayers.batch_reader import Slot
@@ -47,7 +46,7 @@ class UpdateTask(Task):
             kind = object() if in_place else self._layouts.setdefault(_layout(leaves, tree), object())
             found = self._in_slots[slot, is_weighted, in_place] = leaves[:len(leaves) - is_weighted], tree, kind
         leaves, tree, kind = found
-        return Request([*leaves, weights] if is_weighted else leaves, tree, (variant, kind),
+        return Request([*leaves, weights] if isinstance(weights, Tensor) else leaves, tree, (variant, kind),
                        len(leaves) if in_place else 0)
 
     def record(self, request: Request) -> Record:
