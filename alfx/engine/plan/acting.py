@@ -1,5 +1,4 @@
-"""A function of networks in the fastest form there is, as updates are: for acting, which calls a policy on a row or
-two.
+"""A function of networks in the fastest form there is, as updates are: for acting, which calls a policy on a few rows.
 
 There the layers take less time than the calls of modules and distributions around them. Results are equal to the bit,
 or up to rounding if the function is compiled.
@@ -81,9 +80,8 @@ class Recorded(Task):
         """The tensors of a result."""
         return [(f'result {path}'.strip(), x) for path, x in nest.flatten_with_path(answer)]
 
-    def answer(self, results: Sequence[Any], request: Request, keeps: bool) -> NestedTensor:
+    def answer(self, results: Sequence[Any], request: Request) -> NestedTensor:
         """The result, in tensors of its own."""
-        if not keeps:
-            results = [x.clone() for x in results]
+        results = [x.clone() for x in results]
         tree = self._result_trees[request.key]
         return results[0] if tree is None else tree.unflatten(results)

@@ -5,95 +5,22 @@ what surrounds them as they are recorded costs a fifth of the time of small netw
 before the products are added to them, and products with a single row or column in between are sums over strides.
 Results differ by rounding.
 """
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from alfx.engine.plan.program import copied
-from alfx.engine.plan.torch_internals import (below_autograd, compile_graph, compiler_settings, entry_in_c,
-                                              in_order_of_strides, shares_memory, written_by)
+from alfx.engine.plan.torch_internals import in_order_of_strides, shares_memory, written_by
 
 _aten = torch.ops.aten
 _WITHOUT_BIAS: dict[Any, Any] = {_aten.addmm.default: _aten.mm.default, _aten.baddbmm.default: _aten.bmm.default}
 _FEW_TERMS = 8
-_PRODUCTS = (_aten.mm.default, _aten.bmm.default)
+PRODUCTS = (_aten.mm.default, _aten.bmm.default)
 
 # Settings of the backend. The patterns that it looks for would put the biases back. Calls from C++ are cheaper. Loops
 # that share less than these bytes, as two calls of a network share its biases, are not joined: the first would wait
 # for what the second reads, and find its own matrices no longer in the cache.
 SETTINGS = {'pattern_matcher': False, 'cpp_wrapper': True, 'score_fusion_memory_threshold': 8192}
-
-
-def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor | None]]:
-    """A function that computes what ``graph`` does, after :func:`prepare`.
-
-    Args:
-        graph: of aten operations; it is changed.
-        inputs: examples of the tensors that it takes, without gradient.
-
-    Returns:
-        from the list of these tensors to what ``graph`` returns
-    """
-    prepare(graph)
-    bare: Any = None
-    takes: list[Any] = []
-
-    def keep(code: Any, examples: Sequence[Any]) -> None:
-        nonlocal bare
-        bare, takes[:] = code, map(_kind, examples)
-
-    with compiler_settings(SETTINGS), torch.random.fork_rng(), torch.no_grad():
-        function = compile_graph(graph, inputs, keep, operations_kept=_PRODUCTS)  # which would be taken apart
-        arguments = [copied(x) for x in inputs]
-        results = function(*arguments)  # the backend does its work at the first call
-    for shortcut in (entry_in_c(bare), _without_autograd(bare)) if takes == list(map(_kind, inputs)) else ():
-        if shortcut is not None and _does_the_same(shortcut, inputs, arguments, results):
-            return shortcut
-    return _without_autograd(lambda tensors: function(*tensors))
-
-
-def _without_autograd(function: Callable[[list[Tensor]], Any]) -> Callable[[list[Tensor]], Any]:
-    def call(tensors: list[Tensor]) -> Any:
-        with below_autograd():
-            return function(tensors)
-
-    return call
-
-
-def _kind(x: Any) -> Any:
-    return (tuple(x.shape), x.stride(), x.dtype) if isinstance(x, Tensor) else None
-
-
-def _does_the_same(bare: Any, inputs: Sequence[Tensor], arguments: Sequence[Tensor], results: Sequence[Any]) -> bool:
-    """Whether the compiled code alone does with ``inputs`` what it did with all that is around it.
-
-    That is for functions which return what they were given, or views; it takes a tenth of the time of a small update.
-
-    Args:
-        bare: the compiled code; takes a list.
-        inputs: tensors.
-        arguments: what copies of ``inputs`` were after the call.
-        results: what it returned.
-    """
-    again = [copied(x) for x in inputs]
-    try:
-        with torch.random.fork_rng(), torch.no_grad():
-            found = bare(list(again))
-    except (RuntimeError, TypeError, AttributeError, AssertionError):
-        return False
-    given = {x.untyped_storage().data_ptr() for x in again if x.numel()}
-    return (len(found) == len(results)
-            and not any(x is not None and x.untyped_storage().data_ptr() in given for x in found)
-            and all(_are_equal(a, b) for a, b in zip((*arguments, *results), (*again, *found))))
-
-
-def _are_equal(a: Any, b: Any) -> bool:
-    if a is None or b is None:
-        return a is b
-    return (a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
-            and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
 
 
 def prepare(graph: fx.GraphModule) -> None:
@@ -106,7 +33,7 @@ def prepare(graph: fx.GraphModule) -> None:
         if node.target in _WITHOUT_BIAS and len(node.args) == 3 and not node.kwargs:
             _separate_bias(graph.graph, node)
     for node in list(graph.graph.nodes):
-        if node.target in _PRODUCTS and 0 < _num_terms(node) <= _FEW_TERMS:
+        if node.target in PRODUCTS and 0 < _num_terms(node) <= _FEW_TERMS:
             _write_as_sum(graph.graph, node)
     for node in graph.graph.nodes:
         node.meta.pop('val', None)  # the backend finds out by itself, and takes these for those of another run of it

@@ -91,8 +91,8 @@ class Task:
         """The parts of an answer, with their names, in the order in which a record returns them."""
         raise NotImplementedError
 
-    def answer(self, results: Sequence[Tensor | None], request: Request, keeps: bool) -> Any:
-        """The answer that a record has given; ``keeps``: the next one does not overwrite it."""
+    def answer(self, results: Sequence[Tensor | None], request: Request) -> Any:
+        """The answer that a record has given, whose results the next one overwrites."""
         raise NotImplementedError
 
     def must_be_eager(self) -> bool:
@@ -110,7 +110,6 @@ class Kept:
 
     record: Record
     play: Play
-    keeps_results: bool = False
     count: int = 0
 
 
@@ -154,7 +153,7 @@ class Faster:
         kept.count += 1
         if is_check_due(kept.count):
             return self._compared(asked, request, kept, True)
-        return task.answer(kept.play(request.leaves), request, kept.keeps_results)
+        return task.answer(kept.play(request.leaves), request)
 
     @property
     def num_records(self) -> int:
@@ -228,7 +227,7 @@ class Faster:
         else:  # summaries have drawn some as well: nothing can be compared this time
             reason = 'it draws other random numbers' if prefers_own else None
         if reason is None and prefers_own:
-            return task.answer(results, request, kept.keeps_results)
+            return task.answer(results, request)
         after.put_back()
         if reason is not None:
             self._stop(f'it would be another one: {reason}')

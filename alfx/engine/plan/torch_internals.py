@@ -3,8 +3,8 @@
 Nothing else of :mod:`alfx.engine` imports a private module of torch or reads a private attribute of its objects.
 """
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -115,32 +115,32 @@ def has_kernel(op: Any, device: torch.device) -> bool:
 # Compiling -----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def compiler_settings(settings: Mapping[str, Any]) -> Iterator[None]:
+def compiler_settings(settings: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Context manager within which torch.compile's backend has these settings."""
     from torch._inductor import config
 
-    with config.patch(dict(settings)):
-        yield
+    found: AbstractContextManager[None] = config.patch(dict(settings))
+    return found
 
 
 def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor],
-                  keep: Callable[[Any, Sequence[Any]], None] = lambda bare, examples: None,
+                  inner: list[tuple[Any, Sequence[Any]]] | None = None,
                   operations_kept: Sequence[Any] = ()) -> Callable[..., Any]:
     """``graph`` as a compiled function of tensors. The backend may put off its work until the first call.
 
     Args:
         graph: of aten operations.
         inputs: examples of its inputs.
-        keep: called with the compiled code, without what is around it, and examples of what that takes.
+        inner: is added the compiled code, without what is around it, and examples of what that takes.
         operations_kept: are not taken apart.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
 
-    def compile_inner(inner: Any, examples: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        bare = compile_fx_inner(inner, examples, *args, **kwargs)
-        keep(bare, examples)
+    def compile_inner(of: Any, examples: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        bare = compile_fx_inner(of, examples, *args, **kwargs)
+        if inner is not None:
+            inner.append((bare, examples))
         return bare
 
     decompositions = {operation: how for operation, how in select_decomp_table().items()

@@ -71,7 +71,7 @@ class UpdateTask(Task):
                 *((f'the gradient of {name.removeprefix("read.0.")}', p.grad)
                   for name, p in zip(self._param_names, self._params))]
 
-    def answer(self, results: Sequence[Tensor | None], request: Request, keeps: bool) -> Computed:
+    def answer(self, results: Sequence[Tensor | None], request: Request) -> Computed:
         """The gradients are left where they are: optimizers find them there again at the next update."""
         for param, grad in zip(self._params, results[2:]):
             if param.grad is not grad:

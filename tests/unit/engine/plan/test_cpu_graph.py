@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from alfx.engine.plan import cpu_graph
+from alfx.engine.plan import compile, cpu_graph
 from alfx.engine.plan.torch_internals import compile_graph, compiler_settings, entry_in_c
 
 _aten = torch.ops.aten
@@ -73,7 +73,7 @@ def test_what_the_compiler_makes_of_it_has_the_same_values():
     expected = graph(*inputs)
     cpu_graph.prepare(graph)
     with compiler_settings(cpu_graph.SETTINGS):
-        compiled = compile_graph(graph, inputs, operations_kept=cpu_graph._PRODUCTS)
+        compiled = compile_graph(graph, inputs, operations_kept=cpu_graph.PRODUCTS)
         torch.testing.assert_close(compiled(*inputs), expected)
 
 
@@ -82,7 +82,7 @@ def _calls(function):
 
 
 def _of_graph(function, *inputs):
-    compiled = cpu_graph.compiled(make_fx(function)(*inputs), inputs)
+    compiled = compile.compiled(make_fx(function)(*inputs), inputs)
     mine, plain = [x.clone() for x in inputs], [x.clone() for x in inputs]
     torch.manual_seed(3)
     results = compiled(mine)
@@ -104,8 +104,8 @@ def _changes_an_input(x, y):
     _changes_an_input, lambda x, y: [x / 0.0, (x * 0.0) / 0.0]], ids=['product', 'noise', 'in place', 'not finite'])
 def test_the_compiled_code_alone_does_the_same(function, monkeypatch):
     found = []
-    check = cpu_graph._does_the_same
-    monkeypatch.setattr(cpu_graph, '_does_the_same', lambda *args: found.append(check(*args)) or found[-1])
+    check = compile._does_the_same
+    monkeypatch.setattr(compile, '_does_the_same', lambda *args: found.append(check(*args)) or found[-1])
     with torch._inductor.config.patch(fallback_random=True):
         _of_graph(function, torch.randn(16, 16), torch.randn(16, 16))
     assert found == [True]
@@ -120,7 +120,7 @@ def test_a_constant_that_the_compiler_makes_an_input_of_is_not_left_out():
 @pytest.mark.slow
 def test_what_is_called_is_the_function_in_c():
     with torch._inductor.config.patch(fallback_random=True):
-        compiled = cpu_graph.compiled(make_fx(lambda x: [x + 1])(torch.ones(3)), [torch.ones(3)])
+        compiled = compile.compiled(make_fx(lambda x: [x + 1])(torch.ones(3)), [torch.ones(3)])
     assert any(isinstance(cell.cell_contents, BuiltinFunctionType) for cell in compiled.__closure__)
 
 
@@ -141,5 +141,5 @@ def test_code_that_does_something_else_is_not_called_alone():
     x = torch.randn(3)
     for bare in (lambda inputs: [inputs[0] + 1], lambda inputs: [inputs[0]], lambda inputs: [None],
                  lambda inputs: [], lambda inputs: [(inputs[0] * 2).double()], lambda inputs: inputs[0].missing):
-        assert not cpu_graph._does_the_same(bare, [x], [x], [x * 2])
-    assert cpu_graph._does_the_same(lambda inputs: [inputs[0] * 2], [x], [x], [x * 2])
+        assert not compile._does_the_same(bare, [x], [x], [x * 2])
+    assert compile._does_the_same(lambda inputs: [inputs[0] * 2], [x], [x], [x * 2])

@@ -397,7 +397,10 @@ def _is_recording():
 
 
 def test_without_a_compiler_updates_and_policies_are_played_with_one_warning_each(warm_up, monkeypatch, caplog):
-    monkeypatch.setattr(compile, 'compiler_fault', lambda: 'InvalidCxxCompiler: no C++ compiler')
+    def fail(*_):
+        raise RuntimeError('no C++ compiler')
+
+    monkeypatch.setattr(compile, 'compiled', fail)
     warm_up(1)
     made = [make_agent(True), make_agent(False)]
     train(made, 3)
