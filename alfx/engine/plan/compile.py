@@ -42,12 +42,7 @@ class Compiled(Faster):
         finally:
             gc.collect()  # what a compiler leaves behind: otherwise some update would soon wait a third of a second
         logger.info('compiled %s in %.0f seconds', what, time.monotonic() - started)
-        fixed = record.fixed
-
-        def play(changing: list[Tensor]) -> Sequence[Tensor | None]:
-            return function([*fixed, *changing])
-
-        return Kept(record, play)
+        return Kept(record, lambda changing: function([*record.fixed, *changing]))
 
 
 def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Play:
