@@ -21,7 +21,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from alfx import context, gin_utils  # noqa: E402
-from alfx.engine.plan import settings  # noqa: E402
+from alfx.engine.plan import forms  # noqa: E402
 
 hypothesis.settings.register_profile('alfx', deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile('alfx')
@@ -63,7 +63,7 @@ def fresh_process_state():
 def warm_up(monkeypatch):
     """A function that sets how often updates and policies are computed step by step before they are played."""
     def set_to(count: int) -> None:
-        monkeypatch.setattr(settings, 'WARM_UP', settings.WarmUp(updates=count, calls=count, compiled_calls=count))
+        monkeypatch.setattr(forms, 'WARM_UP', forms.WarmUp(updates=count, calls=count, compiled_calls=count))
 
     return set_to
 

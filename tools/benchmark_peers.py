@@ -188,8 +188,8 @@ def run_alfx_bfloat16(workload: Any, steps: int, seed: int) -> tuple[int, float]
 
 def play_nothing() -> None:
     """From now on alfx computes every update and every action in this process step by step, also the thousandth."""
-    from alfx.engine.plan import settings
-    settings.WARM_UP = settings.WarmUp(*[sys.maxsize] * len(settings.WarmUp._fields))
+    from alfx.engine.plan import forms
+    forms.WARM_UP = forms.WarmUp(*[sys.maxsize] * len(forms.WarmUp._fields))
 
 
 def run_alfx_eager(workload: Any, steps: int, seed: int) -> tuple[int, float]:

@@ -20,8 +20,8 @@ from alfx.engine.contract import Settings, Trains
 from alfx.engine.errors import NonFiniteLossError
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
-from alfx.engine.plan import Batch, Computed, Eager, Objective, Plan, make_plan
-from alfx.engine.plan.objective import Losses
+from alfx.engine.plan import Batch, Computed, Eager, Objective, make_plan
+from alfx.engine.plan.eager import Losses
 from alfx.engine.plan.program import copied
 from alfx.engine.priorities import importance_weights, update_priorities
 from alfx.engine.remote.data_parallel import GradientAverager, average_gradients
@@ -73,8 +73,8 @@ class Learner:
         self._context_steps = 0  # at the start of the replay buffer, trained on in an earlier iteration
         self.reader: BatchReader | None = None
         self._reader_key: Any = None  # what the reader depends on
-        self._plan: Plan | None = None
-        self._unroll_plan: Plan | None = None
+        self._plan: Eager | None = None
+        self._unroll_plan: Eager | None = None
         self._taking_turns: list[Any] | None = None  # parts with several fixed updates
 
     @property
@@ -373,20 +373,20 @@ class Learner:
             traits.recomputes_rollout_info and not traits.trains_after_iteration))
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Eager:
         """How gradients of minibatches are computed: step by step, or in a faster way that does the same."""
         if self._plan is None:
             self._plan = self._make_plan(self.losses)
         return self._plan
 
     @property
-    def unroll_plan(self) -> Plan:
+    def unroll_plan(self) -> Eager:
         """The same for unrolls whose infos are computed anew."""
         if self._unroll_plan is None:
             self._unroll_plan = self._make_plan(self._unroll_losses)
         return self._unroll_plan
 
-    def _make_plan(self, losses: Losses) -> Plan:
+    def _make_plan(self, losses: Losses) -> Eager:
         is_fixed = self.traits.fixed_update
         if is_fixed and self.scaler is not None:
             logger.info('updates of %s are made step by step: whether one is skipped depends on its gradients '
@@ -493,7 +493,7 @@ class Learner:
         computed = self.optimize(plan, Batch((), batch_info.importance_weights if batch_info is not None else ()))
         return computed.loss_info._replace(scalar_loss=loss_info.scalar_loss), self._algorithm.what_is_updated()[1]
 
-    def optimize(self, plan: Plan, batch: Batch) -> Computed:
+    def optimize(self, plan: Eager, batch: Batch) -> Computed:
         """Gradients, averaged over all processes, and the steps of the optimizers.
 
         Raises:

@@ -4,19 +4,18 @@ An update is described by an :class:`Objective` and made from a :class:`Batch`. 
 parameters; the steps of optimizers are always outside. Each form wraps a slower one, does less, falls back to it, and
 is held against it: training with a faster one gives the numbers of the slowest.
 
-Read :mod:`~alfx.engine.plan.objective`, then ``eager``, then ``forms``; ``record`` makes records, ``program`` plays
-them, ``compile`` (with ``cpu_graph``) and ``capture`` are the other ways to carry them out; ``acting`` does the same
-for policies.
+Read :mod:`~alfx.engine.plan.eager`, then ``update`` and ``forms``; ``record`` makes records, ``program`` plays them,
+``compile`` (with ``cpu_graph``) and ``capture`` are the other ways to carry them out; ``acting`` does the same for
+policies.
 """
 from alfx.engine.plan.acting import Recorded
-from alfx.engine.plan.eager import Eager
-from alfx.engine.plan.objective import Batch, Computed, Objective, Plan
+from alfx.engine.plan.eager import Batch, Computed, Eager, Objective
 from alfx.engine.plan.update import FasterPlan
 
-__all__ = ['Batch', 'Computed', 'Eager', 'FasterPlan', 'Objective', 'Plan', 'Recorded', 'make_plan']
+__all__ = ['Batch', 'Computed', 'Eager', 'FasterPlan', 'Objective', 'Recorded', 'make_plan']
 
 
-def make_plan(objective: Objective, is_fixed: bool, compiles: bool = False) -> Plan:
+def make_plan(objective: Objective, is_fixed: bool, compiles: bool = False) -> Eager:
     """How to compute the gradients of an objective.
 
     Args:
@@ -25,7 +24,6 @@ def make_plan(objective: Objective, is_fixed: bool, compiles: bool = False) -> P
             that is not so, after an update of another kind perhaps.
         compiles: whether a fixed objective is compiled; otherwise it is played.
     """
-    eager = Eager(objective)
     if not is_fixed or objective.scaled is not None or not objective.params:
-        return eager
-    return FasterPlan(eager, compiles)
+        return Eager(objective)
+    return FasterPlan(objective, compiles)

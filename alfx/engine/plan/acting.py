@@ -1,5 +1,4 @@
-"""A function of networks in the fastest form there is, as updates are: for acting, which calls a policy on a row or
-two.
+"""A function of networks in the fastest form there is, as updates are: for acting, which calls a policy on a few rows.
 
 There the layers take less time than the calls of modules and distributions around them. Results are equal to the bit,
 or up to rounding if the function is compiled.
@@ -12,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest
-from alfx.engine.plan import settings
+from alfx.engine.plan import forms
 from alfx.engine.plan.compare import Parts
 from alfx.engine.plan.compile import Compiled
-from alfx.engine.plan.forms import Form, Played, Request
+from alfx.engine.plan.forms import Played, Request, Task
 from alfx.engine.plan.record import Record, Recorder
 from alfx.tensor_specs import NestedTensor
 
 
-class Recorded:
+class Recorded(Task):
     """Plays a function, one record for each structure and layout of its input.
 
     The function may do whatever it likes: where a record would not do the same, or cannot be made, the function itself
@@ -38,15 +37,16 @@ class Recorded:
 
     def __init__(self, function: Callable[[NestedTensor], NestedTensor], *modules: nn.Module, compiles: bool = False,
                  what: str = 'how to act') -> None:
-        self._function, self._modules, self._compiles, self._what = function, modules, compiles, what
-        task = _Calls(function, modules, what)
-        self.played = Played(task, task, lambda: settings.WARM_UP.calls)
-        self.compiled = Compiled(self.played, task, lambda: settings.WARM_UP.compiled_calls) if compiles else None
-        self._form: Form = self.compiled or self.played
+        self._function, self._modules, self._compiles = function, modules, compiles
+        self.recorder = Recorder(function, modules, what)
+        self._result_trees: dict[Any, Any] = {}
+        self.played = Played(function, self, forms.WARM_UP.calls)
+        self.compiled = Compiled(self.played, self, forms.WARM_UP.compiled_calls) if compiles else None
+        self._form = self.compiled or self.played
 
     def __deepcopy__(self, memo: Any) -> 'Recorded':
         return Recorded(copy.deepcopy(self._function, memo), *copy.deepcopy(self._modules, memo),
-                        compiles=self._compiles, what=self._what)
+                        compiles=self._compiles, what=self.recorder.what)
 
     def __call__(self, inputs: NestedTensor) -> NestedTensor:
         """What the function returns for ``inputs``; where gradients are recorded, by calling it."""
@@ -54,20 +54,7 @@ class Recorded:
             return self._function(inputs)
         return self._form(inputs)
 
-
-class _Calls:
-    """What the forms need to know of a function, and the slowest of them: calling it."""
-
-    verb = 'computed step by step'
-
-    def __init__(self, function: Callable[[NestedTensor], NestedTensor], modules: Sequence[nn.Module],
-                 what: str) -> None:
-        self._function = function
-        self.recorder = Recorder(function, modules, what)
-        self._result_trees: dict[Any, Any] = {}
-
-    def __call__(self, asked: NestedTensor) -> NestedTensor:
-        return self._function(asked)
+    # As the forms see it -----------------------------------------------------------------------------------------
 
     def request(self, asked: NestedTensor, in_place: bool) -> Request:
         """The tensors of the input; the tree of a single one is ``None``."""
@@ -89,21 +76,12 @@ class _Calls:
         with torch.no_grad():
             return self.recorder.record(call, request.leaves)
 
-    def must_be_eager(self) -> bool:
-        """Policies write no summaries."""
-        return False
-
     def parts(self, answer: NestedTensor) -> Parts:
         """The tensors of a result."""
         return [(f'result {path}'.strip(), x) for path, x in nest.flatten_with_path(answer)]
 
-    def answer(self, results: Sequence[Any], request: Request, keeps: bool) -> NestedTensor:
+    def answer(self, results: Sequence[Any], request: Request) -> NestedTensor:
         """The result, in tensors of its own."""
-        if not keeps:
-            results = [x.clone() for x in results]
+        results = [x.clone() for x in results]
         tree = self._result_trees[request.key]
         return results[0] if tree is None else tree.unflatten(results)
-
-    def is_comparable(self, answer: NestedTensor) -> bool:
-        """Whatever a function returns, a record has to."""
-        return True

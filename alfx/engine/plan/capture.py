@@ -4,13 +4,13 @@ The kernels of an update of small networks take less time than it takes the host
 them is launched at once.
 """
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from alfx.engine.plan.compile import Compiled
-from alfx.engine.plan.forms import Faster, Kept, Play, Request, Task, UnsupportedError
+from alfx.engine.plan.forms import Faster, Kept, Play, Request, UnsupportedError
 from alfx.engine.plan.record import Record, first_line
 
 logger = logging.getLogger(__name__)
@@ -23,14 +23,10 @@ class Captured(Faster):
 
     verb = 'a CUDA graph'
 
-    def __init__(self, below: Compiled, task: Task, warm_up: Callable[[], int]) -> None:
-        super().__init__(below, task, warm_up)
-        self._compiled = below
-
     def _make(self, request: Request) -> Kept | None:
-        kept = self._compiled.kept(request.key)
-        if self._compiled.has_stopped:
-            self.has_stopped = True
+        assert isinstance(self.below, Compiled)
+        self.has_stopped = self.below.has_stopped
+        kept = self.below._kept.get(request.key)
         if kept is None or not kept.record.is_current:
             return None
         if kept.record.asks_other_ranks:

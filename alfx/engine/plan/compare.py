@@ -1,9 +1,12 @@
 """Whether two forms have computed the same, and what has to be put back before the second one computes."""
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from alfx import context
 
 _SINGLE = 2**13 * torch.finfo(torch.float32).eps  # 1e-3: thousands of roundings
 _HALF = 2**5 * torch.finfo(torch.bfloat16).eps  # 0.25
@@ -62,7 +65,7 @@ def difference(expected: Parts, found: Parts, tolerance: float) -> str | None:
             continue
         if a.shape != b.shape or a.dtype != b.dtype:
             return f'{name} is {b.dtype} of shape {tuple(b.shape)} in place of {a.dtype} {tuple(a.shape)}'
-        if torch.equal(a, b) or _are_equal(a, b):
+        if torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True):
             continue
         if not tolerance or not a.is_floating_point():
             return f'{name} is another one'
@@ -84,5 +87,52 @@ def _length(x: Tensor | None) -> float:
     return 0.0 if x is None else float(torch.linalg.vector_norm(x.detach().double()))
 
 
-def _are_equal(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
+# Processes that train together --------------------------------------------------------------------------------------
+#
+# They do not record or compare at the same time (only the first of them writes summaries): a question too many would
+# meet another one of theirs.
+
+
+class _StandIn:
+    """Takes the place of the ranks, and does some things in another way."""
+
+    def __init__(self, ranks: Any, **instead: Callable[[Tensor], Any]) -> None:
+        self._ranks = ranks
+        vars(self).update(instead)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ranks, name)
+
+
+def _in_place_of_ranks(**instead: Callable[[Tensor], Any]) -> AbstractContextManager[None]:
+    ranks = context.get_ranks()
+    return context.training_with(None if ranks is None else _StandIn(ranks, **instead))
+
+
+def nobody_asked() -> AbstractContextManager[None]:
+    """Context manager within which the other processes are taken to have the same tensors as this one."""
+    def refuse(tensor: Tensor) -> Tensor:
+        raise RuntimeError('tensors are gathered from other processes, which is no recorded operation')
+
+    return _in_place_of_ranks(add_up=lambda tensor: tensor.mul_(context.num_ranks()), gather=refuse)
+
+
+def answers_kept(answers: list[Tensor]) -> AbstractContextManager[None]:
+    """Context manager within which the other processes are asked, and what they answer is added to ``answers``."""
+    ranks = context.get_ranks()
+
+    def ask(tensor: Tensor) -> None:
+        ranks.add_up(tensor)
+        answers.append(tensor.clone())
+
+    return _in_place_of_ranks(add_up=ask)
+
+
+def answers_repeated(answers: list[Tensor]) -> AbstractContextManager[None]:
+    """Context manager within which the same questions in the same order get these answers, and nobody is asked."""
+    def repeat(tensor: Tensor) -> None:
+        if not answers or answers[0].shape != tensor.shape:
+            raise RuntimeError('other questions are asked of the other processes')
+        tensor.copy_(answers.pop(0))
+
+    return _in_place_of_ranks(add_up=repeat)

@@ -2,32 +2,20 @@
 
 What remains of an update there once it is compiled are its matrix products. The backend leaves them to a library, and
 what surrounds them as they are recorded costs a fifth of the time of small networks: biases are copied into the results
-before the products are added to them, products with a single row or column in between are sums over strides. The
-library is also far from its best where a product has few rows or columns: such a product reads a matrix once, which the
-loop that computes the matrix can do in passing. Results differ by rounding.
+before the products are added to them, and products with a single row or column in between are sums over strides.
+Results differ by rounding.
 """
-import operator
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from alfx.engine.plan.program import copied
-from alfx.engine.plan.torch_internals import (below_autograd, compile_graph, compiler_settings, entry_in_c,
-                                              in_order_of_strides, is_view, written_by)
+from alfx.engine.plan.torch_internals import in_order_of_strides, shares_memory, written_by
 
 _aten = torch.ops.aten
 _WITHOUT_BIAS: dict[Any, Any] = {_aten.addmm.default: _aten.mm.default, _aten.baddbmm.default: _aten.bmm.default}
 _FEW_TERMS = 8
-_FEW_VECTORS = 4
-_MAX_MATRIX = 2**18  # elements; a larger one leaves the cache between the reads of two of its columns
-_LONG_LOOP = 2**10  # elements
-_FEW_NUMBERS = 2**10  # more are not worth the check
-_JOINED_WITH_LOOPS = (_aten.stack.default, _aten.cat.default, _aten._to_copy.default)  # as what is tagged so
-_PRODUCTS = (_aten.mm.default, _aten.bmm.default)
-
-SHAPES_PRODUCTS = True  # whether products of matrices with few vectors are changed as well, see _shape_products
+PRODUCTS = (_aten.mm.default, _aten.bmm.default)
 
 # Settings of the backend. The patterns that it looks for would put the biases back. Calls from C++ are cheaper. Loops
 # that share less than these bytes, as two calls of a network share its biases, are not joined: the first would wait
@@ -35,113 +23,21 @@ SHAPES_PRODUCTS = True  # whether products of matrices with few vectors are chan
 SETTINGS = {'pattern_matcher': False, 'cpp_wrapper': True, 'score_fusion_memory_threshold': 8192}
 
 
-def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor | None]]:
-    """A function that computes what ``graph`` does, after :func:`prepare`.
-
-    Args:
-        graph: of aten operations; it is changed.
-        inputs: examples of the tensors that it takes, without gradient.
-
-    Returns:
-        from the list of these tensors to what ``graph`` returns
-    """
-    prepare(graph)
-    bare: Any = None
-    takes: list[Any] = []
-
-    def keep(code: Any, examples: Sequence[Any]) -> None:
-        nonlocal bare
-        bare, takes[:] = code, map(_kind, examples)
-
-    with compiler_settings(SETTINGS), torch.random.fork_rng(), torch.no_grad():
-        function = compile_graph(graph, inputs, keep, operations_kept=_PRODUCTS)  # which would be taken apart
-        arguments = [copied(x) for x in inputs]
-        results = function(*arguments)  # the backend does its work at the first call
-    for shortcut in (entry_in_c(bare), _without_autograd(bare)) if takes == list(map(_kind, inputs)) else ():
-        if shortcut is not None and _does_the_same(shortcut, inputs, arguments, results):
-            return shortcut
-    return _without_autograd(lambda tensors: function(*tensors))
-
-
-def _without_autograd(function: Callable[[list[Tensor]], Any]) -> Callable[[list[Tensor]], Any]:
-    def call(tensors: list[Tensor]) -> Any:
-        with below_autograd():
-            return function(tensors)
-
-    return call
-
-
-def _kind(x: Any) -> Any:
-    return (tuple(x.shape), x.stride(), x.dtype) if isinstance(x, Tensor) else None
-
-
-def _does_the_same(bare: Any, inputs: Sequence[Tensor], arguments: Sequence[Tensor], results: Sequence[Any]) -> bool:
-    """Whether the compiled code alone does with ``inputs`` what it did with all that is around it.
-
-    That is for functions which return what they were given, or views; it takes a tenth of the time of a small update.
-
-    Args:
-        bare: the compiled code; takes a list.
-        inputs: tensors.
-        arguments: what copies of ``inputs`` were after the call.
-        results: what it returned.
-    """
-    again = [copied(x) for x in inputs]
-    try:
-        with torch.random.fork_rng(), torch.no_grad():
-            found = bare(list(again))
-    except (RuntimeError, TypeError, AttributeError, AssertionError):
-        return False
-    given = {x.untyped_storage().data_ptr() for x in again if x.numel()}
-    return (len(found) == len(results)
-            and not any(x is not None and x.untyped_storage().data_ptr() in given for x in found)
-            and all(_are_equal(a, b) for a, b in zip((*arguments, *results), (*again, *found))))
-
-
-def _are_equal(a: Any, b: Any) -> bool:
-    if a is None or b is None:
-        return a is b
-    return (a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
-            and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
-
-
 def prepare(graph: fx.GraphModule) -> None:
     """Change a graph of aten operations, whose nodes know their values' shapes (``meta['val']``), in place.
 
     - A product plus a bias becomes a product and an addition, which is done together with the activation after it.
     - A product whose results are sums of few terms is written as these sums, done together with what follows.
-    - With ``SHAPES_PRODUCTS`` also :func:`_shape_products`.
     """
     for node in list(graph.graph.nodes):
         if node.target in _WITHOUT_BIAS and len(node.args) == 3 and not node.kwargs:
             _separate_bias(graph.graph, node)
     for node in list(graph.graph.nodes):
-        if node.target in _PRODUCTS and 0 < _num_terms(node) <= _FEW_TERMS:
+        if node.target in PRODUCTS and 0 < _num_terms(node) <= _FEW_TERMS:
             _write_as_sum(graph.graph, node)
-    if SHAPES_PRODUCTS:
-        _shape_products(graph.graph)
     for node in graph.graph.nodes:
         node.meta.pop('val', None)  # the backend finds out by itself, and takes these for those of another run of it
     graph.recompile()
-
-
-def _shape_products(graph: fx.Graph) -> None:
-    """The rest of what makes products with few rows or columns faster.
-
-    - A product of a matrix with few vectors is written as a sum for each, done together with what precedes.
-    - Large matrices' products with vectors are not taken apart, and vectors with gaps are copied first.
-    - What is computed to be read again and again by such sums is computed before them.
-    - Numbers that a long loop reads are computed before the loop, which would compute them again for each few elements.
-    """
-    for node in list(graph.nodes):
-        if node.target in _PRODUCTS and _has_few_vectors(node):
-            _write_as_reductions(graph, node)
-        elif node.target in _PRODUCTS:
-            node.args = tuple(_without_gaps(graph, node, operand) for operand in node.args)
-            _keep_product(graph, node)
-    for node in list(graph.nodes):
-        if _has_numbers_of_loops(node):
-            _compute_once(graph, node)
 
 
 def _separate_bias(graph: fx.Graph, node: Any) -> None:
@@ -176,100 +72,12 @@ def _write_as_sum(graph: fx.Graph, product: Any) -> None:
     _replace(graph, product, total)
 
 
-def _has_few_vectors(product: Any) -> bool:
-    """Whether the result has few rows or columns, and the matrix that they are read from is small."""
-    value = product.meta.get('val')
-    if value is None:
-        return False
-    few, many = sorted(value.shape[-2:])
-    return 0 < few <= _FEW_VECTORS and many * _num_terms(product) <= _MAX_MATRIX
-
-
-def _write_as_reductions(graph: fx.Graph, product: Any) -> None:
-    """Each column of the result is the matrix times a vector, element by element, summed; or each row is."""
-    left, right = product.args
-    rows, columns = product.meta['val'].shape[-2:]
-    with graph.inserting_before(product):
-        turned = graph.call_function(_aten.transpose.int, (right, -2, -1))
-        turned.meta = {'val': right.meta['val'].transpose(-2, -1)}
-    matrix, vectors, dim = (left, turned, -1) if columns <= rows else (turned, left, -2)
-    if _is_computed(vectors) or _last_stride(matrix) == 1 != _last_stride(vectors):
-        vectors = _contiguous(graph, product, vectors)  # computed once; of both, the elements of a sum are neighbours
-    sums = []
-    with graph.inserting_before(product):
-        for i in range(min(rows, columns)):
-            vector = graph.call_function(_aten.slice.Tensor, (vectors, -2, i, i + 1))
-            terms = graph.call_function(_aten.mul.Tensor, (matrix, vector))
-            sums.append(graph.call_function(_aten.sum.dim_IntList, (terms, [-1])))
-        total = graph.call_function(_aten.stack.default, (sums, dim))
-    _replace(graph, product, total)
-
-
-def _last_stride(node: Any) -> int:
-    return int(node.meta['val'].stride()[-1])
-
-
-def _keep_product(graph: fx.Graph, product: Any) -> None:
-    """Products of a stack of matrices with vectors would be taken apart; with something added, they are not."""
-    value = product.meta.get('val')
-    if product.target is _aten.bmm.default and value is not None and 1 in value.shape[-2:]:
-        with graph.inserting_before(product):
-            nothing = graph.call_function(_aten.full.default, ([1, 1, 1], 0.0), {
-                'dtype': value.dtype, 'device': value.device})
-            kept = graph.call_function(_aten.baddbmm.default, (nothing, *product.args), {'beta': 0})
-        _replace(graph, product, kept)
-
-
-def _without_gaps(graph: fx.Graph, product: Any, operand: Any) -> Any:
-    """``operand``, or a copy of it where it is a vector whose elements are not neighbours."""
-    value = operand.meta.get('val')
-    if value is None or 1 not in value.shape[-2:] or max(zip(value.shape[-2:], value.stride()[-2:]))[1] == 1:
-        return operand
-    return _contiguous(graph, product, operand)
-
-
-def _numel(node: Any) -> int:
-    value = node.meta.get('val')
-    return value.numel() if isinstance(value, Tensor) else 0
-
-
-def _is_view(node: Any) -> bool:
-    """Whether a node is a part of what another one has computed."""
-    return node.target is operator.getitem or is_view(node)
-
-
 def _is_computed(node: Any) -> bool:
     """Whether a loop that reads a node may compute it again: it does not lie in memory for some other reason."""
-    while node.op == 'call_function' and _is_view(node):
+    while node.op == 'call_function' and shares_memory(node) and not written_by(node):  # a view, or a part
         node = node.args[0]
-    return _is_pointwise(node)
-
-
-def _is_pointwise(node: Any) -> bool:
-    """Whether a node computes a new tensor element by element; what is changed in place lies in memory anyway."""
-    tags = getattr(node.target, 'tags', ())
-    return node.op == 'call_function' and torch.Tag.pointwise in tags and not written_by(node)
-
-
-def _has_numbers_of_loops(node: Any) -> bool:
-    """Whether a node computes a few numbers, without a loop of its own, of which single ones go into long loops."""
-    is_computed = _is_pointwise(node) or node.target in _JOINED_WITH_LOOPS
-    return is_computed and 0 < _numel(node) <= _FEW_NUMBERS and any(_leads_to_loop(node, user) for user in node.users)
-
-
-def _leads_to_loop(node: Any, user: Any) -> bool:
-    if _numel(node) == 1 and _numel(user) >= _LONG_LOOP:
-        return True
-    return _is_view(user) and _numel(user) <= _FEW_NUMBERS and any(_leads_to_loop(user, x) for x in user.users)
-
-
-def _compute_once(graph: fx.Graph, node: Any) -> None:
-    """Give the numbers a place in memory: this operation needs one."""
-    value = node.meta['val']
-    with graph.inserting_after(node):
-        once = graph.call_function(_aten.as_strided.default, (node, list(value.shape), list(value.stride())))
-    once.meta = dict(node.meta)
-    node.replace_all_uses_with(once, lambda user: user is not once and _leads_to_loop(node, user))
+    is_pointwise = torch.Tag.pointwise in getattr(node.target, 'tags', ())
+    return node.op == 'call_function' and is_pointwise and not written_by(node)  # what is written lies in memory anyway
 
 
 def _contiguous(graph: fx.Graph, product: Any, operand: Any) -> Any:

@@ -12,13 +12,14 @@ in what they leave to the form below. All have this in common:
 """
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from alfx.engine.plan.compare import Parts, State, difference, is_check_due, tolerance_of
-from alfx.engine.plan.exchanges import Answers, nobody_asked
+from alfx.engine.plan.compare import (Parts, State, answers_kept, answers_repeated, difference, is_check_due,
+                                      nobody_asked, tolerance_of)
 from alfx.engine.plan.program import Program
 from alfx.engine.plan.record import NotRecordableError, Record, Recorder, first_line
 from alfx.engine.plan.torch_internals import version_of
@@ -26,6 +27,23 @@ from alfx.engine.plan.torch_internals import version_of
 logger = logging.getLogger(__name__)
 
 Play = Callable[[list[Tensor]], Sequence[Tensor | None]]
+
+
+class WarmUp(NamedTuple):
+    """How often a form leaves each variant and layout of a request to the form below before it makes a record.
+
+    Recording takes as long as some hundred updates: a short run is over before that pays. Who asks for compiling trains
+    for long: the sooner an update is compiled the better.
+    """
+
+    updates: int = 50
+    calls: int = 500
+    compiled_updates: int = 0
+    compiled_calls: int = 100
+    captured_updates: int = 1
+
+
+WARM_UP = WarmUp()
 
 
 class UnsupportedError(RuntimeError):
@@ -48,7 +66,7 @@ class Request(NamedTuple):
     num_reused: int = 0
 
 
-class Task(Protocol):
+class Task:
     """What is computed: an update, or a policy. The forms know no more of it than this.
 
     Attributes:
@@ -63,56 +81,52 @@ class Task(Protocol):
         With ``in_place`` it is taken from where it is, if others are going to be there as well; otherwise it may be
         anywhere, but without gaps between its numbers.
         """
+        raise NotImplementedError
 
     def record(self, request: Request) -> Record:
         """What is computed, as a record from ``request.leaves`` to a list of tensors and ``None``."""
-
-    def must_be_eager(self) -> bool:
-        """Whether Python code has to see this request, as where summaries are written."""
+        raise NotImplementedError
 
     def parts(self, answer: Any) -> Parts:
         """The parts of an answer, with their names, in the order in which a record returns them."""
+        raise NotImplementedError
 
-    def answer(self, results: Sequence[Tensor | None], request: Request, keeps: bool) -> Any:
-        """The answer that a record has given; ``keeps``: the next one does not overwrite it."""
+    def answer(self, results: Sequence[Tensor | None], request: Request) -> Any:
+        """The answer that a record has given, whose results the next one overwrites."""
+        raise NotImplementedError
+
+    def must_be_eager(self) -> bool:
+        """Whether Python code has to see this request, as where summaries are written."""
+        return False
 
     def is_comparable(self, answer: Any) -> bool:
         """Whether a form can be held against an answer."""
+        return True
 
 
-class Form(Protocol):
-    """Computes what is asked for.
-
-    Attributes:
-        verb: how, for messages.
-    """
-
-    verb: str
-
-    def __call__(self, asked: Any) -> Any: ...
-
-
+@dataclass(eq=False)
 class Kept:
     """A record, how to carry it out, and how often that has been done."""
 
-    def __init__(self, record: Record, play: Play, keeps_results: bool = False) -> None:
-        self.record, self.play, self.keeps_results, self.count = record, play, keeps_results, 0
+    record: Record
+    play: Play
+    count: int = 0
 
 
 class Faster:
-    """Base of all forms but the first.
+    """Base of all forms but the first, which is a function that computes step by step.
 
     Args:
         below: what to fall back to and to be compared with.
         task: what is computed.
-        warm_up: how often the form below computes first.
+        warm_up: how often what is below computes first.
     """
 
-    verb = ''
+    verb = ''  # for messages
     _is_exact = False  # whether results are those of the form below to the bit
     _takes_in_place = False
 
-    def __init__(self, below: Form, task: Task, warm_up: Callable[[], int]) -> None:
+    def __init__(self, below: Callable[[Any], Any], task: Task, warm_up: int) -> None:
         self.below, self.task, self._warm_up = below, task, warm_up
         self._kept: dict[Hashable, Kept] = {}
         self._counts: dict[Hashable, int] = {}
@@ -126,7 +140,7 @@ class Faster:
         request = task.request(asked, self._takes_in_place)
         kept = self._kept.get(request.key)
         if kept is not None and not kept.record.is_current:
-            if kept.count < self._warm_up():  # its tensors move often: not worth a record each time
+            if kept.count < self._warm_up:  # its tensors move often: not worth a record each time
                 self._counts[request.key] = 0
             kept = None
             del self._kept[request.key]
@@ -139,28 +153,24 @@ class Faster:
         kept.count += 1
         if is_check_due(kept.count):
             return self._compared(asked, request, kept, True)
-        return task.answer(kept.play(request.leaves), request, kept.keeps_results)
+        return task.answer(kept.play(request.leaves), request)
 
     @property
     def num_records(self) -> int:
         """How many records it has."""
         return len(self._kept)
 
-    def stop(self, reason: str) -> None:
-        """Leave everything to the form below from now on, and say so."""
-        self.has_stopped = True
+    def _stop(self, reason: str, with_below: bool = False) -> None:
+        """Leave everything to the form below from now on, or ``with_below`` to the slowest one, and say so."""
+        form = self
+        form.has_stopped = True
+        while with_below and isinstance(form.below, Faster):
+            form = form.below
+            form.has_stopped = True
         self._kept.clear()
-        self._warn(self.verb, reason)
-
-    def _warn(self, verb: str, reason: str) -> None:
+        verb = form.below.verb if isinstance(form.below, Faster) else 'computed step by step'
         logger.warning('%s is %s from now on, which takes longer than if it were %s: %s', self.task.recorder.what,
-                       self.below.verb, verb, reason)
-
-    def kept(self, key: Hashable) -> Kept | None:
-        """What it carries out for requests with a key, if anything."""
-        return self._kept.get(key)
-
-    # What the forms differ in ------------------------------------------------------------------------------------
+                       verb, self.verb, reason)
 
     def _make(self, request: Request) -> Kept | None:
         """A record and how to carry it out; ``None``: not yet.
@@ -171,79 +181,57 @@ class Faster:
         """
         raise NotImplementedError
 
-    # -------------------------------------------------------------------------------------------------------------
-
     def _make_if_due(self, request: Request) -> Kept | None:
         count = self._counts[request.key] = self._counts.get(request.key, 0) + 1
-        if count <= self._warm_up():
+        if count <= self._warm_up:
             return None
+        kept = None
         try:
             with nobody_asked(), torch.random.fork_rng():
                 kept = self._make(request)
         except NotRecordableError as error:
-            self._stop_all(f'it cannot be recorded: {error}')
-            return None
+            self._stop(f'it cannot be recorded: {error}', with_below=True)
         except UnsupportedError as error:
-            self.stop(str(error))
-            return None
+            self._stop(str(error))
         if kept is not None:
             self._kept[request.key] = kept
         return kept
 
-    def _stop_all(self, reason: str) -> None:
-        """Stop this form and all that need a record, with one message."""
-        form: Faster = self
-        form.has_stopped = True
-        while isinstance(form.below, Faster):
-            form = form.below
-            form.has_stopped = True
-        form._warn(self.verb, reason)
-
     def _compared(self, asked: Any, request: Request, kept: Kept, prefers_own: bool) -> Any:
         """The answer of the form below, or with ``prefers_own`` that of this one if they agree."""
         task, record = self.task, kept.record
-        written = [x for _, x in record.written]
+        names, written = [name for name, _ in record.written], [x for _, x in record.written]
         devices = {x.device for x in (*record.fixed, *request.leaves)}
-        answers = Answers()
+        answers: list[Tensor] = []
         before, versions = State(written, devices), self._versions()
-        with answers.kept():
+        with answers_kept(answers):
             expected = self.below(asked)
-        changed = [name for name, version in self._versions().items() if versions.get(name) != version]
+        missed = {name for name, version in self._versions().items() if versions.get(name) != version} - set(names)
         after = State(written, devices)
         if not task.is_comparable(expected):
             return expected
         before.put_back()
-        names = [name for name, _ in record.written]
         parts = [(name, None if x is None else x.detach().clone()) for name, x in task.parts(expected)]
         try:
-            with answers.given_again():
+            with answers_repeated(answers):
                 results = kept.play(request.leaves)
         except Exception as error:  # noqa: BLE001 - whatever it is, the form below has done the work
             after.put_back()
-            self.stop(f'{type(error).__name__}: {first_line(error)}')
+            self._stop(f'{type(error).__name__}: {first_line(error)}')
             return expected
-        own = State(written, devices)
-        reason = self._difference(parts, results, record, changed)
+        own, tolerance = State(written, devices), tolerance_of(record, self._is_exact)
         if own.has_same_streams(after):
-            reason = reason or difference(after.parts(names), own.parts(names), tolerance_of(record, self._is_exact))
-        elif prefers_own:
-            reason = 'it draws other random numbers'
-        else:
-            reason = None  # summaries have drawn some as well: nothing can be compared this time
+            found = [(name, x) for (name, _), x in zip(parts, results, strict=True)]
+            reason = (f'{min(missed).removeprefix("read.0.")} is written to' if missed else
+                      difference([*parts, *after.parts(names)], [*found, *own.parts(names)], tolerance))
+        else:  # summaries have drawn some as well: nothing can be compared this time
+            reason = 'it draws other random numbers' if prefers_own else None
         if reason is None and prefers_own:
-            return task.answer(results, request, kept.keeps_results)
+            return task.answer(results, request)
         after.put_back()
         if reason is not None:
-            self.stop(f'it would be another one: {reason}')
+            self._stop(f'it would be another one: {reason}')
         return expected
-
-    def _difference(self, parts: Parts, results: Sequence[Tensor | None], record: Record,
-                    changed: Sequence[str]) -> str | None:
-        missed = set(changed) - {name for name, _ in record.written}
-        if missed:
-            return f'{_short(min(missed))} is written to'
-        found = [(name, x) for (name, _), x in zip(parts, results, strict=True)]
-        return difference(parts, found, tolerance_of(record, self._is_exact))
 
     def _versions(self) -> dict[str, Any]:
         """Of each tensor, which one it is and how often it has been written to."""
@@ -268,7 +256,3 @@ class Played(Faster):
         except Exception as error:  # of any kind: an operation that is called in a way the program does not know
             raise UnsupportedError(f'it cannot be laid out: {type(error).__name__}: {first_line(error)}') from error
         return Kept(record, program)
-
-
-def _short(name: str) -> str:
-    return name.removeprefix('read.0.')

@@ -53,10 +53,6 @@ class Program:
                 call()
         return _current(self._results) if self._is_loose else self._results
 
-    def __len__(self) -> int:
-        """The number of calls."""
-        return len(self._calls)
-
 
 def copied(x: Tensor) -> Tensor:
     """A copy with the same strides, also of a view with gaps or with dimensions in another order."""
@@ -76,12 +72,8 @@ class _Cell:
     value: Any = None
 
 
-def _fill(cell: _Cell, op: Any, args: Any, kwargs: Any) -> None:
+def _call_loosely(cell: _Cell, op: Any, args: Any, kwargs: Any) -> None:
     cell.value = op(*_current(args), **_current(kwargs))
-
-
-def _call_loosely(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    function(*_current(args), **_current(kwargs))
 
 
 def _current(values: Any) -> Any:
@@ -199,13 +191,15 @@ class _Layout:
 
     def _add(self, function: Callable[..., Any], args: Any, kwargs: Any, is_loose: bool = False) -> None:
         """Add a call; ``is_loose``: some arguments are known only when it is made."""
-        self.calls.append(functools.partial(_call_loosely, function, args, kwargs) if is_loose else
-                          functools.partial(function, *args, **kwargs))
+        if is_loose:
+            self._anew(function, args, kwargs)
+        else:
+            self.calls.append(functools.partial(function, *args, **kwargs))
 
     def _anew(self, op: Any, args: Any, kwargs: Any) -> '_Cell':
         """Add a call whose result lies elsewhere each time."""
         cell = _Cell()
-        self.calls.append(functools.partial(_fill, cell, op, args, kwargs))
+        self.calls.append(functools.partial(_call_loosely, cell, op, args, kwargs))
         return cell
 
     def _take(self, like: Tensor) -> Tensor:
@@ -249,49 +243,25 @@ def _writer(op: Any, results: list[Tensor], is_loose: bool) -> Callable[..., _Ca
     return lambda out, *args, **kwargs: (variant, args, {**kwargs, **dict(zip(names, _tensors(out)))})
 
 
-def _sum(out: Tensor, x: Tensor, dtype: torch.dtype | None = None) -> _Called:
-    return torch.sum, (x, tuple(range(x.ndim))), {'dtype': dtype, 'out': out}
-
-
-def _mean(out: Tensor, x: Tensor, dtype: torch.dtype | None = None) -> _Called:
-    return torch.mean, (x, tuple(range(x.ndim))), {'dtype': dtype, 'out': out}
-
-
-def _copy(out: Tensor, x: Tensor, **_: Any) -> _Called:
-    return torch.Tensor.copy_, (out, x), {}
-
-
-def _normal(out: Tensor, *_: Any, **__: Any) -> _Called:
-    return torch.Tensor.normal_, (out, ), {}
-
-
-def _uniform(out: Tensor, *_: Any, **__: Any) -> _Called:
-    return torch.Tensor.uniform_, (out, ), {}
-
-
-def _integers(out: Tensor, high: int, *_: Any, **__: Any) -> _Called:
-    return torch.Tensor.random_, (out, 0, high), {}
-
-
 def _subtracted_from(out: Tensor, x: Tensor, other: Any, alpha: Any = 1) -> _Called:
     minuend = other if isinstance(other, Tensor) else torch.tensor(other, dtype=out.dtype, device=out.device)
     return torch.sub, (minuend, x), {'alpha': alpha, 'out': out}
 
 
-def _slice(x: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:
-    return torch.ops.aten.slice.Tensor(x, dim, start, end, step)
-
-
 # Operations without an out version of the same arguments: how to call something that does the same.
-_SPECIAL: dict[str, Callable[..., _Called]] = {
-    'aten.sum.default': _sum, 'aten.mean.default': _mean, 'aten.clone.default': _copy, 'aten._to_copy.default': _copy,
-    'aten.randn.default': _normal, 'aten.randn_like.default': _normal, 'aten.rand.default': _uniform,
-    'aten.rand_like.default': _uniform, 'aten.randint.default': _integers,
-    'aten.rsub.Scalar': _subtracted_from, 'aten.rsub.Tensor': _subtracted_from}
+_SPECIAL_NAMES: dict[str, Callable[..., _Called]] = {
+    'sum': lambda out, x, dtype=None: (torch.sum, (x, tuple(range(x.ndim))), {'dtype': dtype, 'out': out}),
+    'mean': lambda out, x, dtype=None: (torch.mean, (x, tuple(range(x.ndim))), {'dtype': dtype, 'out': out}),
+    'clone _to_copy': lambda out, x, **_: (torch.Tensor.copy_, (out, x), {}),
+    'randn randn_like': lambda out, *_, **__: (torch.Tensor.normal_, (out, ), {}),
+    'rand rand_like': lambda out, *_, **__: (torch.Tensor.uniform_, (out, ), {}),
+    'randint': lambda out, high, *_, **__: (torch.Tensor.random_, (out, 0, high), {})}
+_SPECIAL = {f'aten.{name}.default': how for names, how in _SPECIAL_NAMES.items() for name in names.split()}
+_SPECIAL |= {'aten.rsub.Scalar': _subtracted_from, 'aten.rsub.Tensor': _subtracted_from}
 
 # The result is all zeros but for a part, of which the first argument is copied; and how to get to that part.
 _WITHIN_ZEROS: dict[str, Callable[..., Tensor]] = {
-    'aten.slice_backward.default': _slice, 'aten.select_backward.default': torch.select}
+    'aten.slice_backward.default': torch.ops.aten.slice.Tensor, 'aten.select_backward.default': torch.select}
 
 # The values of the result do not depend on those of the arguments.
 _FILLED = {f'aten.{name}.default' for name in ('new_zeros', 'new_ones', 'new_full', 'zeros_like', 'ones_like',

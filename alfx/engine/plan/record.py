@@ -42,32 +42,29 @@ class Record:
 
     Args:
         graph: from ``fixed`` and then the leaves that change from call to call to what the function returns.
-        fixed: tensors that are read, and may be written to, where they are.
-        places: where each of them is found, as ``(dictionary, key)`` of a module; ``None`` for those that the function
-            has from elsewhere.
-        names: of ``fixed``, for messages.
+        fixed: tensors that are read, and may be written to, where they are, as ``(name, place, tensor)``. A place is
+            ``(dictionary, key)`` of a module; ``None`` for those that the function has from elsewhere.
 
     Attributes:
-        graph, fixed: those that the graph makes use of.
-        written: names and tensors of ``fixed`` that the graph writes to.
+        fixed: those tensors that the graph makes use of.
+        written: names and tensors that the graph writes to.
         asks_other_ranks: whether it waits for other processes in between, which no CUDA graph can.
         is_half: whether it computes in 16 bits, here and there.
     """
 
-    def __init__(self, graph: fx.GraphModule, fixed: Sequence[Tensor], places: Sequence[Any],
-                 names: Sequence[str]) -> None:
-        inputs = [node for node in graph.graph.nodes if node.op == 'placeholder']
+    def __init__(self, graph: fx.GraphModule, fixed: Sequence[tuple[str, Any, Tensor]]) -> None:
+        inputs = [node for node in graph.graph.nodes if node.op == 'placeholder'][:len(fixed)]
         written = _written_inputs(graph)
-        used = [i for i, node in enumerate(inputs[:len(fixed)]) if node.users]
-        self.written = [(names[i], fixed[i]) for i in used if inputs[i] in written]
-        for node in inputs[:len(fixed)]:
+        self.written = [(name, x) for node, (name, _, x) in zip(inputs, fixed) if node in written and node.users]
+        used = [(place, x) for node, (_, place, x) in zip(inputs, fixed) if node.users]
+        for node in inputs:
             if not node.users:
                 graph.graph.erase_node(node)
         graph.recompile()
         self.graph = graph
-        self.fixed = [fixed[i].detach() for i in used]
-        self._looked_up = [places[i] for i in used if places[i] is not None]
-        self._others = [fixed[i] for i in used if places[i] is None]
+        self.fixed = [x.detach() for _, x in used]
+        self._looked_up = [place for place, _ in used if place is not None]
+        self._others = [x for place, x in used if place is None]
         self._addresses = self._current_addresses()
         nodes = list(graph.graph.nodes)
         self.asks_other_ranks = any('mean_over_ranks' in str(node.target) for node in nodes)
@@ -125,10 +122,8 @@ class Recorder:
                 remove_dead_code(graph)
             except Exception as error:  # of any kind: the same call went well when it was made with real numbers
                 raise NotRecordableError(f'{type(error).__name__}: {first_line(error)}') from error
-        outer = _as_inputs(graph, inputs, len(names))
-        return Record(graph, [x for _, _, x in tensors] + outer,
-                      [place for _, place, _ in tensors] + [None] * len(outer),
-                      names + [f'a tensor of shape {tuple(x.shape)} outside of all modules' for x in outer])
+        return Record(graph, [*tensors, *((f'a tensor of shape {tuple(x.shape)} outside of all modules', None, x)
+                                          for x in _as_inputs(graph, inputs, len(names)))])
 
 
 def first_line(error: Exception) -> str:

@@ -1,11 +1,10 @@
-"""What plans use of torch that it does not promise to keep, in one place, and a look at what this torch can do.
+"""What plans use of torch that it does not promise to keep, in one place.
 
 Nothing else of :mod:`alfx.engine` imports a private module of torch or reads a private attribute of its objects.
-Whether this version of torch has all of it, and whether it does what it did, :mod:`alfx.engine.plan.probe` finds out.
 """
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -50,7 +49,8 @@ def make_graph(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.Gra
 
 def remove_dead_code(graph: fx.GraphModule) -> None:
     """Leave out operations whose results nobody uses; not those that change a tensor or draw random numbers."""
-    graph.graph.eliminate_dead_code(is_impure_node=has_effect)
+    graph.graph.eliminate_dead_code(is_impure_node=lambda node: (
+        node.op in ('placeholder', 'output') or bool(written_by(node)) or draws_numbers(node.target)))
     graph.recompile()
 
 
@@ -82,20 +82,9 @@ def shares_memory(node: fx.Node) -> bool:
     return schema is None or any(x.alias_info is not None for x in schema.returns)
 
 
-def is_view(node: fx.Node) -> bool:
-    """Whether an operation only looks at its input in another way."""
-    schema: Any = getattr(node.target, '_schema', None)
-    return schema is not None and any(x.alias_info is not None and not x.alias_info.is_write for x in schema.returns)
-
-
 def draws_numbers(op: Any) -> bool:
     """Whether an operation draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(op, 'tags', ())
-
-
-def has_effect(node: fx.Node) -> bool:
-    """Whether a node may not be left out although nobody uses its result: it changes a tensor or draws numbers."""
-    return node.op in ('placeholder', 'output') or bool(written_by(node)) or draws_numbers(node.target)
 
 
 def method_in_place(op: Any) -> Callable[..., Any]:
@@ -126,32 +115,32 @@ def has_kernel(op: Any, device: torch.device) -> bool:
 # Compiling -----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def compiler_settings(settings: Mapping[str, Any]) -> Iterator[None]:
+def compiler_settings(settings: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Context manager within which torch.compile's backend has these settings."""
     from torch._inductor import config
 
-    with config.patch(dict(settings)):
-        yield
+    found: AbstractContextManager[None] = config.patch(dict(settings))
+    return found
 
 
 def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor],
-                  keep: Callable[[Any, Sequence[Any]], None] = lambda bare, examples: None,
+                  inner: list[tuple[Any, Sequence[Any]]] | None = None,
                   operations_kept: Sequence[Any] = ()) -> Callable[..., Any]:
     """``graph`` as a compiled function of tensors. The backend may put off its work until the first call.
 
     Args:
         graph: of aten operations.
         inputs: examples of its inputs.
-        keep: called with the compiled code, without what is around it, and examples of what that takes.
+        inner: is added the compiled code, without what is around it, and examples of what that takes.
         operations_kept: are not taken apart.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
 
-    def compile_inner(inner: Any, examples: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        bare = compile_fx_inner(inner, examples, *args, **kwargs)
-        keep(bare, examples)
+    def compile_inner(of: Any, examples: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        bare = compile_fx_inner(of, examples, *args, **kwargs)
+        if inner is not None:
+            inner.append((bare, examples))
         return bare
 
     decompositions = {operation: how for operation, how in select_decomp_table().items()

@@ -9,51 +9,44 @@ from torch import Tensor
 
 from alfx import context, nest
 from alfx.data_structures import LossInfo
-from alfx.engine.plan import settings
+from alfx.engine.plan import forms
 from alfx.engine.plan.capture import Captured
 from alfx.engine.plan.compare import Parts
 from alfx.engine.plan.compile import Compiled
-from alfx.engine.plan.eager import Eager
-from alfx.engine.plan.forms import Form, Played, Request
-from alfx.engine.plan.objective import Batch, Computed, Objective
+from alfx.engine.plan.eager import Batch, Computed, Eager, Objective
+from alfx.engine.plan.forms import Faster, Played, Request, Task
 from alfx.engine.plan.record import Record, Recorder
 from alfx.engine.update import reduce_loss
 from alfx.experience_replayers.batch_reader import Slot
 
 
-class UpdateTask:
-    """What the forms need to know of an update."""
+class UpdateTask(Task):
+    """An update, for the forms."""
 
     def __init__(self, objective: Objective) -> None:
         self._objective, self._params = objective, list(objective.params)
         self.recorder = Recorder(objective.losses, [objective.module], f'the update of {objective.name}')
         names = {id(x): name for name, _, x in self.recorder.tensors()}
         self._param_names = [names.get(id(p), '') for p in self._params]
-        self._layouts: dict[Hashable, object] = {}  # of batches in slots
+        self._layouts: dict[Hashable, object] = {}  # of batches in slots: what stands for them, quickly found in a key
         self._in_slots: dict[tuple[Slot, bool, bool], tuple[list[Tensor], Any, object]] = {}  # leaves, tree, layout
 
     def request(self, asked: Batch, in_place: bool) -> Request:
-        """The tensors of a batch."""
-        variant = self._objective.variant()
-        if asked.slot is not None:
-            return self._in_slot(asked.slot, asked.weights, in_place, variant)
-        leaves, tree = nest.flatten_with_structure((asked.experience, asked.weights))
-        if not in_place:
-            leaves = [x.contiguous() for x in leaves]
-        return Request(leaves, tree, (variant, tree, tuple([(x.shape, x.stride(), x.dtype) for x in leaves])))
-
-    def _in_slot(self, slot: Slot, weights: Any, in_place: bool, variant: Hashable) -> Request:
-        """The batch in a slot, with gaps or without: all slots of a reader are alike."""
+        """The tensors of a batch; of a batch in a slot, with gaps or without, since all slots of a reader are alike."""
+        variant, (experience, weights, slot) = self._objective.variant(), asked
+        if slot is None:
+            leaves, tree = nest.flatten_with_structure((experience, weights))
+            if not in_place:
+                leaves = [x.contiguous() for x in leaves]
+            return Request(leaves, tree, (variant, _layout(leaves, tree)))
         is_weighted = isinstance(weights, Tensor)
         found = self._in_slots.get((slot, is_weighted, in_place))
         if found is None:
             leaves, tree = nest.flatten_with_structure((slot.time_major, weights))
-            layout = tree, tuple((x.shape, x.stride(), x.dtype) for x in leaves)
-            kind = object() if in_place else self._layouts.setdefault(layout, object())
-            found = leaves[:len(leaves) - is_weighted], tree, kind
-            self._in_slots[slot, is_weighted, in_place] = found
+            kind = object() if in_place else self._layouts.setdefault(_layout(leaves, tree), object())
+            found = self._in_slots[slot, is_weighted, in_place] = leaves[:len(leaves) - is_weighted], tree, kind
         leaves, tree, kind = found
-        return Request([*leaves, weights] if is_weighted else leaves, tree, (variant, kind),
+        return Request([*leaves, weights] if isinstance(weights, Tensor) else leaves, tree, (variant, kind),
                        len(leaves) if in_place else 0)
 
     def record(self, request: Request) -> Record:
@@ -70,10 +63,6 @@ class UpdateTask:
 
         return self.recorder.record(update, request.leaves)
 
-    def must_be_eager(self) -> bool:
-        """Only Python code can write summaries."""
-        return context.should_record_summaries()
-
     def parts(self, answer: Computed) -> Parts:
         """Loss, priorities and gradients."""
         priority = answer.loss_info.priority
@@ -82,23 +71,31 @@ class UpdateTask:
                 *((f'the gradient of {name.removeprefix("read.0.")}', p.grad)
                   for name, p in zip(self._param_names, self._params))]
 
-    def answer(self, results: Sequence[Tensor | None], request: Request, keeps: bool) -> Computed:
+    def answer(self, results: Sequence[Tensor | None], request: Request) -> Computed:
         """The gradients are left where they are: optimizers find them there again at the next update."""
         for param, grad in zip(self._params, results[2:]):
             if param.grad is not grad:
                 param.grad = grad
         return Computed(LossInfo(loss=results[0], priority=() if results[1] is None else results[1]))
 
+    def must_be_eager(self) -> bool:
+        """Only Python code can write summaries."""
+        return context.should_record_summaries()
+
     def is_comparable(self, answer: Computed) -> bool:
         """Of a loss that is not finite, all parts are as good as another."""
         return math.isfinite(answer.loss_info.loss.item())
 
 
-class FasterPlan:
+def _layout(leaves: Sequence[Tensor], tree: Any) -> Hashable:
+    return tree, tuple([(x.shape, x.stride(), x.dtype) for x in leaves])
+
+
+class FasterPlan(Eager):
     """Gradients in the fastest form that there is for a batch. Make it with :func:`make_plan`.
 
     Args:
-        eager: computes step by step.
+        objective: what to compute.
         compiles: whether updates are compiled; otherwise they are played.
 
     Attributes:
@@ -108,37 +105,29 @@ class FasterPlan:
 
     reads_slots = True
 
-    def __init__(self, eager: Eager, compiles: bool) -> None:
-        self._eager, self._compiles = eager, compiles
+    def __init__(self, objective: Objective, compiles: bool) -> None:
+        super().__init__(objective)
+        self._compiles, self.takes_batches_in_place = compiles, not compiles
         self.played: Played | None = None
         self.compiled: Compiled | None = None
-        self._form: Form | None = None
+        self._form: Faster | None = None
 
-    def _make_form(self) -> Form:
+    def _make_form(self) -> Faster:
         """Put one form round the other, as soon as the first gradients are wanted: only then its module is complete."""
-        task = UpdateTask(self._eager.objective)
-        self.played = Played(self._eager, task, lambda: settings.WARM_UP.updates)
+        task = UpdateTask(self.objective)
+        self.played = Played(super().gradients, task, forms.WARM_UP.updates)
         if not self._compiles:
             return self.played
-        self.compiled = Compiled(self.played, task, lambda: settings.WARM_UP.compiled_updates)
-        if not all(p.is_cuda for p in self._eager.objective.params):
+        self.compiled = Compiled(self.played, task, forms.WARM_UP.compiled_updates)
+        if not all(p.is_cuda for p in self.objective.params):
             return self.compiled
-        return Captured(self.compiled, task, lambda: settings.WARM_UP.captured_updates)
+        return Captured(self.compiled, task, forms.WARM_UP.captured_updates)
 
     def __deepcopy__(self, memo: Any) -> 'FasterPlan':
-        return FasterPlan(copy.deepcopy(self._eager, memo), self._compiles)  # records hold the tensors of the original
-
-    @property
-    def takes_batches_in_place(self) -> bool:
-        """Whether a record is for batches in one place; otherwise for all of one layout."""
-        return not self._compiles
+        return FasterPlan(copy.deepcopy(self.objective, memo), self._compiles)  # records hold the original's tensors
 
     def gradients(self, batch: Batch) -> Computed:
-        """See :class:`~alfx.engine.plan.objective.Plan`."""
+        """As step by step."""
         if self._form is None:
             self._form = self._make_form()
         return self._form(batch)
-
-    def explain(self, batch: Batch) -> LossInfo:
-        """See :class:`~alfx.engine.plan.objective.Plan`."""
-        return self._eager.explain(batch)

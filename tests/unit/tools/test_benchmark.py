@@ -67,9 +67,9 @@ def test_the_sources_that_are_measured_are_those_that_are_named(monkeypatch, tmp
 def test_eager_plays_nothing(monkeypatch):
     from benchmark_peers import WORKLOADS, run_alfx_eager
 
-    from alfx.engine.plan import program, settings
+    from alfx.engine.plan import forms, program
 
-    monkeypatch.setattr(settings, 'WARM_UP', settings.WarmUp(0, 0, 0, 0, 0))  # put back after the test, too
+    monkeypatch.setattr(forms, 'WARM_UP', forms.WarmUp(0, 0, 0, 0, 0))  # put back after the test, too
     monkeypatch.setattr(program.Program, '__init__', None)
     updates, _ = run_alfx_eager(dataclasses.replace(WORKLOADS['sac_pendulum'], warm_up=120, layers=(8, )), 20, 0)
     assert updates >= 20

@@ -13,7 +13,7 @@ def capturing(agent):
     """Put a capturing form round the compiled one, as on a GPU."""
     _, compiled = forms(agent)
     plan = agent.learner.plan
-    plan._form = capture.Captured(compiled, compiled.task, lambda: 1)
+    plan._form = capture.Captured(compiled, compiled.task, 1)
     return plan._form, compiled
 
 
