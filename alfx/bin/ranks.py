@@ -140,7 +140,11 @@ def train_as_rank(load: Callable[[], tuple[Any, str]], train: Callable[[Any, str
         from alfx.engine.remote import data_parallel
         ranks = data_parallel.join(context.get_default_device())
         root_dir = output.root_dir = ranks.from_first(root_dir)
-        code = train(conf, root_dir, ranks.rank)
+        try:
+            code = train(conf, root_dir, ranks.rank)
+        except gin_utils.ConfError:  # all ranks meet it; threads that talk must not meet an interpreter that ends
+            data_parallel.leave()
+            raise
         data_parallel.leave()
         return code
     finally:

@@ -39,7 +39,7 @@ DOCUMENTED = dict(
     priority_replay_beta=0.4, priority_replay_eps=1e-6, offline_buffer_dir=None, offline_buffer_length=None,
     rl_train_after_update_steps=0, rl_train_every_update_steps=1, empty_cache=False,
     normalize_importance_weights_by_max=False, clear_replay_buffer=True, num_ray_workers=0, ray_address='',
-    num_threads=None, float32_matmul_precision=None, compile=False)
+    num_threads=None, float32_matmul_precision=None, compile=False, replay_checkpoint_megabytes=256)
 
 
 def test_every_field_has_its_documented_default():

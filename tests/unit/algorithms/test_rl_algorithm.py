@@ -180,10 +180,9 @@ def test_a_checkpoint_argument_loads_a_part_and_a_later_load_leaves_it_alone(tmp
 
 
 def test_a_checkpoint_argument_that_names_no_part_is_refused(tmp_path):
-    from alfx.utils.checkpoint_utils import CheckpointError
     trained, _ = make_agent('actor-critic', 'discrete', intrinsic_reward_module=Listener())
     path = Checkpointer(str(tmp_path), alg=trained).save(1)
-    with pytest.raises(CheckpointError, match="no part 'alg._imr'"):
+    with pytest.raises(ConfError, match="no part 'alg._imr'"):
         make_agent('actor-critic', 'discrete', intrinsic_reward_module=Listener(checkpoint=f'alg._imr@{path}'))
 
 
