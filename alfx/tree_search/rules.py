@@ -9,7 +9,7 @@ mark actions that do not exist (a mask, an illegal move): they are never chosen.
   of its appendix D.
 
 Sums are taken from the first action to the last (:func:`running_sum`) and the exponential is our own (:func:`exp`), so
-that the compiled loops of :mod:`alfx.tree_search.compiled_search` yield the same bits.
+that the loops of ``kernel.c`` yield the same bits.
 """
 import math
 

@@ -12,18 +12,63 @@ from alfx.tree_search.trees import (ACTION, CHILD, CHILDREN, DEPTH, OVER, PARENT
                                     VALUE_SUM, VISITS, Trees)
 
 
-def select(trees: Trees, step: int) -> None:
-    """Go down from the roots to what is to be expanded, and write it to ``trees.chosen``.
-
-    Each of the k paths of a tree assumes one more visit of what those before it chose in this step ('ucb' and
-    'gumbel'); with 'rkl' and 'kl' each draws by itself.
+class TensorSearch:
+    """Select, expand and back up in the arrays of ``trees``.
 
     Args:
-        trees: planted trees.
-        step: 0, 1, ..., ``num_steps - 1``.
+        trees: the trees.
     """
-    for k in range(trees.settings.num_parallel):
-        _Descent(trees, step, k).run()
+
+    def __init__(self, trees: Trees):
+        self._trees = trees
+        self._growth = _Growth(trees)
+
+    def select(self, step: int) -> None:
+        """Go down from the roots to what is to be expanded, and write it to ``trees.chosen``.
+
+        Each of the k paths of a tree assumes one more visit of what those before it chose in this step ('ucb' and
+        'gumbel'); with 'rkl' and 'kl' each draws by itself.
+
+        Args:
+            step: 0, 1, ..., ``num_steps - 1``.
+        """
+        for k in range(self._trees.settings.num_parallel):
+            _Descent(self._trees, step, k).run()
+
+    def expand_backup(self, outputs: np.ndarray, first: int) -> int:
+        """Add what was chosen to the trees, and tell the nodes above of its value.
+
+        Args:
+            outputs: float64 ``[rows, B, 3 + A]``, of the model: value, reward, game over (0 or 1), priors; with
+                'gumbel' ``[rows, B, 3 + 2 A]``, the logs of the priors come last. A row for each path; with
+                ``expand_all`` one for each action.
+            first: the nodes are given the numbers ``first``, ``first + 1``, ... by row.
+
+        Returns:
+            The first tree for which the model returned something that is not finite, or -1.
+        """
+        bad = self._not_finite(outputs)
+        if bad >= 0:
+            return bad
+        chosen, output = torch.from_numpy(self._trees.chosen), torch.from_numpy(outputs)
+        if self._trees.settings.expand_all:
+            self._growth.expand_all(chosen[:, 0], output, first)
+        else:
+            for k in range(self._trees.settings.num_parallel):
+                self._growth.expand_one(chosen[:, k], output[k], first + k)
+        return -1
+
+    def expand_root(self, outputs: np.ndarray) -> int:
+        """Expand all actions of the roots as nodes 1, ..., A; else as :meth:`expand_backup` with ``expand_all``."""
+        self._trees.chosen[0], self._trees.chosen[2] = 0, -1
+        bad = self._not_finite(outputs)
+        if bad < 0:
+            self._growth.expand_all(torch.from_numpy(self._trees.chosen[:, 0]), torch.from_numpy(outputs), 1)
+        return bad
+
+    def _not_finite(self, outputs: np.ndarray) -> int:
+        bad = ~np.isfinite(outputs[..., :3 + self._trees.num_actions]).all((0, 2))
+        return int(bad.argmax()) if bad.any() else -1
 
 
 class _Descent:
@@ -104,46 +149,6 @@ class _Descent:
                 visits = visits + torch.nn.functional.one_hot(action, A) * same[:, None]
                 own = own + same
         return visits, own
-
-
-def expand_backup(trees: Trees, outputs: np.ndarray, first: int) -> int:
-    """Add what was chosen to the trees, and tell the nodes above of its value.
-
-    Args:
-        trees: trees after ``select``.
-        outputs: float64 ``[rows, B, 3 + A]``, of the model: value, reward, game over (0 or 1), priors; with 'gumbel'
-            ``[rows, B, 3 + 2 A]``, the logs of the priors come last. A row for each path; with ``expand_all`` one for
-            each action.
-        first: the nodes are given the numbers ``first``, ``first + 1``, ... by row.
-
-    Returns:
-        The first tree for which the model returned something that is not finite, or -1.
-    """
-    bad = _not_finite(trees, outputs)
-    if bad >= 0:
-        return bad
-    growth = _Growth(trees)
-    if trees.settings.expand_all:
-        growth.expand_all(torch.from_numpy(trees.chosen[:, 0]), torch.from_numpy(outputs), first)
-    else:
-        for k in range(trees.settings.num_parallel):
-            growth.expand_one(torch.from_numpy(trees.chosen[:, k]), torch.from_numpy(outputs[k]), first + k)
-    return -1
-
-
-def expand_root(trees: Trees, outputs: np.ndarray) -> int:
-    """Expand all actions of the roots, as nodes 1, ..., A; as :func:`expand_backup` with ``expand_all``."""
-    trees.chosen[0], trees.chosen[2] = 0, -1
-    bad = _not_finite(trees, outputs)
-    if bad < 0:
-        _Growth(trees).expand_all(torch.from_numpy(trees.chosen[:, 0]), torch.from_numpy(outputs), 1)
-    return bad
-
-
-def _not_finite(trees: Trees, outputs: np.ndarray) -> int:
-    """The first tree with a value, reward or prior that is not finite, or -1."""
-    bad = ~np.isfinite(outputs[..., :3 + trees.num_actions]).all((0, 2))
-    return int(bad.argmax()) if bad.any() else -1
 
 
 class _Growth:

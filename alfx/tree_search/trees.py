@@ -3,11 +3,12 @@
 Row n of tree b is ``ints[b, n]`` and ``floats[b, n]``; row 0 is the root. An action's visits and its value (reward +
 discount * value of the child) are kept in the row of the parent as well, so that choosing an action reads one row. The
 latent states of the model are not here: see :mod:`alfx.tree_search.search`, which drives the search. Both its forms,
-:mod:`alfx.tree_search.tensor_search` and :mod:`alfx.tree_search.compiled_search`, work on these arrays.
+:mod:`alfx.tree_search.tensor_search` and ``kernel.c``, work on these arrays.
 """
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -133,12 +134,11 @@ class SearchSettings:
         return 1 + num_actions * self.expand_root + self.num_simulations * (num_actions if self.expand_all else 1)
 
 
-@dataclass
-class Noise:
-    """All random numbers of one search, drawn beforehand; what a rule does not need is left empty.
+class Noise(NamedTuple):
+    """All random numbers of one search, drawn beforehand; what a rule does not need has no steps.
 
     Attributes:
-        ties: float64 ``[num_steps, num_parallel, B, A]``, for 'ucb' with ``break_tie_eps``.
+        ties: float64 ``[num_steps, num_parallel, B, A]``, for 'ucb'.
         seeds: int64 ``[num_steps, num_parallel, B]``, for 'rkl' and 'kl'.
         gumbel: float64 ``[B, A]``, for 'gumbel'.
     """
@@ -148,19 +148,25 @@ class Noise:
     gumbel: Tensor
 
     @classmethod
+    def none(cls, settings: SearchSettings, batch_size: int, num_actions: int) -> 'Noise':
+        """Zeros."""
+        outer = settings.num_steps, settings.num_parallel, batch_size
+        by_rule = {'ucb': (outer, (0, *outer[1:])), 'gumbel': ((0, *outer[1:]), ) * 2}
+        ties, seeds = by_rule.get(settings.rule, ((0, *outer[1:]), outer))
+        return cls(torch.zeros(*ties, num_actions, dtype=torch.float64), torch.zeros(seeds, dtype=torch.int64),
+                   torch.zeros(batch_size, num_actions, dtype=torch.float64))
+
+    @classmethod
     def draw(cls, settings: SearchSettings, batch_size: int, num_actions: int) -> 'Noise':
         """From torch's generator of the CPU."""
-        outer = settings.num_steps, settings.num_parallel, batch_size
-        ties, seeds = torch.zeros(1, 1, 1, num_actions), torch.zeros(1, 1, 1, dtype=torch.int64)
-        gumbel = torch.zeros(batch_size, num_actions, dtype=torch.float64)
+        noise = cls.none(settings, batch_size, num_actions)
         if settings.rule == 'ucb' and settings.break_tie_eps:
-            ties = torch.rand(*outer, num_actions, dtype=torch.float64) * settings.break_tie_eps
+            noise.ties.uniform_().mul_(settings.break_tie_eps)
         elif settings.rule in ('rkl', 'kl'):
-            seeds = torch.randint(-2**63, 2**63 - 1, outer)
+            noise.seeds.random_(-2**63, None)
         elif settings.rule == 'gumbel' and settings.gumbel_scale:
-            exponential = torch.empty_like(gumbel).exponential_().clamp_min(rules.TINY)
-            gumbel = -exponential.log() * settings.gumbel_scale
-        return cls(ties.double().expand(*outer, num_actions).contiguous(), seeds.expand(outer).contiguous(), gumbel)
+            noise.gumbel.exponential_().clamp_min_(rules.TINY).log_().mul_(-settings.gumbel_scale)
+        return noise
 
 
 class Trees:
@@ -185,13 +191,14 @@ class Trees:
         -1."""
         depths = settings.depth_limit + 1 if parallel > 1 else 1
         self.paths = np.zeros((batch_size, parallel, depths, 2), np.int64)
-        """Node and action of each path at each depth, in one step."""
+        """Node and action of each path at each depth, in one step; node -1 below its end."""
         largest = settings.num_simulations + parallel + 2
         self.factors = rules.exploration_factors(largest, settings.pb_c_init, settings.pb_c_base,
                                                  settings.minus_one and settings.rule == 'ucb').numpy()
         self.considered = rules.considered_visits(min(settings.max_num_considered, num_actions),
                                                   settings.num_simulations).numpy()
         self.num_considered = np.zeros(batch_size, np.int64)
+        self.ties, self.seeds, self.gumbel = (x.numpy() for x in Noise.none(settings, batch_size, num_actions))
 
     def plant(self, value: Tensor, prior: Tensor, to_play: Tensor, noise: Noise) -> None:
         """Begin anew with roots alone.
@@ -214,7 +221,8 @@ class Trees:
             self.floats[:, 0, PRIOR + 2 * A:] = prior.log().numpy()
         self.bounds[:] = value.numpy()[:, None] if self.settings.known_bounds is None else self.settings.known_bounds
         self.num_considered[:] = np.minimum((prior > 0).sum(-1).numpy(), self.considered.shape[0] - 1)
-        self.ties, self.seeds, self.gumbel = noise.ties.numpy(), noise.seeds.numpy(), noise.gumbel.numpy()
+        for own, drawn in zip((self.ties, self.seeds, self.gumbel), noise):
+            own[:] = drawn.numpy()
 
     # What was found --------------------------------------------------------------------------------------------
 
