@@ -55,8 +55,6 @@ static double *floats_of(const Search *s, int64_t b, int64_t n) {
     return s->floats + (b * s->num_nodes + n) * (PRIOR + 3 * s->num_actions);
 }
 
-/* Numbers ------------------------------------------------------------------------------------------------------ */
-
 static const double EXP_COEFFICIENTS[14] = {
     1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0,
     1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 1.0 / 2.0, 1.0, 1.0};
@@ -80,10 +78,8 @@ static double uniform(int64_t seed, int64_t depth) {
     return (double)(z >> 11) * 0x1p-53;
 }
 
-static double larger(double x, double y) { return y > x ? y : x; }
+static double larger(double x, double y) { return y > x ? y : x; } /* x if y is not a number */
 static double smaller(double x, double y) { return y < x ? y : x; }
-
-/* Upper confidence bounds and regularised policies -------------------------------------------------------------- */
 
 static double normalized(const Node *n, double value) {
     double score = (value - n->low) / n->span;
@@ -166,12 +162,9 @@ static int64_t draw(const Node *n, double number) {
     double total = 0.0, reached = 0.0;
     int64_t choice = 0;
     for (int64_t a = 0; a < n->A; a++) total += n->scores[a];
-    for (int64_t a = 0; a < n->A; a++) {
+    for (int64_t a = 0; a < n->A && !(reached > number * total); a++) {
         reached += n->scores[a];
-        if (n->scores[a] > 0) {
-            choice = a;
-            if (reached > number * total) break;
-        }
+        if (n->scores[a] > 0) choice = a;
     }
     return choice;
 }
@@ -195,8 +188,6 @@ static int64_t draw_from_policy(const Search *s, const Node *n, double factor, d
         n->scores[a] = keep && !n->child[a] ? n->prior[a] : n->scores[a] / total * mass;
     return draw(n, number);
 }
-
-/* Gumbel -------------------------------------------------------------------------------------------------------- */
 
 /* The scores become sigma(q), in which the mixed value stands for actions that are not expanded. */
 static void completed_values(const Search *s, const Node *n) {
@@ -248,8 +239,6 @@ static int64_t gumbel_inside(const Node *n) {
         }
     return choice;
 }
-
-/* Down ---------------------------------------------------------------------------------------------------------- */
 
 static int64_t *path_of(const Search *s, int64_t b, int64_t k, int64_t depth) {
     return s->paths + ((b * s->num_paths + k) * s->num_depths + depth) * 2;
@@ -303,11 +292,7 @@ void alfx_select(const Search *s, int64_t step) {
                 if (ints[OVER] || ints[DEPTH] >= s->depth_limit) { revisited = at; break; }
                 if (s->expand_all && !ints[CHILDREN]) break;
                 choice = choose(s, step, k, b, at, ints);
-                if (K > 1) {
-                    int64_t *path = path_of(s, b, k, ints[DEPTH]);
-                    path[0] = at;
-                    path[1] = choice;
-                }
+                if (K > 1) memcpy(path_of(s, b, k, ints[DEPTH]), (int64_t[]){at, choice}, 2 * sizeof(int64_t));
                 if (!ints[CHILD + choice]) break;
                 at = ints[CHILD + choice];
             }
@@ -317,7 +302,11 @@ void alfx_select(const Search *s, int64_t step) {
         }
 }
 
-/* Up ------------------------------------------------------------------------------------------------------------ */
+static double highest_prior(const double *prior, int64_t A) {
+    double highest = 0.0;
+    for (int64_t a = 0; a < A; a++) highest = larger(highest, prior[a]);
+    return highest;
+}
 
 static void add_node(Search *s, int64_t b, int64_t parent, int64_t action, const double *output, int64_t node) {
     int64_t A = s->num_actions;
@@ -329,7 +318,7 @@ static void add_node(Search *s, int64_t b, int64_t parent, int64_t action, const
     ints[ACTION] = (int32_t)action;
     ints[DEPTH] = above[DEPTH] + 1;
     ints[TO_PLAY] = s->two_players ? 1 - above[TO_PLAY] : 0;
-    ints[OVER] = output[2] != 0;
+    ints[OVER] = output[2] != 0 || highest_prior(output + 3, A) <= 0; /* without an action there is no way on */
     floats[VALUE] = output[0];
     floats[REWARD] = output[1];
     memcpy(floats + PRIOR, output + 3, A * sizeof *floats);
@@ -379,14 +368,21 @@ static double expand_leaf(Search *s, int64_t b, int64_t leaf, const double *outp
     return value / mass;
 }
 
+/* Whether value, reward and priors are finite; those of a game that is over do not matter. */
+static int is_finite(const double *output, int64_t A) {
+    int64_t count = output[2] != 0 ? 3 : 3 + A;
+    for (int64_t i = 0; i < count; i++)
+        if (!isfinite(output[i])) return 0;
+    return 1;
+}
+
 /* Returns the first tree with something that is not finite, or -1. `rows`: of the outputs [rows, B, 3 + A (+ A)]. */
 int64_t alfx_expand_backup(Search *s, const double *outputs, int64_t rows, int64_t first, int64_t expand_all) {
     int64_t A = s->num_actions, B = s->num_trees, K = expand_all ? 1 : s->num_paths;
     int64_t width = s->rule == GUMBEL ? 3 + 2 * A : 3 + A;
     for (int64_t b = 0; b < B; b++)
         for (int64_t row = 0; row < rows; row++)
-            for (int64_t i = 0; i < 3 + A; i++)
-                if (!isfinite(outputs[(row * B + b) * width + i])) return b;
+            if (!is_finite(outputs + (row * B + b) * width, A)) return b;
     for (int64_t b = 0; b < B; b++)
         for (int64_t k = 0; k < K; k++) {
             int64_t node = s->chosen[k * B + b], action = s->chosen[(s->num_paths + k) * B + b];

@@ -22,7 +22,7 @@ UNEXPANDED = ('max', 'min', 'mean', 'mean_with_parent', 'none')
 """What may stand for the value score of an unexpanded action besides a number."""
 
 EXP_LEAST = -700.0
-LN2_HIGH, LN2_LOW = 0.693145751953125, 1.42860682030941723212e-6  # the first has so few digits that k * LN2_HIGH is exact
+LN2_HIGH, LN2_LOW = 0.693145751953125, 1.42860682030941723212e-6  # k * LN2_HIGH is exact: it has few digits
 EXP_COEFFICIENTS = tuple(1 / math.factorial(i) for i in range(13, -1, -1))
 INVERSE_LN2 = 1 / math.log(2)
 TINY = torch.finfo(torch.float64).tiny
@@ -144,8 +144,7 @@ def reverse_kl_policy(value: Tensor, prior: Tensor, c: Tensor,
     exists = prior > 0
     u = (value - torch.where(exists, value, -torch.inf).amax(-1, keepdim=True)) / c
     beta = torch.where(exists, prior + u, -torch.inf).amax(-1, keepdim=True)
-    steps = 0
-    for steps in range(MAX_NEWTON_STEPS):
+    for step in range(MAX_NEWTON_STEPS):  # noqa: B007 - how many it took is returned
         part = torch.where(exists, prior / (beta - u), 0.0)
         excess = running_sum(part)[..., None] - 1.0
         slope = running_sum(torch.where(exists, part / (beta - u), 0.0))[..., None]
@@ -155,7 +154,7 @@ def reverse_kl_policy(value: Tensor, prior: Tensor, c: Tensor,
             break
         beta = following
     policy = torch.where(exists, prior / (beta - u), 0.0)
-    return policy / running_sum(policy)[..., None], steps
+    return policy / running_sum(policy)[..., None], step
 
 
 def kl_policy(value: Tensor, prior: Tensor, c: Tensor) -> Tensor:

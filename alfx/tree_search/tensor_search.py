@@ -67,7 +67,9 @@ class TensorSearch:
         return bad
 
     def _not_finite(self, outputs: np.ndarray) -> int:
-        bad = ~np.isfinite(outputs[..., :3 + self._trees.num_actions]).all((0, 2))
+        known = np.isfinite(outputs[..., :3 + self._trees.num_actions])
+        known[..., 3:] |= outputs[..., 2:3] != 0  # the priors of a game that is over do not matter
+        bad = ~known.all((0, 2))
         return int(bad.argmax()) if bad.any() else -1
 
 
@@ -173,7 +175,7 @@ class _Growth:
     def expand_all(self, chosen: Tensor, outputs: Tensor, first: int) -> None:
         """``chosen`` ``[3, B]``, ``outputs`` ``[A, B, 3 + A]``."""
         leaf, _, revisited = chosen
-        A, discount = self._trees.num_actions, self._trees.settings.discount
+        A = self._trees.num_actions
         everything = torch.arange(self._trees.batch_size)
         b = everything[revisited < 0]
         at = leaf[b]
@@ -196,7 +198,8 @@ class _Growth:
         row = torch.zeros(len(b), ints.shape[1], dtype=torch.int32)
         row[:, PARENT], row[:, ACTION] = parent.int(), action.int()
         row[:, TO_PLAY] = 1 - ints[:, TO_PLAY] if s.two_players else 0
-        row[:, OVER], row[:, DEPTH] = (outputs[:, 2] != 0).int(), ints[:, DEPTH] + 1
+        has_action = (outputs[:, 3:3 + A] > 0).any(-1)  # without one there is no way on
+        row[:, OVER], row[:, DEPTH] = ((outputs[:, 2] != 0) | ~has_action).int(), ints[:, DEPTH] + 1
         floats[:, VALUE], floats[:, REWARD] = outputs[:, 0], outputs[:, 1]
         floats[:, PRIOR:PRIOR + A] = outputs[:, 3:3 + A]
         if s.rule == 'gumbel':

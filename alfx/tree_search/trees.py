@@ -235,7 +235,10 @@ class Trees:
         """Visits of the actions of the roots, float64 ``[B, A]``."""
         return self.tensor_of(self.ints, 0, CHILD + self.num_actions, self.num_actions)
 
-    @property
-    def root_value(self) -> Tensor:
-        """The mean of what came back to the roots, float64 ``[B]``."""
-        return torch.from_numpy(self.floats[:, 0, VALUE_SUM] / self.ints[:, 0, VISITS])
+    def mean_value(self, node: int = 0) -> Tensor:
+        """The mean of what came back to a node of all trees, float64 ``[B]``."""
+        return torch.from_numpy(self.floats[:, node, VALUE_SUM] / self.ints[:, node, VISITS])
+
+    def players(self, node: int = 0) -> Tensor:
+        """Who is to move there, int32 ``[B]``; always 0 in a game of one player."""
+        return torch.from_numpy(self.ints[:, node, TO_PLAY] * self.settings.two_players)
