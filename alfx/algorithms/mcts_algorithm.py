@@ -17,13 +17,12 @@ Noise is added to the prior of the root only in the rollout. What happens in a s
 import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from alfx import context, nest, summary
+from alfx import context, summary
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, TimeStep, namedtuple
 from alfx.environments.errors import nearest
@@ -41,8 +40,8 @@ MCTSState = namedtuple('MCTSState', ['steps', 'pred_state', 'action_sampler_stat
 ``next_predicted_reward``: ``[B]``, for the action chosen."""
 
 MCTSInfo = namedtuple('MCTSInfo', ['candidate_actions', 'value', 'candidate_action_policy'], default_value=())
-"""What was found: ``candidate_actions`` ``[B, K, ...]`` (``()``: all of a discrete action), the ``value`` ``[B]`` of the
-root for player 0, and the policy ``[B, K]`` to learn."""
+"""What was found: ``candidate_actions`` ``[B, K, ...]`` (``()``: all of a discrete action), the ``value`` ``[B]`` of
+the root for player 0, and the policy ``[B, K]`` to learn."""
 
 
 @configurable
@@ -299,13 +298,13 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         fraction = self._root_exploration_fraction if kind == 'rollout' and self._settings.rule != 'gumbel' else 0.0
         prior = root_prior(root.action_probs, mask, self._root_dirichlet_alpha, fraction)
         search = self._rollout_search if kind == 'rollout' else self._predict_search
-        trees = search.run(self._infer, root, prior, self._to_play(fields, steps))
+        candidates = root.actions if isinstance(root.actions, Tensor) else ()
+        infer = self._infer_by_index if isinstance(candidates, tuple) else self._given_model.recurrent_inference
+        trees = search.run(infer, root, prior, self._to_play(fields, steps))
         index, policy, sampler_state = self._choose(trees, steps, state.action_sampler_state, self._samplers[kind])
-        actions = isinstance(root.actions, Tensor)
         index = index.to(steps.device)
-        chosen = root.actions[torch.arange(len(index), device=index.device), index] if actions else index
-        if not actions:
-            chosen = (chosen + self._first_action).to(self._action_spec.dtype)  # type: ignore[union-attr]
+        everything = torch.arange(len(index), device=index.device)
+        chosen = self._named(index) if isinstance(candidates, tuple) else candidates[everything, index]
         if self._debug_summaries and kind == 'rollout':
             self._summarize_reward(inputs, state.next_predicted_reward)
         dtype = root.value.dtype
@@ -313,7 +312,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
                               pred_state=root.state.pred_state if self._keep_model_pred_state else (),
                               action_sampler_state=sampler_state,
                               next_predicted_reward=_rewards(trees, index.cpu()).to(steps.device, torch.float32))
-        info = MCTSInfo(candidate_actions=root.actions if actions else (),
+        info = MCTSInfo(candidate_actions=candidates,
                         value=trees.mean_value().to(steps.device, dtype),
                         candidate_action_policy=policy.to(steps.device, dtype))
         return AlgStep(chosen, new_state, info)
@@ -325,15 +324,13 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
             return self._given_model.initial_predict(latent, state.pred_state)
         return self._given_model.initial_predict(latent)
 
-    def _infer(self, state: NestedTensor, action: Tensor) -> Any:
-        """What the model predicts; ``action`` is an index where it does not name candidates."""
-        if self._first_action and not self._has_candidates:
-            action = action + self._first_action
-        return self._given_model.recurrent_inference(state, action)
+    def _infer_by_index(self, state: NestedTensor, index: Tensor) -> Any:
+        """What the model predicts of the actions of an index, where it does not name candidates."""
+        return self._given_model.recurrent_inference(state, self._named(index))
 
-    @property
-    def _has_candidates(self) -> bool:
-        return getattr(self._given_model, 'num_sampled_actions', None) is not None
+    def _named(self, index: Tensor) -> Tensor:
+        """The action ``[B]`` of an index ``[B]``, as the spec has it."""
+        return (index + self._first_action).to(self._action_spec.dtype)  # type: ignore[union-attr]
 
     def _choose(self, trees: Trees, steps: Tensor, sampler_state: NestedTensor, sampler: ActionSampler
                 ) -> tuple[Tensor, Tensor, NestedTensor]:
@@ -458,4 +455,19 @@ def create_board_game_mcts(observation_spec: NestedTensorSpec, action_spec: Nest
                          debug_summaries=debug_summaries)
 
 
-create_go_mcts = configurable(name='create_go_mcts')(partial(create_board_game_mcts, dirichlet_alpha=0.03))
+@configurable
+def create_go_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec) -> MCTSAlgorithm:
+    """The search that MuZero uses for Go."""
+    return create_board_game_mcts(observation_spec, action_spec, dirichlet_alpha=0.03)
+
+
+@configurable
+def create_chess_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec) -> MCTSAlgorithm:
+    """The search that MuZero uses for chess."""
+    return create_board_game_mcts(observation_spec, action_spec, dirichlet_alpha=0.3)
+
+
+@configurable
+def create_shogi_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec) -> MCTSAlgorithm:
+    """The search that MuZero uses for shogi."""
+    return create_board_game_mcts(observation_spec, action_spec, dirichlet_alpha=0.15)
