@@ -330,7 +330,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
 
     def _named(self, index: Tensor) -> Tensor:
         """The action ``[B]`` of an index ``[B]``, as the spec has it."""
-        return (index + self._first_action).to(self._action_spec.dtype)  # type: ignore[union-attr]
+        return (index + self._first_action).to(self._action_spec.dtype)
 
     def _choose(self, trees: Trees, steps: Tensor, sampler_state: NestedTensor, sampler: ActionSampler
                 ) -> tuple[Tensor, Tensor, NestedTensor]:

@@ -331,7 +331,7 @@ def _per_step(loss: ScalarPredictionLoss, prediction: Tensor, target: Tensor) ->
     return loss(prediction.flatten(0, 1), target.flatten()).reshape(target.shape)
 
 
-def policy_loss(distribution: td.Distribution, action: Any, action_policy: Tensor) -> Tensor:
+def policy_loss(distribution: Any, action: Any, action_policy: Tensor) -> Tensor:
     """Cross entropy ``-sum_k policy[k] log p(action[k])``.
 
     Args:
@@ -379,7 +379,7 @@ class _VectorNetwork(Network):
         self._encoder = None if action_spec is None else SimpleActionEncoder(action_spec)
         self._flatten = _AsVector()
         spec = input_tensor_spec if action_spec is None else input_tensor_spec[0]
-        size: int = sum(x.numel for x in nest.flatten(spec))  # type: ignore[misc]
+        size: int = sum(x.numel for x in nest.flatten(spec))
         if self._encoder is not None:
             size += self._encoder.output_spec.numel
         shape = TensorSpec(output_shape)
