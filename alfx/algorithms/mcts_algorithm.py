@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from alfx import context, summary
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
@@ -248,7 +248,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         self._root_exploration_fraction = root_exploration_fraction
         self._temperature_fn = visit_softmax_temperature_fn
         self._keep_model_pred_state = keep_model_pred_state
-        self._samplers = {'rollout': rollout_action_sampler, 'predict': predict_action_sampler}
+        self._samplers = nn.ModuleDict({'rollout': rollout_action_sampler, 'predict': predict_action_sampler})
         self._learn_policy_temperature = learn_policy_temperature
         self._act_with_exploration_policy = act_with_exploration_policy
         self._learn_with_exploration_policy = learn_with_exploration_policy
@@ -332,7 +332,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         """The action ``[B]`` of an index ``[B]``, as the spec has it."""
         return (index + self._first_action).to(self._action_spec.dtype)
 
-    def _choose(self, trees: Trees, steps: Tensor, sampler_state: NestedTensor, sampler: ActionSampler
+    def _choose(self, trees: Trees, steps: Tensor, sampler_state: NestedTensor, sampler: nn.Module
                 ) -> tuple[Tensor, Tensor, NestedTensor]:
         """The index of the action ``[B]``, the policy to learn ``[B, K]``, and the next state of the sampler."""
         if self._settings.rule == 'gumbel':

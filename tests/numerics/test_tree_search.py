@@ -394,7 +394,11 @@ def test_gumbel_improves_the_policy_whatever_the_number_of_simulations(num_simul
     num = 10000 if FORMS[0] else 1000
     prior, q, choice, improved = bandits(num, 6, num_simulations)
     before = (prior * q).sum(-1)
-    assert ((improved * q).sum(-1) >= before - 1e-12).all()
+    improvement = (improved * q).sum(-1) - before
+    if num_simulations == 16:  # all actions have been seen
+        assert (improvement >= -1e-12).all()
+    # With the mixed value in place of unseen ones it is not certain, yet nearly always so.
+    assert (improvement < -1e-12).double().mean() < 0.002 and improvement.mean() > 0
     gain = q.gather(1, choice[:, None])[:, 0] - before
     assert gain.mean() >= -3 * gain.std() / num**0.5
     if num_simulations > 1:
