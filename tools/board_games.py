@@ -151,7 +151,8 @@ if __name__ == '__main__':
     flags.define_conf_flags()
     policy_flags.define_policy_flags()
     absl_flags.DEFINE_boolean('exhaustive', False, 'play all lines')
-    absl_flags.DEFINE_enum('opponent', 'random', ['random', 'minimax', 'search'], 'without --exhaustive: who else plays')
+    absl_flags.DEFINE_enum('opponent', 'random', ['random', 'minimax', 'search'],
+                           'without --exhaustive: who else plays')
     absl_flags.DEFINE_integer('games', 500, 'without --exhaustive: how many games on each side', lower_bound=1)
     absl_flags.DEFINE_integer('simulations', 200, "of the opponent 'search', for each move", lower_bound=1)
     flags.run(main)

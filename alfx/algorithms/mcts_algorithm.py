@@ -254,8 +254,10 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         self._learn_with_exploration_policy = learn_with_exploration_policy
         self._exploration_policy_type = exploration_policy_type
         self._first_action = 0 if action_spec.is_continuous or action_spec.ndim else int(action_spec.minimum)
-        self._model = model
-        self._given_model: Any = model
+        self._given_model: Any
+        self._search_with(model)
+        self._model = model  # a part of this algorithm, saved with it
+        self._latest_trees: Trees | None = None
 
     # The model -------------------------------------------------------------------------------------------------
 
@@ -268,15 +270,23 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         Its ``pred_state`` becomes part of the state, if that is kept.
         """
         self._model = None
-        self.__dict__['_given_model'] = model  # as an attribute it would be a part of this algorithm
+        self._search_with(model)
         if self._keep_model_pred_state:
             for attribute in ('_train_state_spec', '_rollout_state_spec', '_predict_state_spec'):
                 setattr(self, attribute, getattr(self, attribute)._replace(pred_state=model.pred_state_spec))
+
+    def _search_with(self, model: Any) -> None:
+        self.__dict__['_given_model'] = model  # as an attribute of a module it would be a part of it
 
     @property
     def discount(self) -> float:
         """The discount factor of rewards."""
         return self._settings.discount
+
+    @property
+    def latest_trees(self) -> Trees | None:
+        """The trees of the latest search, until the next one writes to them."""
+        return self._latest_trees
 
     # Steps -----------------------------------------------------------------------------------------------------
 
@@ -300,7 +310,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         search = self._rollout_search if kind == 'rollout' else self._predict_search
         candidates = root.actions if isinstance(root.actions, Tensor) else ()
         infer = self._infer_by_index if isinstance(candidates, tuple) else self._given_model.recurrent_inference
-        trees = search.run(infer, root, prior, self._to_play(fields, steps))
+        trees = self._latest_trees = search.run(infer, root, prior, self._to_play(fields, steps))
         index, policy, sampler_state = self._choose(trees, steps, state.action_sampler_state, self._samplers[kind])
         index = index.to(steps.device)
         everything = torch.arange(len(index), device=index.device)

@@ -357,7 +357,7 @@ class _AsVector(nn.Module):
     """A nest of tensors ``[B, ...]`` as one vector of floats; integers are taken as numbers."""
 
     def forward(self, inputs: NestedTensor) -> Tensor:
-        return torch.cat([x.flatten(1).to(torch.get_default_dtype()) for x in nest.flatten(inputs)], -1)
+        return torch.cat([x.reshape(len(x), -1).to(torch.get_default_dtype()) for x in nest.flatten(inputs)], -1)
 
 
 class _VectorNetwork(Network):

@@ -9,6 +9,7 @@ from alfx.data_structures import StepType
 from alfx.environments import board_games, suite_tic_tac_toe
 from alfx.environments.board_games import BoardGame, GameModel, MinimaxOpponent, Rules, SearchOpponent, random_opponent
 from alfx.tensor_specs import SpecError, check_consistent
+from alfx.tree_search import build
 from alfx.tree_search.search import TreeSearch, gumbel_choice
 from alfx.tree_search.trees import SearchSettings
 
@@ -185,6 +186,10 @@ def test_all_lines_of_a_game_without_choice_are_counted_by_hand(tool):
     assert counts[1] == (0, 3, 0)  # X at 0, 1 or 2, O at the first free square, X at what is left
 
 
+needs_compiler = pytest.mark.skipif(build.load() is None, reason='takes minutes with tensors')
+
+
+@needs_compiler
 @pytest.mark.parametrize('settings', [
     dict(), dict(rule='rkl', unexpanded_value='none'), dict(rule='gumbel', gumbel_scale=0.0), dict(num_parallel=4),
     dict(expand_all=True, rule='rkl')])
@@ -209,6 +214,7 @@ def test_a_search_with_the_rules_finds_what_has_to_be_played(text, best, setting
     assert int(found) in best
 
 
+@needs_compiler
 @pytest.mark.parametrize('player', [0, 1])
 def test_an_opponent_that_searches_does_not_lose_at_tic_tac_toe(tool, player):
     opponent, rng = SearchOpponent(3000), np.random.default_rng(0)
