@@ -4,13 +4,13 @@
 
 For each B (trees), A (actions) and S (simulations) of the grid one network predicts: 64 + A numbers to 128 to 64 for
 the next latent state, 64 to 128 to A + 2 for policy, value and reward, without training. Microseconds a simulation
-step, that is of all B trees together, on one thread; the rounds of all systems take turns, a figure is the median of the
-rounds and a ratio the median of the ratios within a round. 'tree' is the search with a model that returns the same
+step, that is of all B trees together, on one thread; the rounds of all systems take turns, a figure is the median of
+the rounds and a ratio the median of the ratios within a round. 'tree' is the search with a model that returns the same
 random numbers at once; 'net' are the calls of the network alone.
 
-Peers run where they are installed (mctx with jax; the compiled trees of LightZero, ``lzero.mcts.ctree``), with a network
-of the same size and without noise: mctx.muzero_policy, mctx.gumbel_muzero_policy, and LightZero's trees with the network
-in torch. What is not installed is said and left out. Compiling is not counted. Prints Markdown.
+Peers run where they are installed (mctx with jax; the compiled trees of LightZero, ``lzero.mcts.ctree``), with a
+network of the same size and without noise: mctx.muzero_policy, mctx.gumbel_muzero_policy, and LightZero's trees with
+the network in torch. What is not installed is said and left out. Compiling is not counted. Prints Markdown.
 """
 import argparse
 import importlib.util

@@ -153,9 +153,8 @@ static void reverse_kl_policy(const Node *n, const double *prior, double c) {
 
 /* The scores give way to p[a] = prior[a] exp((score[a] - max) / c); not yet normalised. */
 static void kl_policy(const Node *n, const double *prior, double c) {
-    double highest = highest_score(n, prior);
-    for (int64_t a = 0; a < n->A; a++)
-        n->scores[a] = prior[a] > 0 ? prior[a] * small_exp((n->scores[a] - highest) / c) : 0.0;
+    double highest = highest_score(n, prior), *p = n->scores;
+    for (int64_t a = 0; a < n->A; a++) p[a] = prior[a] > 0 ? prior[a] * small_exp((p[a] - highest) / c) : 0.0;
 }
 
 static int64_t draw(const Node *n, double number) {
@@ -361,10 +360,8 @@ static double expand_leaf(Search *s, int64_t b, int64_t leaf, const double *outp
             add_node(s, b, leaf, a, output, first + a);
             observe(s, b, first + a, output[0]);
         }
-    for (int64_t a = 0; a < A; a++) {
-        mass += prior[a];
-        if (prior[a] > 0) value += prior[a] * prior[A + a];
-    }
+    for (int64_t a = 0; a < A; a++) mass += prior[a];
+    for (int64_t a = 0; a < A; a++) value += prior[a] > 0 ? prior[a] * prior[A + a] : 0.0;
     return value / mass;
 }
 
@@ -380,9 +377,10 @@ static int is_finite(const double *output, int64_t A) {
 int64_t alfx_expand_backup(Search *s, const double *outputs, int64_t rows, int64_t first, int64_t expand_all) {
     int64_t A = s->num_actions, B = s->num_trees, K = expand_all ? 1 : s->num_paths;
     int64_t width = s->rule == GUMBEL ? 3 + 2 * A : 3 + A;
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t row = 0; row < rows; row++)
-            if (!is_finite(outputs + (row * B + b) * width, A)) return b;
+    int64_t bad = B;
+    for (int64_t i = 0; i < rows * B; i++)
+        if (!is_finite(outputs + i * width, A) && i % B < bad) bad = i % B;
+    if (bad < B) return bad;
     for (int64_t b = 0; b < B; b++)
         for (int64_t k = 0; k < K; k++) {
             int64_t node = s->chosen[k * B + b], action = s->chosen[(s->num_paths + k) * B + b];

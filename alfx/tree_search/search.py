@@ -131,26 +131,32 @@ class TreeSearch:
 
 
 class _Forest:
-    """The trees and the latent states of one size of batch."""
+    """The trees and the latent states of one size of batch; all buffers and their views are made once."""
 
     def __init__(self, settings: SearchSettings, batch_size: int, num_actions: int, root: Any, native: bool):
         self._settings, self._batch_size, self._num_actions = settings, batch_size, num_actions
         self.trees = Trees(settings, batch_size, num_actions)
         library = build.load() if native else None
         self._form: Any = TensorSearch(self.trees) if library is None else NativeSearch(self.trees, library)
-        nodes = self.trees.ints.shape[1]
-        self._states = [x.new_zeros(nodes * batch_size, *x.shape[1:]) for x in nest.flatten(root.state)]
-        self._actions = None
-        if not isinstance(root.actions, tuple):
-            self._actions = root.actions.new_zeros(nodes * batch_size, *root.actions.shape[1:])
-        device = root.value.device
-        rows = num_actions if settings.expand_all else settings.num_parallel
-        self._columns = torch.arange(batch_size)
-        self._chosen = torch.from_numpy(self.trees.chosen)
-        self._every_action = torch.arange(num_actions)[:, None].expand(num_actions, batch_size).reshape(-1)
-        width = 3 + num_actions * (2 if settings.rule == 'gumbel' else 1)
-        self._outputs = {n: torch.zeros(n, batch_size, width, dtype=torch.float64) for n in {rows, num_actions}}
-        self._device = device
+        self._device = root.value.device
+        self._structure = nest.structure(root.state)
+        num_nodes = self.trees.ints.shape[1]
+        kept = [*nest.flatten(root.state), *([] if isinstance(root.actions, tuple) else [root.actions])]
+        self._kept = [x.new_zeros(num_nodes * batch_size, *x.shape[1:]) for x in kept]
+        self._names_actions = not isinstance(root.actions, tuple)
+        # The numbers of the nodes of each call of the model follow each other, and so do the rows kept of them.
+        per_step = num_actions if settings.expand_all else settings.num_parallel
+        self._sizes = [1, *[num_actions] * settings.expand_root, *[per_step] * settings.num_steps]
+        rows = [size * batch_size for size in self._sizes]
+        self._slots = list(zip(*(x.split(rows) for x in self._kept))) or [()] * len(rows)
+        self._outputs = {size: _Outputs(size, batch_size, num_actions, settings.rule == 'gumbel')
+                         for size in set(self._sizes[1:])}
+        # What select chose, row by row of the call of the model.
+        chosen = torch.from_numpy(self.trees.chosen)
+        self._nodes, self._actions = chosen[0].view(-1), chosen[1].view(-1)
+        self._columns = torch.arange(batch_size).repeat(settings.num_parallel)
+        self._rows = torch.zeros_like(self._columns)
+        self._every_action = torch.arange(num_actions).repeat_interleave(batch_size)
 
     def run(self, model: Model, root: Any, prior: Tensor, to_play: Tensor, noise: Noise) -> None:
         """One search."""
@@ -160,60 +166,55 @@ class _Forest:
             raise SearchError(f'root {int(bad.int().argmax())} of {self._batch_size}: the value or the prior that the '
                               'model predicts of the root itself is not finite')
         self.trees.plant(value, prior, to_play, noise)
-        self._store(root, 0)
-        first = 1
+        self._keep(root, 0)
+        first, call = 1, 1
         if self._settings.expand_root:
-            rows = self._columns.repeat(self._num_actions)
-            outputs = self._ask(model, rows, self._every_action, first)
+            roots = self._columns[:self._batch_size].repeat(self._num_actions)
+            outputs = self._ask(model, roots, self._every_action, call)
             self._check(self._form.expand_root(outputs), 'expanding the root')
-            first += self._num_actions
+            first, call = first + self._num_actions, call + 1
         for step in range(self._settings.num_steps):
             self._form.select(step)
-            rows = torch.add(self._columns, self._chosen[0], alpha=self._batch_size)
+            rows, actions = torch.add(self._columns, self._nodes, alpha=self._batch_size, out=self._rows), self._actions
             if self._settings.expand_all:
-                rows, action = rows.repeat(self._num_actions, 1).reshape(-1), self._every_action
-            else:
-                rows, action = rows.reshape(-1), self._chosen[1].reshape(-1)
-            outputs = self._ask(model, rows, action, first)
-            self._check(self._form.expand_backup(outputs, first), f'simulation {step}')
-            first += outputs.shape[0]
+                rows, actions = rows.repeat(self._num_actions), self._every_action
+            outputs = self._ask(model, rows, actions, call)
+            bad = self._form.expand_backup(outputs, first)
+            if bad >= 0:
+                self._check(bad, f'simulation {step}')
+            first, call = first + self._sizes[call], call + 1
 
-    def _ask(self, model: Model, rows: Tensor, action: Tensor, first: int) -> Any:
-        """Ask the model what follows after actions, and keep the states of what follows from node ``first`` on.
+    def _ask(self, model: Model, rows: Tensor, action: Tensor, call: int) -> Any:
+        """Ask the model what follows after actions, and keep what is needed to go on from there.
 
         Args:
             model: the model.
-            rows: int64 ``[n * B]``, of the states.
-            action: int64 ``[n * B]``.
-            first: number of the first new node.
+            rows: int64 ``[n * B]``, of what is kept of the nodes acted in.
+            action: int64 ``[n * B]``, their indices.
+            call: 1, 2, ...
 
         Returns:
             float64 ``[n, B, 3 + A]`` or ``[n, B, 3 + 2 A]``, a numpy array.
         """
-        rows, action = rows.to(self._device), action.to(self._device)
-        if self._actions is not None:
-            action = self._actions[rows, action]
-        state = nest.pack_sequence_as(self._structure, [x.index_select(0, rows) for x in self._states])
-        output = model(state, action)
-        self._store(output, first)
-        prior = output.action_probs
-        columns = [output.value[:, None], _column(output.reward, output.value), _column(output.game_over, output.value),
-                   prior]
-        if self._settings.rule == 'gumbel':
-            columns.append(prior.double().log())
-        packed = self._outputs[len(rows) // self._batch_size]
-        packed.copy_(torch.cat(columns, 1).view(packed.shape))
-        return packed.numpy()
+        if self._device.type != 'cpu':
+            rows, action = rows.to(self._device), action.to(self._device)
+        kept = self._kept
+        if self._names_actions:
+            action = kept[-1][rows, action]
+            kept = kept[:-1]
+        output = model(self._structure.unflatten([x.index_select(0, rows) for x in kept]), action)
+        self._keep(output, call)
+        outputs = self._outputs[self._sizes[call]]
+        outputs.fill(output)
+        return outputs.array
 
-    def _store(self, output: Any, first: int) -> None:
-        """Keep the states and the candidates of the nodes from ``first`` on."""
-        if first == 0:
-            self._structure = output.state
-        at = first * self._batch_size
-        for mine, new in zip(self._states, nest.flatten(output.state)):
-            mine[at:at + len(new)] = new
-        if self._actions is not None:
-            self._actions[at:at + len(output.actions)] = output.actions
+    def _keep(self, output: Any, call: int) -> None:
+        """Keep the states and the candidates of what the model was asked for."""
+        slots = self._slots[call]
+        for slot, new in zip(slots, self._structure.flatten_up_to(output.state)):
+            slot.copy_(new)
+        if self._names_actions:
+            slots[-1].copy_(output.actions)
 
     def _check(self, bad: int, when: str) -> None:
         if bad >= 0:
@@ -221,9 +222,39 @@ class _Forest:
                               'predicts is not finite')
 
 
-def _column(x: Any, like: Tensor) -> Tensor:
-    """``x`` ``[N]`` as ``[N, 1]``, zeros for ``()``."""
-    return torch.zeros_like(like)[:, None] if isinstance(x, tuple) else x[:, None].to(like.dtype)
+class _Outputs:
+    """What the model predicts of ``n * B`` nodes, as one array for the trees: see ``TensorSearch.expand_backup``.
+
+    Args:
+        n: nodes of each tree.
+        batch_size: B.
+        num_actions: A.
+        with_logs: whether the logs of the priors are needed.
+    """
+
+    def __init__(self, n: int, batch_size: int, num_actions: int, with_logs: bool):
+        packed = torch.zeros(n, batch_size, 3 + num_actions * (2 if with_logs else 1), dtype=torch.float64)
+        self.array = packed.numpy()
+        rows = packed.view(n * batch_size, -1)
+        self._value, self._reward, self._over = rows[:, 0], rows[:, 1], rows[:, 2]
+        self._prior = rows[:, 3:3 + num_actions]
+        self._logs = rows[:, 3 + num_actions:] if with_logs else None
+        self._all = rows[:, :3 + num_actions]
+
+    def fill(self, output: Any) -> None:
+        """Take what the model returned."""
+        if output.value.device.type != 'cpu':  # one transfer
+            like = output.value
+            columns = [like[:, None], *(torch.zeros_like(like)[:, None] if isinstance(x, tuple) else
+                                        x[:, None].to(like.dtype) for x in (output.reward, output.game_over))]
+            self._all.copy_(torch.cat((*columns, output.action_probs), 1))
+        else:
+            self._value.copy_(output.value)
+            self._prior.copy_(output.action_probs)
+            for column, x in ((self._reward, output.reward), (self._over, output.game_over)):
+                column.zero_() if isinstance(x, tuple) else column.copy_(x)
+        if self._logs is not None:
+            torch.log(self._prior, out=self._logs)
 
 
 # What was found -------------------------------------------------------------------------------------------------
