@@ -14,6 +14,7 @@ from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import AlfEnvironment, select
 from alfx.environments.rendering import Window
 from alfx.environments.seeding import batch_seed
+from alfx.environments.suite_unittest import check_action
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.tree_search.search import Prediction, TreeSearch
@@ -226,6 +227,7 @@ class BoardGame(AlfEnvironment):
         self._rng = np.random.default_rng()
         self._board = np.zeros((batch_size, rules.rows, rules.columns), np.int8)
         self._agent = np.zeros(batch_size, np.int64)
+        self._ended = np.zeros(batch_size, bool)  # from outside
         self._window: Window | None = None
         self._begin_sides()
 
@@ -262,7 +264,7 @@ class BoardGame(AlfEnvironment):
 
     def _reset(self) -> TimeStep:
         self._begin_sides()
-        self._board[:] = 0
+        self._board[:], self._ended = 0, np.zeros(self._batch_size, bool)
         self._open(np.ones(self._batch_size, bool))
         return self._time_step(np.full(self._batch_size, StepType.FIRST), np.zeros(self._batch_size),
                                np.zeros(self._batch_size, np.int64))
@@ -273,7 +275,8 @@ class BoardGame(AlfEnvironment):
 
     def _step(self, action: NestedTensor) -> TimeStep:
         action = self._checked(action)
-        new = self.current_time_step().is_last().numpy()
+        new = self.current_time_step().is_last().numpy() | self._ended
+        self._ended = np.zeros(self._batch_size, bool)
         playing = ~new
         self._start(new)
         index = np.flatnonzero(playing)
@@ -311,9 +314,8 @@ class BoardGame(AlfEnvironment):
                                               1 - 2 * self._rules.to_play(boards))
 
     def _checked(self, action: NestedTensor) -> np.ndarray:
-        if not isinstance(action, torch.Tensor) or action.shape != (self._batch_size, ):
-            raise SpecError(f'action: expected a tensor of shape ({self._batch_size},), found '
-                            f'{tuple(getattr(action, "shape", ()))}')
+        check_action(action, self.action_spec(), self._batch_size)
+        assert isinstance(action, torch.Tensor)
         numbers = action.detach().cpu().long().numpy()
         if ((numbers < 0) | (numbers >= self._rules.num_actions)).any():
             raise SpecError(f'action: expected numbers in 0 .. {self._rules.num_actions - 1}, found {numbers.tolist()}')
@@ -345,6 +347,9 @@ class BoardGame(AlfEnvironment):
 
     # The rest --------------------------------------------------------------------------------------------------
 
+    def request_reset(self, mask: torch.Tensor) -> None:
+        self._ended = self._ended | mask.numpy()
+
     def reset_envs(self, mask: torch.Tensor) -> TimeStep:
         current, games = self.current_time_step(), mask.numpy()
         self._start(games)
@@ -358,11 +363,11 @@ class BoardGame(AlfEnvironment):
 
     def get_state(self) -> Any:
         return {'current': self.current_time_step(), 'board': self._board.copy(), 'agent': self._agent.copy(),
-                'rng': self._rng.bit_generator.state}
+                'ended': self._ended.copy(), 'rng': self._rng.bit_generator.state}
 
     def set_state(self, state: Any) -> None:
         self._current = state['current']
-        self._board, self._agent = state['board'].copy(), state['agent'].copy()
+        self._board, self._agent, self._ended = (state[name].copy() for name in ('board', 'agent', 'ended'))
         self._rng.bit_generator.state = state['rng']
 
     def render(self, mode: str = 'rgb_array') -> np.ndarray | None:

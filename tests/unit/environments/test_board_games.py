@@ -75,7 +75,7 @@ def test_actions_that_do_not_exist_are_refused():
     env.reset()
     with pytest.raises(SpecError, match=r'0 .. 8, found \[0, 9\]'):
         env.step(torch.tensor([0, 9]))
-    with pytest.raises(SpecError, match='expected a tensor of shape'):
+    with pytest.raises(SpecError, match='expected tensors of shapes'):
         env.step(torch.tensor([0]))
 
 
