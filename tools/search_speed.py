@@ -13,10 +13,13 @@ network of the same size and without noise: mctx.muzero_policy, mctx.gumbel_muze
 the network in torch. What is not installed is said and left out. Compiling is not counted. Prints Markdown.
 """
 import argparse
+import importlib.machinery
 import importlib.util
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -117,9 +120,22 @@ def mctx_runs(B: int, A: int, S: int, network: Network) -> dict[str, Run]:
     return runs
 
 
+def _lightzero_tree() -> Any:
+    """The compiled module alone: the package around it needs an older numpy and gymnasium."""
+    spec = importlib.util.find_spec('lzero')
+    assert spec is not None and spec.submodule_search_locations, 'it is installed'
+    found = sorted(Path(spec.submodule_search_locations[0]).glob('mcts/ctree/ctree_muzero/mz_tree*.so'))
+    if not found:
+        raise SystemExit('LightZero is installed without its compiled trees')
+    loader = importlib.machinery.ExtensionFileLoader('mz_tree', str(found[0]))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader('mz_tree', loader))
+    loader.exec_module(module)
+    return module
+
+
 def lightzero_runs(B: int, A: int, S: int, network: Network) -> dict[str, Run]:
     """LightZero's compiled trees with the network in torch."""
-    from lzero.mcts.ctree.ctree_muzero import mz_tree
+    mz_tree = _lightzero_tree()
     latent = torch.randn(B, LATENT)
     legal, noise = [list(range(A))] * B, [[0.0] * A] * B
 
