@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from alfx.algorithms.mcts_algorithm import MCTSAlgorithm, VisitSoftmaxTemperatureByMoves
 from alfx.data_structures import StepType
 from alfx.environments import board_games, suite_tic_tac_toe
 from alfx.environments.board_games import BoardGame, GameModel, MinimaxOpponent, Rules, SearchOpponent, random_opponent
@@ -12,6 +13,7 @@ from alfx.tensor_specs import SpecError, check_consistent
 from alfx.tree_search import build
 from alfx.tree_search.search import TreeSearch, gumbel_choice
 from alfx.tree_search.trees import SearchSettings
+from alfx.utils.action_samplers import EpsilonGreedySampler
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 RULES = Rules()
@@ -223,3 +225,28 @@ def test_an_opponent_that_searches_does_not_lose_at_tic_tac_toe(tool, player):
         return opponent(RULES, boards, rng), state
 
     assert tool.all_lines(RULES, choose, (), player).lost == 0
+
+
+class RulesModel:
+    """The game for an algorithm that is shown what the environment shows."""
+
+    pred_state_spec = ()
+
+    def __init__(self):
+        self.recurrent_inference = GameModel(RULES)
+
+    def initial_predict(self, observation):
+        return self.recurrent_inference.predict(observation['board'].to(torch.int8))
+
+
+@needs_compiler
+def test_an_algorithm_that_searches_with_the_rules_loses_no_line(tool):
+    game = BoardGame(RULES)
+    algorithm = MCTSAlgorithm(
+        game.observation_spec(), game.action_spec(), model=RulesModel(), num_simulations=2000, discount=1.0,
+        is_two_player_game=True, known_value_bounds=(-1, 1), pb_c_init=1.25, pb_c_base=19652, root_dirichlet_alpha=1.0,
+        root_exploration_fraction=0.25, visit_softmax_temperature_fn=VisitSoftmaxTemperatureByMoves(),
+        predict_action_sampler=EpsilonGreedySampler(0.0))
+    for player in (0, 1):
+        state = algorithm.get_initial_predict_state(1)
+        assert tool.all_lines(RULES, tool.chooser(algorithm, game), state, player).lost == 0
