@@ -322,3 +322,83 @@ class MeanSquaredLoss(nn.Module):
 
 def _explained(pred: Tensor, target: Tensor) -> Tensor:
     return 1.0 - (target - pred).var(correction=0) / target.var(correction=0)
+
+
+@configurable
+class AsymmetricSimSiamLoss(nn.Module):
+    """``-cosine(pred_net(proj_net(pred)), proj_net(target))``, without a gradient through the target.
+
+    A representation that predicts another one, without negative examples (Chen and He 2021, arXiv:2011.10566).
+
+    Args:
+        proj_net: projects both, a module or network from ``[B, input_size]`` to ``[B, N]``; ``None``: two layers with
+            batch norm.
+        pred_net: predicts one projection from the other, ``[B, N]`` to ``[B, N]``; ``None``: two layers, the first with
+            batch norm.
+        input_size: numbers in a representation, which is flattened; needed without ``proj_net``.
+        proj_hidden_size: size of the first layer of ``proj_net``.
+        pred_hidden_size: size of the first layer of ``pred_net``.
+        output_size: N.
+        proj_last_use_bn: whether the last layer of ``proj_net`` has batch norm.
+        eps: norms are divided by at least this.
+        fixed_weight_norm: must be False.
+        lr: learning rate of the layers made here; ``None``: that of the optimizer.
+        debug_summaries: whether to write summaries.
+        name: name of this loss, put before those of its summaries.
+
+    Raises:
+        ValueError: neither ``proj_net`` nor ``input_size`` is given, or ``fixed_weight_norm`` is.
+    """
+
+    def __init__(self, proj_net: Any = None, pred_net: Any = None, input_size: int | None = None,
+                 proj_hidden_size: int = 256, pred_hidden_size: int = 128, output_size: int = 256,
+                 proj_last_use_bn: bool = False, eps: float = 1e-5, fixed_weight_norm: bool = False,
+                 lr: float | None = None, debug_summaries: bool = True, name: str = 'SimSiamLoss'):
+        super().__init__()
+        if fixed_weight_norm:
+            raise ValueError(f'{name}.fixed_weight_norm: no optimizer of alfx keeps the norms of weights; leave it out')
+        if proj_net is None:
+            if input_size is None:
+                raise ValueError(f'{name}: expected proj_net or input_size, found neither')
+            last = [nn.BatchNorm1d(output_size)] if proj_last_use_bn else []
+            proj_net = nn.Sequential(*_normed_layer(input_size, proj_hidden_size),
+                                     nn.Linear(proj_hidden_size, output_size), *last)
+            _set_learning_rate(proj_net, lr)
+        if pred_net is None:
+            pred_net = nn.Sequential(*_normed_layer(output_size, pred_hidden_size),
+                                     nn.Linear(pred_hidden_size, output_size))
+            _set_learning_rate(pred_net, lr)
+        self._proj_net, self._pred_net, self._eps = proj_net, pred_net, eps
+        self._debug_summaries, self._name = debug_summaries, name
+
+    def forward(self, pred: Tensor, target: Tensor) -> LossInfo:
+        """The loss of ``pred [B, R, ...]`` for ``target`` of the same shape.
+
+        Returns:
+            ``LossInfo`` with ``loss [B, R]``.
+        """
+        outer = pred.shape[:2]
+        predicted = _output_of(self._pred_net, _output_of(self._proj_net, pred.flatten(0, 1).flatten(1)))
+        with torch.no_grad():
+            projected = _output_of(self._proj_net, target.flatten(0, 1).flatten(1))
+        loss = -F.cosine_similarity(predicted, projected, eps=self._eps).view(outer)
+        if self._debug_summaries and summary.should_record_summaries():
+            with summary.scope(self._name):
+                summary.scalar('loss', loss.detach().mean())
+                summary.scalar('target_std', projected.std(0).mean())
+        return LossInfo(loss=loss, extra=loss)
+
+
+def _normed_layer(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs), nn.ReLU()]
+
+
+def _set_learning_rate(module: nn.Module, lr: float | None) -> None:
+    if lr is not None:
+        for parameter in module.parameters():
+            parameter.opt_args = {'lr': lr}  # type: ignore[attr-defined]
+
+
+def _output_of(module: Any, inputs: Tensor) -> Tensor:
+    output = module(inputs)
+    return output[0] if isinstance(output, tuple) else output

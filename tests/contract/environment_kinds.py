@@ -11,7 +11,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import batch_space
 
 from alfx import nest
-from alfx.environments import suite_ale_vector, suite_envpool, suite_gym, suite_unittest
+from alfx.environments import (board_games, suite_ale_vector, suite_envpool, suite_gym, suite_tic_tac_toe,
+                               suite_unittest)
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.process_vector_env import ProcessVectorEnv
@@ -151,6 +152,9 @@ KINDS: dict[str, Callable[[], AlfEnvironment]] = {
     'unittest policy': lambda: suite_unittest.PolicyUnittestEnv(3, 4, 2, ActionType.Continuous, True),
     'unittest mixed': lambda: suite_unittest.MixedPolicyUnittestEnv(3, 4),
     'unittest memory': lambda: suite_unittest.RNNPolicyUnittestEnv(3, 6),
+    'board game': lambda: board_games.load('connect_four', 3),
+    'board game, opponent': lambda: board_games.load('tic_tac_toe', 3, board_games.random_opponent),
+    'tic_tac_toe': lambda: suite_tic_tac_toe.load(batch_size=2),
 }
 
 

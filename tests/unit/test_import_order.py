@@ -9,7 +9,7 @@ ROOT = Path(alfx.__file__).parent
 LAYERS = [
     {'nest.distributions', 'nest.fields', 'nest', 'gin_utils'},
     {'tensor_specs', 'data_structures', 'context'},
-    {'summary', 'metrics', 'utils', 'initializers', 'optimizers', 'experience_replayers'},
+    {'summary', 'metrics', 'utils', 'initializers', 'optimizers', 'experience_replayers', 'tree_search'},
     {'layers', 'norm_layers', 'nest.utils'},
     {'networks', 'engine', 'environments'},
     {'algorithms'},

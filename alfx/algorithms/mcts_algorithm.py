@@ -1,0 +1,483 @@
+"""Monte-Carlo tree search with a learned or a given model, as an algorithm that acts.
+
+The search of MuZero (Schrittwieser et al. 2020, arXiv:1911.08265) with these differences:
+
+- All values and rewards are those of player 0; player 1 wants little.
+- The value of an action is normalised after its reward has been added to the value of what follows.
+- An action that has not been expanded has the value score 0.5, or what ``unexpanded_value_score`` says; it is not 0.
+- The root starts with one visit, that of its own value, so that the prior counts from the first simulation on.
+- Nothing is expanded behind a state that the model takes for the end of the game.
+- The policy regularised towards the prior (Grill et al. 2020, arXiv:2007.12509) can take the place of the visit counts
+  in acting, searching and learning; actions can be drawn (Hubert et al. 2021, arXiv:2104.06303); several leaves can be
+  expanded at once; ``root_search='gumbel'`` is Gumbel MuZero (Danihelka et al. 2022).
+
+Noise is added to the prior of the root only in the rollout. What happens in a search, and where each formula is, says
+:mod:`alfx.tree_search.search`.
+"""
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alfx import context, summary
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.data_structures import AlgStep, TimeStep, namedtuple
+from alfx.environments.errors import nearest
+from alfx.gin_utils import configurable
+from alfx.summary import summary_utils
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.tree_search import rules
+from alfx.tree_search.search import SearchError, TreeSearch, exploration_policy, gumbel_choice, root_prior
+from alfx.tree_search.trees import CHILD, REWARD, SearchSettings, Trees
+from alfx.utils.action_samplers import ActionSampler, MultinomialSampler
+
+MCTSState = namedtuple('MCTSState', ['steps', 'pred_state', 'action_sampler_state', 'next_predicted_reward'],
+                       default_value=())
+"""``steps``: int64 ``[B]``, of the game so far; ``pred_state``: of the model, if it is kept; ``action_sampler_state``;
+``next_predicted_reward``: ``[B]``, for the action chosen."""
+
+MCTSInfo = namedtuple('MCTSInfo', ['candidate_actions', 'value', 'candidate_action_policy'], default_value=())
+"""What was found: ``candidate_actions`` ``[B, K, ...]`` (``()``: all of a discrete action), the ``value`` ``[B]`` of
+the root for player 0, and the policy ``[B, K]`` to learn."""
+
+
+@configurable
+class VisitSoftmaxTemperatureByMoves:
+    """The temperature of the visit counts as a function of the moves made in the game.
+
+    Args:
+        move_temperature_pairs: ``(moves, temperature)``: this temperature while the number of moves, which starts from
+            0, is not above ``moves``. The last one holds for ever.
+
+    Raises:
+        ValueError: the moves do not increase, or a temperature is not positive.
+    """
+
+    def __init__(self, move_temperature_pairs: Sequence[tuple[float, float]] = ((29, 1.0), (10000, 0.0001))):
+        limits, temperatures = _check_pairs('VisitSoftmaxTemperatureByMoves.move_temperature_pairs',
+                                            move_temperature_pairs)
+        self._limits = torch.tensor(limits[:-1])
+        self._temperatures = torch.tensor(temperatures)
+
+    def __call__(self, steps: Tensor) -> Tensor:
+        """Temperatures float32 ``[B]`` for numbers of moves ``[B]``."""
+        index = torch.bucketize(steps, self._limits.to(steps.device))
+        return self._temperatures.to(steps.device)[index]
+
+
+@configurable
+class VisitSoftmaxTemperatureByProgress:
+    """The temperature of the visit counts as a function of the progress of the training.
+
+    Args:
+        progress_temperature_pairs: ``(progress, temperature)``: this temperature while the progress, from 0 to 1, is
+            below ``progress``. The last one holds for ever.
+
+    Raises:
+        ValueError: the progresses do not increase, or a temperature is not positive.
+    """
+
+    def __init__(self, progress_temperature_pairs: Sequence[tuple[float, float]] = ((0.5, 1.0), (0.75, 0.5),
+                                                                                    (1, 0.25))):
+        self._limits, self._temperatures = _check_pairs(
+            'VisitSoftmaxTemperatureByProgress.progress_temperature_pairs', progress_temperature_pairs)
+
+    def __call__(self, steps: Tensor) -> Tensor:
+        """Temperatures float32 ``[B]`` for numbers of moves ``[B]``, all the same."""
+        index = bisect.bisect_right(self._limits[:-1], context.get_progress('percent'))
+        return torch.full(steps.shape, self._temperatures[index], device=steps.device)
+
+
+def _check_pairs(name: str, pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    limits, temperatures = [float(x) for x, _ in pairs], [float(t) for _, t in pairs]
+    if not pairs or any(a >= b for a, b in zip(limits, limits[1:])):
+        raise ValueError(f'{name}: expected pairs in ascending order, found {list(pairs)}')
+    if min(temperatures) <= 0:
+        raise ValueError(f'{name}: expected positive temperatures, found {temperatures}; a small one such as 0.0001 '
+                         'chooses the most visited action')
+    return limits, temperatures
+
+
+def calculate_exploration_policy(value: Tensor, prior: Tensor, c: Tensor, tol: float = 1e-6) -> tuple[Tensor, int]:
+    """The policy p that maximises ``E_p(v) - c KL(q || p)``; see
+    :func:`~alfx.tree_search.rules.reverse_kl_policy`.
+
+    Args:
+        value: ``[N, K]``, v.
+        prior: ``[N, K]``, q; each row sums to 1.
+        c: ``[N, 1]``, positive.
+        tol: the sum of what Newton's method finds may differ from 1 by this; it is divided by it.
+
+    Returns:
+        The policy ``[N, K]``, and the number of iterations.
+    """
+    return rules.reverse_kl_policy(value, prior, c, tol)
+
+
+def calculate_kl_exploration_policy(value: Tensor, prior: Tensor, c: Tensor) -> tuple[Tensor, int]:
+    """The policy p that maximises ``E_p(v) - c KL(p || q)``: ``q exp(v / c) / Z``.
+
+    Args:
+        value: ``[N, K]``, v.
+        prior: ``[N, K]``, q; each row sums to 1.
+        c: ``[N, 1]``, positive.
+
+    Returns:
+        The policy ``[N, K]``, and 0.
+    """
+    return rules.kl_policy(value.double(), prior.double(), c.double()).to(value.dtype), 0
+
+
+@configurable
+class MCTSAlgorithm(OffPolicyAlgorithm):
+    """Chooses actions by tree search.
+
+    The observation is the latent state of the model, as MuZero hands it on. If it is a dictionary, the latent state is
+    its field 'latent', or all of it without such a field, and these fields are used where there are any:
+    'valid_action_mask', bool ``[B, K]``, which actions are allowed; 'steps', int32 ``[B]``, since the game began; and
+    'to_play', ``[B]``, whose turn it is, 0 or 1. Steps are counted otherwise, which is wrong where some moves are made
+    by somebody else; and the players take turns, ``steps % 2``.
+
+    Nothing is trained here: the model learns in whatever made it.
+
+    Args:
+        observation_spec: nest of specs of the observation, see above.
+        action_spec: bounded spec of one action.
+        num_simulations: calls of the model for a search.
+        root_dirichlet_alpha: of the noise for the prior of the root.
+        root_exploration_fraction: share of the noise in that prior, in the rollout.
+        pb_c_init: c1 of the pUCT rule.
+        pb_c_base: c2 of the pUCT rule.
+        discount: discount factor of the rewards.
+        is_two_player_game: whether the players take turns; it is a zero-sum game.
+        visit_softmax_temperature_fn: called with the numbers of steps ``[B]``, returns temperatures t ``[B]``; actions
+            are chosen with probabilities proportional to ``visits ** (1 / t)``.
+        model: an ``MCTSModel`` or something like it, of which ``initial_predict`` and ``recurrent_inference`` are
+            called; ``None``: :meth:`set_model` is called before the first step.
+        keep_model_pred_state: hand the ``pred_state`` that the model returned to ``initial_predict`` at the next step.
+        predict_action_sampler: how evaluation chooses an action.
+        rollout_action_sampler: how the rollout does.
+        learn_policy_temperature: the policy to learn is ``policy ** (1 / learn_policy_temperature)``, normalised.
+        reward_spec: spec of the reward; the model predicts one number.
+        expand_all_children: expand all actions of a leaf at once. Visits say little then: act and learn with the
+            exploration policy.
+        expand_all_root_children: expand all actions of the root before the search; likewise.
+        known_value_bounds: least and largest value; ``None``: those seen in each tree.
+        value_min_max_delta: normalised values are divided by at least this.
+        ucb_break_tie_eps: random numbers below this are added to upper confidence bounds.
+        ucb_parent_visit_count_minus_one: count one visit less of the parent in the bound, so that the first action
+            is chosen without the prior.
+        unexpanded_value_score: the value score of an action that was not expanded: a number, or 'max', 'min' or 'mean'
+            of those of its siblings, 'mean_with_parent', or 'none': the exploration policy leaves such actions their
+            prior probability, and upper confidence bounds use 'min'.
+        act_with_exploration_policy: choose actions by the exploration policy, not by visits.
+        search_with_exploration_policy: go down the tree by the exploration policy, not by upper confidence bounds.
+        learn_with_exploration_policy: the policy to learn is the exploration policy, not that of the visits.
+        exploration_policy_type: 'rkl', regularised by ``KL(prior || policy)``, or 'kl', by ``KL(policy || prior)``.
+        max_unroll_length: the depth of the tree; with ``expand_all_children`` one less.
+        num_parallel_sims: leaves that are expanded together; divides ``num_simulations``.
+        checkpoint: as in ``Algorithm``.
+        debug_summaries: write how well the model predicted the reward.
+        name: name of this algorithm.
+        root_search: 'ucb', or 'gumbel': actions of the root are drawn without replacement and compared by sequential
+            halving; what is acted on and learned is the policy improved by the values found.
+        max_num_considered_actions: actions of the root that 'gumbel' compares.
+        gumbel_scale: its noise in the rollout; evaluation has none.
+        value_scale: how much values count against the prior with 'gumbel'.
+        maxvisit_init: likewise.
+
+    Raises:
+        ValueError: an argument is out of range, or does not go with another.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, num_simulations: int,
+                 root_dirichlet_alpha: float, root_exploration_fraction: float, pb_c_init: float, pb_c_base: float,
+                 discount: float, is_two_player_game: bool,
+                 visit_softmax_temperature_fn: Callable[[Tensor], Tensor], model: Any = None,
+                 keep_model_pred_state: bool = False, predict_action_sampler: ActionSampler = MultinomialSampler(),
+                 rollout_action_sampler: ActionSampler = MultinomialSampler(), learn_policy_temperature: float = 1.0,
+                 reward_spec: TensorSpec = TensorSpec(()), expand_all_children: bool = False,
+                 expand_all_root_children: bool = False, known_value_bounds: tuple[float, float] | None = None,
+                 value_min_max_delta: float = 1e-30, ucb_break_tie_eps: float = 0.0,
+                 ucb_parent_visit_count_minus_one: bool = False, unexpanded_value_score: float | str = 0.5,
+                 act_with_exploration_policy: bool = False, search_with_exploration_policy: bool = False,
+                 learn_with_exploration_policy: bool = False, exploration_policy_type: str = 'rkl',
+                 max_unroll_length: int = 1000000, num_parallel_sims: int = 1, checkpoint: str | None = None,
+                 debug_summaries: bool = False, name: str = 'MCTSAlgorithm', root_search: str = 'ucb',
+                 max_num_considered_actions: int = 16, gumbel_scale: float = 1.0, value_scale: float = 0.1,
+                 maxvisit_init: float = 50.0):
+        _check_choice(f'{name}.exploration_policy_type', exploration_policy_type, ('rkl', 'kl'))
+        _check_choice(f'{name}.root_search', root_search, ('ucb', 'gumbel'))
+        if isinstance(unexpanded_value_score, str):
+            _check_choice(f'{name}.unexpanded_value_score', unexpanded_value_score, rules.UNEXPANDED)
+        if not isinstance(action_spec, BoundedTensorSpec):
+            raise ValueError(f'{name}: expected a single bounded action, found {action_spec}')
+        if not 0 <= root_exploration_fraction <= 1 or root_dirichlet_alpha <= 0 or learn_policy_temperature <= 0:
+            raise ValueError(f'{name}: expected root_exploration_fraction in [0, 1], root_dirichlet_alpha > 0 and '
+                             f'learn_policy_temperature > 0, found {root_exploration_fraction}, '
+                             f'{root_dirichlet_alpha} and {learn_policy_temperature}')
+        exploration = act_with_exploration_policy, search_with_exploration_policy, learn_with_exploration_policy
+        if root_search == 'gumbel' and any(exploration):
+            raise ValueError(f"{name}: root_search='gumbel' acts, searches and learns by its own policy; leave out "
+                             'act_, search_ and learn_with_exploration_policy')
+        try:
+            settings = SearchSettings(
+                num_simulations=num_simulations, discount=discount, two_players=is_two_player_game,
+                rule='gumbel' if root_search == 'gumbel' else
+                exploration_policy_type if search_with_exploration_policy else 'ucb',
+                pb_c_init=pb_c_init, pb_c_base=pb_c_base, minus_one=ucb_parent_visit_count_minus_one,
+                unexpanded_value=unexpanded_value_score, known_bounds=known_value_bounds,
+                min_max_delta=value_min_max_delta, break_tie_eps=ucb_break_tie_eps, max_depth=max_unroll_length,
+                num_parallel=num_parallel_sims, expand_all=expand_all_children, expand_root=expand_all_root_children,
+                max_num_considered=max_num_considered_actions, gumbel_scale=gumbel_scale, value_scale=value_scale,
+                maxvisit_init=maxvisit_init)
+        except ValueError as error:
+            raise ValueError(f'{name}: {error}') from error
+        pred_state_spec: Any = () if not keep_model_pred_state or model is None else model.pred_state_spec
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                         train_state_spec=_state_spec(pred_state_spec, rollout_action_sampler),
+                         predict_state_spec=_state_spec(pred_state_spec, predict_action_sampler),
+                         checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
+        self._settings = settings
+        self._rollout_search = TreeSearch(settings)
+        self._predict_search = TreeSearch(replace(settings, gumbel_scale=0.0))
+        self._root_dirichlet_alpha = root_dirichlet_alpha
+        self._root_exploration_fraction = root_exploration_fraction
+        self._temperature_fn = visit_softmax_temperature_fn
+        self._keep_model_pred_state = keep_model_pred_state
+        self._samplers = nn.ModuleDict({'rollout': rollout_action_sampler, 'predict': predict_action_sampler})
+        self._learn_policy_temperature = learn_policy_temperature
+        self._act_with_exploration_policy = act_with_exploration_policy
+        self._learn_with_exploration_policy = learn_with_exploration_policy
+        self._exploration_policy_type = exploration_policy_type
+        self._first_action = 0 if action_spec.is_continuous or action_spec.ndim else int(action_spec.minimum)
+        self._given_model: Any
+        self._search_with(model)
+        self._model = model  # a part of this algorithm, saved with it
+        self._latest_trees: Trees | None = None
+
+    # The model -------------------------------------------------------------------------------------------------
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        return ['_model']
+
+    def set_model(self, model: Any) -> None:
+        """Search with ``model``, which belongs to the caller: it is neither trained nor saved here.
+
+        Its ``pred_state`` becomes part of the state, if that is kept.
+        """
+        self._model = None
+        self._search_with(model)
+        if self._keep_model_pred_state:
+            for attribute in ('_train_state_spec', '_rollout_state_spec', '_predict_state_spec'):
+                setattr(self, attribute, getattr(self, attribute)._replace(pred_state=model.pred_state_spec))
+
+    def _search_with(self, model: Any) -> None:
+        self.__dict__['_given_model'] = model  # as an attribute of a module it would be a part of it
+
+    @property
+    def discount(self) -> float:
+        """The discount factor of rewards."""
+        return self._settings.discount
+
+    @property
+    def latest_trees(self) -> Trees | None:
+        """The trees of the latest search, until the next one writes to them."""
+        return self._latest_trees
+
+    # Steps -----------------------------------------------------------------------------------------------------
+
+    def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """Search without noise at the root, and choose by ``predict_action_sampler``."""
+        return self._step(inputs, state, 'predict')
+
+    def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """Search with noise at the root, and choose by ``rollout_action_sampler``; the info is an ``MCTSInfo``."""
+        return self._step(inputs, state, 'rollout')
+
+    @torch.no_grad()
+    def _step(self, inputs: TimeStep, state: Any, kind: str) -> AlgStep:
+        observation = inputs.observation
+        fields: Any = observation if isinstance(observation, dict) else {}
+        steps = fields['steps'].long() if 'steps' in fields else state.steps
+        root = self._root(fields.get('latent', observation), state)
+        mask = self._mask(inputs, fields, steps)
+        fraction = self._root_exploration_fraction if kind == 'rollout' and self._settings.rule != 'gumbel' else 0.0
+        prior = root_prior(root.action_probs, mask, self._root_dirichlet_alpha, fraction)
+        search = self._rollout_search if kind == 'rollout' else self._predict_search
+        candidates = root.actions if isinstance(root.actions, Tensor) else ()
+        infer = self._infer_by_index if isinstance(candidates, tuple) else self._given_model.recurrent_inference
+        trees = self._latest_trees = search.run(infer, root, prior, self._to_play(fields, steps))
+        index, policy, sampler_state = self._choose(trees, steps, state.action_sampler_state, self._samplers[kind])
+        index = index.to(steps.device)
+        everything = torch.arange(len(index), device=index.device)
+        chosen = self._named(index) if isinstance(candidates, tuple) else candidates[everything, index]
+        if self._debug_summaries and kind == 'rollout':
+            self._summarize_reward(inputs, state.next_predicted_reward)
+        dtype = root.value.dtype
+        new_state = MCTSState(steps=state.steps + 1,
+                              pred_state=root.state.pred_state if self._keep_model_pred_state else (),
+                              action_sampler_state=sampler_state,
+                              next_predicted_reward=_rewards(trees, index.cpu()).to(steps.device, torch.float32))
+        info = MCTSInfo(candidate_actions=candidates,
+                        value=trees.mean_value().to(steps.device, dtype),
+                        candidate_action_policy=policy.to(steps.device, dtype))
+        return AlgStep(chosen, new_state, info)
+
+    def _root(self, latent: NestedTensor, state: Any) -> Any:
+        if self._given_model is None:
+            raise RuntimeError(f'{self._name}: there is no model to search with; pass model=, or call set_model first')
+        if self._keep_model_pred_state:
+            return self._given_model.initial_predict(latent, state.pred_state)
+        return self._given_model.initial_predict(latent)
+
+    def _infer_by_index(self, state: NestedTensor, index: Tensor) -> Any:
+        """What the model predicts of the actions of an index, where it does not name candidates."""
+        return self._given_model.recurrent_inference(state, self._named(index))
+
+    def _named(self, index: Tensor) -> Tensor:
+        """The action ``[B]`` of an index ``[B]``, as the spec has it."""
+        return (index + self._first_action).to(self._action_spec.dtype)
+
+    def _choose(self, trees: Trees, steps: Tensor, sampler_state: NestedTensor, sampler: nn.Module
+                ) -> tuple[Tensor, Tensor, NestedTensor]:
+        """The index of the action ``[B]``, the policy to learn ``[B, K]``, and the next state of the sampler."""
+        if self._settings.rule == 'gumbel':
+            index, policy = gumbel_choice(trees)
+            return index, self._tempered(policy), sampler_state
+        visits = trees.root_visits
+        explored = visits
+        if self._act_with_exploration_policy or self._learn_with_exploration_policy:
+            explored = exploration_policy(trees, self._exploration_policy_type)
+        if self._act_with_exploration_policy:
+            acting = explored
+        else:
+            temperature = self._temperature_fn(steps).to('cpu', torch.float64)
+            acting = rules.visit_policy(visits, temperature)
+        device = steps.device
+        index, sampler_state = sampler(acting.to(device, torch.float32), sampler_state)
+        learned = explored if self._learn_with_exploration_policy else visits / visits.sum(-1, keepdim=True)
+        return index, self._tempered(learned), sampler_state
+
+    def _tempered(self, policy: Tensor) -> Tensor:
+        if self._learn_policy_temperature == 1.0:
+            return policy
+        return rules.visit_policy(policy, policy.new_full(policy.shape[:1], self._learn_policy_temperature))
+
+    def _to_play(self, fields: Any, steps: Tensor) -> Tensor:
+        if not self._settings.two_players:
+            return torch.zeros(steps.shape, dtype=torch.int64)
+        if 'to_play' not in fields:
+            return steps.cpu() % 2
+        to_play = fields['to_play'].cpu().long()
+        if bool(((to_play != 0) & (to_play != 1)).any()):
+            raise ValueError(f"{self._name}: observation['to_play']: expected 0 or 1, found {to_play.tolist()}")
+        return to_play
+
+    def _mask(self, inputs: TimeStep, fields: Any, steps: Tensor) -> Tensor | None:
+        """Which actions are allowed; all where the episode is over and none is."""
+        if 'valid_action_mask' not in fields:
+            return None
+        mask = fields['valid_action_mask'].bool()
+        none = ~mask.any(-1)
+        if not bool(none.any()):
+            return mask
+        # A step of zeros with equal numbers of environments is no step of an environment: it asks what a step returns.
+        probe = len(none) > 1 and bool(none.all() & (inputs.env_id == 0).all() & inputs.is_first().all())
+        wrong = none & ~inputs.is_last()
+        if bool(wrong.any()) and not probe:
+            row = int(wrong.int().argmax())
+            raise SearchError(f"{self._name}: observation['valid_action_mask'] allows no action in environment "
+                              f'{int(inputs.env_id[row])} at step {int(steps[row])}, where the episode is not over; '
+                              'the environment has to end the episode, or allow an action such as to pass')
+        return mask | none[:, None]
+
+    def _summarize_reward(self, inputs: TimeStep, predicted: Tensor) -> None:
+        if summary.should_record_summaries():
+            reward = inputs.reward if inputs.reward.ndim == 1 else inputs.reward.sum(-1)
+            summary_utils.safe_mean_summary(f'{self._name}/reward_prediction_error', (reward - predicted).abs(),
+                                            ~inputs.is_first())
+
+
+def _rewards(trees: Trees, index: Tensor) -> Tensor:
+    """The predicted rewards of actions ``[B]`` of the roots; 0 where they were not expanded."""
+    row = torch.arange(trees.batch_size)
+    child = torch.from_numpy(trees.ints)[row, 0, CHILD + index].long()
+    return torch.where(child > 0, torch.from_numpy(trees.floats)[row, child, REWARD], 0.0)
+
+
+def _state_spec(pred_state_spec: NestedTensorSpec, sampler: ActionSampler) -> Any:
+    return MCTSState(steps=TensorSpec((), torch.int64), pred_state=pred_state_spec,
+                     action_sampler_state=sampler.state_spec, next_predicted_reward=TensorSpec(()))
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        hint = nearest(value, choices) or list(choices)
+        raise ValueError(f'{name}: expected one of {tuple(choices)}, found {value!r}; did you mean '
+                         f'{" or ".join(map(repr, hint))}?')
+
+
+# As in the papers -----------------------------------------------------------------------------------------------
+
+_CHESS_TEMPERATURE = ((29, 1.0), (10000, 0.0001))
+
+
+@configurable
+def create_atari_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec) -> MCTSAlgorithm:
+    """The search that MuZero uses for Atari games."""
+    return MCTSAlgorithm(observation_spec, action_spec, num_simulations=50, root_dirichlet_alpha=0.25,
+                         root_exploration_fraction=0.25, pb_c_init=1.25, pb_c_base=19652, discount=0.997,
+                         is_two_player_game=False, visit_softmax_temperature_fn=VisitSoftmaxTemperatureByProgress())
+
+
+@configurable
+def create_control_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, num_simulations: int = 50,
+                        debug_summaries: bool = False) -> MCTSAlgorithm:
+    """The search that sampled MuZero uses for continuous control."""
+    return MCTSAlgorithm(observation_spec, action_spec, num_simulations=num_simulations, root_dirichlet_alpha=0.3,
+                         root_exploration_fraction=0.25, pb_c_init=1.25, pb_c_base=19652, discount=0.99,
+                         is_two_player_game=False, visit_softmax_temperature_fn=VisitSoftmaxTemperatureByProgress(),
+                         debug_summaries=debug_summaries)
+
+
+@configurable
+def create_board_game_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, dirichlet_alpha: float,
+                           pb_c_init: float = 1.25, num_simulations: int = 800,
+                           debug_summaries: bool = False) -> MCTSAlgorithm:
+    """The search that MuZero uses for games of two players whose outcome is -1, 0 or 1.
+
+    Args:
+        observation_spec: see :class:`MCTSAlgorithm`.
+        action_spec: see :class:`MCTSAlgorithm`.
+        dirichlet_alpha: of the noise; about 10 divided by the number of moves in a position.
+        pb_c_init: c1 of the pUCT rule.
+        num_simulations: calls of the model for a search.
+        debug_summaries: write more summaries.
+    """
+    return MCTSAlgorithm(observation_spec, action_spec, num_simulations=num_simulations,
+                         root_dirichlet_alpha=dirichlet_alpha, root_exploration_fraction=0.25, pb_c_init=pb_c_init,
+                         pb_c_base=19652, discount=1.0, is_two_player_game=True, known_value_bounds=(-1, 1),
+                         visit_softmax_temperature_fn=VisitSoftmaxTemperatureByMoves(_CHESS_TEMPERATURE),
+                         debug_summaries=debug_summaries)
+
+
+@configurable
+def create_go_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec) -> MCTSAlgorithm:
+    """The search that MuZero uses for Go."""
+    return create_board_game_mcts(observation_spec, action_spec, dirichlet_alpha=0.03)
+
+
+@configurable
+def create_chess_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec) -> MCTSAlgorithm:
+    """The search that MuZero uses for chess."""
+    return create_board_game_mcts(observation_spec, action_spec, dirichlet_alpha=0.3)
+
+
+@configurable
+def create_shogi_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec) -> MCTSAlgorithm:
+    """The search that MuZero uses for shogi."""
+    return create_board_game_mcts(observation_spec, action_spec, dirichlet_alpha=0.15)

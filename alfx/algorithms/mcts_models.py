@@ -1,0 +1,588 @@
+"""Models that a tree search plans with: what follows an action, and what is to be expected from there.
+
+A model consists of three networks (Schrittwieser et al. 2020, arXiv:1911.08265, MuZero): one that represents an
+observation as a latent state, one that goes from a latent state and an action to the next latent state, and one that
+predicts value, reward, policy and the end of the game from a latent state. :class:`MCTSModel` is what the search and
+MuZero ask of a model, with the losses; :class:`SimpleMCTSModel` is made of fully connected networks.
+
+Differs from the paper in:
+
+- the end of a game is predicted too, so that nothing is expanded behind it;
+- actions may be drawn from the policy (Hubert et al. 2021, arXiv:2104.06303);
+- instead of a reward the sum of the rewards so far can be predicted, and the latent state can be trained to agree with
+  that of the observation that followed (Ye et al. 2021, arXiv:2111.00210, EfficientZero).
+"""
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributions as td
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from alfx import nest, summary
+from alfx.data_structures import LossInfo, namedtuple
+from alfx.distributions.discrete import num_categories
+from alfx.gin_utils import configurable
+from alfx.layers import FC
+from alfx.networks.action_encoder import SimpleActionEncoder
+from alfx.networks.encoding_networks import EncodingNetwork
+from alfx.networks.network import Network
+from alfx.networks.projection_networks import CategoricalProjectionNetwork, StableNormalProjectionNetwork
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.utils import dist_utils
+from alfx.utils.losses import AsymmetricSimSiamLoss, MeanSquaredLoss, ScalarPredictionLoss, SquareLoss
+
+ModelState = namedtuple('ModelState', ['state', 'pred_state', 'step', 'prev_reward_sum'], default_value=())
+"""Where a model stands: ``state``, the latent state ``[B, ...]``; ``pred_state``, that of the prediction network; and,
+if sums of rewards are predicted, ``step`` int64 ``[B]`` and ``prev_reward_sum`` ``[B]``, which the next sum goes on
+from."""
+
+ModelOutput = namedtuple('ModelOutput', ['value', 'reward', 'game_over', 'actions', 'action_probs', 'state',
+                                         'action_distribution', 'game_over_logit', 'value_pred', 'reward_pred'],
+                         default_value=())
+"""What a model predicts, ``[B, ...]``; ``()`` for what it does not.
+
+``value``, ``reward``: ``[B]``, of player 0. ``game_over``: bool ``[B]``. ``actions``: candidates ``[B, K, ...]``;
+``()``: all of a discrete action. ``action_probs``: ``[B, K]``. ``state``: a ``ModelState``. The others are the outputs
+of the network, from which losses are computed."""
+
+ModelTarget = namedtuple('ModelTarget', ['is_partial_trajectory', 'beyond_episode_end', 'reward', 'action',
+                                         'action_policy', 'game_over', 'value', 'observation'], default_value=())
+"""What the predictions for a step and R steps on are compared with, ``[B, R + 1, ...]``.
+
+``is_partial_trajectory``: bool ``[B]`` or ``[B, R + 1]``, the episode was not finished (a time limit, or it goes on).
+``beyond_episode_end``: bool, the step is after the last one. ``reward``, ``value``: float, of player 0. ``action``:
+candidates ``[B, R + 1, K, ...]``; ``()``: all of a discrete action. ``action_policy``: ``[B, R + 1, K]``, all zeros
+where there is nothing to learn. ``game_over``: bool. ``observation``: what latent states are trained to agree with."""
+
+
+@configurable
+class MCTSModel(nn.Module):
+    """What the search and MuZero ask of a model.
+
+    Args:
+        num_unroll_steps: R, how many steps a training sequence is unrolled.
+        representation_net: called as ``representation_net(observation)``; makes the latent state.
+        dynamics_net: called as ``dynamics_net((latent state, action))``; makes the next one.
+        prediction_net: called as ``prediction_net(latent state, pred_state)``; its output is ``(value_pred,
+            reward_pred, action_distribution, game_over_logit)``, where ``reward_pred`` and ``game_over_logit`` may be
+            ``()``.
+        train_reward_function: learn to predict rewards; without it they are 0.
+        train_game_over_function: learn to predict the end.
+        train_repr_prediction: learn to predict the latent states of the observations that follow.
+        train_policy: learn the policy; the search needs it.
+        predict_reward_sum: ``reward_pred`` is the sum of the rewards since the unroll began, not the reward.
+        value_loss_weight: weight of the loss of the value.
+        reward_loss_weight: weight of the loss of the reward.
+        policy_loss_weight: weight of the loss of the policy.
+        game_over_loss_weight: weight of the loss of the end of the game.
+        repr_prediction_loss_weight: weight of the loss of the latent states.
+        initial_alpha: weight of the entropy of the policy, at first.
+        reward_loss: how the reward is encoded in ``reward_pred``.
+        value_loss: how the value is encoded in ``value_pred``.
+        repr_loss: called with predicted and target latent states ``[B, R + 1, ...]``; returns the loss ``[B, R + 1]``,
+            or a ``LossInfo`` of it. It may have parameters.
+        target_entropy: the weight of the entropy is changed so that the entropy does not stay below this; ``None``: it
+            is fixed.
+        alpha_adjust_rate: by how much that weight changes at each loss, for each nat that is missing.
+        initial_loss_weight: weight of step 0; ``None``: ``1 / R`` as for each other step.
+        predict_initial_reward: whether the reward of step 0, which was got before, is predicted as well.
+        reset_reward_sum_period: the sum begins anew after every so many steps; so does the state of the prediction
+            network. 0: never.
+        apply_beyond_episode_end_mask: steps behind the end of an episode do not count in the loss of the latent states.
+        apply_partial_trajectory_mask: steps behind the last known one of an episode that was not finished do not count
+            in any loss.
+        debug_summaries: write the parts of the loss.
+        name: put before the names of summaries.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    def __init__(self, num_unroll_steps: int, representation_net: Any, dynamics_net: Any, prediction_net: Any,
+                 train_reward_function: bool, train_game_over_function: bool, train_repr_prediction: bool = False,
+                 train_policy: bool = True, predict_reward_sum: bool = False, value_loss_weight: float = 1.0,
+                 reward_loss_weight: float = 1.0, policy_loss_weight: float = 1.0, game_over_loss_weight: float = 1.0,
+                 repr_prediction_loss_weight: float = 1.0, initial_alpha: float = 0.0,
+                 reward_loss: ScalarPredictionLoss = SquareLoss(), value_loss: ScalarPredictionLoss = SquareLoss(),
+                 repr_loss: Callable[..., Any] = MeanSquaredLoss(batch_dims=2), target_entropy: float | None = None,
+                 alpha_adjust_rate: float = 0.001, initial_loss_weight: float | None = 1.0,
+                 predict_initial_reward: bool = True, reset_reward_sum_period: int = 0,
+                 apply_beyond_episode_end_mask: bool = False, apply_partial_trajectory_mask: bool = False,
+                 debug_summaries: bool = False, name: str = 'MCTSModel'):
+        super().__init__()
+        for what, number in (('num_unroll_steps', num_unroll_steps), ('initial_alpha', initial_alpha),
+                             ('alpha_adjust_rate', alpha_adjust_rate),
+                             ('reset_reward_sum_period', reset_reward_sum_period)):
+            if number < 0:
+                raise ValueError(f'{name}.{what}: expected a number >= 0, found {number}')
+        self._representation_net = representation_net
+        self._dynamics_net = dynamics_net
+        self._prediction_net = prediction_net
+        self._train_reward_function = train_reward_function
+        self._train_game_over_function = train_game_over_function
+        self._train_repr_prediction = train_repr_prediction
+        self._train_policy = train_policy
+        self._predict_reward_sum = predict_reward_sum
+        self._weights = {'value': value_loss_weight, 'reward': reward_loss_weight, 'policy': policy_loss_weight,
+                         'game_over': game_over_loss_weight, 'repr': repr_prediction_loss_weight}
+        self._reward_loss, self._value_loss, self._repr_loss = reward_loss, value_loss, repr_loss
+        self._target_entropy, self._alpha_adjust_rate = target_entropy, alpha_adjust_rate
+        self._predict_initial_reward = predict_initial_reward
+        self._reset_reward_sum_period = reset_reward_sum_period
+        self._apply_beyond_episode_end_mask = apply_beyond_episode_end_mask
+        self._apply_partial_trajectory_mask = apply_partial_trajectory_mask
+        self._has_entropy_loss = initial_alpha > 0 or target_entropy is not None
+        self._debug_summaries = debug_summaries
+        self._name = name
+        per_step = 1.0 / max(num_unroll_steps, 1)
+        weights = torch.full((num_unroll_steps + 1, ), per_step)
+        weights[0] = per_step if initial_loss_weight is None else initial_loss_weight
+        self._step_weights: Tensor
+        self.register_buffer('_step_weights', weights, persistent=False)
+        self._alpha: Tensor
+        self.register_buffer('_alpha', torch.tensor(float(initial_alpha)))
+
+    # Prediction ------------------------------------------------------------------------------------------------
+
+    @property
+    def repr_spec(self) -> Any:
+        """Spec of the latent state, which is the observation of an algorithm that builds on this model."""
+        return self._representation_net.output_spec
+
+    @property
+    def pred_state_spec(self) -> NestedTensorSpec:
+        """Spec of the state of the prediction network."""
+        return self._prediction_net.state_spec
+
+    @property
+    def num_unroll_steps(self) -> int:
+        """R."""
+        return len(self._step_weights) - 1
+
+    def initial_representation(self, observation: NestedTensor) -> Tensor:
+        """The latent state ``[B, ...]`` of an observation, a nest of ``[B, ...]``."""
+        return self._representation_net(observation)[0]
+
+    def initial_predict(self, latent: Tensor, pred_state: NestedTensor = ()) -> Any:
+        """What is to be expected from a latent state that represents an observation.
+
+        Args:
+            latent: ``[B, ...]``.
+            pred_state: ``state.pred_state`` that this returned at the step before; ``()``: zeros.
+
+        Returns:
+            A ``ModelOutput``.
+        """
+        if not nest.flatten(pred_state):
+            pred_state = self._zero_pred_state(latent)
+        output = self.prediction_model(latent, pred_state)
+        if not self._predict_initial_reward and isinstance(output.reward, Tensor):
+            output = output._replace(reward=torch.zeros_like(output.reward))
+        if not self._predict_reward_sum:
+            return output
+        step = torch.zeros(len(latent), dtype=torch.int64, device=latent.device)
+        return output._replace(state=output.state._replace(step=step, prev_reward_sum=output.reward))
+
+    def recurrent_inference(self, state: Any, action: Tensor) -> Any:
+        """What is to be expected after an action.
+
+        Args:
+            state: a ``ModelState`` of an earlier prediction.
+            action: ``[B, ...]``.
+
+        Returns:
+            A ``ModelOutput``.
+        """
+        latent, _ = self._dynamics_net((state.state, action))
+        pred_state, before = state.pred_state, state.prev_reward_sum
+        if not self._predict_reward_sum:
+            return self.prediction_model(latent, pred_state)
+        step = state.step + 1
+        if self._reset_reward_sum_period:
+            anew = self._sum_begins_anew(state.step)
+            before = torch.where(anew, 0.0, before)
+            pred_state = nest.map_structure(lambda x: x * ~anew.reshape(-1, *[1] * (x.ndim - 1)), pred_state)
+        output = self.prediction_model(latent, pred_state)
+        return output._replace(reward=output.reward - before,
+                               state=output.state._replace(step=step, prev_reward_sum=output.reward))
+
+    def prediction_model(self, dyn_state: Tensor, pred_state: NestedTensor) -> Any:
+        """What the prediction network makes of a latent state ``[B, ...]``, as a ``ModelOutput``.
+
+        ``reward`` is what ``reward_pred`` encodes: with ``predict_reward_sum`` the sum.
+        """
+        raise NotImplementedError(f'{type(self).__name__}.prediction_model')
+
+    def _zero_pred_state(self, latent: Tensor) -> NestedTensor:
+        spec: Any = self.pred_state_spec
+        if not nest.flatten(spec):
+            return spec
+        return nest.map_structure(lambda x: x.zeros((len(latent), )).to(latent.device), spec)
+
+    def _sum_begins_anew(self, step: Tensor) -> Tensor:
+        """Whether the sum of rewards up to ``step`` is not gone on with."""
+        return (step > 0) & (step % self._reset_reward_sum_period == 0)
+
+    # Losses ----------------------------------------------------------------------------------------------------
+
+    def calc_loss(self, model_output: Any, target: Any) -> LossInfo:
+        """The loss of an unroll.
+
+        Args:
+            model_output: a ``ModelOutput`` of ``[B, R + 1, ...]``: of ``initial_predict``, then of each
+                ``recurrent_inference``, stacked. It needs ``value_pred`` and ``reward_pred``, ``game_over_logit``,
+                ``action_distribution``, ``state.state`` for the losses that are switched on.
+            target: a ``ModelTarget``; with ``train_repr_prediction`` its ``observation`` are the target latent states.
+
+        Returns:
+            ``loss`` ``[B]``: the sum over steps, weighted; ``extra``: its parts by name, ``[B]``, not weighted by kind.
+
+        Raises:
+            ValueError: the outputs are not of R + 1 steps.
+        """
+        steps = target.value.shape[1]
+        if steps != len(self._step_weights):
+            raise ValueError(f'{self._name}.calc_loss: expected {len(self._step_weights)} steps (num_unroll_steps and '
+                             f'one more), found {steps}')
+        parts = {'value': _per_step(self._value_loss, model_output.value_pred, target.value)}
+        if self._train_reward_function:
+            parts['reward'] = self._calc_reward_loss(model_output.reward_pred, target.reward)
+        if self._train_policy:
+            parts['policy'] = policy_loss(model_output.action_distribution, target.action, target.action_policy)
+        if self._train_game_over_function:
+            parts['game_over'] = F.binary_cross_entropy_with_logits(
+                model_output.game_over_logit, target.game_over.to(model_output.game_over_logit.dtype),
+                reduction='none')
+        if self._train_repr_prediction:
+            parts['repr'] = self._masked_repr_loss(model_output.state.state, target)
+        counts = self._step_weights
+        if self._apply_partial_trajectory_mask:
+            counts = counts * self._known(target)
+        parts = {name: (loss * counts).sum(1) for name, loss in parts.items()}
+        loss = sum(self._weights[name] * part for name, part in parts.items())
+        if self._has_entropy_loss:
+            entropy = self._policy_entropy(model_output.action_distribution, target)
+            loss = loss - self._alpha.clone() * (entropy * counts).sum(1)
+            self._adjust_alpha(entropy.detach(), (counts > 0).expand_as(entropy))
+            parts['entropy'] = (entropy * counts).sum(1)
+        if self._debug_summaries and summary.should_record_summaries():
+            with summary.scope(self._name):
+                for name, part in parts.items():
+                    summary.scalar(f'loss/{name}', part.detach().mean())
+                summary.scalar('alpha', self._alpha)
+        return LossInfo(loss=loss, extra=parts)
+
+    def calc_repr_prediction_loss(self, repr: Tensor, target_repr: Tensor) -> Tensor:
+        """The loss ``[B, R + 1]`` of predicted latent states against those of the observations, ``[B, R + 1, ...]``."""
+        loss = self._repr_loss(repr, target_repr)
+        return loss.loss if isinstance(loss, LossInfo) else loss
+
+    def _masked_repr_loss(self, repr: Tensor, target: Any) -> Tensor:
+        loss = self.calc_repr_prediction_loss(repr, target.observation)
+        return loss * ~target.beyond_episode_end if self._apply_beyond_episode_end_mask else loss
+
+    def _calc_reward_loss(self, reward_pred: Tensor, reward: Tensor) -> Tensor:
+        if self._predict_reward_sum:
+            reward = self.reward_sums(reward)
+        loss = _per_step(self._reward_loss, reward_pred, reward)
+        if self._predict_initial_reward:
+            return loss
+        return torch.cat((torch.zeros_like(loss[:, :1]), loss[:, 1:]), 1)
+
+    def reward_sums(self, reward: Tensor) -> Tensor:
+        """The sums of rewards that are to be predicted, ``[B, R + 1]`` for rewards ``[B, R + 1]``."""
+        sums, before = [], torch.zeros_like(reward[:, 0])
+        for step in range(reward.shape[1]):
+            total = before if step == 0 and not self._predict_initial_reward else before + reward[:, step]
+            sums.append(total)
+            anew = self._reset_reward_sum_period and step and step % self._reset_reward_sum_period == 0
+            before = torch.zeros_like(total) if anew else total
+        return torch.stack(sums, 1)
+
+    @staticmethod
+    def _known(target: Any) -> Tensor:
+        """Bool ``[B, R + 1]``: whether something is known of the step."""
+        partial_ = target.is_partial_trajectory
+        return ~((partial_[:, None] if partial_.ndim == 1 else partial_) & target.beyond_episode_end)
+
+    @staticmethod
+    def _policy_entropy(distribution: td.Distribution, target: Any) -> Tensor:
+        """Entropy of the policy ``[B, R + 1]``, 0 where there is no policy to learn."""
+        learns = target.action_policy.sum(-1) > 0
+        if dist_utils.has_closed_form_entropy(distribution):
+            entropy = distribution.entropy()
+        else:
+            entropy, _ = dist_utils.estimated_entropy(distribution)
+        return torch.where(learns, entropy, 0.0)
+
+    @torch.no_grad()
+    def _adjust_alpha(self, entropy: Tensor, counts: Tensor) -> None:
+        if self._target_entropy is None or not self.training:
+            return
+        mean = (entropy * counts).sum() / counts.sum().clamp_min(1)
+        self._alpha.add_(self._alpha_adjust_rate * (self._target_entropy - mean)).clamp_min_(0.0)
+
+
+def _per_step(loss: ScalarPredictionLoss, prediction: Tensor, target: Tensor) -> Tensor:
+    """The loss ``[B, R + 1]`` of predictions ``[B, R + 1, ...]``."""
+    return loss(prediction.flatten(0, 1), target.flatten()).reshape(target.shape)
+
+
+def policy_loss(distribution: Any, action: Any, action_policy: Tensor) -> Tensor:
+    """Cross entropy ``-sum_k policy[k] log p(action[k])``.
+
+    Args:
+        distribution: of batch shape ``[...]``.
+        action: candidates ``[..., K, ...]``; ``()``: all K values of a discrete action.
+        action_policy: ``[..., K]``; where it is 0 the action does not matter, however improbable.
+
+    Returns:
+        ``[...]``.
+    """
+    if isinstance(action, Tensor):
+        outer = action_policy.ndim - 1
+        log_prob = distribution.log_prob(action.movedim(outer, 0)).movedim(0, -1)
+    else:
+        log_prob = distribution.logits
+    return -torch.where(action_policy > 0, action_policy * log_prob, 0.0).sum(-1)
+
+
+# Networks -------------------------------------------------------------------------------------------------------
+
+
+class _AsVector(nn.Module):
+    """A nest of tensors ``[B, ...]`` as one vector of floats; integers are taken as numbers."""
+
+    def forward(self, inputs: NestedTensor) -> Tensor:
+        return torch.cat([x.reshape(len(x), -1).to(torch.get_default_dtype()) for x in nest.flatten(inputs)], -1)
+
+
+class _VectorNetwork(Network):
+    """Fully connected layers on everything in a nest of inputs; actions are encoded.
+
+    Args:
+        input_tensor_spec: nest of specs.
+        output_shape: shape of the output.
+        fc_layer_params: sizes of the layers before the last one.
+        action_spec: of the last element of the input, if that is an action.
+        last_activation: of the last layer.
+        name: name of the network.
+    """
+
+    def __init__(self, input_tensor_spec: Any, output_shape: tuple[int, ...], fc_layer_params: tuple[int, ...],
+                 action_spec: BoundedTensorSpec | None = None, last_activation: Any = torch.relu_,
+                 name: str = 'VectorNetwork'):
+        super().__init__(input_tensor_spec, (), name)
+        self._encoder = None if action_spec is None else SimpleActionEncoder(action_spec)
+        self._flatten = _AsVector()
+        spec = input_tensor_spec if action_spec is None else input_tensor_spec[0]
+        size: int = sum(x.numel for x in nest.flatten(spec))
+        if self._encoder is not None:
+            size += self._encoder.output_spec.numel
+        shape = TensorSpec(output_shape)
+        self._layers = EncodingNetwork(TensorSpec((size, )), output_tensor_spec=shape, fc_layer_params=fc_layer_params,
+                                       last_layer_size=shape.numel, last_activation=last_activation)
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Tensor, NestedTensor]:
+        """The output ``[B, *output_shape]``."""
+        if self._encoder is None:
+            return self._layers(self._flatten(inputs))[0], state
+        latent, action = inputs
+        return self._layers(torch.cat((self._flatten(latent), self._encoder(action)), -1))[0], state
+
+
+@configurable
+def create_simple_encoding_net(observation_spec: NestedTensorSpec, latent_size: int = 64,
+                               fc_layer_params: tuple[int, ...] = (128, )) -> Network:
+    """A network from observations to latent states.
+
+    Everything in the observation is taken as one vector.
+
+    Args:
+        observation_spec: nest of specs.
+        latent_size: size of the latent state.
+        fc_layer_params: sizes of the layers before.
+    """
+    return _VectorNetwork(observation_spec, (latent_size, ), tuple(fc_layer_params), name='SimpleEncodingNet')
+
+
+@configurable
+def create_simple_dynamics_net(input_tensor_spec: tuple[TensorSpec, BoundedTensorSpec],
+                               fc_layer_params: tuple[int, ...] = (128, )) -> Network:
+    """A network from latent states and actions to the next latent states.
+
+    Args:
+        input_tensor_spec: specs of the latent state and of the action.
+        fc_layer_params: sizes of the layers before the last one.
+    """
+    latent_spec, action_spec = input_tensor_spec
+    return _VectorNetwork(input_tensor_spec, tuple(latent_spec.shape), tuple(fc_layer_params), action_spec,
+                          name='SimpleDynamicsNet')
+
+
+@configurable
+class SimplePredictionNet(Network):
+    """Predicts value, reward, policy and the end of the game from a latent state.
+
+    Args:
+        observation_spec: spec of the latent state.
+        action_spec: spec of the action.
+        trunk_net_ctor: called as ``trunk_net_ctor(input_tensor_spec=observation_spec)``; makes the network whose output
+            all heads start from.
+        num_quantiles: numbers that value and reward are encoded in; with 1 they are ``[B]``.
+        discrete_projection_net_ctor: makes the head of a discrete action.
+        continuous_projection_net_ctor: makes the head of a continuous action.
+        initial_game_over_bias: initial logit of the end of the game; ``log(p / (1 - p))`` for a probability p.
+    """
+
+    def __init__(self, observation_spec: TensorSpec, action_spec: BoundedTensorSpec, trunk_net_ctor: Callable[..., Any],
+                 num_quantiles: int = 1,
+                 discrete_projection_net_ctor: Callable[..., Any] = CategoricalProjectionNetwork,
+                 continuous_projection_net_ctor: Callable[..., Any] = StableNormalProjectionNetwork,
+                 initial_game_over_bias: float = 0.0):
+        super().__init__(observation_spec, (), 'SimplePredictionNet')
+        if num_quantiles < 1:
+            raise ValueError(f'SimplePredictionNet.num_quantiles: expected at least 1, found {num_quantiles}')
+        self._trunk = trunk_net_ctor(input_tensor_spec=observation_spec)
+        size = self._trunk.output_spec.numel
+        # Predictions begin at 0, so that the first searches follow the prior.
+        self._value_layer = FC(size, num_quantiles, kernel_initializer=nn.init.zeros_)
+        self._reward_layer = FC(size, num_quantiles, kernel_initializer=nn.init.zeros_)
+        self._game_over_layer = FC(size, 1, kernel_initializer=nn.init.zeros_, bias_init_value=initial_game_over_bias)
+        head = discrete_projection_net_ctor if action_spec.is_discrete else continuous_projection_net_ctor
+        self._action_net = head(input_size=size, action_spec=action_spec)
+        self._is_scalar = num_quantiles == 1
+
+    def forward(self, inputs: Tensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """``(value, reward, action_distribution, game_over_logit)`` and ``()`` for latent states ``[B, ...]``."""
+        hidden, _ = self._trunk(inputs)
+        value, reward = self._value_layer(hidden), self._reward_layer(hidden)
+        if self._is_scalar:
+            value, reward = value.squeeze(-1), reward.squeeze(-1)
+        return (value, reward, self._action_net(hidden)[0], self._game_over_layer(hidden).squeeze(-1)), ()
+
+
+@configurable
+def create_simple_prediction_net(observation_spec: TensorSpec, action_spec: BoundedTensorSpec,
+                                 fc_layer_params: tuple[int, ...] = (128, ),
+                                 initial_game_over_bias: float = 0.0) -> SimplePredictionNet:
+    """A :class:`SimplePredictionNet` with fully connected layers.
+
+    Args:
+        observation_spec: spec of the latent state.
+        action_spec: spec of the action.
+        fc_layer_params: sizes of the layers.
+        initial_game_over_bias: see there.
+    """
+    return SimplePredictionNet(observation_spec, action_spec, partial(EncodingNetwork, fc_layer_params=fc_layer_params),
+                               initial_game_over_bias=initial_game_over_bias)
+
+
+@configurable
+class SimpleMCTSModel(MCTSModel):
+    """A model made of three networks.
+
+    What is not listed here is an argument of :class:`MCTSModel`, and set there.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: bounded spec of one action.
+        num_unroll_steps: R.
+        num_sampled_actions: K, how many actions the search considers. Of a scalar discrete action the K most probable
+            ones, their probabilities normalised; of others K samples of the policy, each with probability ``1 / K``.
+            ``None``: all values of a scalar discrete action.
+        encoding_net_ctor: called as ``encoding_net_ctor(observation_spec)``; makes the representation network.
+        dynamics_net_ctor: called as ``dynamics_net_ctor((latent spec, action_spec))``.
+        prediction_net_ctor: called as ``prediction_net_ctor(latent spec, action_spec)``.
+        game_over_logit_thresh: a game is over where the logit is above this.
+        initial_alpha: see :class:`MCTSModel`.
+        target_entropy: see :class:`MCTSModel`.
+        alpha_adjust_rate: see :class:`MCTSModel`.
+        train_reward_function: see :class:`MCTSModel`.
+        train_game_over_function: see :class:`MCTSModel`.
+        train_policy: see :class:`MCTSModel`.
+        train_repr_prediction: see :class:`MCTSModel`; the loss is :class:`~alfx.utils.losses.AsymmetricSimSiamLoss`.
+        debug_summaries: see :class:`MCTSModel`.
+        name: see :class:`MCTSModel`.
+
+    Raises:
+        SpecError: the action is not a single bounded one.
+        ValueError: ``num_sampled_actions`` is missing where it is needed, or is not smaller than the number of actions.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: BoundedTensorSpec, num_unroll_steps: int,
+                 num_sampled_actions: int | None = None,
+                 encoding_net_ctor: Callable[..., Any] = create_simple_encoding_net,
+                 dynamics_net_ctor: Callable[..., Any] = create_simple_dynamics_net,
+                 prediction_net_ctor: Callable[..., Any] = create_simple_prediction_net,
+                 game_over_logit_thresh: float = 1.0, initial_alpha: float = 0.0, target_entropy: float | None = None,
+                 alpha_adjust_rate: float = 0.001, train_reward_function: bool = True,
+                 train_game_over_function: bool = True, train_policy: bool = True, train_repr_prediction: bool = False,
+                 debug_summaries: bool = False, name: str = 'SimpleMCTSModel'):
+        _check_actions(action_spec, num_sampled_actions, name)
+        encoding_net = encoding_net_ctor(observation_spec)
+        repr_spec = encoding_net.output_spec
+        options: dict[str, Any] = {}
+        if train_repr_prediction:
+            options['repr_loss'] = AsymmetricSimSiamLoss(input_size=repr_spec.numel, debug_summaries=debug_summaries)
+        super().__init__(num_unroll_steps, encoding_net, dynamics_net_ctor((repr_spec, action_spec)),
+                         prediction_net_ctor(repr_spec, action_spec), train_reward_function=train_reward_function,
+                         train_game_over_function=train_game_over_function, train_policy=train_policy,
+                         train_repr_prediction=train_repr_prediction, initial_alpha=initial_alpha,
+                         target_entropy=target_entropy, alpha_adjust_rate=alpha_adjust_rate,
+                         debug_summaries=debug_summaries, name=name, **options)
+        self._num_sampled_actions = num_sampled_actions
+        self._is_scalar = action_spec.is_discrete and not action_spec.ndim
+        self._first_action = int(action_spec.minimum) if self._is_scalar else 0
+        self._action_dtype = action_spec.dtype
+        self._game_over_logit_thresh = game_over_logit_thresh
+
+    def prediction_model(self, dyn_state: Tensor, pred_state: NestedTensor) -> Any:
+        """See the base class."""
+        output, pred_state = self._prediction_net(dyn_state, pred_state)
+        value_pred, reward_pred, distribution, logit = output
+        actions, probs = self._candidates(distribution)
+        value = self._value_loss.calc_expectation(value_pred)
+        reward = torch.zeros_like(value)
+        if self._train_reward_function:
+            reward = self._reward_loss.calc_expectation(reward_pred)
+        return ModelOutput(
+            value=value, reward=reward,
+            game_over=logit > self._game_over_logit_thresh if self._train_game_over_function else (), actions=actions,
+            action_probs=probs, state=ModelState(state=dyn_state, pred_state=pred_state),
+            action_distribution=distribution, game_over_logit=logit if self._train_game_over_function else (),
+            value_pred=value_pred, reward_pred=reward_pred if self._train_reward_function else ())
+
+    @torch.no_grad()
+    def _candidates(self, distribution: Any) -> tuple[Any, Tensor]:
+        """The actions that the search considers, ``[B, K, ...]`` or ``()`` for all, and their priors ``[B, K]``."""
+        k = self._num_sampled_actions
+        if self._is_scalar:
+            probs = torch.softmax(distribution.logits, -1)
+            if k is None:
+                return (), probs
+            best = probs.topk(k, -1)
+            return ((best.indices + self._first_action).to(self._action_dtype),
+                    best.values / best.values.sum(-1, keepdim=True))
+        actions = distribution.sample((k, )).movedim(0, 1).contiguous()
+        return actions, torch.full(actions.shape[:2], 1.0 / actions.shape[1], device=actions.device)
+
+
+def _check_actions(action_spec: Any, num_sampled_actions: int | None, name: str) -> None:
+    if not isinstance(action_spec, BoundedTensorSpec):
+        raise SpecError(f'{name}: expected a single bounded action, found {action_spec}; nested actions cannot be '
+                        'searched')
+    if num_sampled_actions is not None and num_sampled_actions < 2:
+        raise ValueError(f'{name}.num_sampled_actions: expected at least 2, found {num_sampled_actions}')
+    if action_spec.is_continuous or action_spec.ndim:
+        if num_sampled_actions is None:
+            raise ValueError(f'{name}.num_sampled_actions: expected a number for {action_spec}, whose values cannot be '
+                             'enumerated, found None; 20 is a common choice')
+        return
+    count = num_categories(action_spec)
+    if num_sampled_actions is not None and num_sampled_actions >= count:
+        raise ValueError(f'{name}.num_sampled_actions: expected a number below that of the actions, {count}, found '
+                         f'{num_sampled_actions}; None considers all of them')

@@ -1,0 +1,400 @@
+/* The two halves of a simulation, tree by tree: as tensor_search.py, bit for bit in double precision.
+
+   Every expression is written in the order in which the tensor form evaluates it and sums run from the first action to
+   the last, so this is to be compiled without contraction (-ffp-contract=off) and without -ffast-math. The formulas are
+   explained in rules.py, the columns in trees.py; a row of the tree is a pair of rows of `ints` and `floats`. */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { VISITS, PARENT, ACTION, TO_PLAY, OVER, DEPTH, CHILDREN, CHILD };
+enum { VALUE_SUM, VALUE, REWARD, PRIOR };
+enum { UCB, RKL, KL, GUMBEL };
+enum { CONSTANT, MAX, MIN, MEAN, MEAN_WITH_PARENT, NONE };
+
+#define MAX_NEWTON_STEPS 64
+#define NEWTON_TOLERANCE 1e-12
+#define TINY 2.2250738585072014e-308
+
+/* All that a search knows; native_search.py has the same fields in the same order. */
+typedef struct {
+    int64_t num_trees, num_nodes, num_actions, num_paths, num_depths, num_steps;
+    int64_t rule, unexpanded, two_players, depth_limit, fixed_bounds, expand_all;
+    double unexpanded_value, min_max_delta, discount, value_scale, maxvisit_init;
+    int32_t *ints;           /* [B, N, CHILD + 2 A] */
+    double *floats;          /* [B, N, PRIOR + 3 A] */
+    double *bounds;          /* [B, 2] */
+    int64_t *chosen;         /* [3, K, B] */
+    int64_t *paths;          /* [B, K, depths, 2] */
+    const double *factors;   /* by the visits of the parent */
+    const double *ties;      /* [steps, K, B, A] */
+    const int64_t *seeds;    /* [steps, K, B] */
+    const double *gumbel;    /* [B, A] */
+    const int64_t *considered;      /* [m + 1, simulations] */
+    const int64_t *num_considered;  /* [B] */
+    double *scratch;         /* [3, A] */
+} Search;
+
+/* One node and what a choice there needs. */
+typedef struct {
+    int64_t A;
+    const int32_t *child, *child_visits;
+    const double *prior, *value, *log_prior, *visits; /* visits: with those assumed */
+    int32_t own_visits;                               /* likewise */
+    double own_value, low, span;
+    int second;                                       /* whether the second player is to move */
+    double *scores, *shares;
+} Node;
+
+static int32_t *ints_of(const Search *s, int64_t b, int64_t n) {
+    return s->ints + (b * s->num_nodes + n) * (CHILD + 2 * s->num_actions);
+}
+
+static double *floats_of(const Search *s, int64_t b, int64_t n) {
+    return s->floats + (b * s->num_nodes + n) * (PRIOR + 3 * s->num_actions);
+}
+
+static const double EXP_COEFFICIENTS[14] = {
+    1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0,
+    1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 1.0 / 2.0, 1.0, 1.0};
+
+/* exp(x) for x <= 0: exp(k ln 2 + r) = 2^k (1 + r + r^2/2 + ...) with |r| <= ln(2) / 2. */
+static double small_exp(double x) {
+    if (x < -700.0) return 0.0;
+    double k = floor(x * 1.4426950408889634 + 0.5);
+    double r = (x - k * 0.693145751953125) - k * 1.42860682030941723212e-6;
+    double p = EXP_COEFFICIENTS[0];
+    for (int i = 1; i < 14; i++) p = p * r + EXP_COEFFICIENTS[i];
+    return ldexp(p, (int)k);
+}
+
+/* A number in [0, 1) of a path and a depth: splitmix64. */
+static double uniform(int64_t seed, int64_t depth) {
+    uint64_t z = (uint64_t)seed + (uint64_t)(depth + 1) * 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    z ^= z >> 31;
+    return (double)(z >> 11) * 0x1p-53;
+}
+
+static double larger(double x, double y) { return y > x ? y : x; } /* x if y is not a number */
+static double smaller(double x, double y) { return y < x ? y : x; }
+
+static double normalized(const Node *n, double value) {
+    double score = (value - n->low) / n->span;
+    return n->second ? 1.0 - score : score;
+}
+
+static void value_scores(const Node *n, int64_t unexpanded, double constant) {
+    int64_t count = 0;
+    double total = 0.0, best = -INFINITY, worst = INFINITY, rest;
+    for (int64_t a = 0; a < n->A; a++)
+        if (n->child[a]) {
+            double score = normalized(n, n->value[a]);
+            n->scores[a] = score;
+            count++;
+            total += score;
+            best = larger(best, score);
+            worst = smaller(worst, score);
+        }
+    if (unexpanded == CONSTANT) rest = constant;
+    else if (unexpanded == MEAN_WITH_PARENT)
+        rest = (total + smaller(larger(normalized(n, n->own_value), 0.0), 1.0)) / (double)(count + 1);
+    else if (!count) rest = 0.5;
+    else if (unexpanded == MAX) rest = best;
+    else if (unexpanded == MEAN) rest = total / (double)count;
+    else rest = worst;
+    for (int64_t a = 0; a < n->A; a++)
+        if (!n->child[a]) n->scores[a] = rest;
+}
+
+static int64_t best_upper_bound(const Node *n, double factor, const double *ties) {
+    double best = -INFINITY;
+    int64_t choice = 0;
+    for (int64_t a = 0; a < n->A; a++)
+        if (n->prior[a] > 0) {
+            double score = n->scores[a] + n->prior[a] * factor / (1.0 + n->visits[a]) + ties[a];
+            if (score > best) { best = score; choice = a; }
+        }
+    return choice;
+}
+
+static double highest_score(const Node *n, const double *prior) {
+    double highest = -INFINITY;
+    for (int64_t a = 0; a < n->A; a++)
+        if (prior[a] > 0) highest = larger(highest, n->scores[a]);
+    return highest;
+}
+
+/* The scores give way to p[a] = prior[a] / (beta - (score[a] - max) / c), beta by Newton's method; not yet normalised. */
+static void reverse_kl_policy(const Node *n, const double *prior, double c) {
+    double highest = highest_score(n, prior), beta = -INFINITY, *u = n->scores;
+    for (int64_t a = 0; a < n->A; a++) {
+        u[a] = (u[a] - highest) / c;
+        if (prior[a] > 0) beta = larger(beta, prior[a] + u[a]);
+    }
+    for (int step = 0; step < MAX_NEWTON_STEPS; step++) {
+        double excess = 0.0, slope = 0.0;
+        for (int64_t a = 0; a < n->A; a++)
+            if (prior[a] > 0) {
+                double part = prior[a] / (beta - u[a]);
+                excess += part;
+                slope += part / (beta - u[a]);
+            }
+        excess -= 1.0;
+        if (fabs(excess) <= NEWTON_TOLERANCE) break;
+        double following = beta + excess / slope;
+        if (following == beta) break;
+        beta = following;
+    }
+    for (int64_t a = 0; a < n->A; a++) u[a] = prior[a] > 0 ? prior[a] / (beta - u[a]) : 0.0;
+}
+
+/* The scores give way to p[a] = prior[a] exp((score[a] - max) / c); not yet normalised. */
+static void kl_policy(const Node *n, const double *prior, double c) {
+    double highest = highest_score(n, prior), *p = n->scores;
+    for (int64_t a = 0; a < n->A; a++) p[a] = prior[a] > 0 ? prior[a] * small_exp((p[a] - highest) / c) : 0.0;
+}
+
+static int64_t draw(const Node *n, double number) {
+    double total = 0.0, reached = 0.0;
+    int64_t choice = 0;
+    for (int64_t a = 0; a < n->A; a++) total += n->scores[a];
+    for (int64_t a = 0; a < n->A && !(reached > number * total); a++) {
+        reached += n->scores[a];
+        if (n->scores[a] > 0) choice = a;
+    }
+    return choice;
+}
+
+static int64_t draw_from_policy(const Search *s, const Node *n, double factor, double number) {
+    int64_t count = 0, keep = s->unexpanded == NONE;
+    double mass = 0.0, total = 0.0;
+    for (int64_t a = 0; a < n->A; a++) {
+        count += n->prior[a] > 0;
+        n->shares[a] = !keep || n->child[a] ? n->prior[a] : 0.0;
+        mass += n->shares[a];
+    }
+    if (mass > 0) {
+        double c = larger(factor / (double)(n->own_visits + count), TINY);
+        for (int64_t a = 0; a < n->A; a++) n->shares[a] = n->shares[a] / mass;
+        if (s->rule == KL) kl_policy(n, n->shares, c);
+        else reverse_kl_policy(n, n->shares, c);
+        for (int64_t a = 0; a < n->A; a++) total += n->scores[a];
+    }
+    for (int64_t a = 0; a < n->A; a++)
+        n->scores[a] = keep && !n->child[a] ? n->prior[a] : n->scores[a] / total * mass;
+    return draw(n, number);
+}
+
+/* The scores become sigma(q), in which the mixed value stands for actions that are not expanded. */
+static void completed_values(const Search *s, const Node *n) {
+    double sign = n->second ? -1.0 : 1.0, mass = 0.0, count = 0.0, most = -INFINITY, mean = 0.0;
+    for (int64_t a = 0; a < n->A; a++) {
+        count += n->visits[a];
+        most = larger(most, n->visits[a]);
+        if (n->child[a]) mass += larger(n->prior[a], TINY);
+    }
+    for (int64_t a = 0; a < n->A; a++)
+        if (n->child[a]) mean += larger(n->prior[a], TINY) * (sign * n->value[a]) / mass;
+    double mixed = (sign * n->own_value + count * mean) / (count + 1.0), low = INFINITY, high = -INFINITY;
+    for (int64_t a = 0; a < n->A; a++) {
+        n->scores[a] = n->child[a] ? sign * n->value[a] : mixed;
+        low = smaller(low, n->scores[a]);
+        high = larger(high, n->scores[a]);
+    }
+    double scale = (s->maxvisit_init + most) * s->value_scale, span = larger(high - low, 1e-8);
+    for (int64_t a = 0; a < n->A; a++) n->scores[a] = scale * ((n->scores[a] - low) / span);
+}
+
+static int64_t gumbel_root(const Node *n, const double *gumbel, int64_t considered) {
+    double best = -INFINITY;
+    int64_t choice = 0;
+    for (int64_t a = 0; a < n->A; a++)
+        if (n->prior[a] > 0 && n->visits[a] == (double)considered) {
+            double score = gumbel[a] + n->log_prior[a] + n->scores[a];
+            if (score > best) { best = score; choice = a; }
+        }
+    return choice;
+}
+
+static int64_t gumbel_inside(const Node *n) {
+    double count = 0.0, highest = -INFINITY, total = 0.0, best = -INFINITY;
+    int64_t choice = 0;
+    for (int64_t a = 0; a < n->A; a++) {
+        count += n->visits[a];
+        if (n->prior[a] > 0) {
+            n->scores[a] = n->log_prior[a] + n->scores[a];
+            highest = larger(highest, n->scores[a]);
+        }
+    }
+    for (int64_t a = 0; a < n->A; a++)
+        if (n->prior[a] > 0) total += n->scores[a] = small_exp(n->scores[a] - highest);
+    for (int64_t a = 0; a < n->A; a++)
+        if (n->prior[a] > 0) {
+            double score = n->scores[a] / total - n->visits[a] / (1.0 + count);
+            if (score > best) { best = score; choice = a; }
+        }
+    return choice;
+}
+
+static int64_t *path_of(const Search *s, int64_t b, int64_t k, int64_t depth) {
+    return s->paths + ((b * s->num_paths + k) * s->num_depths + depth) * 2;
+}
+
+/* Visits of the actions of node `at` into the scratch, with those that earlier paths of this step are assumed to add;
+   returns how many these are. */
+static int64_t count_visits(const Search *s, const int32_t *child_visits, int64_t b, int64_t k, int64_t at,
+                            int64_t depth, double *visits) {
+    int64_t extra = 0;
+    for (int64_t a = 0; a < s->num_actions; a++) visits[a] = child_visits[a];
+    if (s->rule != UCB && s->rule != GUMBEL) return 0;
+    for (int64_t earlier = 0; earlier < k; earlier++) {
+        const int64_t *path = path_of(s, b, earlier, depth);
+        if (path[0] == at) { visits[path[1]] += 1.0; extra++; }
+    }
+    return extra;
+}
+
+static int64_t choose(const Search *s, int64_t step, int64_t k, int64_t b, int64_t at, const int32_t *ints) {
+    int64_t A = s->num_actions, path = (step * s->num_paths + k) * s->num_trees + b;
+    const double *floats = floats_of(s, b, at);
+    double *visits = s->scratch + 2 * A;
+    int64_t extra = count_visits(s, ints + CHILD + A, b, k, at, ints[DEPTH], visits);
+    double span = s->bounds[2 * b + 1] - s->bounds[2 * b];
+    Node n = {A, ints + CHILD, ints + CHILD + A, floats + PRIOR, floats + PRIOR + A, floats + PRIOR + 2 * A, visits,
+              ints[VISITS] + (int32_t)extra, floats[VALUE_SUM] / ints[VISITS], s->bounds[2 * b],
+              larger(span, s->min_max_delta), s->two_players && ints[TO_PLAY] == 1, s->scratch, s->scratch + A};
+    if (s->rule == GUMBEL) {
+        n.own_value = floats[VALUE];
+        completed_values(s, &n);
+        if (at) return gumbel_inside(&n);
+        return gumbel_root(&n, s->gumbel + b * A,
+                           s->considered[s->num_considered[b] * s->num_steps * s->num_paths + n.own_visits - 1]);
+    }
+    value_scores(&n, s->unexpanded, s->unexpanded_value);
+    double factor = s->factors[n.own_visits];
+    if (s->rule == UCB) return best_upper_bound(&n, factor, s->ties + path * A);
+    return draw_from_policy(s, &n, factor, uniform(s->seeds[path], ints[DEPTH]));
+}
+
+void alfx_select(const Search *s, int64_t step) {
+    int64_t B = s->num_trees, K = s->num_paths;
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t k = 0; k < K; k++) {
+            int64_t at = 0, choice = 0, revisited = -1;
+            if (K > 1)
+                for (int64_t d = 0; d < s->num_depths; d++) path_of(s, b, k, d)[0] = -1;
+            for (;;) {
+                const int32_t *ints = ints_of(s, b, at);
+                if (ints[OVER] || ints[DEPTH] >= s->depth_limit) { revisited = at; break; }
+                if (s->expand_all && !ints[CHILDREN]) break;
+                choice = choose(s, step, k, b, at, ints);
+                if (K > 1) memcpy(path_of(s, b, k, ints[DEPTH]), (int64_t[]){at, choice}, 2 * sizeof(int64_t));
+                if (!ints[CHILD + choice]) break;
+                at = ints[CHILD + choice];
+            }
+            s->chosen[k * B + b] = at;
+            s->chosen[(K + k) * B + b] = choice;
+            s->chosen[(2 * K + k) * B + b] = revisited;
+        }
+}
+
+static double highest_prior(const double *prior, int64_t A) {
+    double highest = 0.0;
+    for (int64_t a = 0; a < A; a++) highest = larger(highest, prior[a]);
+    return highest;
+}
+
+static void add_node(Search *s, int64_t b, int64_t parent, int64_t action, const double *output, int64_t node) {
+    int64_t A = s->num_actions;
+    int32_t *above = ints_of(s, b, parent), *ints = ints_of(s, b, node);
+    double *floats = floats_of(s, b, node);
+    memset(ints, 0, (CHILD + 2 * A) * sizeof *ints);
+    memset(floats, 0, (PRIOR + 3 * A) * sizeof *floats);
+    ints[PARENT] = (int32_t)parent;
+    ints[ACTION] = (int32_t)action;
+    ints[DEPTH] = above[DEPTH] + 1;
+    ints[TO_PLAY] = s->two_players ? 1 - above[TO_PLAY] : 0;
+    ints[OVER] = output[2] != 0 || highest_prior(output + 3, A) <= 0; /* without an action there is no way on */
+    floats[VALUE] = output[0];
+    floats[REWARD] = output[1];
+    memcpy(floats + PRIOR, output + 3, A * sizeof *floats);
+    if (s->rule == GUMBEL) memcpy(floats + PRIOR + 2 * A, output + 3 + A, A * sizeof *floats);
+    above[CHILD + action] = (int32_t)node;
+    above[CHILDREN]++;
+}
+
+/* Count a visit that brought `value`; returns the value of arriving there. */
+static double observe(Search *s, int64_t b, int64_t node, double value) {
+    int32_t *ints = ints_of(s, b, node);
+    double *floats = floats_of(s, b, node);
+    floats[VALUE_SUM] += value;
+    ints[VISITS]++;
+    double mean = floats[VALUE_SUM] / ints[VISITS];
+    if (ints[PARENT] >= 0) {
+        mean = floats[REWARD] + s->discount * mean;
+        floats_of(s, b, ints[PARENT])[PRIOR + s->num_actions + ints[ACTION]] = mean;
+        ints_of(s, b, ints[PARENT])[CHILD + s->num_actions + ints[ACTION]] = ints[VISITS];
+    }
+    if (!s->fixed_bounds) {
+        s->bounds[2 * b] = smaller(s->bounds[2 * b], mean);
+        s->bounds[2 * b + 1] = larger(s->bounds[2 * b + 1], mean);
+    }
+    return floats[REWARD] + s->discount * value;
+}
+
+static void back_up(Search *s, int64_t b, int64_t node, double value) {
+    for (; node >= 0; node = ints_of(s, b, node)[PARENT]) value = observe(s, b, node, value);
+}
+
+/* Expand all actions of a leaf; returns its value by theirs. */
+static double expand_leaf(Search *s, int64_t b, int64_t leaf, const double *outputs, int64_t width, int64_t first) {
+    int64_t A = s->num_actions;
+    const double *prior = floats_of(s, b, leaf) + PRIOR;
+    double value = 0.0, mass = 0.0;
+    for (int64_t a = 0; a < A; a++)
+        if (prior[a] > 0) {
+            const double *output = outputs + (a * s->num_trees + b) * width;
+            add_node(s, b, leaf, a, output, first + a);
+            observe(s, b, first + a, output[0]);
+        }
+    for (int64_t a = 0; a < A; a++) mass += prior[a];
+    for (int64_t a = 0; a < A; a++) value += prior[a] > 0 ? prior[a] * prior[A + a] : 0.0;
+    return value / mass;
+}
+
+/* Whether value, reward and priors are finite; those of a game that is over do not matter. */
+static int is_finite(const double *output, int64_t A) {
+    int64_t count = output[2] != 0 ? 3 : 3 + A;
+    for (int64_t i = 0; i < count; i++)
+        if (!isfinite(output[i])) return 0;
+    return 1;
+}
+
+/* Returns the first tree with something that is not finite, or -1. `rows`: of the outputs [rows, B, 3 + A (+ A)]. */
+int64_t alfx_expand_backup(Search *s, const double *outputs, int64_t rows, int64_t first, int64_t expand_all) {
+    int64_t A = s->num_actions, B = s->num_trees, K = expand_all ? 1 : s->num_paths;
+    int64_t width = s->rule == GUMBEL ? 3 + 2 * A : 3 + A;
+    int64_t bad = B;
+    for (int64_t i = 0; i < rows * B; i++)
+        if (!is_finite(outputs + i * width, A) && i % B < bad) bad = i % B;
+    if (bad < B) return bad;
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t k = 0; k < K; k++) {
+            int64_t node = s->chosen[k * B + b], action = s->chosen[(s->num_paths + k) * B + b];
+            int64_t revisited = s->chosen[(2 * s->num_paths + k) * B + b];
+            double value;
+            if (revisited >= 0) value = floats_of(s, b, revisited)[VALUE];
+            else if (expand_all) value = expand_leaf(s, b, node, outputs, width, first);
+            else {
+                if (!ints_of(s, b, node)[CHILD + action]) /* else another path of this step has been here */
+                    add_node(s, b, node, action, outputs + (k * B + b) * width, first + k);
+                node = ints_of(s, b, node)[CHILD + action];
+                value = floats_of(s, b, node)[VALUE];
+            }
+            back_up(s, b, node, value);
+        }
+    return -1;
+}

@@ -1,0 +1,297 @@
+"""The formulas of the tree search, each a small function of rows of tensors.
+
+Rows are nodes, columns are their A actions. Values are as they count for the player to move, prior probabilities of 0
+mark actions that do not exist (a mask, an illegal move): they are never chosen. Papers:
+
+- pUCT: Schrittwieser et al. 2020 (arXiv:1911.08265), appendix B, equation 2.
+- Regularised policies: Grill et al. 2020 (arXiv:2007.12509).
+- Gumbel: Danihelka et al. 2022 (https://openreview.net/forum?id=bERaNdoegnO), with the value of unvisited actions
+  of its appendix D.
+
+Sums are taken from the first action to the last (:func:`running_sum`) and the exponential is our own (:func:`exp`), so
+that the loops of ``kernel.c`` yield the same bits.
+"""
+import math
+
+import torch
+from torch import Tensor
+
+MAX_NEWTON_STEPS = 64
+NEWTON_TOLERANCE = 1e-12
+UNEXPANDED = ('max', 'min', 'mean', 'mean_with_parent', 'none')
+"""What may stand for the value score of an unexpanded action besides a number."""
+
+EXP_LEAST = -700.0
+LN2_HIGH, LN2_LOW = 0.693145751953125, 1.42860682030941723212e-6  # k * LN2_HIGH is exact: it has few digits
+EXP_COEFFICIENTS = tuple(1 / math.factorial(i) for i in range(13, -1, -1))
+INVERSE_LN2 = 1 / math.log(2)
+TINY = torch.finfo(torch.float64).tiny
+
+
+def running_sum(x: Tensor) -> Tensor:
+    """The sum over the last dimension, from the first element to the last."""
+    return x.cumsum(-1)[..., -1]
+
+
+def exp(x: Tensor) -> Tensor:
+    """exp(x) for ``x <= 0``, float64; 0 below -700, elsewhere within two units in the last place."""
+    k = (x * INVERSE_LN2 + 0.5).floor().clamp_min(-1022.0)
+    r = (x - k * LN2_HIGH) - k * LN2_LOW
+    p = torch.full_like(r, EXP_COEFFICIENTS[0])
+    for coefficient in EXP_COEFFICIENTS[1:]:
+        p = p * r + coefficient
+    power_of_two = ((k.to(torch.int64) + 1023) << 52).view(torch.float64)
+    return torch.where(x < EXP_LEAST, 0.0, p * power_of_two)
+
+
+def exploration_factors(num_visits: int, pb_c_init: float, pb_c_base: float, minus_one: bool) -> Tensor:
+    """What the prior of a child is multiplied with, as a function of the visits N of its parent.
+
+    ``(log((N + c_base + 1) / c_base) + c_init) * sqrt(N)``
+
+    Args:
+        num_visits: the largest N.
+        pb_c_init: c_init.
+        pb_c_base: c_base.
+        minus_one: take N - 1 for N.
+
+    Returns:
+        float64 ``[num_visits + 1]``, for N = 0, 1, ....
+    """
+    n = torch.arange(num_visits + 1, dtype=torch.float64)
+    if minus_one:
+        n = (n - 1).clamp_min(0)
+    return (((n + pb_c_base + 1) / pb_c_base).log() + pb_c_init) * n.sqrt()
+
+
+def normalized(value: Tensor, low: Tensor, span: Tensor, second_player: Tensor) -> Tensor:
+    """``(value - low) / span``, and one minus that where the second player is to move, who wants little.
+
+    Args:
+        value: ``[N, ...]``: reward + discount * value, for the first player.
+        low: least such value of the tree.
+        span: difference of the largest and the least, not 0.
+        second_player: bool.
+    """
+    score = (value - low) / span
+    return torch.where(second_player, 1.0 - score, score)
+
+
+def value_scores(scores: Tensor, expanded: Tensor, parent: Tensor, unexpanded: float | str) -> Tensor:
+    """Value scores in which those of unexpanded actions are filled in.
+
+    Args:
+        scores: ``[N, A]``, normalised values; those of unexpanded actions do not matter.
+        expanded: bool ``[N, A]``.
+        parent: ``[N]``, the normalised value of the node itself, brought into [0, 1] since the least and the largest
+            value are those of other nodes.
+        unexpanded: a number, or what to make of the scores of expanded siblings: 'max', 'min', 'mean',
+            'mean_with_parent' (of them and of the node itself) or 'none', which here is 'min'. Without any they are all
+            0.5, but for 'mean_with_parent'.
+
+    Returns:
+        ``[N, A]``.
+    """
+    count = expanded.sum(-1)
+    total = running_sum(torch.where(expanded, scores, 0.0))
+    if isinstance(unexpanded, float):
+        rest = torch.full_like(total, unexpanded)
+    elif unexpanded == 'mean_with_parent':
+        rest = (total + parent.clamp(0.0, 1.0)) / (count + 1)
+    else:
+        if unexpanded == 'mean':
+            rest = total / count
+        elif unexpanded == 'max':
+            rest = torch.where(expanded, scores, -torch.inf).amax(-1)
+        else:
+            rest = torch.where(expanded, scores, torch.inf).amin(-1)
+        rest = torch.where(count > 0, rest, 0.5)
+    return torch.where(expanded, scores, rest[..., None])
+
+
+def upper_confidence_bounds(scores: Tensor, prior: Tensor, visits: Tensor, factor: Tensor, ties: Tensor) -> Tensor:
+    """``score + prior * factor / (1 + visits) + ties``; minus infinity where the prior is 0.
+
+    Args:
+        scores: ``[N, A]`` value scores.
+        prior: ``[N, A]``.
+        visits: ``[N, A]``, those of the children.
+        factor: ``[N]``, of :func:`exploration_factors`.
+        ties: ``[N, A]``, small random numbers.
+    """
+    bounds = scores + prior * factor[..., None] / (1.0 + visits) + ties
+    return torch.where(prior > 0, bounds, -torch.inf)
+
+
+def reverse_kl_policy(value: Tensor, prior: Tensor, c: Tensor,
+                      tolerance: float = NEWTON_TOLERANCE) -> tuple[Tensor, int]:
+    """The policy p that maximises ``E_p(v) - c KL(q || p)`` for values v and a prior q.
+
+    It is ``p[i] = q[i] / (beta - u[i])`` with ``u[i] = (v[i] - max v) / c`` and the beta in (0, 1] that makes the sum
+    1. The sum is convex and falling in beta, so Newton's method from where it is at least 1, ``beta = max(q + u)``,
+    comes ever nearer from below.
+
+    Args:
+        value: ``[N, A]``.
+        prior: ``[N, A]``, each row sums to 1.
+        c: ``[N, 1]``, positive.
+        tolerance: how far the sum may be from 1 before the policy is divided by it; what rounding does not allow is
+            not waited for.
+
+    Returns:
+        ``[N, A]``, and how many steps it took.
+    """
+    exists = prior > 0
+    u = (value - torch.where(exists, value, -torch.inf).amax(-1, keepdim=True)) / c
+    beta = torch.where(exists, prior + u, -torch.inf).amax(-1, keepdim=True)
+    for step in range(MAX_NEWTON_STEPS):  # noqa: B007 - how many it took is returned
+        part = torch.where(exists, prior / (beta - u), 0.0)
+        excess = running_sum(part)[..., None] - 1.0
+        slope = running_sum(torch.where(exists, part / (beta - u), 0.0))[..., None]
+        done = excess.abs() <= tolerance
+        following = torch.where(done, beta, beta + excess / slope)
+        if bool((following == beta).all()):
+            break
+        beta = following
+    policy = torch.where(exists, prior / (beta - u), 0.0)
+    return policy / running_sum(policy)[..., None], step
+
+
+def kl_policy(value: Tensor, prior: Tensor, c: Tensor) -> Tensor:
+    """The policy that maximises ``E_p(v) - c KL(p || q)``: ``p[i] = q[i] exp(v[i] / c) / Z``.
+
+    Args:
+        value: ``[N, A]``, float64.
+        prior: ``[N, A]``, each row sums to 1.
+        c: ``[N, 1]``, positive.
+    """
+    exists = prior > 0
+    highest = torch.where(exists, value, -torch.inf).amax(-1, keepdim=True)
+    weight = torch.where(exists, prior * exp(((value - highest) / c).clamp_max(0.0)), 0.0)
+    return weight / running_sum(weight)[..., None]
+
+
+def regularized_policy(kind: str, scores: Tensor, prior: Tensor, expanded: Tensor, visits: Tensor, factor: Tensor,
+                       keep_unexpanded: bool) -> Tensor:
+    """The policy of Grill et al. at nodes: regularised by ``c = factor / (visits + A)`` towards the prior.
+
+    Args:
+        kind: 'rkl' or 'kl'.
+        scores: ``[N, A]`` value scores.
+        prior: ``[N, A]``; A above is the number of actions whose prior is not 0.
+        expanded: bool ``[N, A]``.
+        visits: ``[N]``, of the node.
+        factor: ``[N]``, of :func:`exploration_factors`.
+        keep_unexpanded: unexpanded actions keep their prior probability; the others share what is left.
+
+    Returns:
+        ``[N, A]`` probabilities, that sum to what the prior sums to.
+    """
+    c = (factor / (visits + (prior > 0).sum(-1))).clamp_min(TINY)[..., None]
+    part = torch.where(expanded, prior, 0.0) if keep_unexpanded else prior
+    mass = running_sum(part)[..., None]
+    shares = torch.where(mass > 0, part / mass, prior)
+    policy = kl_policy(scores, shares, c) if kind == 'kl' else reverse_kl_policy(scores, shares, c)[0]
+    policy = torch.where(mass > 0, policy, 0.0) * mass
+    return torch.where(expanded, policy, prior) if keep_unexpanded else policy
+
+
+def completed_values(value: Tensor, expanded: Tensor, prior: Tensor, visits: Tensor, own_value: Tensor,
+                     value_scale: float, maxvisit_init: float) -> Tensor:
+    """``sigma(q)`` of Gumbel MuZero, in which the mixed value stands for actions that are not expanded.
+
+    With the model's value v of the node, the visits n of its actions and ``Q = sum_expanded(prior q) /
+    sum_expanded(prior)``, the mixed value is ``(v + sum(n) Q) / (1 + sum(n))``. The values of a node are scaled to
+    [0, 1], then ``sigma(x) = (maxvisit_init + max(n)) * value_scale * x``.
+
+    Args:
+        value: ``[N, A]``: reward + discount * value.
+        expanded: bool ``[N, A]``.
+        prior: ``[N, A]``.
+        visits: ``[N, A]``, of the actions.
+        own_value: ``[N]``, v.
+        value_scale: see above.
+        maxvisit_init: see above.
+    """
+    prior = torch.where(expanded, prior.clamp_min(TINY), 0.0)
+    mass, count = running_sum(prior)[..., None], running_sum(visits)
+    mean = running_sum(torch.where(expanded, prior * value / mass, 0.0))
+    mixed = (own_value + count * mean) / (count + 1.0)
+    completed = torch.where(expanded, value, mixed[..., None])
+    low, high = completed.amin(-1, keepdim=True), completed.amax(-1, keepdim=True)
+    scale = ((maxvisit_init + visits.amax(-1, keepdim=True)) * value_scale)
+    return scale * ((completed - low) / (high - low).clamp_min(1e-8))
+
+
+def considered_visits(max_num_actions: int, num_simulations: int) -> Tensor:
+    """Sequential halving: how many visits an action of the root needs to be considered in each simulation.
+
+    With m actions to consider, each halving of them gets the same share of the simulations: the m best (by the Gumbel
+    scores) are visited in turn, then the better half of these, down to two.
+
+    Returns:
+        int64 ``[max_num_actions + 1, num_simulations]``: a row for each m; row 0 is that of 1.
+    """
+    rows = [_considered(max(m, 1), num_simulations) for m in range(max_num_actions + 1)]
+    return torch.tensor(rows, dtype=torch.int64).reshape(max_num_actions + 1, num_simulations)
+
+
+def _considered(m: int, num_simulations: int) -> list[int]:
+    if m == 1:
+        return list(range(num_simulations))
+    phases = math.ceil(math.log2(m))
+    sequence: list[int] = []
+    visits, num_considered = 0, m
+    while len(sequence) < num_simulations:
+        for _ in range(max(1, num_simulations // (phases * num_considered))):
+            sequence += [visits] * num_considered
+            visits += 1
+        num_considered = max(2, num_considered // 2)
+    return sequence[:num_simulations]
+
+
+def gumbel_root_scores(gumbel: Tensor, log_prior: Tensor, sigma: Tensor, prior: Tensor, visits: Tensor,
+                       considered: Tensor) -> Tensor:
+    """``g + log prior + sigma(q)`` of the actions of a root that have as many visits as ``considered`` ``[N, 1]``."""
+    return torch.where((prior > 0) & (visits == considered), gumbel + log_prior + sigma, -torch.inf)
+
+
+def gumbel_inner_scores(log_prior: Tensor, sigma: Tensor, prior: Tensor, visits: Tensor) -> Tensor:
+    """``pi[a] - n[a] / (1 + sum(n))`` with the improved policy ``pi = softmax(log prior + sigma(q))``."""
+    exists = prior > 0
+    logits = torch.where(exists, log_prior + sigma, -torch.inf)
+    weight = torch.where(exists, exp((logits - logits.amax(-1, keepdim=True)).clamp(-2e3, 0.0)), 0.0)
+    improved = weight / running_sum(weight)[..., None]
+    return torch.where(exists, improved - visits / (1.0 + running_sum(visits)[..., None]), -torch.inf)
+
+
+def uniform(seeds: Tensor, depth: Tensor) -> Tensor:
+    """Numbers in [0, 1) for seeds and depths, int64 ``[N]`` each: those of the generator splitmix64."""
+    z = seeds + (depth + 1) * _signed(0x9E3779B97F4A7C15)
+    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
+    z = z ^ _shifted(z, 31)
+    return _shifted(z, 11).to(torch.float64) * 2.0**-53
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >= 1 << 63 else x
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """The logical shift to the right, which torch has only for unsigned numbers."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def sample(policy: Tensor, uniforms: Tensor) -> Tensor:
+    """An index of each row of ``policy`` ``[N, A]`` with its share of the row's sum, by numbers in [0, 1) ``[N]``."""
+    reached = policy.cumsum(-1)
+    passed = (policy > 0) & (reached > (uniforms * reached[..., -1])[..., None])
+    last = policy.shape[-1] - 1 - (policy > 0).flip(-1).to(torch.int8).argmax(-1)
+    return torch.where(passed.any(-1), passed.to(torch.int8).argmax(-1), last)
+
+
+def visit_policy(visits: Tensor, temperature: Tensor) -> Tensor:
+    """``visits^(1 / temperature)``, normalised; ``visits`` ``[N, A]``, ``temperature`` ``[N]``, positive."""
+    logs = visits.log() / temperature[:, None]
+    return (logs - logs.amax(-1, keepdim=True)).softmax(-1)

@@ -1,0 +1,244 @@
+"""B trees that grow together: what is known of each node, as rows of two arrays.
+
+Row n of tree b is ``ints[b, n]`` and ``floats[b, n]``; row 0 is the root. An action's visits and its value (reward +
+discount * value of the child) are kept in the row of the parent as well, so that choosing an action reads one row. The
+latent states of the model are not here: see :mod:`alfx.tree_search.search`, which drives the search. Both its forms,
+:mod:`alfx.tree_search.tensor_search` and ``kernel.c``, work on these arrays.
+"""
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alfx.tree_search import rules
+
+# Columns of ``ints``; from CHILD on the A children (0: none), then the visits of the A actions.
+VISITS, PARENT, ACTION, TO_PLAY, OVER, DEPTH, CHILDREN, CHILD = range(8)
+# Columns of ``floats``; from PRIOR on the priors of the A actions, then their values, then the logs of their priors.
+# VALUE is that of the model.
+VALUE_SUM, VALUE, REWARD, PRIOR = range(4)
+
+UCB, RKL, KL, GUMBEL = range(4)
+RULES = ('ucb', 'rkl', 'kl', 'gumbel')
+CONSTANT, MAX, MIN, MEAN, MEAN_WITH_PARENT, NONE = range(6)
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How to search.
+
+    Attributes:
+        num_simulations: calls of the model for each tree.
+        discount: of rewards.
+        rule: how actions are chosen on the way down: 'ucb', 'rkl' or 'kl' (drawn from a regularised policy), 'gumbel'.
+        two_players: the player to move changes with each action; all values are those of the first one.
+        pb_c_init: c_init of :func:`~alfx.tree_search.rules.exploration_factors`.
+        pb_c_base: c_base.
+        minus_one: its ``minus_one``, for the upper confidence bounds.
+        unexpanded_value: see :func:`~alfx.tree_search.rules.value_scores`.
+        known_bounds: least and largest value; ``None``: those seen in each tree.
+        min_max_delta: normalised values are divided by at least this.
+        break_tie_eps: random numbers below this are added to upper confidence bounds.
+        max_depth: nodes at this depth have no children.
+        num_parallel: leaves that are expanded together in each tree.
+        expand_all: all actions of a leaf are expanded at once.
+        expand_root: all actions of the root are expanded first.
+        max_num_considered: actions of the root among which 'gumbel' chooses.
+        gumbel_scale: factor of its noise.
+        value_scale: see :func:`~alfx.tree_search.rules.completed_values`.
+        maxvisit_init: likewise.
+
+    Raises:
+        ValueError: an option is out of range, or does not go with another.
+    """
+
+    num_simulations: int
+    discount: float = 1.0
+    rule: str = 'ucb'
+    two_players: bool = False
+    pb_c_init: float = 1.25
+    pb_c_base: float = 19652.0
+    minus_one: bool = False
+    unexpanded_value: float | str = 0.5
+    known_bounds: tuple[float, float] | None = None
+    min_max_delta: float = 1e-30
+    break_tie_eps: float = 0.0
+    max_depth: int = 1000000
+    num_parallel: int = 1
+    expand_all: bool = False
+    expand_root: bool = False
+    max_num_considered: int = 16
+    gumbel_scale: float = 1.0
+    value_scale: float = 0.1
+    maxvisit_init: float = 50.0
+
+    def __post_init__(self) -> None:
+        for name, least in (('num_simulations', 1), ('num_parallel', 1), ('max_num_considered', 1),
+                            ('max_depth', 1 + self.expand_all)):
+            if getattr(self, name) < least:
+                raise ValueError(f'{name}: expected at least {least}, found {getattr(self, name)}')
+        for name in ('break_tie_eps', 'gumbel_scale', 'value_scale', 'maxvisit_init', 'pb_c_init'):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f'{name}: expected a number >= 0, found {getattr(self, name)}')
+        for name in ('min_max_delta', 'pb_c_base'):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f'{name}: expected a positive number, found {getattr(self, name)}')
+        if not 0 <= self.discount <= 1:
+            raise ValueError(f'discount: expected a number in [0, 1], found {self.discount}')
+        if self.rule not in RULES:
+            raise ValueError(f'rule: expected one of {RULES}, found {self.rule!r}')
+        if isinstance(self.unexpanded_value, str) and self.unexpanded_value not in rules.UNEXPANDED:
+            raise ValueError(f'unexpanded_value: expected a number or one of {rules.UNEXPANDED}, found '
+                             f'{self.unexpanded_value!r}')
+        if self.known_bounds is not None and not self.known_bounds[0] < self.known_bounds[1]:
+            raise ValueError(f'known_bounds: expected (least, largest), found {self.known_bounds}')
+        if self.num_simulations % self.num_parallel:
+            raise ValueError(f'num_simulations: expected a multiple of the {self.num_parallel} parallel simulations, '
+                             f'found {self.num_simulations}')
+        if self.expand_all and self.num_parallel > 1:
+            raise ValueError('expanding all children of a leaf does not go with parallel simulations, found '
+                             f'{self.num_parallel} of them')
+        if self.rule == 'gumbel' and (self.expand_all or self.expand_root):
+            raise ValueError("rule 'gumbel' decides itself which actions of the root are expanded; it does not go with "
+                             'expanding all of them')
+
+    @property
+    def num_steps(self) -> int:
+        """Calls of the model, but for the root and ``expand_root``."""
+        return self.num_simulations // self.num_parallel
+
+    @cached_property
+    def rule_code(self) -> int:
+        return RULES.index(self.rule)
+
+    @cached_property
+    def unexpanded_code(self) -> int:
+        """CONSTANT, or which string ``unexpanded_value`` is."""
+        return 1 + rules.UNEXPANDED.index(self.unexpanded_value) if isinstance(self.unexpanded_value, str) else CONSTANT
+
+    @cached_property
+    def unexpanded_constant(self) -> float:
+        return 0.0 if isinstance(self.unexpanded_value, str) else float(self.unexpanded_value)
+
+    @cached_property
+    def depth_limit(self) -> int:
+        """No node at this depth is expanded."""
+        return min(self.max_depth - self.expand_all, self.num_simulations + 1)
+
+    def num_nodes(self, num_actions: int) -> int:
+        """Rows for a tree."""
+        return 1 + num_actions * self.expand_root + self.num_simulations * (num_actions if self.expand_all else 1)
+
+
+class Noise(NamedTuple):
+    """All random numbers of one search, drawn beforehand; what a rule does not need has no steps.
+
+    Attributes:
+        ties: float64 ``[num_steps, num_parallel, B, A]``, for 'ucb'.
+        seeds: int64 ``[num_steps, num_parallel, B]``, for 'rkl' and 'kl'.
+        gumbel: float64 ``[B, A]``, for 'gumbel'.
+    """
+
+    ties: Tensor
+    seeds: Tensor
+    gumbel: Tensor
+
+    @classmethod
+    def none(cls, settings: SearchSettings, batch_size: int, num_actions: int) -> 'Noise':
+        """Zeros."""
+        outer = settings.num_steps, settings.num_parallel, batch_size
+        by_rule = {'ucb': (outer, (0, *outer[1:])), 'gumbel': ((0, *outer[1:]), ) * 2}
+        ties, seeds = by_rule.get(settings.rule, ((0, *outer[1:]), outer))
+        return cls(torch.zeros(*ties, num_actions, dtype=torch.float64), torch.zeros(seeds, dtype=torch.int64),
+                   torch.zeros(batch_size, num_actions, dtype=torch.float64))
+
+    @classmethod
+    def draw(cls, settings: SearchSettings, batch_size: int, num_actions: int) -> 'Noise':
+        """From torch's generator of the CPU."""
+        noise = cls.none(settings, batch_size, num_actions)
+        if settings.rule == 'ucb' and settings.break_tie_eps:
+            noise.ties.uniform_().mul_(settings.break_tie_eps)
+        elif settings.rule in ('rkl', 'kl'):
+            noise.seeds.random_(-2**63, None)
+        elif settings.rule == 'gumbel' and settings.gumbel_scale:
+            noise.gumbel.exponential_().clamp_min_(rules.TINY).log_().mul_(-settings.gumbel_scale)
+        return noise
+
+
+class Trees:
+    """The trees of one batch of searches; they are planted anew for each.
+
+    Args:
+        settings: how to search.
+        batch_size: B.
+        num_actions: A.
+    """
+
+    def __init__(self, settings: SearchSettings, batch_size: int, num_actions: int):
+        self.settings = settings
+        self.batch_size, self.num_actions = batch_size, num_actions
+        nodes, parallel = settings.num_nodes(num_actions), settings.num_parallel
+        self.ints = np.zeros((batch_size, nodes, CHILD + 2 * num_actions), np.int32)
+        self.floats = np.zeros((batch_size, nodes, PRIOR + 3 * num_actions))
+        self.bounds = np.zeros((batch_size, 2))
+        """Least and largest value seen in each tree."""
+        self.chosen = np.zeros((3, parallel, batch_size), np.int64)
+        """What ``select`` found for each path: the node, the action, and the node again if it cannot be expanded, or
+        -1."""
+        depths = settings.depth_limit + 1 if parallel > 1 else 1
+        self.paths = np.zeros((batch_size, parallel, depths, 2), np.int64)
+        """Node and action of each path at each depth, in one step; node -1 below its end."""
+        largest = settings.num_simulations + parallel + 2
+        self.factors = rules.exploration_factors(largest, settings.pb_c_init, settings.pb_c_base,
+                                                 settings.minus_one and settings.rule == 'ucb').numpy()
+        self.considered = rules.considered_visits(min(settings.max_num_considered, num_actions),
+                                                  settings.num_simulations).numpy()
+        self.num_considered = np.zeros(batch_size, np.int64)
+        self.ties, self.seeds, self.gumbel = (x.numpy() for x in Noise.none(settings, batch_size, num_actions))
+
+    def plant(self, value: Tensor, prior: Tensor, to_play: Tensor, noise: Noise) -> None:
+        """Begin anew with roots alone.
+
+        Args:
+            value: float64 ``[B]``, of the model.
+            prior: float64 ``[B, A]``.
+            to_play: int ``[B]``, 0 or 1.
+            noise: the random numbers of this search.
+        """
+        A = self.num_actions
+        self.ints[:, 0] = 0
+        self.floats[:, 0] = 0.0
+        self.ints[:, 0, VISITS] = 1
+        self.ints[:, 0, PARENT] = -1
+        self.ints[:, 0, TO_PLAY] = to_play.numpy()
+        self.floats[:, 0, VALUE_SUM] = self.floats[:, 0, VALUE] = value.numpy()
+        self.floats[:, 0, PRIOR:PRIOR + A] = prior.numpy()
+        if self.settings.rule == 'gumbel':
+            self.floats[:, 0, PRIOR + 2 * A:] = prior.log().numpy()
+        self.bounds[:] = value.numpy()[:, None] if self.settings.known_bounds is None else self.settings.known_bounds
+        self.num_considered[:] = np.minimum((prior > 0).sum(-1).numpy(), self.considered.shape[0] - 1)
+        for own, drawn in zip((self.ties, self.seeds, self.gumbel), noise):
+            own[:] = drawn.numpy()
+
+    # What was found --------------------------------------------------------------------------------------------
+
+    def tensor_of(self, array: np.ndarray, row: int | slice, first: int, count: int = 1) -> Tensor:
+        """Columns of rows of ``ints`` or ``floats`` as float64, ``[B, ..., count]``."""
+        return torch.from_numpy(array[:, row, first:first + count]).double()
+
+    @property
+    def root_visits(self) -> Tensor:
+        """Visits of the actions of the roots, float64 ``[B, A]``."""
+        return self.tensor_of(self.ints, 0, CHILD + self.num_actions, self.num_actions)
+
+    def mean_value(self, node: int = 0) -> Tensor:
+        """The mean of what came back to a node of all trees, float64 ``[B]``."""
+        return torch.from_numpy(self.floats[:, node, VALUE_SUM] / self.ints[:, node, VISITS])
+
+    def players(self, node: int = 0) -> Tensor:
+        """Who is to move there, int32 ``[B]``; always 0 in a game of one player."""
+        return torch.from_numpy(self.ints[:, node, TO_PLAY] * self.settings.two_players)

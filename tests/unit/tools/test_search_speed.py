@@ -1,0 +1,34 @@
+"""The tools of the tree search: speed and showing a tree."""
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+TOOLS = pathlib.Path(__file__).parents[3] / 'tools'
+
+
+@pytest.fixture(autouse=True)
+def tools_on_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(TOOLS))
+
+
+def test_every_measured_run_is_a_search_of_its_own_and_takes_time():
+    import search_speed
+    torch.manual_seed(0)
+    runs = search_speed.alfx_runs(2, 3, 4, search_speed.Network(3), tensors=True)
+    assert list(runs) == ['tree', 'net', 'alfx', 'alfx gumbel', 'alfx tensors']
+    assert runs['alfx']().root_visits.sum(-1).tolist() == [4, 4]
+    assert torch.equal(runs['alfx']().root_visits, runs['alfx tensors']().root_visits)
+    times = search_speed.measure({'alfx': runs['alfx']}, 4, rounds=2)
+    assert len(times['alfx']) == 2 and min(times['alfx']) > 0
+
+
+def test_a_tree_is_printed_with_the_most_visited_action_first():
+    command = [sys.executable, str(TOOLS / 'show_tree.py'), '--position', 'XX. OO. ...', '--simulations', '60']
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert lines[0].startswith('root: visits 61') and lines[0].endswith('player 0 to move')
+    assert lines[1].startswith('├─ 2: visits') and lines[1].endswith('over')
+    wrong = subprocess.run([*command[:3], 'XX'], capture_output=True, text=True)
+    assert wrong.returncode != 0 and 'expected three lines' in wrong.stderr

@@ -1,0 +1,158 @@
+"""How well a trained agent plays a board game: all lines of play, or games against an opponent.
+
+    python tools/board_games.py --root_dir R --exhaustive
+    python tools/board_games.py --root_dir R --opponent random --games 500
+
+An agent that always does the same in the same position can be judged exactly: with ``--exhaustive`` the opponent tries
+every sequence of moves, with the agent as first and as second player, and the lines that the agent wins, draws and
+loses are counted. It needs a game that is small enough, such as TicTacToe. The agent acts greedily.
+
+The exit code is 1 if it lost.
+"""
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from absl import flags as absl_flags
+
+from alfx import nest
+from alfx.bin import flags, policy_flags
+from alfx.data_structures import StepType, TimeStep
+from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.board_games import BoardGame, MinimaxOpponent, Rules, SearchOpponent, random_opponent
+
+FLAGS = absl_flags.FLAGS
+Choose = Callable[[np.ndarray, Any], tuple[np.ndarray, Any]]
+"""Called with boards ``[N, rows, columns]`` and a nest of states ``[N, ...]``; returns actions ``[N]`` and the next
+states."""
+
+
+class Lines(NamedTuple):
+    """How many lines of play were won, drawn and lost, and a position after a lost one."""
+
+    won: int
+    drawn: int
+    lost: int
+    lost_position: np.ndarray | None
+
+
+def all_lines(rules: Rules, choose: Choose, initial_state: Any, player: int) -> Lines:
+    """Play all lines with the agent as ``player``; positions that are reached in several ways are looked at once.
+
+    Args:
+        rules: of the game.
+        choose: the agent.
+        initial_state: nest ``[1, ...]``, its state at the beginning.
+        player: 0 or 1.
+    """
+    boards, counts = np.zeros((1, rules.rows, rules.columns), np.int8), np.ones(1, np.int64)
+    state, results, lost_position = initial_state, {1: 0, 0: 0, -1: 0}, None
+    turn = 0
+    while len(boards):
+        actions, state = choose(boards, state)
+        if turn == player:
+            parents = np.arange(len(boards))
+        else:
+            parents, actions = np.nonzero(rules.valid(boards))
+        possible = rules.valid(boards)[parents, actions]
+        stones = np.full(len(parents), 1 - 2 * turn)
+        boards, counts = _after(rules, boards[parents], actions, stones, possible), counts[parents]
+        outcome = np.where(possible, rules.winner(boards), -stones) * (1 - 2 * player)
+        over = ~possible | rules.is_over(boards)
+        for result in results:
+            results[result] += int(counts[over & (outcome == result)].sum())
+        if lost_position is None and (over & (outcome == -1)).any():
+            lost_position = boards[(over & (outcome == -1)).argmax()]
+        boards, counts, parents = boards[~over], counts[~over], parents[~over]
+        boards, first, inverse = np.unique(boards, axis=0, return_index=True, return_inverse=True)
+        counts = np.bincount(inverse.reshape(-1), counts, len(boards)).astype(np.int64)
+        rows = torch.from_numpy(parents[first])
+        state = nest.map_structure(lambda x, rows=rows: x[rows], state)
+        turn = 1 - turn
+    return Lines(results[1], results[0], results[-1], lost_position)
+
+
+def _after(rules: Rules, boards: np.ndarray, actions: np.ndarray, stones: np.ndarray, possible: np.ndarray
+           ) -> np.ndarray:
+    after = boards.copy()
+    after[possible] = rules.play(boards[possible], actions[possible], stones[possible])
+    return after
+
+
+def chooser(algorithm: Any, game: BoardGame) -> Choose:
+    """How ``algorithm`` chooses with ``predict_step``, shown positions as the environment shows them."""
+
+    def choose(boards: np.ndarray, state: Any) -> tuple[np.ndarray, Any]:
+        observation = game.observe(boards)
+        n = len(boards)
+        step_type = StepType.MID if boards.any() else StepType.FIRST
+        time_step = TimeStep(torch.full((n, ), step_type, dtype=torch.int32), torch.zeros(n), torch.ones(n),
+                             observation, torch.zeros(n, dtype=torch.int64), torch.arange(n))
+        inputs, _ = algorithm.transform_timestep(time_step, algorithm.get_initial_transform_state(n))
+        with torch.no_grad():
+            step = algorithm.predict_step(inputs, state)
+        return step.output.cpu().numpy(), step.state
+
+    return choose
+
+
+def _game_of(env: Any) -> BoardGame:
+    while not isinstance(env, BoardGame):
+        env = getattr(env, 'wrapped_env', None)
+        if not isinstance(env, AlfEnvironment):
+            raise SystemExit('the environment of this run is no board game')
+    return env
+
+
+def _exhaustive(algorithm: Any, game: BoardGame) -> int:
+    lost = 0
+    for player, name in enumerate(('first', 'second')):
+        lines = all_lines(game.rules, chooser(algorithm, game), algorithm.get_initial_predict_state(1), player)
+        print(f'as the {name} player: {lines.won} lines won, {lines.drawn} drawn, {lines.lost} lost', flush=True)
+        lost += lines.lost
+    print(f'lost lines: {lost}')
+    return lost
+
+
+def _play_games(algorithm: Any, rules: Rules, opponent: Any, games: int) -> int:
+    from alfx.trainers.evaluator import evaluate
+    lost = 0.0
+    for player, name in enumerate(('first', 'second')):
+        env = BoardGame(rules, min(games, 50), opponent, player)
+        env.seed(FLAGS.random_seed)
+        shares = {what: float(x.mean()) * 100 for what, x in evaluate(env, algorithm, games).env_info().items()}
+        print(f"as the {name} player: {', '.join(f'{x:.1f}% {what}' for what, x in shares.items())} of {games} games",
+              flush=True)
+        lost += shares['lost']
+    return int(lost > 0)
+
+
+def main(argv: list[str]) -> int:
+    """Judge the agent in ``--root_dir``; returns 1 if it lost."""
+    del argv
+    from alfx.trainers import building
+    from alfx.trainers.playing import load_for_play
+    policy_flags.set_up_logging()
+    root_dir = flags.root_dir_from_flags()
+    env, algorithm = policy_flags.policy_from_flags(root_dir, 1)
+    load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
+    building.set_epsilon_greedy(algorithm, 0.0)
+    algorithm.eval()
+    game = _game_of(env)
+    if FLAGS.exhaustive:
+        return int(_exhaustive(algorithm, game) > 0)
+    opponents = {'random': lambda: random_opponent, 'minimax': MinimaxOpponent,
+                 'search': lambda: SearchOpponent(FLAGS.simulations)}
+    return _play_games(algorithm, game.rules, opponents[FLAGS.opponent](), FLAGS.games)
+
+
+if __name__ == '__main__':
+    flags.define_conf_flags()
+    policy_flags.define_policy_flags()
+    absl_flags.DEFINE_boolean('exhaustive', False, 'play all lines')
+    absl_flags.DEFINE_enum('opponent', 'random', ['random', 'minimax', 'search'],
+                           'without --exhaustive: who else plays')
+    absl_flags.DEFINE_integer('games', 500, 'without --exhaustive: how many games on each side', lower_bound=1)
+    absl_flags.DEFINE_integer('simulations', 200, "of the opponent 'search', for each move", lower_bound=1)
+    flags.run(main)

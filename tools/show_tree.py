@@ -1,0 +1,87 @@
+"""The tree of one search as text.
+
+    python tools/show_tree.py --root_dir R --steps 4 --depth 2
+    python tools/show_tree.py --position 'X.. .O. ...' --simulations 200
+
+The first acts ``--steps`` times with the trained agent of a run, then shows the search of the next action; for each
+node there are the visits, the value (reward + discount * mean of what follows, of player 0), the prior, the reward, and
+what the model said its value is. The second searches a position of TicTacToe with the rules alone.
+"""
+from typing import Any
+
+import numpy as np
+import torch
+from absl import flags as absl_flags
+
+from alfx.algorithms.mcts_algorithm import MCTSAlgorithm
+from alfx.bin import flags, policy_flags
+from alfx.environments.board_games import GameModel, Rules
+from alfx.tree_search.search import TreeSearch
+from alfx.tree_search.show import tree_as_text
+from alfx.tree_search.trees import SearchSettings, Trees
+
+FLAGS = absl_flags.FLAGS
+
+
+def search_position(text: str, num_simulations: int) -> Trees:
+    """Search a position of TicTacToe, three lines of X, O and dots, with the rules alone."""
+    numbers = {'.': 0, 'X': 1, 'O': -1}
+    lines = text.split()
+    if [len(line) for line in lines] != [3, 3, 3] or not set(''.join(lines)) <= set(numbers):
+        raise SystemExit(f"--position: expected three lines of X, O and dots such as 'X.. .O. ...', found {text!r}")
+    rules = Rules()
+    board = np.array([[[numbers[stone] for stone in line] for line in lines]], np.int8)
+    model = GameModel(rules)
+    root = model.predict(torch.from_numpy(board))
+    if bool(root.game_over):
+        raise SystemExit(f'--position: the game {text!r} is over')
+    settings = SearchSettings(num_simulations, two_players=True, known_bounds=(-1.0, 1.0))
+    return TreeSearch(settings).run(model, root, root.action_probs, torch.from_numpy(rules.to_play(board)))
+
+
+def search_of_run(root_dir: str, steps: int) -> Trees:
+    """The latest search of a trained agent after ``steps`` actions."""
+    from alfx.trainers.playing import load_for_play
+    env, algorithm = policy_flags.policy_from_flags(root_dir, 1)
+    load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
+    algorithm.eval()
+    searches: list[Any] = [x for x in algorithm.modules() if isinstance(x, MCTSAlgorithm)]
+    if not searches:
+        raise SystemExit(f'{root_dir} holds no agent that searches')
+    time_step, state = env.current_time_step(), algorithm.get_initial_predict_state(1)
+    transform_state = algorithm.get_initial_transform_state(1)
+    for i in range(steps + 1):
+        inputs, transform_state = algorithm.transform_timestep(time_step, transform_state)
+        with torch.no_grad():
+            step = algorithm.predict_step(inputs, state)
+        if i < steps:
+            time_step, state = env.step(step.output), step.state
+            if bool(time_step.is_last()):
+                raise SystemExit(f'the episode was over after {i + 1} steps; choose fewer --steps')
+    env.close()
+    trees = searches[0].latest_trees
+    assert trees is not None, 'it has just searched'
+    return trees
+
+
+def main(argv: list[str]) -> int:
+    """Print the tree."""
+    del argv
+    if FLAGS.position:
+        trees = search_position(FLAGS.position, FLAGS.simulations)
+    else:
+        policy_flags.set_up_logging()
+        trees = search_of_run(flags.root_dir_from_flags(), FLAGS.steps)
+    print(tree_as_text(trees, 0, FLAGS.depth, FLAGS.min_visits))
+    return 0
+
+
+if __name__ == '__main__':
+    flags.define_conf_flags()
+    policy_flags.define_policy_flags()
+    absl_flags.DEFINE_integer('steps', 0, 'actions before the search', lower_bound=0)
+    absl_flags.DEFINE_integer('depth', 2, 'of the nodes shown', lower_bound=1)
+    absl_flags.DEFINE_integer('min_visits', 1, 'nodes with fewer are left out', lower_bound=0)
+    absl_flags.DEFINE_string('position', None, 'of TicTacToe, searched with the rules')
+    absl_flags.DEFINE_integer('simulations', 200, 'with --position', lower_bound=1)
+    flags.run(main)
