@@ -73,7 +73,8 @@ def root_prior(prior: Tensor, mask: Tensor | None, dirichlet_alpha: float, fract
     prior = prior / prior.sum(-1, keepdim=True)
     if fraction == 0.0:
         return prior
-    noise = torch._standard_gamma(torch.full_like(prior, dirichlet_alpha)).clamp_min(rules.TINY)
+    gamma = torch.distributions.Gamma(torch.full_like(prior, dirichlet_alpha), torch.ones_like(prior))
+    noise = gamma.sample().clamp_min(rules.TINY)
     valid = prior > 0 if mask is None else mask
     noise = torch.where(valid, noise, 0.0)
     return (1 - fraction) * prior + fraction * noise / noise.sum(-1, keepdim=True)

@@ -206,9 +206,9 @@ def test_the_weight_of_an_update_is_not_told_as_part_of_its_loss():
 
 
 def test_an_on_policy_algorithm_with_a_replay_buffer_of_its_own_trains_on_all_of_it():
-    agent, _ = agents.make_agent('actor-critic', 'discrete', mini_batch_length=1)
+    agent, _ = agents.make_agent('actor-critic', 'discrete', mini_batch_length=2)
     experience = agent.unroll(6)
     agent.set_replay_buffer(4, 8)
     agent.observe_sequence_for_replay(experience)
     agent._config.whole_replay_buffer_training, agent._config.clear_replay_buffer = True, False
-    assert agent.train_from_replay_buffer() == 2 * 7 * 4
+    assert agent.train_from_replay_buffer() == 2 * 4 * 6  # updates, environments, steps in whole sequences
