@@ -3,7 +3,7 @@ from alfx import nest
 from alfx.data_structures import (AlgStep, BatchInfo, Experience, LossInfo, StepType, TimeStep)
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
-__version__ = '0.4.5'
+__version__ = '0.5.0'
 __all__ = [
     'AlgStep', 'BatchInfo', 'BoundedTensorSpec', 'Experience', 'LossInfo', 'StepType', 'TensorSpec', 'TimeStep', 'nest'
 ]
