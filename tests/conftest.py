@@ -63,7 +63,8 @@ def fresh_process_state():
 def warm_up(monkeypatch):
     """A function that sets how often updates and policies are computed step by step before they are played."""
     def set_to(count: int) -> None:
-        monkeypatch.setattr(forms, 'WARM_UP', forms.WarmUp(updates=count, calls=count, compiled_calls=count))
+        monkeypatch.setattr(forms, 'WARM_UP', forms.WarmUp(updates=count, calls=count, compiled_calls=count,
+                                                           rare_updates=count))
 
     return set_to
 

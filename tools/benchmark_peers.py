@@ -216,7 +216,7 @@ def unavailable(peer: str, workload: Any) -> str:
     if peer in ('compiled', 'bfloat16'):
         return '' if isinstance(workload, OffPolicyWorkload) else 'TrainerConfig.compile does not apply to it'
     if peer == 'eager':
-        return 'A2C plays no records' if workload.algorithm == 'a2c' else ''
+        return ''
     module = {'alfx': 'alfx', 'sb3': 'stable_baselines3', 'sbx': 'sbx', 'bare': 'torch'}[peer]
     if importlib.util.find_spec(module) is None:
         return f'{module} is not installed (make install-bench)'

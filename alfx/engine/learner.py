@@ -383,15 +383,15 @@ class Learner:
     def unroll_plan(self) -> Eager:
         """The same for unrolls whose infos are computed anew."""
         if self._unroll_plan is None:
-            self._unroll_plan = self._make_plan(self._unroll_losses)
+            self._unroll_plan = self._make_plan(self._unroll_losses, is_rare=True)
         return self._unroll_plan
 
-    def _make_plan(self, losses: Losses) -> Eager:
+    def _make_plan(self, losses: Losses, is_rare: bool = False) -> Eager:
         is_fixed = self.traits.fixed_update
         if is_fixed and self.scaler is not None:
             logger.info('updates of %s are made step by step: whether one is skipped depends on its gradients '
                         '(float16)', self._algorithm.name)
-        return make_plan(self._objective(losses), is_fixed, self._settings.compile)
+        return make_plan(self._objective(losses), is_fixed, self._settings.compile, is_rare)
 
     def _objective(self, losses: Losses) -> Objective:
         """What the algorithm minimises."""

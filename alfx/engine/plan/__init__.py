@@ -15,7 +15,7 @@ from alfx.engine.plan.update import FasterPlan
 __all__ = ['Batch', 'Computed', 'Eager', 'FasterPlan', 'Objective', 'Recorded', 'make_plan']
 
 
-def make_plan(objective: Objective, is_fixed: bool, compiles: bool = False) -> Eager:
+def make_plan(objective: Objective, is_fixed: bool, compiles: bool = False, is_rare: bool = False) -> Eager:
     """How to compute the gradients of an objective.
 
     Args:
@@ -23,7 +23,8 @@ def make_plan(objective: Objective, is_fixed: bool, compiles: bool = False) -> E
         is_fixed: whether it is the same tensor operations every time, but for ``objective.variant``. It is noticed if
             that is not so, after an update of another kind perhaps.
         compiles: whether a fixed objective is compiled; otherwise it is played.
+        is_rare: whether there is only one update an iteration.
     """
     if not is_fixed or objective.scaled is not None or not objective.params:
         return Eager(objective)
-    return FasterPlan(objective, compiles)
+    return FasterPlan(objective, compiles, is_rare)

@@ -33,7 +33,8 @@ class WarmUp(NamedTuple):
     """How often a form leaves each variant and layout of a request to the form below before it makes a record.
 
     Recording takes as long as some hundred updates: a short run is over before that pays. Who asks for compiling trains
-    for long: the sooner an update is compiled the better.
+    for long: the sooner an update is compiled the better. Rare updates are those of which an iteration makes one: as
+    many as take the time of a record pass before there is one.
     """
 
     updates: int = 50
@@ -41,6 +42,7 @@ class WarmUp(NamedTuple):
     compiled_updates: int = 0
     compiled_calls: int = 100
     captured_updates: int = 1
+    rare_updates: int = 5000
 
 
 WARM_UP = WarmUp()

@@ -97,6 +97,7 @@ class FasterPlan(Eager):
     Args:
         objective: what to compute.
         compiles: whether updates are compiled; otherwise they are played.
+        is_rare: whether there is only one update an iteration.
 
     Attributes:
         played, compiled: the forms, for who wants to know what has become of them; ``None`` before the first call, and
@@ -105,9 +106,9 @@ class FasterPlan(Eager):
 
     reads_slots = True
 
-    def __init__(self, objective: Objective, compiles: bool) -> None:
+    def __init__(self, objective: Objective, compiles: bool, is_rare: bool = False) -> None:
         super().__init__(objective)
-        self._compiles, self.takes_batches_in_place = compiles, not compiles
+        self._compiles, self._is_rare, self.takes_batches_in_place = compiles, is_rare, not compiles
         self.played: Played | None = None
         self.compiled: Compiled | None = None
         self._form: Faster | None = None
@@ -115,7 +116,8 @@ class FasterPlan(Eager):
     def _make_form(self) -> Faster:
         """Put one form round the other, as soon as the first gradients are wanted: only then its module is complete."""
         task = UpdateTask(self.objective)
-        self.played = Played(super().gradients, task, forms.WARM_UP.updates)
+        warm_up = forms.WARM_UP.rare_updates if self._is_rare else forms.WARM_UP.updates
+        self.played = Played(super().gradients, task, warm_up)
         if not self._compiles:
             return self.played
         self.compiled = Compiled(self.played, task, forms.WARM_UP.compiled_updates)
@@ -124,7 +126,8 @@ class FasterPlan(Eager):
         return Captured(self.compiled, task, forms.WARM_UP.captured_updates)
 
     def __deepcopy__(self, memo: Any) -> 'FasterPlan':
-        return FasterPlan(copy.deepcopy(self.objective, memo), self._compiles)  # records hold the original's tensors
+        # records hold the tensors of the original
+        return FasterPlan(copy.deepcopy(self.objective, memo), self._compiles, self._is_rare)
 
     def gradients(self, batch: Batch) -> Computed:
         """As step by step."""
