@@ -75,7 +75,7 @@ class Learner:
         self._reader_key: Any = None  # what the reader depends on
         self._plan: Eager | None = None
         self._unroll_plan: Eager | None = None
-        self._taking_turns: list[Any] | None = None  # parts with several fixed updates
+        self._taking_turns: list[Any] | None = None  # parts that may have several fixed updates
 
     @property
     def traits(self) -> Traits:
@@ -401,10 +401,9 @@ class Learner:
                          gradient_noise=self.noise_scale)
 
     def _variant(self) -> Hashable:
-        """Which one of several fixed updates the next one is, of all parts that have several."""
+        """Which one of several fixed updates the next one is, of all parts."""
         if self._taking_turns is None:
-            self._taking_turns = [part for part in self._algorithm.modules()
-                                  if getattr(part, 'update_variant', None) is not None]
+            self._taking_turns = [part for part in self._algorithm.modules() if hasattr(type(part), 'update_variant')]
         return tuple([part.update_variant for part in self._taking_turns])
 
     def _update(self, experience: Experience, batch_info: BatchInfo | None, counts: bool,

@@ -124,6 +124,23 @@ def test_tensors_that_have_moved_or_are_others_are_noticed(how, when, warm_up, c
     assert_same_parameters(made, **EXACT)
 
 
+def test_updates_that_take_turns_only_later_have_a_record_each(played_at_once):
+    class Turning(Fixed):
+        own_traits = Fixed.own_traits
+        turn = None
+
+        @property
+        def update_variant(self):
+            return self.turn
+
+    agent = make_agent(algorithm_cls=Turning, priority_replay=False)
+    train([agent], 3)
+    assert num_records(agent) == 1
+    agent._rl_algorithm.turn = 'other'
+    train([agent], 3)
+    assert num_records(agent) == 2
+
+
 def test_a_loaded_checkpoint_is_seen_by_the_record(played_at_once):
     agent, other = make_agent(priority_replay=False), make_agent(priority_replay=False)
     train([agent], 3)
