@@ -15,7 +15,9 @@ import torch
 from alfx.utils.checkpoint_utils import read_checkpoint
 
 PARAMS = ('TrainerConfig.num_checkpoints=40', 'TrainerConfig.random_seed=7', 'TrainerConfig.num_threads=1',
-          'TrainerConfig.confirm_checkpoint_upon_crash=False')
+          'TrainerConfig.confirm_checkpoint_upon_crash=False',
+          # which path of float32 products is faster is measured when a run starts; these are two runs
+          'TrainerConfig.float32_matmul_precision="highest"')
 # conf -> what makes its run short; off-policy ones are exact as shipped, their replay buffers being small
 SHORT = {
     'ppo_cart_pole': ('TrainerConfig.num_env_steps=20000', 'TrainerConfig.num_updates_per_train_iter=4'),
