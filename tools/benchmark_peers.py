@@ -73,6 +73,7 @@ TrainerConfig.num_iterations = 0
 TrainerConfig.num_summaries = None
 TrainerConfig.summarize_first_interval = True
 TrainerConfig.random_seed = {seed}
+TrainerConfig.compile = {compile}
 """
 _ALFX_CONFS = {
     'ppo': """include 'ppo.gin'
@@ -154,31 +155,42 @@ def run_sbx(workload: Any, steps: int, seed: int) -> tuple[int, float]:
     return _stable_baselines(sbx, workload, steps, seed, warm_up)
 
 
-def run_alfx(workload: Any, steps: int, seed: int, bonus: str = '') -> tuple[int, float]:
-    """alfx as `python -m alfx.bin.train` runs it: summaries, progress.csv and checkpoints included."""
+_COMPILED_AFTER = 60  # iterations: by then acting and the update are compiled
+
+
+def run_alfx(workload: Any, steps: int, seed: int, bonus: str = '', compile: bool = False) -> tuple[int, float]:
+    """alfx as `python -m alfx.bin.train` runs it: summaries, progress.csv and checkpoints included.
+
+    The clock starts when compilation is over, as that of sbx does.
+    """
     if isinstance(workload, OffPolicyWorkload):
-        return benchmark_off_policy.run_alfx(workload, steps, seed)
+        return benchmark_off_policy.run_alfx(workload, steps, seed, compile=compile)
     from alfx import gin_utils
     from alfx.algorithms.config import TrainerConfig
     from alfx.trainers.policy_trainer import RLTrainer
 
-    fields = {**dataclasses.asdict(workload), 'batch_size': workload.num_envs * workload.unroll_length,
-              'steps': steps, 'seed': seed}
+    batch_size = workload.num_envs * workload.unroll_length
+    untimed = _COMPILED_AFTER if compile else 0
+    fields = {**dataclasses.asdict(workload), 'batch_size': batch_size, 'steps': steps + untimed * batch_size,
+              'seed': seed, 'compile': compile}
     with tempfile.TemporaryDirectory() as folder:
         conf = Path(folder, 'benchmark.gin')
         conf.write_text((_ALFX_CONFS[workload.algorithm] + _BONUSES[bonus] + _ALFX_COMMON).format(**fields))
         gin_utils.write_conf(f'{folder}/run', gin_utils.load(str(conf)))
         trainer = RLTrainer(TrainerConfig(root_dir=f'{folder}/run'))
-        start = time.perf_counter()
+        counter = trainer.current_iterations if workload.unit == 'iterations' else trainer.current_env_steps
+        train_iter, before, start = trainer.algorithm.train_iter, 0, time.perf_counter()
+
+        def timed() -> int:
+            nonlocal before, start
+            if trainer.current_iterations() == untimed:
+                before, start = counter(), time.perf_counter()
+            return train_iter()
+
+        if untimed:
+            trainer.algorithm.train_iter = timed
         trainer.train()
-        seconds = time.perf_counter() - start
-        counted = trainer.current_iterations if workload.unit == 'iterations' else trainer.current_env_steps
-        return counted(), seconds
-
-
-def run_alfx_compiled(workload: Any, steps: int, seed: int) -> tuple[int, float]:
-    """The same with ``TrainerConfig.compile``."""
-    return benchmark_off_policy.run_alfx(workload, steps, seed, compile=True)
+        return counter() - before, time.perf_counter() - start
 
 
 def run_alfx_bfloat16(workload: Any, steps: int, seed: int) -> tuple[int, float]:
@@ -199,7 +211,7 @@ def run_alfx_eager(workload: Any, steps: int, seed: int) -> tuple[int, float]:
 
 
 PEERS: dict[str, Callable[[Any, int, int], tuple[int, float]]] = {
-    'alfx': run_alfx, 'eager': run_alfx_eager, 'compiled': run_alfx_compiled, 'bfloat16': run_alfx_bfloat16,
+    'alfx': run_alfx, 'eager': run_alfx_eager, 'compiled': partial(run_alfx, compile=True), 'bfloat16': run_alfx_bfloat16,
     'sb3': run_sb3, 'bare': run_bare, 'sbx': run_sbx, 'rnd': partial(run_alfx, bonus='rnd'),
     'icm': partial(run_alfx, bonus='icm')}
 
@@ -214,7 +226,7 @@ def unavailable(peer: str, workload: Any) -> str:
     if compares_bonuses and peer != 'alfx':
         return 'alfx is compared with alfx'
     if peer in ('compiled', 'bfloat16'):
-        return '' if isinstance(workload, OffPolicyWorkload) else 'TrainerConfig.compile does not apply to it'
+        return '' if peer == 'compiled' or isinstance(workload, OffPolicyWorkload) else 'its products are small'
     if peer == 'eager':
         return ''
     module = {'alfx': 'alfx', 'sb3': 'stable_baselines3', 'sbx': 'sbx', 'bare': 'torch'}[peer]
