@@ -211,9 +211,9 @@ def run_alfx_eager(workload: Any, steps: int, seed: int) -> tuple[int, float]:
 
 
 PEERS: dict[str, Callable[[Any, int, int], tuple[int, float]]] = {
-    'alfx': run_alfx, 'eager': run_alfx_eager, 'compiled': partial(run_alfx, compile=True), 'bfloat16': run_alfx_bfloat16,
-    'sb3': run_sb3, 'bare': run_bare, 'sbx': run_sbx, 'rnd': partial(run_alfx, bonus='rnd'),
-    'icm': partial(run_alfx, bonus='icm')}
+    'alfx': run_alfx, 'eager': run_alfx_eager, 'compiled': partial(run_alfx, compile=True),
+    'bfloat16': run_alfx_bfloat16, 'sb3': run_sb3, 'bare': run_bare, 'sbx': run_sbx,
+    'rnd': partial(run_alfx, bonus='rnd'), 'icm': partial(run_alfx, bonus='icm')}
 
 OF_ALFX = ('alfx', 'eager', 'compiled', 'bfloat16', 'rnd', 'icm')  # what an older source tree can be compared in
 
