@@ -12,12 +12,13 @@ from alfx.layers.elementwise import (AddN, Cast, Detach, ElementwiseLayerBase, G
                                      Permute, Reshape, Scale, ScaleGradient, Sum, Transpose)
 from alfx.layers.fc import FC, ParallelFC
 from alfx.layers.images import RandomCrop, ReplicationPad2d
+from alfx.layers.param_layers import ParamConv2D, ParamFC
 from alfx.layers.residual_blocks import BottleneckBlock, ResidueBlock
 
 __all__ = [
-    'AddN', 'BottleneckBlock', 'Branch', 'Cast', 'Conv2D', 'ConvTranspose2D', 'Detach', 'ElementwiseLayerBase', 'FC',
-    'FixedDecodingLayer', 'GetFields', 'Identity', 'Lambda', 'NaiveParallelLayer', 'OneHot', 'ParallelConv2D',
-    'ParallelConvTranspose2D', 'ParallelFC', 'Permute', 'RandomCrop', 'ReplicationPad2d', 'Reshape', 'ResidueBlock',
-    'Scale', 'ScaleGradient', 'Sequential', 'Sum', 'Transpose', 'copy_module', 'first_layers', 'make_parallel_input',
-    'make_parallel_net', 'make_parallel_spec', 'reset_parameters'
+    'AddN', 'BottleneckBlock', 'Branch', 'Cast', 'Conv2D', 'ConvTranspose2D', 'Detach', 'ElementwiseLayerBase',
+    'FC', 'FixedDecodingLayer', 'GetFields', 'Identity', 'Lambda', 'NaiveParallelLayer', 'OneHot', 'ParallelConv2D',
+    'ParallelConvTranspose2D', 'ParallelFC', 'ParamConv2D', 'ParamFC', 'Permute', 'RandomCrop', 'ReplicationPad2d',
+    'Reshape', 'ResidueBlock', 'Scale', 'ScaleGradient', 'Sequential', 'Sum', 'Transpose', 'copy_module',
+    'first_layers', 'make_parallel_input', 'make_parallel_net', 'make_parallel_spec', 'reset_parameters'
 ]

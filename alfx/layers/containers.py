@@ -111,6 +111,11 @@ class NaiveParallelLayer(nn.Module):
             if isinstance(layer, nn.Module):
                 self.add_module(str(i), layer)
 
+    @property
+    def copies(self) -> list[Any]:
+        """The ``n`` copies."""
+        return list(self._layers)
+
     def forward(self, inputs: NestedTensor) -> NestedTensor:
         """A nest of ``[B, n, ...]`` to a nest of ``[B, n, ...]``."""
         if isinstance(inputs, torch.Tensor):

@@ -176,7 +176,7 @@ class ParallelConv2D(_ConvBase):
             n, weight, bias = first, weight.narrow(0, 0, first), None if bias is None else bias.narrow(0, 0, first)
         if self._stacked(inputs, n):
             inputs, groups = inputs.flatten(1, 2), n
-        bias = None if bias is None else bias.view(-1)
+        bias = None if bias is None else bias.flatten()
         return self._finish(F.conv2d(inputs, weight.flatten(0, 1), bias, self._strides, self._padding, 1, groups))
 
     def first_layers(self, k: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -237,6 +237,6 @@ class ParallelConvTranspose2D(_ConvBase):
             inputs, groups, kernel = inputs.flatten(1, 2), self._n, self.weight.flatten(0, 1)
         else:
             groups, kernel = 1, self.weight.transpose(0, 1).flatten(1, 2)
-        bias = None if self.bias is None else self.bias.view(-1)
+        bias = None if self.bias is None else self.bias.flatten()
         return self._finish(F.conv_transpose2d(inputs, kernel, bias, self._strides, self._padding,
                                                self._output_padding, groups))

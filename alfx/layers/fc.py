@@ -193,8 +193,8 @@ class ParallelFC(nn.Module):
     def _product(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         activation = self._product_activation
         if inputs.ndim == 2:
-            flat_bias = None if bias is None else bias.view(-1)
-            y = F.linear(inputs, weight.view(-1, self._input_size), flat_bias)
+            flat_bias = None if bias is None else bias.flatten()
+            y = F.linear(inputs, weight.flatten(0, 1), flat_bias)
             return activation(y).view(-1, *weight.shape[:2])
         x, kernel = inputs.transpose(0, 1), weight.transpose(1, 2)
         y = torch.bmm(x, kernel) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, kernel)
@@ -208,8 +208,8 @@ class ParallelFC(nn.Module):
         costs as much as all the rest. Without gradients it is the faster one for large batches.
         """
         if inputs.ndim == 2:
-            kernel, x = weight.view(-1, self._input_size), inputs.t()
-            y = torch.mm(kernel, x) if bias is None else torch.addmm(bias.view(-1, 1), kernel, x)
+            kernel, x = weight.flatten(0, 1), inputs.t()
+            y = torch.mm(kernel, x) if bias is None else torch.addmm(bias.reshape(-1, 1), kernel, x)
             return self._product_activation(y).view(*weight.shape[:2], -1).permute(2, 0, 1)
         x = inputs.permute(1, 2, 0)
         y = torch.bmm(weight, x) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, x)

@@ -8,7 +8,8 @@ from typing import Any
 
 _MODULES = ('network', 'networks', 'containers', 'encoding_networks', 'actor_networks', 'actor_distribution_networks',
             'critic_networks', 'q_networks', 'value_networks', 'projection_networks', 'mdq_critic_networks',
-            'preprocessors', 'preprocessor_networks', 'decoding_networks', 'ou_process', 'memory', 'action_encoder')
+            'preprocessors', 'preprocessor_networks', 'decoding_networks', 'ou_process', 'memory', 'action_encoder',
+            'param_networks')
 
 
 def __getattr__(name: str) -> Any:

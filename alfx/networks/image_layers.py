@@ -29,7 +29,8 @@ class MaxPool2D(ElementwiseLayerBase):
 
 
 def conv_layers(shape: Sequence[int], conv_layer_params: Sequence[tuple], same_padding: bool, activation: Activation,
-                 kernel_initializer: Initializer | None, where: str) -> tuple[list[nn.Module], tuple[int, int, int]]:
+                kernel_initializer: Initializer | None, where: str, use_bias: bool | None = None,
+                use_ln: bool = False) -> tuple[list[nn.Module], tuple[int, int, int]]:
     """The convolutions and the ``(C, H, W)`` behind them."""
     channels, height, width = shape
     modules: list[nn.Module] = []
@@ -41,7 +42,7 @@ def conv_layers(shape: Sequence[int], conv_layer_params: Sequence[tuple], same_p
         kernel, strides, padding = pair(params[1]), pair(params[2]), pair(params[3] if len(params) > 3 else 0)
         if same_padding:
             padding = ((kernel[0] - 1) // 2, (kernel[1] - 1) // 2)
-        modules.append(Conv2D(channels, filters, kernel, activation, strides, padding,
+        modules.append(Conv2D(channels, filters, kernel, activation, strides, padding, use_bias, use_ln=use_ln,
                               kernel_initializer=kernel_initializer))
         channels = filters
         height, width = ((size + 2 * p - k) // s + 1

@@ -306,6 +306,11 @@ class NaiveParallelNetwork(Network):
         self._parallelism = n
         self._networks = nn.ModuleList([network.copy() for _ in range(n)])
 
+    @property
+    def copies(self) -> list[Any]:
+        """The ``n`` copies."""
+        return list(self._networks)
+
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
         """Nests of ``[B, ...]`` or ``[B, n, ...]`` to outputs and states ``[B, n, ...]``."""
         stacked = is_stacked(inputs, self._input_tensor_spec)

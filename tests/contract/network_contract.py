@@ -8,6 +8,7 @@ from torch import nn
 
 from alfx import layers, nest
 from alfx.networks.network import NaiveParallelNetwork, Network
+from alfx.networks.param_networks import StackedParameters
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, extract_spec
 
 STACK = 3
@@ -181,6 +182,35 @@ class NetworkContract:
             expected, expected_state = nest.stack(results, dim=1)
         assert_same(output, expected, rtol=1e-4, atol=1e-5)
         assert_same(state, expected_state, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize('stacked_inputs', [False, True])
+    def test_given_parameters_compute_what_networks_with_them_compute(self, stacked_inputs):
+        network = self.network().eval()
+        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules()) or not self.has_parameters:
+            with pytest.raises(ValueError, match='batch norm keeps statistics|expected a network with parameters'):
+                StackedParameters(network)
+            return
+        given = StackedParameters(network, STACK).eval()
+        assert not list(given.parameters())
+        theta = given.initial_parameters(STACK).requires_grad_()
+        inputs = random_batch(network.input_tensor_spec, *((5, STACK) if stacked_inputs else (5, )))
+        states = [nest.map_structure(torch.Tensor.detach, state_after_one_step(network, 5)) for _ in range(STACK)]
+        state = nest.stack(states, dim=1) if network.is_rnn else ()
+        torch.manual_seed(1)
+        output, new_state = given.apply_parameters(theta, inputs, state)
+        singles = [given.single_network(row).eval() for row in theta.detach()]
+        torch.manual_seed(1)
+        expected = [single(one_of(inputs, i) if stacked_inputs else inputs, one_of(state, i))
+                    for i, single in enumerate(singles)]
+        assert_same((output, new_state), nest.stack(expected, dim=1), rtol=1e-4, atol=1e-5)
+        values = [(x.float() * (i + 1)).nan_to_num(0, 0, 0).sum() for i, x in enumerate(leaves(output))]
+        sum(v for v in values if v.requires_grad).backward()
+        values = [[(x.float() * (i + 1)).nan_to_num(0, 0, 0).sum() for i, x in enumerate(leaves(own))]
+                  for own, _ in expected]
+        sum(v for own in values for v in own if v.requires_grad).backward()
+        wanted = torch.stack([torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten()
+                                         for p in single.parameters()]) for single in singles])
+        torch.testing.assert_close(theta.grad, wanted, rtol=1e-3, atol=1e-4)
 
     @pytest.mark.parametrize('stacked_inputs', [False, True])
     def test_the_first_networks_of_a_stack_compute_what_they_compute_in_it(self, stacked_inputs):

@@ -115,6 +115,7 @@ class TestParallelEncodingNetworkIsANetwork(NetworkContract):
         return ParallelEncodingNetwork(VECTOR, 2, fc_layer_params=(5, ), activation=torch.tanh)
 
     test_a_stack_computes_what_its_networks_compute_one_by_one = None
+    test_given_parameters_compute_what_networks_with_them_compute = None
     test_the_first_networks_of_a_stack_compute_what_they_compute_in_it = None
     test_a_stack_can_be_copied_and_knows_its_output = None
 

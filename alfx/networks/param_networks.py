@@ -1,0 +1,239 @@
+"""Networks whose parameters are given: ``theta [D]`` for one, ``[n, D]`` for ``n`` networks computed at once.
+
+:class:`StackedParameters` makes one of any network; :class:`ParamNetwork` is one of convolutions and fully connected
+layers. Particles, what a hypernetwork generates, and the members of a population are their parameters. Read next:
+:mod:`alfx.layers.given_parameters`.
+"""
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from alfx import nest
+from alfx.gin_utils import configurable
+from alfx.layers import FC, Reshape
+from alfx.layers.containers import make_parallel_spec
+from alfx.layers.conv import Size2d, pair
+from alfx.layers.given_parameters import GivenParameters
+from alfx.layers.weights import Activation, Initializer
+from alfx.networks.image_layers import LayersNetwork, conv_layers
+from alfx.networks.network import Network
+from alfx.tensor_specs import NestedTensor, TensorSpec
+
+
+class StackedParameters(Network):
+    """A network of any kind, computed with the parameters that it is given.
+
+    ``theta [n, D]`` makes ``n`` networks of it: inputs are ``[B, ...]``, shared by all, or ``[B, n, ...]``, outputs and
+    states ``[B, n, ...]``. ``theta [D]`` makes one, without a dimension ``n``. A row of ``theta`` is what
+    ``torch.nn.utils.parameters_to_vector`` makes of the network. Gradients reach ``theta``; there are no parameters of
+    its own.
+
+    Args:
+        network: a network; its kind, its shapes and the distribution of its initial parameters are used.
+        n: number of networks for whose initial parameters it stands until some are given; ``None``: one, without the
+            dimension ``n``.
+        name: name of the network; ``None``: ``'given_'`` and that of ``network``.
+
+    Raises:
+        ValueError: the network has no parameters, shares some with others, or has batch norm.
+    """
+
+    def __init__(self, network: Network, n: int | None = None, name: str | None = None):
+        name = name or 'given_' + network.name
+        super().__init__(network.input_tensor_spec, (), name)
+        self._given = GivenParameters(network, name)
+        self._single_state_spec = network.state_spec
+        self._single_output_spec = network.output_spec
+        initial = self._given.initial_parameters(n or 1)
+        self.set_parameters(initial if n else initial[0])
+
+    @property
+    def param_length(self) -> int:
+        """``D``, the number of parameters of one network."""
+        return self._given.param_length
+
+    @property
+    def theta(self) -> torch.Tensor:
+        """``[n, D]`` or ``[D]``: the parameters in use."""
+        return self._theta
+
+    def initial_parameters(self, n: int) -> torch.Tensor:
+        """``[n, D]``: initial parameters of ``n`` new networks."""
+        return self._given.initial_parameters(n)
+
+    def parameters_of(self, network: Network) -> torch.Tensor:
+        """``[D]``: the parameters of a network like the one given."""
+        return self._given.parameters_of(network)
+
+    def single_network(self, theta: torch.Tensor) -> Network:
+        """An ordinary network of its own with the parameters ``theta [D]``."""
+        return self._given.with_parameters(theta)
+
+    def set_parameters(self, theta: torch.Tensor, reinitialize: bool = False) -> None:
+        """Compute with ``theta`` from now on.
+
+        Args:
+            theta: ``[n, param_length]`` or ``[param_length]``.
+            reinitialize: fill ``theta`` in place with initial values first.
+
+        Raises:
+            ValueError: any other shape.
+        """
+        self._given.check(theta)
+        if reinitialize:
+            with torch.no_grad():
+                theta.copy_(self._given.initial_parameters(theta.numel() // self.param_length).view_as(theta))
+        self._theta = theta
+        n = theta.shape[0] if theta.ndim == 2 else None
+        if n != self._parallelism or self._output_spec is None:
+            single = self._single_state_spec, self._single_output_spec
+            self._parallelism = n
+            self._state_spec, self._output_spec = single if n is None else (make_parallel_spec(x, n) for x in single)
+
+    def apply_parameters(self, theta: torch.Tensor, inputs: NestedTensor, state: NestedTensor = ()
+                         ) -> tuple[Any, NestedTensor]:
+        """:meth:`set_parameters`, a call, and back to the parameters before.
+
+        Args:
+            theta: ``[n, param_length]`` or ``[param_length]``.
+            inputs: nest of ``[B, ...]`` or ``[B, n, ...]``.
+            state: nest of ``[B, n, ...]``, or ``[B, ...]`` for ``[param_length]``.
+
+        Returns:
+            the output and the next state.
+        """
+        before = self._theta
+        self.set_parameters(theta)
+        try:
+            return self(inputs, state)
+        finally:
+            self.set_parameters(before)
+
+    def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """Nests of ``[B, ...]`` or ``[B, n, ...]`` to nests of ``[B, n, ...]``; without ``n`` for one network."""
+        try:
+            if self._parallelism is not None:
+                return self._given.stack(self._theta, self.training)(inputs, state)
+            stack = self._given.stack(self._theta.unsqueeze(0), self.training)
+            output = stack(inputs, nest.map_structure(lambda x: x.unsqueeze(1), state))
+            return nest.map_structure(lambda x: x[:, 0], output)
+        finally:
+            self._given.release()
+
+    def make_parallel(self, n: int) -> Network:
+        """Not available: raises ``ValueError``."""
+        raise ValueError(f'{self._name} is a stack of networks already: give it parameters [n, {self.param_length}]')
+
+
+class _Layers(LayersNetwork):
+    """The layers of a network with given parameters, with parameters of their own."""
+
+    def __init__(self, input_tensor_spec: TensorSpec, modules: list[Any], name: str):
+        super().__init__(input_tensor_spec, (), name)
+        self._set_layers(modules)
+
+
+@configurable
+class ParamConvNet(StackedParameters):
+    """Convolutions with given parameters.
+
+    Args:
+        input_channels: channels of the input.
+        input_size: height and width of the input, or one number for both.
+        conv_layer_params: for each layer ``(filters, kernel_size, strides[, padding[, pooling_kernel]])``.
+        same_padding: whether to pad by ``(kernel_size - 1) // 2`` instead of what ``conv_layer_params`` says.
+        activation: activation of all layers.
+        use_bias: whether the layers have biases.
+        use_ln: whether they normalise over channels and positions.
+        n_groups: number of networks until parameters are given; ``None``: one.
+        kernel_initializer: called with the weights of a layer to fill them initially; ``None`` for variance scaling.
+        flatten_output: whether the output is a vector instead of an image.
+        name: name of the network.
+
+    Raises:
+        ValueError: no or malformed layers, or images too small for them.
+    """
+
+    def __init__(self, input_channels: int, input_size: Size2d, conv_layer_params: Sequence[tuple],
+                 same_padding: bool = False, activation: Activation = torch.relu_, use_bias: bool = False,
+                 use_ln: bool = False, n_groups: int | None = None, kernel_initializer: Initializer | None = None,
+                 flatten_output: bool = False, name: str = 'ParamConvNet'):
+        if not conv_layer_params:
+            raise ValueError(f'{name}: expected at least one layer in conv_layer_params')
+        spec = TensorSpec((input_channels, *pair(input_size)))
+        modules, shape = conv_layers(spec.shape, conv_layer_params, same_padding, activation, kernel_initializer, name,
+                                     use_bias, use_ln)
+        if flatten_output:
+            modules.append(Reshape(TensorSpec(shape).numel))
+        super().__init__(_Layers(spec, modules, name), n_groups, name)
+
+
+@configurable
+class ParamNetwork(StackedParameters):
+    """Convolutions and fully connected layers with given parameters, in this order; each is optional.
+
+    Args:
+        input_tensor_spec: spec of the input; an image ``(channels, height, width)`` for convolutions.
+        conv_layer_params: see :class:`ParamConvNet`.
+        fc_layer_params: sizes of the fully connected layers, or pairs ``(size, use_bias)``.
+        use_conv_bias: whether convolutions have biases.
+        use_conv_ln: whether they normalise over channels and positions.
+        use_fc_bias: whether the fully connected layers have biases.
+        use_fc_ln: whether they use layer norm.
+        n_groups: number of networks until parameters are given; ``None``: one.
+        activation: activation of all layers but the last one.
+        kernel_initializer: called with the weights of a layer to fill them initially; ``None`` for variance scaling.
+        last_layer_size: size of an additional layer.
+        last_activation: its activation; must be given with ``last_layer_size``.
+        last_use_bias: whether it has a bias.
+        last_use_ln: whether it uses layer norm.
+        name: name of the network.
+
+    Raises:
+        ValueError: arguments that contradict each other.
+    """
+
+    def __init__(self, input_tensor_spec: TensorSpec, conv_layer_params: Sequence[tuple] | None = None,
+                 fc_layer_params: Sequence[Any] | None = None, use_conv_bias: bool = False, use_conv_ln: bool = False,
+                 use_fc_bias: bool = True, use_fc_ln: bool = False, n_groups: int | None = None,
+                 activation: Activation = torch.relu_, kernel_initializer: Initializer | None = None,
+                 last_layer_size: int | None = None, last_activation: Activation | None = None,
+                 last_use_bias: bool = True, last_use_ln: bool = False, name: str = 'ParamNetwork'):
+        if (last_layer_size is None) != (last_activation is None):
+            raise ValueError(f'{name}: last_layer_size and last_activation must be given together, found '
+                             f'{last_layer_size} and {last_activation}')
+        modules: list[Any] = []
+        shape = tuple(input_tensor_spec.shape)
+        if conv_layer_params:
+            if len(shape) != 3:
+                raise ValueError(f'{name}: conv_layer_params are for images (channels, height, width), found {shape}; '
+                                 'leave them out for vectors')
+            modules, shape = conv_layers(shape, conv_layer_params, False, activation, kernel_initializer, name,
+                                         use_conv_bias, use_conv_ln)
+        size = TensorSpec(shape).numel
+        if len(shape) != 1:
+            modules.append(Reshape(size))
+        layers = [(*_size_and_bias(params, use_fc_bias, name), use_fc_ln, activation)
+                  for params in fc_layer_params or ()]
+        if last_layer_size is not None and last_activation is not None:
+            layers.append((last_layer_size, last_use_bias, last_use_ln, last_activation))
+        for width, use_bias, use_ln, function in layers:
+            modules.append(FC(size, width, function, use_bias=use_bias, use_ln=use_ln,
+                              kernel_initializer=kernel_initializer))
+            size = width
+        super().__init__(_Layers(input_tensor_spec, modules, name), n_groups, name)
+
+
+def _size_and_bias(params: Any, use_bias: bool, where: str) -> tuple[int, bool]:
+    if isinstance(params, int):
+        return params, use_bias
+    if isinstance(params, Sequence) and 1 <= len(params) <= 2 and isinstance(params[0], int):
+        return params[0], bool(params[1]) if len(params) > 1 else use_bias
+    raise ValueError(f'{where}: fc_layer_params: expected sizes or pairs (size, use_bias), found {params!r}')
+
+
+def given_network(network: Network) -> StackedParameters:
+    """``network`` if its parameters are given already, otherwise one like it of which they are."""
+    return network if isinstance(network, StackedParameters) else StackedParameters(network)
+
