@@ -62,23 +62,38 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, 2**27)
 
 
-def choose(algorithm: nn.Module, config: Any, batch_size: int) -> Tuning:
+class Work(NamedTuple):
+    """What an iteration asks of each layer.
+
+    Attributes:
+        update_rows: rows that it sees in an update.
+        updates: how many there are.
+        acting_rows: rows that it sees in a step of the environments.
+        acting_steps: how many there are.
+    """
+    update_rows: int
+    updates: float = 1.0
+    acting_rows: int = 1
+    acting_steps: float = 0.0
+
+
+def choose(algorithm: nn.Module, config: Any, work: Work) -> Tuning:
     """Choose for the networks of ``algorithm``, log why, and apply it.
 
     Args:
         algorithm: holds the networks.
         config: ``num_threads`` and ``float32_matmul_precision`` of the ``TrainerConfig``, where not None, are taken as
             they are.
-        batch_size: number of rows that a layer sees in an update.
+        work: what an iteration computes.
     """
     shapes = _product_shapes(algorithm)
-    threads, why_threads = _choose_threads(algorithm, shapes, batch_size)
+    threads, why_threads = _choose_threads(algorithm, shapes, work.update_rows)
     if config.num_threads is not None:
         threads, why_threads = config.num_threads, 'TrainerConfig.num_threads'
     torch.set_num_threads(threads)
     precision, why_precision = config.float32_matmul_precision, 'TrainerConfig.float32_matmul_precision'
     if precision is None:
-        precision, why_precision = _choose_precision(algorithm, shapes, batch_size)
+        precision, why_precision = _choose_precision(algorithm, shapes, work)
     logger.info('torch computes with %d thread(s) (%s), float32 products in precision %r (%s)', threads, why_threads,
                 precision, why_precision)
     tuning = Tuning(threads, precision)
@@ -111,24 +126,28 @@ def _choose_threads(algorithm: nn.Module, shapes: list[tuple[int, int]], batch_s
     return available, f'its largest product is {flop / 1e6:.3g} MFLOP'
 
 
-def _choose_precision(algorithm: nn.Module, shapes: list[tuple[int, int]], batch_size: int) -> tuple[str, str]:
+def _choose_precision(algorithm: nn.Module, shapes: list[tuple[int, int]], work: Work) -> tuple[str, str]:
     if any(p.device.type != 'cpu' for p in algorithm.parameters()):
         return torch.get_float32_matmul_precision(), 'not on the CPU'
-    timed = [(rows, columns) for rows, columns in shapes if 2 * batch_size * rows * columns >= _MIN_FLOP_TO_TIME]
+    timed = [(rows, columns) for rows, columns in shapes if 2 * work.update_rows * rows * columns >= _MIN_FLOP_TO_TIME]
     if not timed:
         return 'highest', 'all products are small'
     seconds = {'highest': 0.0, 'medium': 0.0}
     for rows, columns in timed[:_MAX_SHAPES]:
-        outcome = _try(rows, columns, batch_size)
-        error = outcome['medium'][1]
-        if not _is_of_float32(error, columns):
-            return 'highest', (f"'medium' is not float32: its error at {batch_size}x{columns}x{rows} is {error:.1e}, "
-                               f"that of 'highest' {outcome['highest'][1]:.1e}")
-        for precision, (duration, _) in outcome.items():
-            seconds[precision] += duration
+        # an update has a product forward and one for each gradient; those of few rows may be slower where others gain
+        for batch_size, count in ((work.update_rows, 3 * work.updates), (work.acting_rows, work.acting_steps)):
+            if not count:
+                continue
+            outcome = _try(rows, columns, batch_size)
+            error = outcome['medium'][1]
+            if not _is_of_float32(error, columns):
+                return 'highest', (f"'medium' is not float32: its error at {batch_size}x{columns}x{rows} is "
+                                   f"{error:.1e}, that of 'highest' {outcome['highest'][1]:.1e}")
+            for precision, (duration, _) in outcome.items():
+                seconds[precision] += count * duration
     faster = seconds['medium'] < _WORTHWHILE * seconds['highest']
-    return ('medium' if faster else 'highest', f"{seconds['highest'] * 1e6:.0f} us in 'highest', "
-            f"{seconds['medium'] * 1e6:.0f} us in 'medium', both in float32")
+    return ('medium' if faster else 'highest', f"an iteration's take {seconds['highest'] * 1e3:.2g} ms in 'highest', "
+            f"{seconds['medium'] * 1e3:.2g} ms in 'medium', both in float32")
 
 
 def _is_of_float32(error: float, columns: int) -> bool:

@@ -226,8 +226,8 @@ class Trainer:
         """How many environments the run has, in all processes that train together."""
         return (1 if self._env is None else self._env.batch_size) * context.num_ranks()
 
-    def _rows_per_update(self) -> int:
-        """How many rows a layer sees in one update."""
+    def _work(self) -> cpu_tuning.Work:
+        """What an iteration computes."""
         raise NotImplementedError
 
     def _is_finished(self) -> bool:
@@ -285,7 +285,7 @@ class Trainer:
         config = self._config
         if chosen_before is None:
             chosen_before = self._team.decide(
-                lambda: list(cpu_tuning.choose(self._algorithm, config, self._rows_per_update())))
+                lambda: list(cpu_tuning.choose(self._algorithm, config, self._work())))
         return cpu_tuning.choose_again(cpu_tuning.Tuning(*chosen_before), config)
 
     def _resume(self) -> None:
@@ -442,7 +442,12 @@ class RLTrainer(Trainer):
     def _metrics(self) -> list[Any]:
         return self._algorithm.get_metrics()
 
+    def _work(self) -> cpu_tuning.Work:
+        config, steps = self._config, self._config.unroll_length or self._config.max_unroll_length
+        return cpu_tuning.Work(self._rows_per_update(), config.num_updates_per_train_iter, self._env.batch_size, steps)
+
     def _rows_per_update(self) -> int:
+        """How many rows a layer sees in one update."""
         config, on_policy = self._config, self._algorithm.on_policy
         collected = max(1, int((config.unroll_length or config.max_unroll_length) * self._env.batch_size))
         sampled = (config.mini_batch_size or self._env.batch_size) * (config.mini_batch_length or 1)
@@ -508,8 +513,8 @@ class SLTrainer(Trainer):
     def _metrics(self) -> list[Any]:
         return []
 
-    def _rows_per_update(self) -> int:
-        return self._config.mini_batch_size or 64
+    def _work(self) -> cpu_tuning.Work:
+        return cpu_tuning.Work(self._config.mini_batch_size or 64)
 
     def _is_finished(self) -> bool:
         return self._state.iteration >= self._config.num_iterations

@@ -86,9 +86,9 @@ def torch_settings():
     torch.set_float32_matmul_precision(precision)
 
 
-def choose(tmp_path, *layers, batch_size, **values):
+def choose(tmp_path, *layers, batch_size, acting=(), **values):
     config = make_config(tmp_path, **{**dict(num_threads=None, float32_matmul_precision=None), **values})
-    return cpu_tuning.choose(nn.Sequential(*layers), config, batch_size)
+    return cpu_tuning.choose(nn.Sequential(*layers), config, cpu_tuning.Work(batch_size, *acting))
 
 
 def test_small_networks_get_one_thread_and_are_not_timed(tmp_path, torch_settings, monkeypatch):
@@ -111,6 +111,16 @@ def test_precision_is_that_which_is_faster_and_computes_in_float32(tmp_path, tor
     monkeypatch.setattr(cpu_tuning, '_try', lambda *_: {'highest': (1.0, 3e-6), 'medium': (seconds, error)})
     assert choose(tmp_path, nn.Linear(256, 256), batch_size=256).float32_matmul_precision == expected
     assert torch.get_float32_matmul_precision() == expected
+
+
+@pytest.mark.parametrize('acting_steps, expected', [(3, 'medium'), (300, 'highest')])
+def test_what_is_slower_for_few_rows_has_to_be_worth_it(tmp_path, torch_settings, monkeypatch, acting_steps, expected):
+    def attempt(rows, columns, batch_size):
+        return {'highest': (1.0, 3e-6), 'medium': (0.5 if batch_size > 1 else 2.0, 3e-6)}
+
+    monkeypatch.setattr(cpu_tuning, '_try', attempt)
+    tuning = choose(tmp_path, nn.Linear(256, 256), batch_size=256, acting=(4, 1, acting_steps))
+    assert tuning.float32_matmul_precision == expected
 
 
 def tf32(x):
