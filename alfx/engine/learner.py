@@ -77,6 +77,10 @@ class Learner:
         self._unroll_plan: Eager | None = None
         self._taking_turns: list[Any] | None = None  # parts that may have several fixed updates
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy gets: not the reader, whose functions would go on reading the buffer of the original."""
+        return {**vars(self), 'reader': None, '_reader_key': None}
+
     @property
     def traits(self) -> Traits:
         """The traits of the algorithm."""

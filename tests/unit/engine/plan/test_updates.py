@@ -166,6 +166,17 @@ def test_a_copied_agent_trains_itself(played_at_once):
     assert not any(torch.equal(a, b) for a, b in zip(before, (p for p in copied.parameters() if p.requires_grad)))
 
 
+def test_a_copied_agent_trains_as_its_original():
+    agent = make_agent(rl=sac(), action_type=ActionType.Continuous)
+    train([agent], 3)
+    agents = agent, copy.deepcopy(agent)
+    for each in agents:
+        each.learner.unroll_if_due = lambda: None
+        torch.manual_seed(5)
+        each.train_iter()
+    assert_same_parameters(agents, **EXACT)
+
+
 def test_a_copied_agent_acts_by_its_own_networks(played_at_once):
     agent = make_agent(rl=sac(), action_type=ActionType.Continuous)
     train([agent], 3)
