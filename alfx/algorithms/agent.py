@@ -159,6 +159,9 @@ class Agent(RLAlgorithm):
         self._changes_reward = irm is not None or goals is not None or extrinsic_reward_coef != 1.0
         if reward_weight_algorithm is not None:
             rl_algorithm.set_reward_weights(reward_weight_algorithm.reward_weights)
+        known = {connection.field: connection.part for connection in parts.connections}
+        for part in known.values():
+            part.connect(known)
 
     # Parts -----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ that train are handed on. Read next: :mod:`alfx.algorithms.rl_algorithm`.
 """
 import json
 import os
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -470,6 +470,18 @@ class Algorithm(AlgorithmInterface):
         self.learner.join_ranks(rank)
 
     # Set-up ----------------------------------------------------------------------------------------------------
+
+    def connect(self, parts: 'Mapping[str, Algorithm]') -> None:
+        """Get to know the other parts of an agent; called once, when all of them have been made.
+
+        What is kept of them is not to be an attribute that is a module: it would be trained and saved twice.
+
+        Args:
+            parts: all parts, by their fields in the state and the info of the agent.
+
+        Raises:
+            ConfError: one that is needed is missing or does not fit.
+        """
 
     def check_config(self, config: TrainerConfig) -> None:
         """Refuse a configuration that this algorithm cannot work with; called for each part of the root, once.

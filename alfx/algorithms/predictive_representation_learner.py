@@ -29,7 +29,8 @@ from alfx.algorithms.decoding_algorithm import loss_of_samples
 from alfx.algorithms.encoding_algorithm import EncoderAlgorithm
 from alfx.algorithms.maths.future_steps import FutureSteps
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import configurable
+from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils.checks import problem_at
 from alfx.layers import FC
 from alfx.networks.network import Network, example_batch
 from alfx.summary import summary_utils
@@ -309,6 +310,32 @@ class PredictiveRepresentationLearner(EncoderAlgorithm):
             return self._decoders[self._target_fields.index(target_field)]
         raise ValueError(f'{self._name}: no decoder predicts {target_field!r}; there are those of '
                          f'{self._target_fields}')
+
+    def check_plannable(self, name: str) -> None:
+        """Raise unless :meth:`predict_multi_step` predicts rewards from :attr:`output_spec` alone.
+
+        Args:
+            name: of the algorithm that is to plan with it.
+
+        Raises:
+            ConfError: there is no decoder of rewards, a postprocessor hides the latent vector, or the dynamics begin
+                with the state of the encoder.
+        """
+        owner = type(self).__name__
+        if 'reward' not in self._target_fields:
+            raise ConfError([problem_at(owner, 'decoder_ctor', f': {name} plans with predicted rewards, and no decoder '
+                                        f"predicts 'reward'; there are those of {self._target_fields}",
+                                        "add a SimpleDecoder with target_field = 'reward'")])
+        if self._postprocessor is not None:
+            raise ConfError([problem_at(owner, 'postprocessor', f': {name} plans from the latent vector, which a '
+                                        'postprocessor hides', 'leave it out')])
+        if self._dynamics_net is None:
+            raise ConfError([problem_at(owner, 'num_unroll_steps', f'= 0: {name} plans with what is predicted of later '
+                                        'steps', 'set it to 1 or more')])
+        if self._initial_state is None:
+            raise ConfError([problem_at(owner, 'dynamics_net_ctor', ': its state is that of the encoder, which is not '
+                                        f'part of what {name} sees', 'give its memory another size, or choose an '
+                                        'encoder without memory')])
 
     # Steps -----------------------------------------------------------------------------------------------------
 

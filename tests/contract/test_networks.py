@@ -12,6 +12,7 @@ from alfx.networks.actor_distribution_networks import (ActorDistributionNetwork,
                                                        UnitNormalActorDistributionNetwork)
 from alfx.networks.actor_networks import ActorNetwork, ActorRNNNetwork
 from alfx.networks.critic_networks import CriticNetwork, CriticQuantileNetwork, CriticRNNNetwork
+from alfx.networks.dynamics_networks import BoundedVarianceProjectionNetwork, DynamicsNetwork
 from alfx.networks.encoding_networks import (EncodingNetwork, ImageDecodingNetwork, ImageEncodingNetwork,
                                              LSTMEncodingNetwork, ParallelEncodingNetwork)
 from alfx.networks.mdq_critic_networks import MdqCriticNetwork
@@ -333,6 +334,19 @@ class TestCriticNetwork(NetworkContract):
 
     def network(self):
         return CriticNetwork((VECTOR, BOX), joint_fc_layer_params=(6, 5), activation=torch.tanh)
+
+
+class TestDynamicsNetwork(NetworkContract):
+
+    def network(self):
+        return DynamicsNetwork((VECTOR, BOX), TensorSpec((3, )), joint_fc_layer_params=(6, 5), activation=torch.tanh)
+
+
+class TestProbabilisticDynamicsNetwork(NetworkContract):
+
+    def network(self):
+        return DynamicsNetwork((VECTOR, BOX), TensorSpec((3, )), joint_fc_layer_params=(6, ), activation=torch.tanh,
+                               prob=True, continuous_projection_net_ctor=BoundedVarianceProjectionNetwork)
 
 
 class TestCriticNetworkOfNestsAndSeveralQuantiles(NetworkContract):

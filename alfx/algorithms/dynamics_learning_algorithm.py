@@ -1,0 +1,470 @@
+"""Learning what actions do: models of the change of a feature, one network or an ensemble of them.
+
+Chua et al. 2018 (PETS, arXiv:1805.12114): several networks, each with bounded log-variances and each trained on a
+bootstrap of its own, see normalized inputs and predict the normalized change:
+
+    y[t] = (s[t] - s[t-1] - m_y) / d_y            x[t] = ((s[t-1], a[t-1]) - m_x) / d_x
+    deterministic  L[t] = 1/2 mean_d (f(x[t]) - y[t])^2
+    stochastic     L[t] = -log N(y[t]; mu(x[t]), sigma(x[t])^2)
+
+The loss of arriving at a step is that of the step before it, where the action was taken: so arriving at LAST is
+learned, and nothing is across the border of two episodes. What differs:
+
+* Which transitions a member trains on, how often, and which are held out is decided by their place in the replay buffer
+  alone (a hash of environment, position and member). So a bootstrap needs no memory and is the same after a resume.
+  The number is Poisson distributed with mean 1, which is what drawing with replacement becomes for much data (Oza and
+  Russell 2001).
+* Means and deviations are those of the batches trained on, where recent ones count more.
+* Members whose predictions of what was held out are best are the elites (Janner et al. 2019, arXiv:1906.08253).
+
+Read next: :mod:`alfx.algorithms.mbrl_algorithm`.
+"""
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from alfx import context, nest
+from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
+from alfx.distributions.continuous import DiagMultivariateNormal
+from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils.checks import check_value, problem_at
+from alfx.networks.action_encoder import SimpleActionEncoder
+from alfx.networks.dynamics_networks import BoundedVarianceProjectionNetwork, DynamicsNetwork
+from alfx.networks.network import Network
+from alfx.tensor_specs import NestedTensorSpec, SpecError, TensorSpec
+from alfx.traits import Traits
+from alfx.utils.running_stats import AdaptiveStats
+
+DynamicsState = namedtuple('DynamicsState', ['feature', 'network'], default_value=())
+"""The feature of the step before, ``[B, ...]`` or ``[B, n, ...]``, and the state of the network, which has none."""
+
+DynamicsInfo = namedtuple('DynamicsInfo', ['loss', 'dist', 'weight'], default_value=())
+"""What the steps yield.
+
+``loss``: ``LossInfo`` of arriving at a step, ``[B]``; ``dist``: the distribution of the change, ``[B, ...]`` or
+``[B, n, ...]``; ``weight``: what :meth:`DynamicsLearningAlgorithm.preprocess_experience` adds, ``[B, T, n]``: how often
+each member counts the loss of arriving at a step.
+"""
+
+_POISSON = tuple(math.exp(-1) * sum(1 / math.factorial(i) for i in range(k + 1)) for k in range(6))
+_SPEED = 8.0
+_HOLDOUT_RATE = 0.01
+_PENALTY = 0.01
+
+
+def hashed_uniform(*keys: Tensor) -> Tensor:
+    """Numbers in [0, 1) that depend on integers ``[...]`` alone, and look independent for different ones: float64.
+
+    The mixing function of splitmix64 (Steele et al. 2014), once for each key.
+    """
+    x = torch.zeros_like(keys[0])
+    for key in keys:
+        x = x + key + _signed(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            x = (x ^ _shifted(x, shift)) * _signed(factor)
+        x = x ^ _shifted(x, 31)
+    return _shifted(x, 11).double() * 2.0**-53
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """To the right, with zeros from the left."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def transition_weights(env_ids: Tensor, positions: Tensor, num_members: int, bootstrap: bool,
+                       holdout: float) -> tuple[Tensor, Tensor]:
+    """Which transitions are trained on.
+
+    Args:
+        env_ids: int64 ``[...]``: the environment of each transition.
+        positions: int64 ``[...]``: the position of the step that it arrives at.
+        num_members: ``n``.
+        bootstrap: each member has its own number of times of each; otherwise all are trained on everything once.
+        holdout: share of those that nobody is trained on.
+
+    Returns:
+        how often each member trains on it, float32 ``[..., n]``; whether it is held out, bool ``[...]``.
+    """
+    is_held_out = hashed_uniform(env_ids, positions, torch.full_like(positions, -1)) < holdout
+    weight = torch.ones((*positions.shape, num_members), device=positions.device)
+    if bootstrap:
+        member = torch.arange(num_members, device=positions.device).expand_as(weight)
+        u = hashed_uniform(env_ids.unsqueeze(-1).expand_as(weight), positions.unsqueeze(-1).expand_as(weight), member)
+        weight = torch.stack([u >= threshold for threshold in _POISSON]).sum(0).float()
+    return weight * ~is_held_out.unsqueeze(-1), is_held_out
+
+
+class _Scaling(nn.Module):
+    """The means and deviations by which features, actions and changes are normalized."""
+
+    def __init__(self, feature_spec: TensorSpec, action_spec: TensorSpec):
+        super().__init__()
+        self._feature = AdaptiveStats(feature_spec, _SPEED)
+        self._action = AdaptiveStats(action_spec, _SPEED)
+        self._change = AdaptiveStats(feature_spec, _SPEED)
+
+    def observe(self, feature: Tensor, action: Tensor, change: Tensor) -> None:
+        """Take in transitions ``[N, ...]``."""
+        for stats, x in ((self._feature, feature), (self._action, action), (self._change, change)):
+            stats.update(x)
+
+    def inputs(self, feature: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Both of them normalized."""
+        return _normalized(self._feature, feature, 1e-6), _normalized(self._action, action, 1e-6)
+
+    def target(self, change: Tensor) -> Tensor:
+        """The change normalized."""
+        return _normalized(self._change, change, 1e-12)
+
+    def moments_of_change(self) -> tuple[Tensor, Tensor]:
+        """Its mean and deviation."""
+        mean, variance = self._change.moments()
+        return mean, (variance + 1e-12).sqrt()
+
+
+def _normalized(stats: AdaptiveStats, x: Tensor, epsilon: float) -> Tensor:
+    mean, variance = stats.moments()
+    return (x - mean) * torch.rsqrt(variance + epsilon)
+
+
+@configurable
+class DynamicsLearningAlgorithm(Algorithm):
+    """Base of the models; :class:`DeterministicDynamicsAlgorithm` and :class:`StochasticDynamicsAlgorithm` train one.
+
+    Args:
+        train_state_spec: ``DynamicsState``.
+        action_spec: spec of the action; discrete actions are encoded one-hot.
+        feature_spec: float32 ``[D]``.
+        hidden_size: sizes of the hidden layers of the network that is made if none is given.
+        num_replicas: ``n``, the number of networks.
+        dynamics_network: predicts the change of the feature from (feature, encoded action); ``None``: a
+            :class:`~alfx.networks.dynamics_networks.DynamicsNetwork`.
+        checkpoint: as in ``Algorithm``.
+        name: name of this algorithm.
+        normalize: normalize inputs and change.
+        bootstrap: train each of several networks on a bootstrap of its own.
+        holdout: share of the transitions that are not trained on, in [0, 1); their error decides who is elite.
+        num_elites: the best so many networks are those that :attr:`elites` names; ``None``: all.
+
+    Raises:
+        ConfError: an argument is out of range, or there are elites without a holdout.
+        SpecError: the feature is no vector of floats, or the network has memory.
+    """
+
+    def __init__(self, train_state_spec: NestedTensorSpec, action_spec: NestedTensorSpec, feature_spec: TensorSpec,
+                 hidden_size: int | Sequence[int] = 256, num_replicas: int = 1,
+                 dynamics_network: Network | None = None, checkpoint: str | None = None,
+                 name: str = 'DynamicsLearningAlgorithm', normalize: bool = True, bootstrap: bool = True,
+                 holdout: float = 0.0, num_elites: int | None = None):
+        super().__init__(train_state_spec=train_state_spec, checkpoint=checkpoint, name=name)
+        owner = type(self).__name__
+        _check_feature(owner, feature_spec)
+        self._num_replicas = check_value(owner, 'num_replicas', num_replicas, int, minimum=1)
+        self._holdout = check_value(owner, 'holdout', holdout, float, minimum=0, maximum=0.9)
+        check_value(owner, 'num_elites', num_elites, int, minimum=1, maximum=num_replicas, optional=True)
+        if num_elites is not None and num_elites < num_replicas and not holdout:
+            raise ConfError([problem_at(owner, 'num_elites', f'= {num_elites} of {num_replicas}: who is elite is '
+                                        'decided by transitions that are held out, and holdout is 0',
+                                        'set holdout, to 0.1')])
+        self._num_elites = num_replicas if num_elites is None else num_elites
+        self._bootstrap = bootstrap and num_replicas > 1
+        self._feature_spec = feature_spec
+        self._action_encoder = SimpleActionEncoder(action_spec)
+        if dynamics_network is None:
+            dynamics_network = self._default_network((feature_spec, self._action_encoder.output_spec), feature_spec,
+                                                     _sizes(owner, hidden_size))
+        if dynamics_network.is_rnn:
+            raise SpecError(f'{owner}.dynamics_network: expected a network without memory, found '
+                            f'{type(dynamics_network).__name__}')
+        self._network: Any = dynamics_network if num_replicas == 1 else dynamics_network.make_parallel(num_replicas)
+        self._scaling = _Scaling(feature_spec, self._action_encoder.output_spec) if normalize else None
+        self._holdout_error: Tensor
+        self._holdout_count: Tensor
+        self.register_buffer('_holdout_error', torch.zeros(num_replicas))
+        self.register_buffer('_holdout_count', torch.zeros(()))
+
+    def _default_network(self, input_spec: NestedTensorSpec, output_spec: TensorSpec,
+                         sizes: Sequence[int]) -> Network:
+        return DynamicsNetwork(input_spec, output_spec, joint_fc_layer_params=sizes, activation=F.silu)
+
+    @property
+    def num_replicas(self) -> int:
+        """``n``, the number of networks."""
+        return self._num_replicas
+
+    @property
+    def elites(self) -> Tensor:
+        """int64 ``[num_elites]``: the networks with the least error of what is held out, the best first."""
+        return self._holdout_error.argsort(stable=True)[:self._num_elites]
+
+    @property
+    def holdout_error(self) -> Tensor:
+        """``[n]``: a moving average of the loss of each network of what is held out; 0 before there is any."""
+        return self._holdout_error
+
+    def get_state_specs(self) -> Any:
+        """The spec of ``DynamicsState``."""
+        return self._train_state_spec
+
+    def update_state(self, time_step: TimeStep, state: Any) -> Any:
+        """The state with the feature of the current observation ``[B, D]``, from which to predict."""
+        return state._replace(feature=time_step.observation)
+
+    def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
+        """Predict the feature that follows ``state.feature`` by ``time_step.prev_action``."""
+        raise NotImplementedError(f'{type(self).__name__}.predict_step')
+
+    def train_step(self, time_step: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
+        """The loss of predicting the feature of ``time_step``."""
+        raise NotImplementedError(f'{type(self).__name__}.train_step')
+
+    # Where transitions come from -------------------------------------------------------------------------------
+
+    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
+                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
+        """Take a batch ``[B, T, ...]`` into the statistics; decide who trains on which of its transitions."""
+        feature, action = root_inputs.observation, self._action_encoder(root_inputs.prev_action)
+        follows = ~root_inputs.is_first()[:, 1:]
+        before, after, action = feature[:, :-1][follows], feature[:, 1:][follows], action[:, 1:][follows]
+        if self._scaling is not None and not context.is_eval():
+            self._scaling.observe(before, action, after - before)
+        if not self._bootstrap and not self._holdout:
+            return root_inputs, rollout_info
+        time = torch.arange(feature.shape[1], device=feature.device)
+        positions = batch_info.positions.to(feature.device).unsqueeze(1) + time
+        env_ids = batch_info.env_ids.to(feature.device).unsqueeze(1).expand_as(positions)
+        weight, is_held_out = transition_weights(env_ids, positions, self._num_replicas, self._bootstrap,
+                                                 self._holdout)
+        if self._holdout and not context.is_eval():
+            chosen = is_held_out[:, 1:][follows]
+            self._observe_holdout(before[chosen], action[chosen], after[chosen])
+        return root_inputs, (rollout_info or DynamicsInfo())._replace(weight=weight)
+
+    @torch.no_grad()
+    def _observe_holdout(self, before: Tensor, action: Tensor, after: Tensor) -> None:
+        """Take the errors of transitions ``[N, ...]`` into the averages."""
+        if not len(before):
+            return
+        error = self._losses(before, action, after)[0].reshape(len(before), -1).mean(0)
+        self._holdout_count += 1
+        rate = (1 / self._holdout_count).clamp(min=_HOLDOUT_RATE)
+        self._holdout_error.lerp_(error, rate)
+
+    # Training --------------------------------------------------------------------------------------------------
+
+    def _losses(self, before: Tensor, action: Tensor, after: Tensor) -> tuple[Tensor, Any]:
+        """The loss of each network, ``[N]`` or ``[N, n]``, of transitions ``[N, (n,) ...]``, and the distribution."""
+        raise NotImplementedError(f'{type(self).__name__}._losses')
+
+    def _predicted(self, feature: Tensor, action: Tensor) -> Any:
+        """What the networks say of the normalized change: ``[N, (n,) D]``, or a distribution of that."""
+        scaling = self._scaling
+        return self._network((feature, action) if scaling is None else scaling.inputs(feature, action))[0]
+
+    def _target(self, before: Tensor, after: Tensor) -> Tensor:
+        """What they should say."""
+        change = after - before
+        change = change if self._scaling is None else self._scaling.target(change)
+        return change.unsqueeze(1) if self._num_replicas > 1 and change.ndim == 2 else change
+
+    def _expanded(self, x: Tensor, ndim: int = 2) -> Tensor:
+        """``[B, ...]`` of ``ndim`` dimensions to ``[B, n, ...]`` if there are several networks; others as they are."""
+        if self._num_replicas == 1 or x.ndim != ndim:
+            return x
+        return x.unsqueeze(1).expand(len(x), self._num_replicas, *x.shape[1:])
+
+    def _arrival(self, before: Tensor, time_step: TimeStep, rollout_info: Any) -> AlgStep:
+        """``train_step`` of rows ``[N, ...]``."""
+        loss, dist = self._losses(before, self._action_encoder(time_step.prev_action), time_step.observation)
+        weight = getattr(rollout_info, 'weight', ())
+        if self._num_replicas > 1:
+            loss = (loss * weight if isinstance(weight, Tensor) else loss).mean(-1)
+        elif isinstance(weight, Tensor):
+            loss = loss * weight.squeeze(-1)
+        loss = torch.where(time_step.is_first(), 0.0, loss)
+        info = DynamicsInfo(loss=LossInfo(loss=loss, extra={'dynamics': loss.detach()}), dist=dist)
+        return AlgStep((), DynamicsState(feature=time_step.observation), info)
+
+    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
+        """``train_step`` of sequences ``[T, B, ...]``; the first step, before which there is none, has loss 0."""
+        length, batch = inputs.step_type.shape
+        if length < 2:
+            return super().train_sequence(inputs, state, rollout_info)
+        flat = nest.map_structure(lambda x: x[1:].flatten(0, 1), (TimeStep(
+            step_type=inputs.step_type, observation=inputs.observation, prev_action=inputs.prev_action), rollout_info))
+        info = self._arrival(inputs.observation[:-1].flatten(0, 1), *flat).info._replace(dist=())
+        info = nest.map_structure(lambda x: torch.cat((x.new_zeros(batch), x)).view(length, batch), info)
+        return AlgStep((), (), info)
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The losses ``[T, B]``: at each step that of the transition which follows, at the last one 0."""
+        loss_info = info.loss
+        moved = nest.map_structure(lambda x: torch.cat((x[1:], torch.zeros_like(x[:1]))), loss_info)
+        penalty = self._network.bounds_penalty() if hasattr(self._network, 'bounds_penalty') else None
+        return moved if penalty is None else moved._replace(scalar_loss=_PENALTY * penalty)
+
+
+def _check_feature(owner: str, spec: Any) -> None:
+    if not isinstance(spec, TensorSpec) or spec.ndim != 1 or not spec.is_continuous:
+        raise SpecError(f'{owner}.feature_spec: expected one vector of floats, found {spec}; add a data transformer '
+                        'that makes one of the observation, such as @FlattenObservation, or plan in a latent space '
+                        '(LatentMbrlAlgorithm)')
+
+
+def _sizes(owner: str, hidden_size: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = (hidden_size, ) if isinstance(hidden_size, int) else tuple(hidden_size)
+    for size in sizes:
+        check_value(owner, 'hidden_size', size, int, minimum=1)
+    return sizes
+
+
+@configurable
+class DeterministicDynamicsAlgorithm(DynamicsLearningAlgorithm):
+    """A model that predicts one feature; its loss is half of the mean squared error of the normalized change.
+
+    Args:
+        action_spec: spec of the action; discrete actions are encoded one-hot.
+        feature_spec: float32 ``[D]``.
+        hidden_size: sizes of the hidden layers, where ``dynamics_network_ctor`` is not given.
+        num_replicas: number of networks.
+        dynamics_network_ctor: called as ``(input_tensor_spec=(feature_spec, encoded_action_spec),
+            output_tensor_spec=feature_spec)`` to make the network.
+        name: name of this algorithm.
+        normalize: see :class:`DynamicsLearningAlgorithm`, as the others.
+    """
+
+    _is_stochastic = False
+
+    def __init__(self, action_spec: NestedTensorSpec, feature_spec: TensorSpec,
+                 hidden_size: int | Sequence[int] = 256, num_replicas: int = 1,
+                 dynamics_network_ctor: Callable[..., Network] | None = None,
+                 name: str = 'DeterministicDynamicsAlgorithm', normalize: bool = True, bootstrap: bool = True,
+                 holdout: float = 0.0, num_elites: int | None = None, checkpoint: str | None = None):
+        owner = type(self).__name__
+        network: Any = None
+        if dynamics_network_ctor is not None:
+            encoded = SimpleActionEncoder(action_spec).output_spec
+            network = dynamics_network_ctor(input_tensor_spec=(feature_spec, encoded), output_tensor_spec=feature_spec)
+            _check_kind(owner, network, self._is_stochastic)
+        super().__init__(DynamicsState(feature=TensorSpec(feature_spec.shape)), action_spec, feature_spec, hidden_size,
+                         num_replicas, network, checkpoint, name, normalize, bootstrap, holdout, num_elites)
+
+    def own_traits(self) -> Traits:
+        """True unless something in the network draws numbers or keeps statistics."""
+        return super().own_traits()._replace(fixed_update=is_fixed(self._network), trains_sequences_at_once=True,
+                                             needs_previous_step=True, bootstraps_sequences=True)
+
+    def _change(self, predicted: Any) -> Tensor:
+        """The change ``[N, (n,) D]`` that the networks have predicted."""
+        if self._scaling is None:
+            return predicted
+        mean, deviation = self._scaling.moments_of_change()
+        return torch.addcmul(mean, deviation, predicted)
+
+    def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
+        """Predict what follows.
+
+        Args:
+            time_step: its ``prev_action`` ``[B, ...]`` or ``[B, n, ...]`` is taken.
+            state: ``DynamicsState``; in its ``feature``, ``[B, D]`` or ``[B, n, D]``.
+
+        Returns:
+            ``output``: the feature that follows, ``[B, D]``, or of n networks ``[B, n, D]``; ``state``: with that
+            feature; ``info``: ``()``.
+        """
+        feature = self._expanded(state.feature)
+        action = self._expanded(self._action_encoder(time_step.prev_action))
+        output = feature + self._change(self._predicted(feature, action))
+        return AlgStep(output, state._replace(feature=output), ())
+
+    def train_step(self, time_step: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
+        """The loss of predicting the observation of ``time_step`` from ``state.feature`` and ``prev_action``.
+
+        Args:
+            time_step: ``[B, ...]``.
+            state: ``DynamicsState``: the feature of the step before, ``[B, D]``.
+            rollout_info: ``DynamicsInfo`` with weights ``[B, n]``, or ``()``.
+
+        Returns:
+            ``output``: ``()``; ``state``: with the feature of this step; ``info``: ``DynamicsInfo``; the loss is 0 at
+            FIRST.
+        """
+        return self._arrival(state.feature, time_step, rollout_info)
+
+    def _losses(self, before: Tensor, action: Tensor, after: Tensor) -> tuple[Tensor, Any]:
+        predicted = self._predicted(before, action)
+        return 0.5 * (predicted - self._target(before, after)).square().mean(-1), ()
+
+
+def _check_kind(owner: str, network: Any, is_stochastic: bool) -> None:
+    if network.is_distribution_output == is_stochastic:
+        return
+    needed, other = ('a distribution', 'a tensor') if is_stochastic else ('a tensor', 'a distribution')
+    remedy = f'set DynamicsNetwork.prob = {is_stochastic}, or choose the other algorithm'
+    raise ConfError([problem_at(owner, 'dynamics_network_ctor', f'makes {type(network).__name__}, which predicts '
+                                f'{other}; the algorithm needs {needed}', remedy)])
+
+
+@configurable
+class StochasticDynamicsAlgorithm(DeterministicDynamicsAlgorithm):
+    """A model that predicts a distribution of the change; its loss is the negative log-likelihood.
+
+    Args:
+        logvar_bounds: initial bounds of the log-variances of the normalized change, where ``dynamics_network_ctor`` is
+            not given.
+        kwargs: those of :class:`DeterministicDynamicsAlgorithm`; a network of ``dynamics_network_ctor`` predicts a
+            normal distribution with a diagonal covariance.
+    """
+
+    _is_stochastic = True
+
+    def __init__(self, action_spec: NestedTensorSpec, feature_spec: TensorSpec,
+                 hidden_size: int | Sequence[int] = 256, num_replicas: int = 1,
+                 dynamics_network_ctor: Callable[..., Network] | None = None,
+                 name: str = 'StochasticDynamicsAlgorithm', normalize: bool = True, bootstrap: bool = True,
+                 holdout: float = 0.0, num_elites: int | None = None, checkpoint: str | None = None,
+                 logvar_bounds: tuple[float, float] = (-10.0, 0.5)):
+        self._logvar_bounds = logvar_bounds
+        super().__init__(action_spec, feature_spec, hidden_size, num_replicas, dynamics_network_ctor, name, normalize,
+                         bootstrap, holdout, num_elites, checkpoint)
+
+    def _default_network(self, input_spec: NestedTensorSpec, output_spec: TensorSpec,
+                         sizes: Sequence[int]) -> Network:
+        low, high = self._logvar_bounds
+        head = partial(BoundedVarianceProjectionNetwork, min_log_variance=low, max_log_variance=high)
+        return DynamicsNetwork(input_spec, output_spec, joint_fc_layer_params=sizes, activation=F.silu, prob=True,
+                               continuous_projection_net_ctor=head)
+
+    def own_traits(self) -> Traits:
+        """True unless something in the network draws numbers or keeps statistics."""
+        return super().own_traits()
+
+    def _distribution(self, predicted: Any) -> DiagMultivariateNormal:
+        """The distribution of the change ``[N, (n,) D]``."""
+        if self._scaling is None:
+            return predicted
+        mean, deviation = self._scaling.moments_of_change()
+        return DiagMultivariateNormal(torch.addcmul(mean, deviation, predicted.mean), deviation * predicted.stddev)
+
+    def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
+        """Draw what follows; as in the base class, but for ``info``: ``DynamicsInfo`` with the distribution."""
+        feature = self._expanded(state.feature)
+        action = self._expanded(self._action_encoder(time_step.prev_action))
+        dist = self._distribution(self._predicted(feature, action))
+        output = feature + dist.sample()
+        return AlgStep(output, state._replace(feature=output), DynamicsInfo(dist=dist))
+
+    def _losses(self, before: Tensor, action: Tensor, after: Tensor) -> tuple[Tensor, Any]:
+        predicted = self._predicted(before, action)
+        return -predicted.log_prob(self._target(before, after)), self._distribution(predicted)

@@ -1,0 +1,66 @@
+"""What is known of some tasks: rewards and terminations as functions of observations, for imagined steps.
+
+A conf names them: ``FixedRewardFunction.reward_func = 'pendulum'``, ``MbrlAlgorithm.termination_fn = 'hopper'``. They
+are those of gymnasium's environments, computed from the observation that an action led to.
+"""
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def pendulum_reward(observation: Tensor, action: Tensor) -> Tensor:
+    """Of Pendulum: ``-(angle^2 + 0.1 velocity^2 + 0.001 torque^2)``, from ``(cos, sin, velocity)``.
+
+    Args:
+        observation: ``[N, 3]``.
+        action: ``[N, 1]``.
+
+    Returns:
+        ``[N]``
+    """
+    cosine, sine, velocity = observation.unbind(-1)
+    angle = torch.atan2(sine, cosine)
+    return -(angle.square() + 0.1 * velocity.square() + 0.001 * action.square().sum(-1))
+
+
+def inverted_pendulum_reward(observation: Tensor, action: Tensor) -> Tensor:
+    """Of Inverted Pendulum: 1 while it stands; ``[N, 4]`` to ``[N]``."""
+    return (~inverted_pendulum_termination(observation)).float()
+
+
+def no_termination(observation: Tensor) -> Tensor:
+    """Of tasks that only a time limit ends: ``[N, D]`` to bool ``[N]``."""
+    return torch.zeros(observation.shape[:-1], dtype=torch.bool, device=observation.device)
+
+
+def hopper_termination(observation: Tensor) -> Tensor:
+    """Of Hopper: its torso is lower than 0.7 or leans by 0.2 rad, or a number is out of (-100, 100); ``[N, 11]``."""
+    is_sound = observation.isfinite().all(-1) & (observation[..., 1:].abs() < 100).all(-1)
+    return ~(is_sound & (observation[..., 0] > 0.7) & (observation[..., 1].abs() < 0.2))
+
+
+def walker_termination(observation: Tensor) -> Tensor:
+    """Of Walker2d: its torso is not between 0.8 and 2 high, or leans by 1 rad; ``[N, 17]``."""
+    height, angle = observation[..., 0], observation[..., 1]
+    return ~((height > 0.8) & (height < 2.0) & (angle.abs() < 1.0))
+
+
+def inverted_pendulum_termination(observation: Tensor) -> Tensor:
+    """Of InvertedPendulum: the pole leans by more than 0.2 rad; ``[N, 4]``."""
+    return ~(observation.isfinite().all(-1) & (observation[..., 1].abs() <= 0.2))
+
+
+REWARDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    'pendulum': pendulum_reward,
+    'inverted_pendulum': inverted_pendulum_reward,
+}
+"""``f(observation [N, D], action [N, A]) -> reward [N]`` by the name of the task."""
+
+TERMINATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    'none': no_termination,
+    'hopper': hopper_termination,
+    'walker': walker_termination,
+    'inverted_pendulum': inverted_pendulum_termination,
+}
+"""``f(observation [N, D]) -> whether the episode ends there, bool [N]`` by the name of the task."""

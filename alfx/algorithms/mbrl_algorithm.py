@@ -1,0 +1,340 @@
+"""Model-based reinforcement learning by planning (Chua et al. 2018, PETS, arXiv:1805.12114).
+
+A model of the dynamics is learned from what was experienced; actions are those that a planner finds best in it. The
+cost of a sequence of actions is minus the sum of the rewards of the steps imagined with it:
+
+    J(a[0..H-1]) = - sum_h gamma^h alive[h] r(s[h+1], a[h])        s[h+1] ~ model(s[h], a[h])
+
+averaged over particles. Each particle stays with one network of the ensemble (TS-infinity of the paper). ``alive`` is 1
+until a step on which the episode would have ended. :class:`LatentMbrlAlgorithm` plans in the latent space of a
+:class:`~alfx.algorithms.predictive_representation_learner.PredictiveRepresentationLearner`.
+"""
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx import nest
+from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsLearningAlgorithm,
+                                                         DynamicsState)
+from alfx.algorithms.known_tasks import TERMINATIONS
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.algorithms.planning_algorithm import PlanAlgorithm
+from alfx.algorithms.predictive_representation_learner import PredictiveRepresentationLearner
+from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
+from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils.checks import check_value, problem_at
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.traits import Traits
+
+MbrlState = namedtuple('MbrlState', ['dynamics', 'reward', 'planner'], default_value=())
+"""The state of each module."""
+
+MbrlInfo = namedtuple('MbrlInfo', ['dynamics', 'reward', 'planner'], default_value=())
+"""The info of each module."""
+
+
+@configurable
+class MbrlAlgorithm(OffPolicyAlgorithm):
+    """Acts by planning with a model that it learns.
+
+    Args:
+        observation_spec: spec of the observation, from which is planned: float32 ``[D]``.
+        action_spec: of one continuous action, with finite bounds.
+        reward_module: knows or learns the reward of an imagined step: an algorithm, or a constructor called as
+            ``(feature_spec=, action_spec=, reward_spec=)``.
+        planner_module_ctor: makes the planner, called as ``(feature_spec=, action_spec=, reward_spec=)``.
+        feature_spec: ``None``: ``observation_spec``.
+        dynamics_module_ctor: makes the model, called as ``(feature_spec=, action_spec=)``; ``None``:
+            :class:`~alfx.algorithms.dynamics_learning_algorithm.DeterministicDynamicsAlgorithm`.
+        reward_spec: of rank 0, or of rank 1 for K rewards, which are added up with ``reward_weights``.
+        particles_per_replica: how often each network of the ensemble imagines a sequence of actions.
+        epsilon_greedy: the probability of a random action in evaluation; ``None``: ``config.epsilon_greedy``.
+        env: batched environment; only the root algorithm has it.
+        config: configuration.
+        dynamics_optimizer: owns the parameters of the model.
+        reward_optimizer: owns those of the reward module.
+        planner_optimizer: owns those of the planner.
+        checkpoint: as in ``Algorithm``.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+        discount: gamma of the imagined rewards.
+        termination_fn: from an imagined observation ``[N, D]`` to whether the episode ends there, bool ``[N]``; or the
+            name of one of :data:`alfx.algorithms.known_tasks.TERMINATIONS`, such as ``'hopper'``.
+        optimizer: owns what no other optimizer does.
+
+    Raises:
+        ConfError: an argument is out of range, or an optimizer would own nothing.
+        SpecError: the planner or the model cannot work with the specs.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: BoundedTensorSpec, reward_module: Any,
+                 planner_module_ctor: Callable[..., PlanAlgorithm], feature_spec: TensorSpec | None = None,
+                 dynamics_module_ctor: Callable[..., DynamicsLearningAlgorithm] | None = None,
+                 reward_spec: TensorSpec = TensorSpec(()), particles_per_replica: int = 1,
+                 epsilon_greedy: float | None = None, env: Any = None, config: TrainerConfig | None = None,
+                 dynamics_optimizer: Any = None, reward_optimizer: Any = None, planner_optimizer: Any = None,
+                 checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'MbrlAlgorithm',
+                 discount: float = 1.0, termination_fn: Callable[[Tensor], Tensor] | str = 'none',
+                 optimizer: Any = None):
+        owner = type(self).__name__
+        feature_spec = observation_spec if feature_spec is None else feature_spec
+        planner = planner_module_ctor(feature_spec=feature_spec, action_spec=action_spec, reward_spec=reward_spec)
+        dynamics = self._make_dynamics(dynamics_module_ctor, feature_spec, action_spec)
+        if reward_module is not None and not isinstance(reward_module, Algorithm):
+            reward_module = reward_module(feature_spec=feature_spec, action_spec=action_spec, reward_spec=reward_spec)
+        state_spec = MbrlState(dynamics=() if dynamics is None else dynamics.get_state_specs(),
+                               reward=() if reward_module is None else reward_module.train_state_spec,
+                               planner=planner.train_state_spec)
+        super().__init__(observation_spec, action_spec, reward_spec=reward_spec, train_state_spec=state_spec, env=env,
+                         config=config, optimizer=optimizer, checkpoint=checkpoint, debug_summaries=debug_summaries,
+                         name=name)
+        self._dynamics_module = dynamics
+        self._reward_module: Any = reward_module
+        self._planner_module = planner
+        self._particles = check_value(owner, 'particles_per_replica', particles_per_replica, int, minimum=1)
+        self._discount = check_value(owner, 'discount', discount, float, minimum=0, maximum=1)
+        if isinstance(termination_fn, str):
+            check_value(owner, 'termination_fn', termination_fn, str, choices=sorted(TERMINATIONS))
+            self._never_ends = termination_fn == 'none'
+            termination_fn = TERMINATIONS[termination_fn]
+        else:
+            self._never_ends = False
+        self._termination_fn = check_value(owner, 'termination_fn', termination_fn, callable)
+        planner.set_action_sequence_cost_func(self._calc_cost)
+        self.set_epsilon_greedy(epsilon_greedy)
+        for argument, given, module in (('dynamics_optimizer', dynamics_optimizer, dynamics),
+                                        ('reward_optimizer', reward_optimizer, reward_module),
+                                        ('planner_optimizer', planner_optimizer, planner)):
+            if given is not None:
+                _check_trainable(owner, argument, module)
+                self.add_optimizer(given, [module])
+
+    def _make_dynamics(self, ctor: Callable[..., DynamicsLearningAlgorithm] | None, feature_spec: Any,
+                       action_spec: BoundedTensorSpec) -> DynamicsLearningAlgorithm | None:
+        return (ctor or DeterministicDynamicsAlgorithm)(feature_spec=feature_spec, action_spec=action_spec)
+
+    def own_traits(self) -> Traits:
+        """That of its modules; what it learns, it learns from two steps that follow each other."""
+        return super().own_traits()._replace(fixed_update=True, trains_sequences_at_once=True)
+
+    def check_config(self, config: TrainerConfig) -> None:
+        """Refuse sequences of one step, in which there is no transition.
+
+        Raises:
+            ConfError: ``mini_batch_length`` is below 2.
+        """
+        length = config.mini_batch_length
+        if self._dynamics_module is not None and length is not None and length < 2:
+            raise ConfError([problem_at('TrainerConfig', 'mini_batch_length', f'= {length}: {self._name} learns from a '
+                                        'step and the next one', 'set it to 2')])
+
+    # Steps -----------------------------------------------------------------------------------------------------
+
+    def _plan(self, time_step: TimeStep, state: Any, epsilon_greedy: float) -> AlgStep:
+        action, planner = self._planner_module.predict_plan(time_step, state.planner, epsilon_greedy)
+        if self._dynamics_module is not None:
+            state = state._replace(dynamics=self._dynamics_module.update_state(time_step, state.dynamics))
+        return AlgStep(action, state._replace(planner=planner), MbrlInfo())
+
+    def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
+        """Plan; ``output``: the action ``[B, ...]``."""
+        return self._plan(time_step, state, self._epsilon_greedy)
+
+    def rollout_step(self, time_step: TimeStep, state: Any) -> AlgStep:
+        """Plan; what is learned is read from the replay buffer, so that ``info`` is empty."""
+        return self._plan(time_step, state, 0.0)
+
+    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
+                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
+        """``preprocess_experience`` of the modules that learn."""
+        for field, module in self._learners():
+            root_inputs, info = module.preprocess_experience(root_inputs, getattr(rollout_info, field), batch_info)
+            rollout_info = rollout_info._replace(**{field: info})
+        return root_inputs, rollout_info
+
+    def _learners(self) -> list[tuple[str, Any]]:
+        modules = ('dynamics', self._dynamics_module), ('reward', self._reward_module)
+        return [(field, module) for field, module in modules if module is not None]
+
+    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any = MbrlInfo()) -> AlgStep:
+        """``train_step`` of the model and of the reward module."""
+        return self._train('train_step', inputs, state, rollout_info or MbrlInfo())
+
+    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any = MbrlInfo()) -> AlgStep:
+        """``train_sequence`` of both, ``[T, B, ...]``."""
+        return self._train('train_sequence', inputs, state, rollout_info or MbrlInfo())._replace(state=())
+
+    def _train(self, method: str, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        info = MbrlInfo()
+        for field, module in self._learners():
+            step = getattr(module, method)(inputs, getattr(state, field), getattr(rollout_info, field))
+            state, info = state._replace(**{field: step.state}), info._replace(**{field: step.info})
+        return AlgStep((), state, info)
+
+    def calc_loss(self, training_info: Any) -> LossInfo:
+        """The sum of the losses of the model and of the reward module, ``[T, B]``."""
+        infos = {field: module.calc_loss(getattr(training_info, field)) for field, module in self._learners()}
+        losses = [info.loss for info in infos.values() if isinstance(info.loss, Tensor)]
+        scalars = [info.scalar_loss for info in infos.values() if isinstance(info.scalar_loss, Tensor)]
+        return LossInfo(loss=sum(losses[1:], losses[0]), scalar_loss=sum(scalars[1:], scalars[0]) if scalars else (),
+                        extra={field: info.extra for field, info in infos.items()})
+
+    def after_update(self, root_inputs: NestedTensor, training_info: Any) -> None:
+        """``after_update`` of the modules."""
+        for module in (self._dynamics_module, self._reward_module, self._planner_module):
+            if module is not None:
+                module.after_update(root_inputs, ())
+
+    # Imagination -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _calc_cost(self, observation: NestedTensor, actions: Tensor) -> Tensor:
+        """The cost of sequences of actions.
+
+        Args:
+            observation: ``[B, D]``.
+            actions: ``[B, P, H, dim]``.
+
+        Returns:
+            ``[B, P]``
+        """
+        assert self._dynamics_module is not None, 'a planner on observations has a model'
+        batch, population, horizon, _ = actions.shape
+        actions = actions.flatten(0, 1).repeat_interleave(self._particles, 0)
+        steps = actions.reshape(len(actions), horizon, *self._action_spec.shape).to(self._action_spec.dtype).unbind(1)
+        seen: Any = observation
+        feature = seen.repeat_interleave(population * self._particles, 0)
+        state, reward_state, factor = DynamicsState(feature=feature), (), 1.0
+        total: Any = 0.0
+        alive: Any = None
+        for action in steps:
+            state = self._dynamics_module.predict_step(TimeStep(prev_action=action), state).state
+            reward, reward_state = self._reward(state.feature, action, reward_state)
+            total = total + factor * (reward if alive is None else reward * alive)
+            if not self._never_ends:
+                ends = self._termination_fn(state.feature)
+                alive = ~ends if alive is None else alive & ~ends
+            factor *= self._discount
+        return -self._mean(total).view(batch, population, self._particles).mean(-1)
+
+    def _reward(self, feature: Tensor, action: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """The reward ``[N]`` or ``[N, n]`` of arriving at features ``[N, D]`` or ``[N, n, D]``."""
+        if feature.ndim == 2:
+            reward, state = self._reward_module.compute_reward(feature, action, state)
+            return self._weighted(reward), state
+        count, replicas, _ = feature.shape
+        action = action.unsqueeze(1).expand(count, replicas, *action.shape[1:]).flatten(0, 1)
+        reward, state = self._reward_module.compute_reward(feature.flatten(0, 1), action, state)
+        return self._weighted(reward).view(count, replicas), state
+
+    def _weighted(self, reward: Tensor) -> Tensor:
+        """``[N]`` of a reward ``[N]`` or ``[N, K]``."""
+        if reward.ndim == 1:
+            return reward
+        return reward.sum(-1) if self._reward_weights is None else reward @ self._reward_weights
+
+    def _mean(self, total: Tensor) -> Tensor:
+        """Over the elites of an ensemble: ``[N, n]`` to ``[N]``."""
+        if total.ndim == 1:
+            return total
+        assert self._dynamics_module is not None
+        elites = self._dynamics_module.elites
+        return total.mean(1) if len(elites) == total.shape[1] else total[:, elites].mean(1)
+
+
+def _check_trainable(owner: str, argument: str, module: Any) -> None:
+    if module is None or not any(p.requires_grad for p in module.parameters()):
+        raise ConfError([problem_at(owner, argument, 'has nothing to own: '
+                                    f'{"there is no such module" if module is None else type(module).__name__} '
+                                    'has no parameters', 'leave it out')])
+
+
+@configurable
+class LatentMbrlAlgorithm(MbrlAlgorithm):
+    """Acts by planning in a latent space.
+
+    The observation is the latent vector of a predictive representation learner, which also predicts the rewards of
+    sequences of actions: it needs a decoder of ``'reward'``. It is found among the parts of the agent
+    (:meth:`connect`), and trains itself; there is no loss here.
+
+    Args:
+        planner_module_ctor: as in :class:`MbrlAlgorithm`, as the others.
+        discount: gamma of the predicted rewards.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: BoundedTensorSpec,
+                 planner_module_ctor: Callable[..., PlanAlgorithm], reward_spec: TensorSpec = TensorSpec(()),
+                 env: Any = None, config: TrainerConfig | None = None, planner_optimizer: Any = None,
+                 debug_summaries: bool = False, name: str = 'LatentMbrlAlgorithm', epsilon_greedy: float | None = None,
+                 discount: float = 1.0):
+        super().__init__(observation_spec, action_spec, None, planner_module_ctor, reward_spec=reward_spec, env=env,
+                         config=config, planner_optimizer=planner_optimizer, debug_summaries=debug_summaries, name=name,
+                         epsilon_greedy=epsilon_greedy, discount=discount)
+        self._representation: tuple[Any, ...] = ()  # not a module of this one: it belongs to the agent
+
+    def _make_dynamics(self, ctor: Any, feature_spec: Any, action_spec: Any) -> None:
+        return None
+
+    def own_traits(self) -> Traits:
+        """There is nothing to learn here."""
+        return super().own_traits()
+
+    def connect(self, parts: Mapping[str, Algorithm]) -> None:
+        """Plan with the representation learner of the agent.
+
+        Raises:
+            ConfError: there is none, or it does not predict rewards from what is observed here.
+        """
+        learner = parts.get('repr')
+        if not isinstance(learner, PredictiveRepresentationLearner):
+            found = 'none' if learner is None else type(learner).__name__
+            raise ConfError([problem_at('Agent', 'representation_learner_cls', f': {self._name} plans with a '
+                                        f'PredictiveRepresentationLearner, found {found}',
+                                        'set Agent.representation_learner_cls = @PredictiveRepresentationLearner')])
+        self.set_latent_predictive_representation_module(learner)
+
+    def set_latent_predictive_representation_module(self, latent_predictive_representation_module: Any) -> None:
+        """Plan with this one.
+
+        Args:
+            latent_predictive_representation_module: has ``predict_multi_step(latent [N, ...], actions [N, H, ...],
+                'reward')``, which returns rewards ``[N, H + 1]``.
+
+        Raises:
+            ConfError: its predictions are not made from what is observed here, or it has no decoder of rewards.
+        """
+        check = getattr(latent_predictive_representation_module, 'check_plannable', None)
+        if check is not None:
+            check(self._name)
+        self._representation = latent_predictive_representation_module,
+
+    def train_step(self, exp: TimeStep, state: Any, rollout_info: Any = None) -> AlgStep:
+        """Nothing to learn."""
+        return AlgStep((), state, MbrlInfo())
+
+    def train_sequence(self, exp: TimeStep, state: Any, rollout_info: Any = None) -> AlgStep:
+        """Nothing to learn."""
+        return AlgStep((), (), MbrlInfo())
+
+    def calc_loss(self, training_info: Any) -> LossInfo:
+        """There is no loss."""
+        return LossInfo(loss=())
+
+    @torch.no_grad()
+    def _calc_cost(self, observation: NestedTensor, actions: Tensor) -> Tensor:
+        """See the base class; ``observation`` is the latent vector, nest ``[B, ...]``."""
+        if not self._representation:
+            raise RuntimeError(f'{self._name}: there is no representation to plan with; call '
+                               'set_latent_predictive_representation_module first')
+        batch, population, horizon, _ = actions.shape
+        latent = nest.map_structure(lambda x: x.repeat_interleave(population, 0), observation)
+        actions = actions.flatten(0, 1).reshape(-1, horizon, *self._action_spec.shape).to(self._action_spec.dtype)
+        rewards = self._representation[0].predict_multi_step(latent, actions, 'reward')[:, 1:]
+        if rewards.ndim == 3:
+            rewards = self._weighted(rewards.flatten(0, 1)).unflatten(0, rewards.shape[:2])
+        discounts = self._discount**torch.arange(horizon, device=rewards.device)
+        return -(rewards * discounts).sum(1).view(batch, population)

@@ -1,0 +1,300 @@
+"""Planning: choose the first action of the sequence that a model finds best, then plan anew (model predictive control).
+
+A planner knows neither dynamics nor rewards: whoever has it sets the cost of action sequences
+(:meth:`PlanAlgorithm.set_action_sequence_cost_func`). How sequences are searched is in
+:mod:`alfx.optimizers.traj_optimizers`. Shapes: ``B`` environments, ``P`` candidates, ``H`` actions of a plan of ``dim``
+numbers each. Environments are planned for at once and do not influence each other.
+
+Read next: :mod:`alfx.algorithms.mbrl_algorithm`.
+"""
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
+from alfx.gin_utils import ConfError, configurable, takes_arguments_of
+from alfx.gin_utils.checks import check_value, problem_at
+from alfx.optimizers.traj_optimizers import (CEMOptimizer, CostFunction, ICEMOptimizer, MPPIOptimizer, RandomOptimizer,
+                                             TrajOptimizer)
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.traits import Traits
+
+PlannerState = namedtuple('PlannerState', ['prev_plan'], default_value=())
+"""The plan of the step before, ``[B, H, dim]``."""
+
+PlannerInfo = namedtuple('PlannerInfo', ['planner'], default_value=())
+"""``planner``: what a planner that learns needs for its loss."""
+
+_UNBOUNDED = 1e30
+
+
+@configurable
+class PlanAlgorithm(OffPolicyAlgorithm):
+    """Base of the planners.
+
+    Args:
+        feature_spec: nest of specs of what is planned from.
+        action_spec: of one continuous action, with finite bounds.
+        reward_spec: of rank 0 or 1.
+        planning_horizon: ``H``.
+        upper_bound: greatest value of each number of an action; ``None``: that of ``action_spec``.
+        lower_bound: smallest value of each number; ``None``: that of ``action_spec``.
+        name: name of this algorithm.
+
+    Raises:
+        ConfError: the horizon is below 1, or a lower bound is above the upper one.
+        SpecError: the action is discrete, nested or unbounded.
+    """
+
+    def __init__(self, feature_spec: NestedTensorSpec, action_spec: BoundedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()), planning_horizon: int = 25, upper_bound: float | None = None,
+                 lower_bound: float | None = None, name: str = 'PlanningAlgorithm'):
+        owner = type(self).__name__
+        self._planning_horizon = check_value(owner, 'planning_horizon', planning_horizon, int, minimum=1)
+        _check_action(owner, action_spec)
+        low = action_spec.minimum if lower_bound is None else lower_bound
+        high = action_spec.maximum if upper_bound is None else upper_bound
+        bounds = [np.broadcast_to(np.asarray(b, np.float32), tuple(action_spec.shape)).reshape(-1) for b in (low, high)]
+        _check_bounds(owner, *bounds)
+        self._plan_shape = (planning_horizon, action_spec.numel)
+        super().__init__(feature_spec, action_spec, reward_spec=reward_spec, train_state_spec=PlannerState(
+            prev_plan=TensorSpec(self._plan_shape)), name=name)
+        self._lower_bound: Tensor
+        self._upper_bound: Tensor
+        self.register_buffer('_lower_bound', torch.from_numpy(bounds[0].copy()), persistent=False)
+        self.register_buffer('_upper_bound', torch.from_numpy(bounds[1].copy()), persistent=False)
+        self._action_sequence_cost_func: CostFunction | None = None
+
+    def own_traits(self) -> Traits:
+        """Nothing is learned."""
+        return super().own_traits()._replace(fixed_update=True, trains_sequences_at_once=True)
+
+    def set_action_sequence_cost_func(self, action_seq_cost_func: Callable[[NestedTensor, Tensor], Tensor]) -> None:
+        """Set what is minimised: ``f(observation [B, ...], actions [B, P, H, dim]) -> cost [B, P]``."""
+        self._action_sequence_cost_func = action_seq_cost_func
+
+    def predict_plan(self, time_step: TimeStep, state: Any, epsilon_greedy: float = 0.0) -> tuple[Tensor, Any]:
+        """Plan from the observation.
+
+        Args:
+            time_step: ``[B, ...]``.
+            state: ``PlannerState``; where an episode begins it is not looked at.
+            epsilon_greedy: the probability of a uniformly random action in place of the planned one.
+
+        Returns:
+            the action ``[B, ...]`` and the state.
+        """
+        raise NotImplementedError(f'{type(self).__name__}.predict_plan')
+
+    def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """:meth:`predict_plan`, with the ``epsilon_greedy`` of evaluation."""
+        action, state = self.predict_plan(inputs, state, self._epsilon_greedy)
+        return AlgStep(action, state, ())
+
+    def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """:meth:`predict_plan`."""
+        action, state = self.predict_plan(inputs, state, 0.0)
+        return AlgStep(action, state, ())
+
+    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any = None) -> AlgStep:
+        """Nothing is learned."""
+        return AlgStep((), state, ())
+
+    def calc_loss(self, info: NestedTensor) -> LossInfo:
+        """There is none."""
+        return LossInfo(loss=())
+
+    def _cost(self, observation: NestedTensor, actions: Tensor) -> Tensor:
+        """``[B, P]``."""
+        if self._action_sequence_cost_func is None:
+            raise RuntimeError(f'{self._name}: there is no cost to minimise; call set_action_sequence_cost_func first')
+        return self._action_sequence_cost_func(observation, actions)
+
+    def _explored(self, action: Tensor, epsilon_greedy: float) -> Tensor:
+        """Actions ``[B, dim]`` with random ones among them, in the shape of the spec ``[B, ...]``."""
+        if epsilon_greedy:
+            is_random = torch.rand(len(action), 1, device=action.device) < epsilon_greedy
+            uniform = torch.lerp(self._lower_bound, self._upper_bound, torch.rand_like(action))
+            action = torch.where(is_random, uniform, action)
+        return action.reshape(len(action), *self._action_spec.shape).to(self._action_spec.dtype)
+
+
+def _check_action(owner: str, spec: Any) -> None:
+    remedy = 'it takes one bounded continuous action'
+    if not isinstance(spec, TensorSpec):
+        raise SpecError(f'{owner} cannot plan nested actions, found {spec}: {remedy}; give the environment one Box as '
+                        'action space')
+    if not spec.is_continuous:
+        raise SpecError(f'{owner} cannot plan discrete actions, found {spec}: {remedy}; for discrete ones there is '
+                        'tree search (MCTSAlgorithm)')
+    if not isinstance(spec, BoundedTensorSpec):
+        raise SpecError(f'{owner} cannot plan unbounded actions, found {spec}: {remedy}')
+
+
+def _check_bounds(owner: str, low: np.ndarray, high: np.ndarray) -> None:
+    if not (np.abs(low) < _UNBOUNDED).all() or not (np.abs(high) < _UNBOUNDED).all():
+        raise SpecError(f'{owner} cannot plan unbounded actions, found the bounds {low} and {high}; set {owner}.'
+                        'lower_bound and upper_bound, or bound the action space of the environment')
+    if not (low <= high).all():
+        raise ConfError([problem_at(owner, 'lower_bound', f'= {low.tolist()} is above the upper bound, '
+                                    f'{high.tolist()}', 'exchange them')])
+
+
+class _TrajectoryPlanner(PlanAlgorithm):
+    """A planner that leaves the search to an optimizer of trajectories, and begins with the plan of the step before."""
+
+    _optimizer: TrajOptimizer
+    _scalar_var: float | None = None
+
+    def _begin(self, time_step: TimeStep, state: Any) -> tuple[Tensor, Tensor | None]:
+        """Mean and variance ``[B, H, dim]`` to begin with.
+
+        The mean is the plan of the step before, moved by one step; its last action is done twice. At FIRST it is the
+        middle of the bounds.
+        """
+        plan = state.prev_plan
+        moved = torch.cat((plan[:, 1:], plan[:, -1:]), 1)
+        middle = 0.5 * (self._lower_bound + self._upper_bound)
+        mean = torch.where(time_step.is_first().view(-1, 1, 1), middle, moved)
+        return mean, None if self._scalar_var is None else torch.full_like(mean, self._scalar_var)
+
+    @torch.no_grad()
+    def predict_plan(self, time_step: TimeStep, state: Any, epsilon_greedy: float = 0.0) -> tuple[Tensor, Any]:
+        """See the base class."""
+        plan, _ = self._optimizer.obtain_solution(time_step.observation, *self._begin(time_step, state))
+        return self._explored(plan[:, 0], epsilon_greedy), PlannerState(prev_plan=plan)
+
+
+@configurable
+class RandomShootingAlgorithm(_TrajectoryPlanner):
+    """The best one of random plans (Nagabandi et al. 2017, arXiv:1708.02596).
+
+    Args:
+        population_size: how many are tried.
+        kwargs: those of :class:`PlanAlgorithm`.
+    """
+
+    def __init__(self, feature_spec: NestedTensorSpec, action_spec: BoundedTensorSpec, population_size: int,
+                 reward_spec: TensorSpec = TensorSpec(()), planning_horizon: int = 25, upper_bound: float | None = None,
+                 lower_bound: float | None = None, name: str = 'RandomShootingAlgorithm'):
+        super().__init__(feature_spec, action_spec, reward_spec, planning_horizon, upper_bound, lower_bound, name)
+        self._population_size = check_value(type(self).__name__, 'population_size', population_size, int, minimum=1)
+        self._optimizer = self._make_optimizer(dict(
+            solution_dim=self._plan_shape, population_size=population_size, cost_func=self._cost,
+            upper_bound=self._upper_bound, lower_bound=self._lower_bound))
+
+    def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
+        return RandomOptimizer(**problem)
+
+    def own_traits(self) -> Traits:
+        """Nothing is learned."""
+        return super().own_traits()
+
+    def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
+        """Nothing to do."""
+
+
+@configurable
+class CEMPlanAlgorithm(RandomShootingAlgorithm):
+    """The cross-entropy method (Chua et al. 2018, arXiv:1805.12114); see
+    :class:`~alfx.optimizers.traj_optimizers.CEMOptimizer`.
+
+    Args:
+        population_size: how many plans are drawn in an iteration.
+        elite_size: how many of them the distribution is fitted to.
+        max_iter_num: iterations at most.
+        epsilon: an environment's iterations end when its largest variance is below that.
+        tau: how far mean and variance move towards those of the elites, in (0, 1].
+        scalar_var: initial variance of each number; ``None``: the square of half of what is between the bounds.
+        kwargs: those of :class:`RandomShootingAlgorithm`.
+
+    Raises:
+        ConfError: an argument is out of range, or there are more elites than plans.
+    """
+
+    def __init__(self, feature_spec: NestedTensorSpec, action_spec: BoundedTensorSpec, population_size: int,
+                 planning_horizon: int = 25, reward_spec: TensorSpec = TensorSpec(()), elite_size: int = 50,
+                 max_iter_num: int = 5, epsilon: float = 0.01, tau: float = 0.9, scalar_var: float | None = None,
+                 upper_bound: float | None = None, lower_bound: float | None = None, name: str = 'CEMPlanAlgorithm'):
+        owner = type(self).__name__
+        check_value(owner, 'population_size', population_size, int, minimum=1)
+        check_value(owner, 'elite_size', elite_size, int, minimum=1, maximum=population_size)
+        check_value(owner, 'tau', tau, float, above=0, maximum=1)
+        self._scalar_var = check_value(owner, 'scalar_var', scalar_var, float, above=0, optional=True)
+        self._cem_arguments: dict[str, Any] = dict(elite_size=elite_size, max_iter_num=check_value(
+            owner, 'max_iter_num', int(max_iter_num), int, minimum=1), epsilon=check_value(
+                owner, 'epsilon', epsilon, float, minimum=0), tau=tau)
+        super().__init__(feature_spec, action_spec, population_size, reward_spec, planning_horizon, upper_bound,
+                         lower_bound, name)
+
+    def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
+        return CEMOptimizer(**problem, **self._cem_arguments)
+
+    def own_traits(self) -> Traits:
+        """Nothing is learned."""
+        return super().own_traits()
+
+
+@configurable
+class ICEMPlanAlgorithm(CEMPlanAlgorithm):
+    """CEM with coloured noise and fewer samples (Pinneri et al. 2020, arXiv:2008.06389).
+
+    See :class:`~alfx.optimizers.traj_optimizers.ICEMOptimizer`.
+
+    Args:
+        noise_beta: exponent of the colour of the noise.
+        population_decay: by which the population shrinks from iteration to iteration.
+        keep_fraction: of the elites that are candidates again.
+        kwargs: those of :class:`CEMPlanAlgorithm`.
+    """
+
+    @takes_arguments_of(CEMPlanAlgorithm, defaults={'name': 'ICEMPlanAlgorithm', 'elite_size': 10, 'max_iter_num': 3,
+                                                    'epsilon': 0.0},
+                        after={'noise_beta': 'scalar_var'})
+    def __init__(self, noise_beta: float = 2.0, population_decay: float = 1.25, keep_fraction: float = 0.3,
+                 **kwargs: Any):
+        self._icem_arguments: dict[str, Any] = dict(noise_beta=noise_beta, population_decay=population_decay,
+                                    keep_fraction=keep_fraction)
+        super().__init__(**kwargs)
+
+    def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
+        return ICEMOptimizer(**problem, **self._cem_arguments, **self._icem_arguments)
+
+    def own_traits(self) -> Traits:
+        """Nothing is learned."""
+        return super().own_traits()
+
+
+@configurable
+class MPPIPlanAlgorithm(RandomShootingAlgorithm):
+    """Model predictive path integral control (Williams et al. 2017, arXiv:1707.02342).
+
+    See :class:`~alfx.optimizers.traj_optimizers.MPPIOptimizer`.
+
+    Args:
+        max_iter_num: iterations.
+        temperature: relative to the standard deviation of the costs.
+        noise_beta: exponent of the colour of the noise.
+        scalar_var: variance of the noise; ``None``: the square of half of what is between the bounds.
+        kwargs: those of :class:`RandomShootingAlgorithm`.
+    """
+
+    @takes_arguments_of(RandomShootingAlgorithm, defaults={'name': 'MPPIPlanAlgorithm'},
+                        after={'max_iter_num': 'planning_horizon'})
+    def __init__(self, max_iter_num: int = 3, temperature: float = 0.1, noise_beta: float = 0.0,
+                 scalar_var: float | None = None, **kwargs: Any):
+        self._scalar_var = check_value(type(self).__name__, 'scalar_var', scalar_var, float, above=0, optional=True)
+        self._mppi_arguments: dict[str, Any] = dict(max_iter_num=max_iter_num, temperature=temperature,
+                                                    noise_beta=noise_beta)
+        super().__init__(**kwargs)
+
+    def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
+        return MPPIOptimizer(**problem, **self._mppi_arguments)
+
+    def own_traits(self) -> Traits:
+        """Nothing is learned."""
+        return super().own_traits()

@@ -1,0 +1,169 @@
+"""Rewards of imagined steps: given as a function, or learned from those of the environment.
+
+A reward belongs to arriving at an observation: ``compute_reward(obs, action, state)`` gets the action and the
+observation that it led to. Read next: :mod:`alfx.algorithms.mbrl_algorithm`.
+"""
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from alfx import context, nest
+from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.algorithms.known_tasks import REWARDS
+from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
+from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import check_value
+from alfx.networks.action_encoder import SimpleActionEncoder
+from alfx.networks.dynamics_networks import DynamicsNetwork
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.traits import Traits
+from alfx.utils.running_stats import AdaptiveStats
+
+
+@configurable
+class RewardEstimationAlgorithm(Algorithm):
+    """Base of the rewards of imagined steps.
+
+    Args:
+        name: name of this algorithm.
+    """
+
+    def __init__(self, name: str = 'RewardEstimationAlgorithm'):
+        super().__init__(name=name)
+
+    def compute_reward(self, obs: NestedTensor, action: NestedTensor, state: NestedTensor) -> tuple[Tensor, Any]:
+        """The reward of arriving at an observation.
+
+        Args:
+            obs: nest ``[N, ...]``: where the action led.
+            action: ``[N, ...]``.
+            state: is handed on.
+
+        Returns:
+            the reward ``[N]``, or ``[N, K]`` of K rewards, and the state.
+        """
+        raise NotImplementedError(f'{type(self).__name__}.compute_reward')
+
+    def train_step(self, time_step: TimeStep, state: NestedTensor = (), rollout_info: Any = None) -> AlgStep:
+        """What there is to learn from a step; nothing, unless overridden."""
+        return AlgStep((), state, ())
+
+    def calc_loss(self, info: NestedTensor) -> LossInfo:
+        """The losses ``[T, B]``; ``()`` if nothing is learned."""
+        return LossInfo(loss=())
+
+
+@configurable
+class FixedRewardFunction(RewardEstimationAlgorithm):
+    """A reward that is known.
+
+    Args:
+        reward_func: from the observation ``[N, ...]`` where the action led and the action ``[N, ...]`` to the reward
+            ``[N]``; or the name of one of :data:`alfx.algorithms.known_tasks.REWARDS`, such as ``'pendulum'``.
+        name: name of this algorithm.
+
+    Raises:
+        ConfError: there is no such function.
+    """
+
+    def __init__(self, reward_func: Callable[..., Tensor] | str, name: str = 'FixedRewardFunction'):
+        super().__init__(name=name)
+        owner = type(self).__name__
+        if isinstance(reward_func, str):
+            check_value(owner, 'reward_func', reward_func, str, choices=sorted(REWARDS))
+            reward_func = REWARDS[reward_func]
+        self._reward_func = check_value(owner, 'reward_func', reward_func, callable)
+
+    def own_traits(self) -> Traits:
+        """Nothing is learned."""
+        return super().own_traits()._replace(fixed_update=True, trains_sequences_at_once=True)
+
+    def compute_reward(self, obs: NestedTensor, action: NestedTensor, state: NestedTensor) -> tuple[Tensor, Any]:
+        """See the base class.
+
+        Raises:
+            ValueError: the function returns another shape than ``[N]`` or ``[N, K]``.
+        """
+        reward = self._reward_func(obs, action)
+        count = nest.get_nest_batch_size(obs)
+        if not isinstance(reward, Tensor) or reward.ndim not in (1, 2) or len(reward) != count:
+            found = f'shape {list(reward.shape)}' if isinstance(reward, Tensor) else repr(reward)
+            raise ValueError(f'{self._name}.reward_func: expected rewards of shape [N] = [{count}], found {found}')
+        return reward, state
+
+    def train_step(self, time_step: TimeStep, state: NestedTensor = (), rollout_info: Any = None) -> AlgStep:
+        """Nothing to learn."""
+        return AlgStep((), state, ())
+
+
+@configurable
+class LearnedReward(RewardEstimationAlgorithm):
+    """A reward that is learned: a network sees the normalized observation where the action led, and the action.
+
+    Its loss is half of the squared error of the normalized reward, at each step that of the transition which follows.
+
+    Args:
+        feature_spec: float32 ``[D]``: spec of the observation.
+        action_spec: spec of the action; discrete actions are encoded one-hot.
+        reward_spec: of the rank 0, or 1 for K rewards.
+        hidden_size: sizes of the hidden layers.
+        name: name of this algorithm.
+    """
+
+    def __init__(self, feature_spec: TensorSpec, action_spec: NestedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()), hidden_size: int | Sequence[int] = (128, 128),
+                 name: str = 'LearnedReward'):
+        super().__init__(name=name)
+        sizes = (hidden_size, ) if isinstance(hidden_size, int) else tuple(hidden_size)
+        self._action_encoder = SimpleActionEncoder(action_spec)
+        encoded = self._action_encoder.output_spec
+        self._network = DynamicsNetwork((feature_spec, encoded), TensorSpec(reward_spec.shape),
+                                        joint_fc_layer_params=sizes, activation=F.silu)
+        self._of_feature, self._of_action, self._of_reward = (
+            AdaptiveStats(spec, 8.0) for spec in (feature_spec, encoded, TensorSpec(reward_spec.shape)))
+
+    def own_traits(self) -> Traits:
+        """True unless something in the network draws numbers or keeps statistics."""
+        return super().own_traits()._replace(fixed_update=is_fixed(self._network), trains_sequences_at_once=True,
+                                             bootstraps_sequences=True)
+
+    def _predicted(self, obs: NestedTensor, action: NestedTensor) -> Tensor:
+        """The normalized reward ``[N]`` or ``[N, K]``."""
+        inputs = [(x - stats.mean) * torch.rsqrt(stats.variance + 1e-6)
+                  for stats, x in ((self._of_feature, obs), (self._of_action, self._action_encoder(action)))]
+        return self._network(tuple(inputs))[0]
+
+    def compute_reward(self, obs: NestedTensor, action: NestedTensor, state: NestedTensor) -> tuple[Tensor, Any]:
+        """See the base class."""
+        mean, variance = self._of_reward.moments()
+        return torch.addcmul(mean, (variance + 1e-12).sqrt(), self._predicted(obs, action)), state
+
+    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
+                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
+        """Take a batch ``[B, T, ...]`` into the statistics."""
+        if not context.is_eval():
+            arrives = ~root_inputs.is_first()
+            for stats, x in ((self._of_feature, root_inputs.observation), (self._of_reward, root_inputs.reward),
+                             (self._of_action, self._action_encoder(root_inputs.prev_action))):
+                stats.update(x[arrives])
+        return root_inputs, rollout_info
+
+    def train_step(self, time_step: TimeStep, state: NestedTensor = (), rollout_info: Any = None) -> AlgStep:
+        """The loss of predicting the reward of arriving at ``time_step`` ``[B, ...]``; 0 at FIRST."""
+        mean, variance = self._of_reward.moments()
+        target = (time_step.reward - mean) * torch.rsqrt(variance + 1e-12)
+        loss = 0.5 * (self._predicted(time_step.observation, time_step.prev_action) - target).square()
+        loss = loss if loss.ndim == 1 else loss.sum(-1)
+        return AlgStep((), state, torch.where(time_step.is_first(), 0.0, loss))
+
+    def calc_loss(self, info: NestedTensor) -> LossInfo:
+        """The losses ``[T, B]``: at each step that of the transition which follows, at the last one 0."""
+        loss: Any = info
+        loss = torch.cat((loss[1:], torch.zeros_like(loss[:1])))
+        return LossInfo(loss=loss, extra={'reward': loss.detach()})
+
+

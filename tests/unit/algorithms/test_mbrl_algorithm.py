@@ -1,0 +1,322 @@
+"""Acting by planning with a model: the cost of imagined steps, who plans with what, and the agent around it."""
+from functools import partial
+
+import numpy as np
+import pytest
+import sac_agents
+import torch
+
+from alfx.algorithms.agent import Agent
+from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsLearningAlgorithm,
+                                                         DynamicsState, StochasticDynamicsAlgorithm)
+from alfx.algorithms.known_tasks import TERMINATIONS, pendulum_reward
+from alfx.algorithms.mbrl_algorithm import LatentMbrlAlgorithm, MbrlAlgorithm
+from alfx.algorithms.planning_algorithm import (CEMPlanAlgorithm, ICEMPlanAlgorithm, MPPIPlanAlgorithm, PlannerState,
+                                                RandomShootingAlgorithm)
+from alfx.algorithms.predictive_representation_learner import PredictiveRepresentationLearner, SimpleDecoder
+from alfx.algorithms.reward_learning_algorithm import FixedRewardFunction, LearnedReward
+from alfx.data_structures import AlgStep, TimeStep
+from alfx.gin_utils import ConfError
+from alfx.layers import FC
+from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
+from alfx.optimizers import Adam
+from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
+from alfx.utils.math_ops import identity
+
+OBSERVATION = TensorSpec((2, ))
+ACTION = BoundedTensorSpec((1, ), minimum=-2.0, maximum=3.0)
+MATRIX = torch.tensor([[1.0, 0.1], [0.0, 1.0]])
+GAIN = torch.tensor([0.0, 0.1])
+small = dict(population_size=16, planning_horizon=3)
+PLANNERS = {'random shooting': RandomShootingAlgorithm, 'CEM': partial(CEMPlanAlgorithm, elite_size=4),
+            'iCEM': partial(ICEMPlanAlgorithm, elite_size=4), 'MPPI': MPPIPlanAlgorithm}
+
+
+class ExactModel(DynamicsLearningAlgorithm):
+    """A cart without friction: position and velocity; member i of an ensemble adds i to the position."""
+
+    def __init__(self, action_spec, feature_spec, num_replicas=1):
+        super().__init__(DynamicsState(feature=feature_spec), action_spec, feature_spec, (4, ), num_replicas)
+
+    def predict_step(self, time_step, state):
+        feature, action = self._expanded(state.feature), self._expanded(time_step.prev_action)
+        output = feature @ MATRIX.T + action * GAIN
+        if self.num_replicas > 1:
+            output = output + torch.stack((torch.arange(self.num_replicas), torch.zeros(self.num_replicas)), -1)
+        return AlgStep(output, state._replace(feature=output), ())
+
+
+def make(reward_func=lambda s, a: -(s.square().sum(-1) + 0.1 * a.square().sum(-1)), planner='CEM', num_replicas=1,
+         planner_args=small, **arguments):
+    return MbrlAlgorithm(OBSERVATION, ACTION, FixedRewardFunction(reward_func),
+                         partial(PLANNERS[planner], **planner_args), optimizer=Adam(lr=1e-3),
+                         dynamics_module_ctor=partial(ExactModel, num_replicas=num_replicas), **arguments)
+
+
+def first(observation):
+    return TimeStep(step_type=torch.zeros(len(observation), dtype=torch.int32), observation=observation)
+
+
+# The cost -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('discount', [1.0, 0.5])
+@pytest.mark.parametrize('particles', [1, 3])
+def test_the_cost_is_minus_the_discounted_sum_of_the_rewards_of_imagined_steps(discount, particles):
+    algorithm = make(discount=discount, particles_per_replica=particles)
+    observation, actions = torch.randn(2, 2), torch.randn(2, 5, 3, 1)
+    cost = algorithm._calc_cost(observation, actions)
+    for b in range(2):
+        for p in range(5):
+            state, total = observation[b], 0.0
+            for h in range(3):
+                state = MATRIX @ state + GAIN * actions[b, p, h]
+                total += discount**h * float(-(state.square().sum() + 0.1 * actions[b, p, h].square().sum()))
+            np.testing.assert_allclose(cost[b, p], -total, rtol=1e-5)
+
+
+def test_each_imagined_particle_stays_with_its_member_of_the_ensemble():
+    """Member i moves by i at each step: the rewards, the position, are 0, 1, 2 times (1, 2, 3) of resting carts."""
+    algorithm = make(lambda s, a: s[:, 0], num_replicas=3)
+    cost = algorithm._calc_cost(torch.zeros(1, 2), torch.zeros(1, 4, 3, 1))
+    np.testing.assert_allclose(cost, np.full((1, 4), -(0 + 6 + 12) / 3), rtol=1e-6)
+
+
+def test_only_the_elites_of_an_ensemble_count():
+    algorithm = make(lambda s, a: s[:, 0], num_replicas=3)
+    model = algorithm._dynamics_module
+    model._num_elites = 2
+    model._holdout_error.copy_(torch.tensor([0.5, 0.1, 0.3]))  # members 1 and 2
+    cost = algorithm._calc_cost(torch.zeros(1, 2), torch.zeros(1, 4, 3, 1))
+    np.testing.assert_allclose(cost, np.full((1, 4), -(6 + 12) / 2), rtol=1e-6)
+
+
+def test_an_imagined_termination_stops_the_rewards_after_it():
+    """A cart at 0.05 with velocity 1 is at 0.15, 0.25, 0.35; the episode ends beyond 0.2: two rewards of 1."""
+    algorithm = make(lambda s, a: torch.ones(len(s)), termination_fn=lambda s: s[..., 0] > 0.2)
+    cost = algorithm._calc_cost(torch.tensor([[0.05, 1.0], [-9.0, 0.0]]), torch.zeros(2, 1, 3, 1))
+    np.testing.assert_allclose(cost, [[-2.0], [-3.0]])
+
+
+@pytest.mark.parametrize('planner', list(PLANNERS))
+def test_with_an_exact_model_the_planner_comes_near_the_optimal_controller(planner):
+    """Linear dynamics, quadratic cost: the optimal cost of H steps is that of Riccati's recursion."""
+    torch.manual_seed(0)
+    horizon = 8
+    sizes = {'random shooting': 2000, 'CEM': 300, 'iCEM': 200, 'MPPI': 500}
+    iterations = {} if planner == 'random shooting' else dict(max_iter_num=8)
+    if planner in ('CEM', 'iCEM'):
+        iterations.update(elite_size=20, epsilon=0.0)
+    algorithm = make(planner=planner, planner_args=dict(population_size=sizes[planner], planning_horizon=horizon,
+                                                        **iterations))
+    start = torch.tensor([[0.5, -0.4], [-0.3, 0.2]])
+    _, state = algorithm._planner_module.predict_plan(first(start), PlannerState(torch.zeros(2, horizon, 1)), 0.0)
+    found = algorithm._calc_cost(start, state.prev_plan.unsqueeze(1)).squeeze(1)
+    best = torch.tensor([riccati_cost(x.double().numpy(), horizon) for x in start], dtype=torch.float32)
+    factor = {'random shooting': 2.0, 'MPPI': 1.6}.get(planner, 1.05)
+    assert (found >= best - 1e-4).all() and (found <= factor * best).all()
+
+
+def riccati_cost(start, horizon):
+    """min sum_h x[h+1]' x[h+1] + 0.1 u[h]^2 by dynamic programming backwards."""
+    a, b = MATRIX.double().numpy(), GAIN.double().numpy()[:, None]
+    p = np.zeros((2, 2))
+    for _ in range(horizon):
+        q = p + np.eye(2)  # the cost of being at the next state, and from there on
+        k = np.linalg.solve(0.1 * np.eye(1) + b.T @ q @ b, b.T @ q @ a)
+        p = a.T @ q @ (a - b @ k)
+    return start @ p @ start
+
+
+# Planners -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('planner', list(PLANNERS))
+def test_a_plan_begins_with_the_one_before_and_at_the_first_step_with_the_middle(planner):
+    algorithm = PLANNERS[planner](OBSERVATION, ACTION, **small)
+    begun = []
+    algorithm._optimizer.obtain_solution = lambda o, mean, var: (begun.append(mean), (mean, mean[:, 0, 0]))[1]
+    plan = torch.tensor([[[1.0], [2.0], [3.0]], [[-1.0], [0.0], [1.0]]])
+    steps = first(torch.zeros(2, 2))._replace(step_type=torch.tensor([1, 0], dtype=torch.int32))
+    action, state = algorithm.predict_plan(steps, PlannerState(plan), 0.0)
+    np.testing.assert_allclose(begun[0][..., 0], [[2, 3, 3], [0.5, 0.5, 0.5]])
+    np.testing.assert_allclose(action, [[2.0], [0.5]])
+    assert state.prev_plan is begun[0]
+
+
+def test_epsilon_greedy_is_the_share_of_random_actions():
+    algorithm = RandomShootingAlgorithm(OBSERVATION, ACTION, **small)
+    algorithm._optimizer.obtain_solution = lambda o, mean, var: (mean, mean[:, 0, 0])
+    torch.manual_seed(0)
+    action, _ = algorithm.predict_plan(first(torch.zeros(4000, 2)), PlannerState(torch.zeros(4000, 3, 1)), 0.25)
+    random = action[action != 0.5]
+    np.testing.assert_allclose(len(random) / 4000, 0.25, atol=0.03)
+    assert random.min() < -1.9 and random.max() > 2.9 and action.dtype == torch.float32
+
+
+def test_scalar_var_is_the_initial_variance_and_bounds_may_be_narrower():
+    algorithm = CEMPlanAlgorithm(OBSERVATION, ACTION, population_size=500, elite_size=500, planning_horizon=2, tau=1.0,
+                                 max_iter_num=1, scalar_var=0.04, lower_bound=-1.0, upper_bound=1.0, epsilon=0.0)
+    tried = []
+    algorithm.set_action_sequence_cost_func(lambda o, a: (tried.append(a), torch.zeros(a.shape[:2]))[1])
+    torch.manual_seed(0)
+    algorithm.predict_plan(first(torch.zeros(3, 2)), PlannerState(torch.zeros(3, 2, 1)), 0.0)
+    np.testing.assert_allclose(tried[0].var(), 0.04, rtol=0.1)
+    assert tried[0].shape == (3, 500, 2, 1) and tried[0].abs().max() <= 1.0
+
+
+@pytest.mark.parametrize('action_spec, message', [
+    (BoundedTensorSpec((), torch.int64, minimum=0, maximum=2), 'discrete actions.*tree search'),
+    (TensorSpec((1, )), 'unbounded'), ([ACTION, ACTION], 'nested'),
+    (BoundedTensorSpec((1, ), minimum=-np.inf, maximum=np.inf), 'unbounded.*upper_bound')])
+@pytest.mark.parametrize('planner', list(PLANNERS))
+def test_a_planner_refuses_actions_that_it_cannot_plan(planner, action_spec, message):
+    with pytest.raises(SpecError, match=message):
+        PLANNERS[planner](OBSERVATION, action_spec, **small)
+
+
+@pytest.mark.parametrize('planner, arguments, message', [
+    ('CEM', dict(elite_size=17), r'CEMPlanAlgorithm.elite_size .*\[1, 16\].*17'), ('CEM', dict(tau=0.0), 'tau'),
+    ('CEM', dict(planning_horizon=0), 'planning_horizon'), ('MPPI', dict(temperature=0.0), 'temperature'),
+    ('random shooting', dict(population_size=0), 'population_size'), ('iCEM', dict(keep_fraction=2.0), 'keep_fraction'),
+    ('random shooting', dict(lower_bound=2.0, upper_bound=1.0), 'lower_bound.*above the upper bound')])
+def test_arguments_of_planners_that_are_out_of_range_are_refused(planner, arguments, message):
+    with pytest.raises(ConfError, match=message):
+        PLANNERS[planner](OBSERVATION, ACTION, **{**small, **arguments})
+
+
+def test_a_planner_without_a_cost_says_so():
+    with pytest.raises(RuntimeError, match='set_action_sequence_cost_func'):
+        RandomShootingAlgorithm(OBSERVATION, ACTION, **small).predict_plan(
+            first(torch.zeros(1, 2)), PlannerState(torch.zeros(1, 3, 1)), 0.0)
+
+
+# Rewards and terminations -------------------------------------------------------------------------------------
+
+
+def test_the_known_reward_of_pendulum_is_that_of_gymnasium():
+    gymnasium = pytest.importorskip('gymnasium')
+    env = gymnasium.make('Pendulum-v1').unwrapped
+    observation, _ = env.reset(seed=0)
+    for i in range(20):
+        action = np.array([np.sin(i)], np.float32)
+        before = torch.as_tensor(observation).unsqueeze(0)
+        observation, reward, *_ = env.step(2 * action)
+        found = pendulum_reward(before, torch.as_tensor(2 * action).unsqueeze(0))
+        np.testing.assert_allclose(found, [reward], rtol=1e-4)
+
+
+@pytest.mark.parametrize('name, task', [('hopper', 'Hopper-v5'), ('walker', 'Walker2d-v5'),
+                                        ('inverted_pendulum', 'InvertedPendulum-v5')])
+def test_known_terminations_are_those_of_gymnasium(name, task):
+    gymnasium = pytest.importorskip('gymnasium')
+    pytest.importorskip('mujoco')
+    env = gymnasium.make(task)
+    env.action_space.seed(0)
+    ended = 0
+    for seed in range(5):
+        env.reset(seed=seed)
+        terminated = False
+        for _ in range(200):
+            observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            seen = torch.as_tensor(observation, dtype=torch.float64).unsqueeze(0)
+            assert bool(TERMINATIONS[name](seen)) == terminated
+            if terminated:
+                ended += 1
+                break
+    assert ended == 5
+
+
+def test_bad_rewards_and_terminations_are_refused_before_anything_is_trained():
+    with pytest.raises(ConfError, match="reward_func must be.*'pendulum'(.|\n)*did you mean 'pendulum'"):
+        FixedRewardFunction('pendulom')
+    with pytest.raises(ConfError, match='termination_fn'):
+        make(termination_fn='hoper')
+    with pytest.raises(ValueError, match=r'reward_func: expected rewards of shape \[N\] = \[32\], found shape \[1\]'):
+        make(lambda s, a: torch.ones(1)).predict_step(first(torch.zeros(2, 2)), make().get_initial_predict_state(2))
+    with pytest.raises(ConfError, match='planner_optimizer has nothing to own'):
+        make(planner_optimizer=Adam())
+
+
+# In an agent --------------------------------------------------------------------------------------------------
+
+models = {
+    'deterministic': partial(DeterministicDynamicsAlgorithm, hidden_size=(16, )),
+    'deterministic ensemble': partial(DeterministicDynamicsAlgorithm, hidden_size=(16, ), num_replicas=3),
+    'stochastic ensemble': partial(StochasticDynamicsAlgorithm, hidden_size=(16, ), num_replicas=3, num_elites=2,
+                                   holdout=0.2),
+}
+
+
+def make_agent(model='deterministic', **arguments):
+    algorithm = partial(MbrlAlgorithm, dynamics_module_ctor=models.get(model), **{**dict(
+        reward_module=partial(LearnedReward, hidden_size=(16, )),
+        planner_module_ctor=partial(CEMPlanAlgorithm, elite_size=4, **small)), **arguments})
+
+    return sac_agents.make_agent('continuous', without_networks(algorithm))
+
+
+def without_networks(algorithm):
+    """A constructor that does without the networks of an actor and a critic."""
+    return lambda actor_network_cls, critic_network_cls, **given: algorithm(**given)
+
+
+@pytest.mark.parametrize('model', list(models))
+def test_an_agent_learns_its_model_and_its_reward(model):
+    agent, _ = make_agent(model)
+    before = {name: x.clone() for name, x in agent.named_parameters()}
+    for _ in range(12):
+        agent.train_iter()
+    for name, x in agent.named_parameters():
+        assert not torch.equal(before[name], x), name
+    assert agent.traits.fixed_update and agent.traits.bootstraps_sequences
+    if model == 'stochastic ensemble':
+        assert (agent._rl_algorithm._dynamics_module.holdout_error != 0).all()
+
+
+def test_sequences_of_one_step_are_refused():
+    algorithm = make()
+    with pytest.raises(ConfError, match='mini_batch_length = 1.*the next one'):
+        algorithm.check_config(sac_agents.TrainerConfig(root_dir='', algorithm_ctor=Agent, mini_batch_length=1))
+
+
+# In a latent space --------------------------------------------------------------------------------------------
+
+
+def latent_agent(**learner_args):
+    decoder = partial(EncodingNetwork, fc_layer_params=(8, ), last_layer_size=1, last_activation=identity,
+                      output_tensor_spec=TensorSpec(()))
+    learner = partial(PredictiveRepresentationLearner, **{**dict(
+        num_unroll_steps=2, decoder_ctor=partial(SimpleDecoder, decoder_net_ctor=decoder, target_field='reward'),
+        encoding_net_ctor=partial(EncodingNetwork, fc_layer_params=(6, )),
+        dynamics_net_ctor=partial(LSTMEncodingNetwork, hidden_size=(6, ))), **learner_args})
+    algorithm = partial(LatentMbrlAlgorithm, planner_module_ctor=partial(CEMPlanAlgorithm, elite_size=4, **small))
+
+    agent_args = {} if learner_args.get('absent') else dict(representation_learner_cls=learner)
+    return sac_agents.make_agent('continuous', without_networks(algorithm), agent_args=agent_args)
+
+
+def test_a_latent_planner_is_connected_with_the_representation_and_minimises_its_rewards():
+    agent, _ = latent_agent()
+    learner, algorithm = agent._representation_learner, agent._rl_algorithm
+    for _ in range(3):
+        agent.train_iter()
+    latent, actions = torch.randn(2, 6), torch.randn(2, 5, 3, 1)
+    cost = algorithm._calc_cost(latent, actions)
+    for b in range(2):
+        for p in range(5):
+            rewards = learner.predict_multi_step(latent[b:b + 1], actions[b, p:p + 1], 'reward')
+            assert rewards.shape == (1, 4)
+            torch.testing.assert_close(cost[b, p], -rewards[0, 1:].sum(), rtol=1e-4, atol=1e-5)
+    assert not list(algorithm.parameters()), 'the representation belongs to the agent'
+
+
+@pytest.mark.parametrize('learner_args, message', [
+    (dict(absent=True), 'found none(.|\n)*@PredictiveRepresentationLearner'),
+    (dict(decoder_ctor=partial(SimpleDecoder, decoder_net_ctor=partial(EncodingNetwork, fc_layer_params=(2, )),
+                               target_field='observation')), "decoder_ctor.*no decoder predicts 'reward'"),
+    (dict(encoding_net_ctor=partial(LSTMEncodingNetwork, hidden_size=(6, ))), 'dynamics_net_ctor.*that of the encoder'),
+    (dict(postprocessor=FC(6, 3)), 'postprocessor')])
+def test_a_latent_planner_refuses_a_representation_that_it_cannot_plan_with(learner_args, message):
+    with pytest.raises(ConfError, match=message):
+        latent_agent(**learner_args)
