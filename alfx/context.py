@@ -14,7 +14,7 @@ from alfx.process_state import PROGRESS_TYPES
 from alfx.process_state import state as _state
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 
-_EXE_MODES = ('normal', 'rollout', 'replay', 'eval', 'pretrain')
+_EXE_MODES = ('normal', 'rollout', 'replay', 'eval', 'pretrain', 'auxiliary')
 
 def reset() -> None:
     """Back to the state of a fresh process."""
@@ -28,7 +28,7 @@ def set_exe_mode(mode: str) -> None:
     """Set the run mode.
 
     Raises:
-        ValueError: not one of 'normal', 'rollout', 'replay', 'eval', 'pretrain'.
+        ValueError: not one of 'normal', 'rollout', 'replay', 'eval', 'pretrain', 'auxiliary'.
     """
     if mode not in _EXE_MODES:
         raise ValueError(f'unknown run mode {mode!r}; expected one of {_EXE_MODES}')
@@ -58,6 +58,17 @@ def is_eval() -> bool:
 def is_pretrain() -> bool:
     """Whether steps are computed to pre-train on offline data."""
     return _state.exe_mode == 'pretrain'
+
+
+def is_auxiliary() -> bool:
+    """Whether steps are computed for an auxiliary phase: by the parts up to the policy, and nothing keeps statistics.
+    """
+    return _state.exe_mode == 'auxiliary'
+
+
+def statistics_stand_still() -> bool:
+    """Whether what is computed now is not to be counted: statistics of what passes by are left as they are."""
+    return _state.exe_mode in ('eval', 'auxiliary')
 
 
 class _replaced(AbstractContextManager[None]):
@@ -96,6 +107,11 @@ def eval_context() -> Any:
 def pretrain_context() -> Any:
     """Context manager for the run mode 'pretrain'."""
     return _mode('pretrain')
+
+
+def auxiliary_context() -> Any:
+    """Context manager for the run mode 'auxiliary'."""
+    return _mode('auxiliary')
 
 
 # Counters and progress -----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.impala_algorithm import ImpalaAlgorithm
+from alfx.algorithms.ppg_algorithm import PPGAlgorithm, PPGAuxOptions
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.ppo_loss import PPOLoss
 from alfx.algorithms.vtrace_loss import VTraceLoss
@@ -17,6 +18,7 @@ from alfx.environments.suite_unittest import (ActionType, MixedPolicyUnittestEnv
 from alfx.layers import Cast, OneHot, Scale, Sequential
 from alfx.nest.utils import NestConcat
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork, ActorDistributionRNNNetwork
+from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
 from alfx.networks.value_networks import ValueNetwork, ValueRNNNetwork
 from alfx.optimizers import Adam
 
@@ -28,9 +30,23 @@ ENVIRONMENTS = {
     'nested observation': partial(PolicyUnittestEnv, episode_length=5, nested_observation=True),
     'several rewards': partial(PolicyUnittestEnv, episode_length=5, reward_dim=3),
 }
+
+
+def ppg(actor_network_ctor, value_network_ctor, **kwargs):
+    """PPG with the encoder of a value network."""
+    encoder = LSTMEncodingNetwork if value_network_ctor.func is ValueRNNNetwork else EncodingNetwork
+    arguments = dict(value_network_ctor.keywords)
+    if 'lstm_hidden_size' in arguments:
+        arguments['hidden_size'] = arguments.pop('lstm_hidden_size')
+        arguments['pre_fc_layer_params'] = arguments.pop('fc_layer_params')
+    return PPGAlgorithm(encoding_network_ctor=partial(encoder, **arguments), **kwargs)
+
+
 ALGORITHMS = {
     'actor-critic': partial(ActorCriticAlgorithm, loss_class=partial(ActorCriticLoss, entropy_regularization=0.01)),
     'ppo': partial(PPOAlgorithm, loss_class=partial(PPOLoss, entropy_regularization=0.01)),
+    'ppg': partial(ppg, loss_class=partial(PPOLoss, entropy_regularization=0.01),
+                   aux_options=PPGAuxOptions(interval=2, mini_batch_length=2, num_updates_per_train_iter=2)),
     'impala': partial(ImpalaAlgorithm, loss_class=partial(VTraceLoss, entropy_regularization=0.01)),
 }
 

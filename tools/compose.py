@@ -116,6 +116,11 @@ POLICIES = {
     'impala': Policy('impala.gin', _CART_POLE + _PPO, _ACTOR_CRITIC_NETWORKS,
                      'ImpalaAlgorithm.actor_network_ctor = @ActorDistributionRNNNetwork\n'
                      'ImpalaAlgorithm.value_network_ctor = @ValueRNNNetwork\n' + _STATE, _ACTOR_CRITIC_RNNS, False),
+    'ppg': Policy('ppg.gin', _CART_POLE + _PPO + 'PPGAuxOptions.interval = 2\nPPGAuxOptions.mini_batch_length = 3\n',
+                  ('ppg/EncodingNetwork.fc_layer_params', ),
+                  'PPGAlgorithm.encoding_network_ctor = @ppg/LSTMEncodingNetwork\n'
+                  'ppg/LSTMEncodingNetwork.hidden_size = (8, )\n' + _STATE,
+                  ('ppg/LSTMEncodingNetwork.pre_fc_layer_params', ), False),
 }
 _OPTIMIZER = 'Agent.optimizer = @parts/Adam()\nparts/Adam.lr = 1e-3\n'  # where the policy has its own for its networks
 INTRINSIC = {'none': '', 'icm': "include 'icm.gin'\n", 'rnd': "include 'rnd.gin'\n", 'diayn': "include 'diayn.gin'\n"}
@@ -185,7 +190,7 @@ def conf_of(cell: Cell) -> str:
     networks = policy.recurrent_networks if recurrent else policy.networks
     lines += [f'{size} = (16, )\n' for size in networks]
     names = [size.partition('.')[0] for size in networks]
-    lines += [f'{name}.lstm_hidden_size = (8, )\n' for name in names if recurrent]
+    lines += [f'{name}.lstm_hidden_size = (8, )\n' for name in names if recurrent and name.endswith('RNNNetwork')]
     if cell.policy in ('ddpg', 'td3') and (cell.intrinsic == 'diayn' or cell.representation != 'none'):
         lines.append(_OPTIMIZER)
     if cell.intrinsic == 'diayn' or 'Gears' in policy.task:

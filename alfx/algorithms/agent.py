@@ -308,6 +308,7 @@ class Agent(RLAlgorithm):
         info: dict[str, Any] = {}
         rewards: dict[str, torch.Tensor] = {}
         is_rollout, environment_step = method == 'rollout_step', time_step
+        is_auxiliary = context.is_auxiliary()  # then only what the policy sees, and the policy, are of interest
 
         def run(part: Algorithm, inputs: Any, part_state: Any) -> AlgStep:
             field = self._helper.field(part)
@@ -327,7 +328,9 @@ class Agent(RLAlgorithm):
             time_step = time_step._replace(observation=[time_step.observation, goal])
             if isinstance(goal_reward, torch.Tensor):
                 rewards['goal_generator'] = goal_reward
-        if self._irm is not None and not (is_rollout and self._rewards_unrolls):
+        if self._irm is not None and is_auxiliary:
+            new_state['irm'] = state.irm
+        elif self._irm is not None and not (is_rollout and self._rewards_unrolls):
             intrinsic_reward = run(self._irm, _detached(time_step), state.irm).output
             if isinstance(intrinsic_reward, torch.Tensor):
                 rewards['irm'] = intrinsic_reward
@@ -335,6 +338,8 @@ class Agent(RLAlgorithm):
             with context.record_if(False):  # summarize_rollout writes it once for the whole unroll
                 time_step = time_step._replace(reward=self._training_reward(time_step.reward, rewards))
         rl_step = run(self._rl_algorithm, time_step, state.rl)
+        if is_auxiliary:
+            return AlgStep(rl_step.output, AgentState(**{**new_state, 'rw': state.rw}), AgentInfo(**info))
         if self._entropy_target_algorithm is not None and (self.on_policy or not is_rollout):
             self._entropy_target_step(method, rl_step, time_step, info)
         if self._policy_loss_addons is not None and (self.on_policy or not is_rollout):
@@ -410,6 +415,14 @@ class Agent(RLAlgorithm):
     def calc_loss(self, info: Any) -> LossInfo:
         """The sum of the losses of all parts, ``[T, B]``."""
         return self._helper.accumulate_loss_info(self._parts_with_loss(), info)
+
+    def auxiliary_reference(self, info: Any) -> Any:
+        """That of the policy algorithm."""
+        return self._rl_algorithm.auxiliary_reference(info.rl)
+
+    def calc_auxiliary_loss(self, info: Any, reference: Any) -> LossInfo:
+        """That of the policy algorithm; the other parts have none."""
+        return self._rl_algorithm.calc_auxiliary_loss(info.rl, reference)
 
     def calc_loss_offline(self, info: Any, pre_train: bool = False) -> LossInfo:
         """The sum of the offline losses of all parts, ``[T, B]``."""

@@ -17,6 +17,7 @@ from alfx.algorithms.algorithm_interface import AlgorithmInterface
 from alfx.algorithms.base.ownership import algorithms_in, assign_optimizers, describe_owners, optimizers_of
 from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep
+from alfx.engine.auxiliary_phase import PhaseSettings
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.learner import Learner
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
@@ -413,6 +414,36 @@ class Algorithm(AlgorithmInterface):
             raise NotImplementedError(f'{type(self).__name__} has to override calc_loss, or its steps have to return '
                                       f'a LossInfo as info; found {type(info).__name__}')
         return info
+
+    # An auxiliary phase ----------------------------------------------------------------------------------------
+
+    @property
+    def auxiliary_phase(self) -> PhaseSettings | None:
+        """How it is trained once more every so many iterations; ``None``: not at all.
+
+        See :mod:`alfx.engine.auxiliary_phase`. By default that of the part that acts.
+        """
+        part = self.acting_part
+        return None if part is None else part.auxiliary_phase
+
+    @property
+    def auxiliary_optimizer(self) -> Any:
+        """Makes the steps of the auxiliary phase; ``None``: the optimizers of all other updates."""
+        part = self.acting_part
+        return None if part is None else part.auxiliary_optimizer
+
+    def auxiliary_reference(self, info: NestedTensor) -> NestedTensor:
+        """What :meth:`calc_auxiliary_loss` compares with, of infos ``[T, B, ...]`` when the phase begins."""
+        raise NotImplementedError(f'{type(self).__name__}.auxiliary_reference')
+
+    def calc_auxiliary_loss(self, info: NestedTensor, reference: NestedTensor) -> LossInfo:
+        """The loss ``[T, B]`` of the auxiliary phase.
+
+        Args:
+            info: of ``train_step``, ``[T, B, ...]``.
+            reference: what :meth:`auxiliary_reference` kept for the same steps, ``[T, B, ...]``.
+        """
+        raise NotImplementedError(f'{type(self).__name__}.calc_auxiliary_loss')
 
     def train_step_offline(self, inputs: NestedTensor, state: NestedTensor, rollout_info: NestedTensor,
                            pre_train: bool = False) -> AlgStep:

@@ -466,6 +466,14 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
         """That of the algorithm; nests ``[T, B, ...]``."""
         return self._alg.train_sequence(inputs, state, rollout_info)
 
+    def auxiliary_reference(self, info: NestedTensor) -> NestedTensor:
+        """That of the algorithm."""
+        return self._alg.auxiliary_reference(info)
+
+    def calc_auxiliary_loss(self, info: NestedTensor, reference: NestedTensor) -> LossInfo:
+        """That of the algorithm."""
+        return self._alg.calc_auxiliary_loss(info, reference)
+
     def collect_step(self, inputs: TimeStep, state: Any) -> AlgStep:
         """That of the algorithm; nests ``[B, ...]``."""
         return self._alg.collect_step(inputs, state)

@@ -2,6 +2,7 @@
 
 ``train_iter`` below is hop 3 of an iteration; what it does is in :class:`~alfx.engine.learner.Learner`.
 """
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,11 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, time_step_spec
 from alfx.engine import probe
+from alfx.engine.auxiliary_phase import AuxiliaryPhase, StoredUnrolls
 from alfx.engine.plan import Recorded
 from alfx.engine.replay import check_sequences
-from alfx.gin_utils import check_value, configurable
+from alfx.gin_utils import ConfError, check_value, configurable
+from alfx.gin_utils.checks import problem_at
 from alfx.metrics.metric_set import MetricSet
 from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageEnvInfoMetric, AverageEpisodeLengthMetric,
                                   AverageReturnMetric, AverageRewardMetric, EnvironmentSteps,
@@ -209,6 +212,7 @@ class RLAlgorithm(Algorithm):
         if self._env is not None and self._config is not None and not self.on_policy:
             check_sequences(self._config, self.traits.needs_previous_step)
         super().finalize()
+        self._prepare_auxiliary_phase()
         if self._config is not None and self._config.compile:
             self.learner.check_compilable()
         step_spec = time_step_spec(self._observation_spec, self._action_spec, self._reward_spec)
@@ -221,6 +225,20 @@ class RLAlgorithm(Algorithm):
             self.set_replay_buffer(self._env.batch_size, adjust_replay_buffer_length(self._config, stack_size - 1),
                                    self._config.priority_replay)
             self.build_replay_buffer(probe.experience_spec(self, self._env.time_step_spec()))
+
+    def _prepare_auxiliary_phase(self) -> None:
+        settings, config = self.auxiliary_phase, self._config
+        if settings is None or config is None:
+            return
+        if type(self).calc_auxiliary_loss is Algorithm.calc_auxiliary_loss:
+            raise ConfError([problem_at('TrainerConfig', 'algorithm_ctor', f'makes {type(self).__name__}, in which '
+                                        f'{type(self.acting_part).__name__} would have no auxiliary phase',
+                                        'use @Agent or the algorithm itself')])
+        length = math.ceil(config.unroll_length or config.max_unroll_length)
+        context_steps = 0 if self.data_transformer is None else self.data_transformer.stack_size - 1
+        limit = int(config.replay_checkpoint_megabytes * 2**20 / context.num_ranks())
+        self._stored_unrolls = StoredUnrolls(settings.interval * length, context_steps, limit)
+        self.learner.phase = AuxiliaryPhase(self.learner, self, settings, self._stored_unrolls, length)
 
     def load_offline_replay_buffer(self, untransformed_observation_spec: NestedTensorSpec) -> None:
         """Offline replay buffers are not available in this version.

@@ -16,6 +16,7 @@ from torch import nn
 from alfx import context, nest, summary
 from alfx.data_structures import BatchInfo, Experience, LossInfo, StepType, TimeStep, add_batch_info, clear_batch_info
 from alfx.engine import probe, replay, update
+from alfx.engine.auxiliary_phase import AuxiliaryPhase
 from alfx.engine.contract import Settings, Trains
 from alfx.engine.errors import NonFiniteLossError
 from alfx.engine.gradient_noise import GradientNoiseScale
@@ -54,6 +55,7 @@ class Learner:
         cursor: where the rollout stands; ``None`` before it has begun.
         num_trained: samples trained on in the latest iteration.
         reader: reads samples into the same memory each time, if that is possible.
+        phase: trains once more every so many iterations, if the algorithm asks for that.
     """
 
     def __init__(self, algorithm: Trains, settings: Settings | None):
@@ -76,6 +78,7 @@ class Learner:
         self._plan: Eager | None = None
         self._unroll_plan: Eager | None = None
         self._taking_turns: list[Any] | None = None  # parts that may have several fixed updates
+        self.phase: AuxiliaryPhase | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy gets: not the reader, whose functions would go on reading the buffer of the original."""
@@ -89,14 +92,16 @@ class Learner:
     def forget_places(self) -> None:
         """The tensors of the algorithm have been moved: forget what has been made for where they were."""
         self.reader = self._reader_key = self._plan = self._unroll_plan = None
+        if self.phase is not None:
+            self.phase.forget_places()
 
     # An iteration ----------------------------------------------------------------------------------------------
 
     def iterate(self) -> int:
-        """Collect, train, ``after_train_iter``.
+        """Collect, train, perhaps an auxiliary phase, ``after_train_iter``.
 
         Returns:
-            The number of samples trained on, repeated ones counted each time.
+            The number of samples trained on, repeated ones counted each time; without those of the phase.
         """
         algorithm, started = self._algorithm, time.perf_counter()
         experience = self.unroll_if_due()
@@ -114,6 +119,8 @@ class Learner:
             elif self.traits.recomputes_rollout_info:
                 rollout_info = self.train_info(experience)
             steps = algorithm.train_from_unroll(experience, rollout_info)
+        if self.phase is not None:
+            self.phase.run_if_due()
         if self.traits.trains_after_iteration:
             algorithm.after_train_iter(self._unrolled_inputs, rollout_info)
         self._unrolled_inputs = None
@@ -266,12 +273,14 @@ class Learner:
                 self._context_steps = buffer.rewind(keep=buffer.num_earliest_frames_ignored)
             return 0
         everything, batch_info = buffer.gather_all()
-        experience, batch_info = replay.without_context(everything, batch_info, max(context_steps, 0))
-        experience = self.processed(experience, batch_info)
+        collected, batch_info = replay.without_context(everything, batch_info, max(context_steps, 0))
+        experience = self.processed(collected, batch_info)
         if clear:
             self._context_steps = buffer.rewind(keep=buffer.num_earliest_frames_ignored)
             if not overlap:  # the last step was stored to bootstrap from, see unroll
-                experience = nest.map_structure(lambda x: x[:, :-1], experience)
+                collected, experience = nest.map_structure(lambda x: x[:, :-1], (collected, experience))
+        if self.phase is not None:
+            self.phase.store(collected._replace(rollout_info=experience.rollout_info))
         length = replay.sequence_length(settings, experience.time_step.step_type.shape[1] - overlap)
         sequences = replay.as_sequences(experience, length, overlap)
         count = sequences.time_step.step_type.shape[1]
@@ -336,7 +345,7 @@ class Learner:
             number = min(together, count)
             count -= number
             experience, batch_info = self._buffer.get_batch(batch_size * number, length)
-            experience = self._transformed(experience, batch_info)
+            experience = self.transformed(experience, batch_info, self._buffer)
             if number == 1:
                 yield batch_info, experience, None
                 continue
@@ -347,15 +356,15 @@ class Learner:
 
     def processed(self, experience: Experience, batch_info: BatchInfo) -> Experience:
         """What is trained on of a batch ``[B, T, ...]`` from the replay buffer."""
-        return self._preprocessed(self._transformed(experience, batch_info), batch_info)
+        return self._preprocessed(self.transformed(experience, batch_info, self._buffer), batch_info)
 
-    def _transformed(self, experience: Experience, batch_info: BatchInfo) -> Experience:
-        """What the data transformer makes of a batch ``[B, T, ...]``."""
+    def transformed(self, experience: Experience, batch_info: BatchInfo, buffer: Any) -> Experience:
+        """What the data transformer makes of a batch ``[B, T, ...]`` from ``buffer``."""
         device = self._algorithm.device
         if device.type != 'cpu':
             experience = experience.to(device)
         return clear_batch_info(self._algorithm.transform_experience(
-            add_batch_info(experience, batch_info, self._buffer)))
+            add_batch_info(experience, batch_info, buffer)))
 
     def _preprocessed(self, experience: Experience, batch_info: BatchInfo) -> Experience:
         """What ``preprocess_experience`` makes of a batch ``[B, T, ...]``."""
@@ -401,10 +410,10 @@ class Learner:
         """What the algorithm minimises."""
         algorithm, scaler = self._algorithm, self.scaler
         return Objective(module=algorithm, losses=losses, params=[p for _, p in algorithm.what_is_updated()[1]],
-                         name=algorithm.name, variant=self._variant, scaled=None if scaler is None else scaler.scaled,
+                         name=algorithm.name, variant=self.variant, scaled=None if scaler is None else scaler.scaled,
                          gradient_noise=self.noise_scale)
 
-    def _variant(self) -> Hashable:
+    def variant(self) -> Hashable:
         """Which one of several fixed updates the next one is, of all parts."""
         if self._taking_turns is None:
             self._taking_turns = [part for part in self._algorithm.modules() if hasattr(type(part), 'update_variant')]
@@ -496,8 +505,13 @@ class Learner:
         computed = self.optimize(plan, Batch((), batch_info.importance_weights if batch_info is not None else ()))
         return computed.loss_info._replace(scalar_loss=loss_info.scalar_loss), self._algorithm.what_is_updated()[1]
 
-    def optimize(self, plan: Eager, batch: Batch) -> Computed:
+    def optimize(self, plan: Eager, batch: Batch, optimizers: Sequence[Any] | None = None) -> Computed:
         """Gradients, averaged over all processes, and the steps of the optimizers.
+
+        Args:
+            plan: computes the gradients.
+            batch: from which.
+            optimizers: make the steps; ``None``: all of the algorithm.
 
         Raises:
             NonFiniteLossError: names the losses that are not finite; no parameter has been changed.
@@ -510,7 +524,8 @@ class Learner:
             raise NonFiniteLossError(update.describe_non_finite(self._algorithm.name, parts))
         if self.averager is not None:
             self.averager.average()
-        optimizers = self._algorithm.what_is_updated()[0]
+        if optimizers is None:
+            optimizers = self._algorithm.what_is_updated()[0]
         if self.scaler is not None:
             self.scaler.step(optimizers)
         else:

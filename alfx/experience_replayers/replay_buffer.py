@@ -317,6 +317,25 @@ class ReplayBuffer(RingBuffer):
         return self._batch(self._rings.all_envs.copy(), self._rings.positions() - length, length)
 
     @atomic
+    def get_sequences(self, env_ids: Tensor, positions: Tensor, length: int) -> tuple[NestedTensor, BatchInfo]:
+        """Sequences that are asked for.
+
+        Args:
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``: of the first step of each.
+            length: T, of all of them.
+
+        Returns:
+            as :meth:`get_batch`.
+
+        Raises:
+            ValueError: a step is not in the buffer (any more).
+        """
+        envs, steps = self._held('get_sequences', env_ids, positions)
+        self._held('get_sequences', env_ids, positions + (length - 1))
+        return self._batch(envs, steps, length)
+
+    @atomic
     def dequeue(self, n: int = 1, env_ids: Optional[Tensor] = None) -> tuple[NestedTensor, BatchInfo]:
         """Take the oldest steps out of the buffer, those that are not sampled included.
 
@@ -504,7 +523,8 @@ class ReplayBuffer(RingBuffer):
         if self._records is not None:
             self._records.retrace(self._rings.all_envs)
 
-    def join_states(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    @staticmethod
+    def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """What :meth:`state_dict` of one buffer with the environments of several such buffers would return.
 
         Args:
@@ -519,7 +539,8 @@ class ReplayBuffer(RingBuffer):
             joined['priorities'] = join_priorities([(s['priorities'], len(s['current_pos'])) for s in states], used)
         return joined
 
-    def share_of_state(self, state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
+    @staticmethod
+    def share_of_state(state: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
         """What :meth:`state_dict` of one of ``size`` buffers would return that divide the environments among them.
 
         Args:

@@ -1,11 +1,14 @@
 """Networks from observations to distributions of actions: an encoder and a head."""
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from alfx import nest
 from alfx.gin_utils import configurable, takes_arguments_of
+from alfx.layers import FC
 from alfx.networks.action_specs import require_continuous
 from alfx.networks.encoding_networks import (ENSEMBLE_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
                                              LSTMEncodingNetwork)
@@ -110,6 +113,37 @@ class ActorDistributionNetwork(ActorDistributionNetworkBase):
             action_spec=action_spec, encoding_network_ctor=EncodingNetwork,
             discrete_projection_net_ctor=discrete_projection_net_ctor,
             continuous_projection_net_ctor=continuous_projection_net_ctor, **kwargs)
+
+
+@configurable
+class AuxiliaryValueActorNetwork(ActorDistributionNetworkBase):
+    """An actor network that can predict values from what its encoder makes of the observation.
+
+    Called as a network it is that of the actor alone.
+
+    Args:
+        value_spec: spec of the values; ``()`` for one number.
+        kwargs: those of :class:`ActorDistributionNetworkBase`.
+    """
+
+    def __init__(self, input_tensor_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 encoding_network_ctor: Callable[..., Network] = EncodingNetwork,
+                 discrete_projection_net_ctor: Callable[..., Network] = CategoricalProjectionNetwork,
+                 continuous_projection_net_ctor: Callable[..., Network] = NormalProjectionNetwork,
+                 value_spec: TensorSpec = TensorSpec(()), name: str = 'AuxiliaryValueActorNetwork'):
+        super().__init__(input_tensor_spec, action_spec, encoding_network_ctor, discrete_projection_net_ctor,
+                         continuous_projection_net_ctor, name)
+        self._value_shape = tuple(value_spec.shape)
+        self._value_head = FC(self._encoding_net.output_spec.numel, value_spec.numel,
+                              kernel_initializer=partial(nn.init.uniform_, a=-0.03, b=0.03))
+
+    def with_value(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[Any, NestedTensor]:
+        """As a call, and values ``[B, *value_spec.shape]``: ``(distributions, values), state``."""
+        encoder_state, head_state = state if self._head_has_state else (state, ())
+        encoded, encoder_state = self._encoding_net(inputs, encoder_state)
+        distribution, head_state = self._projection_net(encoded, head_state)
+        value = self._value_head(encoded).reshape(-1, *self._value_shape)
+        return (distribution, value), (encoder_state, head_state) if self._head_has_state else encoder_state
 
 
 class ParallelActorDistributionNetwork(_EncoderAndHead):

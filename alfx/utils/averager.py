@@ -48,7 +48,7 @@ class _Averager(nn.Module):
         self._stats_list: list[Any] = list(self._stats.values())
 
     def update(self, tensor: NestedTensor) -> None:
-        """Take in one batch, averaged over its leading dimensions; nothing in evaluation.
+        """Take in one batch, averaged over its leading dimensions; nothing in evaluation and auxiliary phases.
 
         Args:
             tensor: nest of ``[..., *spec.shape]``, with any number of leading dimensions.
@@ -56,7 +56,7 @@ class _Averager(nn.Module):
         Raises:
             ValueError: the structure is not that of the spec.
         """
-        if context.is_eval() or not self.training:
+        if context.statistics_stand_still() or not self.training:
             return
         for stats, leaf in zip(self._stats_list, self._structure.flatten_up_to(tensor)):
             stats.update_mean(leaf)

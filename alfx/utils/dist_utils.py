@@ -195,6 +195,33 @@ def compute_log_probability(distributions: NestedDistribution, actions: NestedTe
     return _total([dist.log_prob(action) for dist, action in zip(_flatten(distributions), nest.flatten(actions))])
 
 
+def compute_kl(before: NestedDistribution, after: NestedDistribution) -> Tensor:
+    """``KL(before || after)`` in nats, summed over the nest: ``[B]``.
+
+    Where it has no closed form (mixtures, truncated distributions) it is estimated from one sample of ``before``; the
+    estimate and its gradient with respect to ``after`` are unbiased. A transformation that both have in common, such as
+    squashing, changes nothing.
+
+    Args:
+        before: nest of distributions of batch shape ``[B]``.
+        after: the same kinds in the same structure.
+    """
+    return _total([_kl(a, b) for a, b in zip(_flatten(before), _flatten(after))])
+
+
+def _kl(before: Any, after: Any) -> Tensor:
+    while isinstance(before, td.TransformedDistribution):
+        before, after = before.base_dist, after.base_dist
+    if isinstance(before, (td.Categorical, td.OneHotCategorical, DiagMultivariateCategorical)):
+        change = torch.nan_to_num(before.logits - after.logits, nan=0.0)  # -inf of both where there is no such choice
+        return (before.logits.exp() * change).reshape(*before.batch_shape, -1).sum(-1)
+    try:
+        return td.kl_divergence(before, after)
+    except NotImplementedError:
+        sample = before.sample()
+        return before.log_prob(sample) - after.log_prob(sample)
+
+
 def _sample(distributions: NestedDistribution, draw: Callable[[Any], Tensor], return_log_prob: bool) -> Any:
     if isinstance(distributions, td.Distribution):
         actions = draw(distributions)

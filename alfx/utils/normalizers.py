@@ -60,7 +60,7 @@ class Normalizer(nn.Module):
                                   'EMNormalizer or AdaptiveNormalizer')
 
     def update(self, tensor: NestedTensor) -> None:
-        """Take in one batch; nothing in evaluation.
+        """Take in one batch; nothing in evaluation and auxiliary phases.
 
         Args:
             tensor: nest of ``[..., *spec.shape]``, with any number of leading dimensions.
@@ -68,7 +68,7 @@ class Normalizer(nn.Module):
         Raises:
             ValueError: the structure is not that of the spec.
         """
-        if context.is_eval() or not self.training:
+        if context.statistics_stand_still() or not self.training:
             return
         for stats, leaf in zip(self._stats_list, self._structure.flatten_up_to(tensor)):
             stats.update(leaf)

@@ -165,11 +165,14 @@ def test_the_same_run_goes_on_with_another_process_that_acts_or_without(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('conf', ['sac_pendulum', 'dqn_cart_pole', 'ppo_rnd_corridor', 'impala_cart_pole'])
+@pytest.mark.parametrize('conf', ['sac_pendulum', 'dqn_cart_pole', 'ppo_rnd_corridor', 'impala_cart_pole',
+                                  'ppg_cart_pole'])
 def test_confs_of_all_ways_to_train_run_with_another_process_that_acts(tmp_path, conf):
     bindings = ('async_unroll=True', 'num_iterations=6', 'num_env_steps=0', 'initial_collect_steps=20',
                 'evaluate=False', 'summary_interval=2', 'unroll_queue_size=20')
     params = [f'TrainerConfig.{binding}' for binding in bindings]
+    if conf == 'ppg_cart_pole':
+        params.append('PPGAuxOptions.interval=2')
     gin_utils.write_conf(str(tmp_path), gin_utils.load(conf, params))
     trainer = train(TrainerConfig(root_dir=str(tmp_path)))
     assert trainer.current_iterations() == 6 and trainer.current_env_steps() > 0

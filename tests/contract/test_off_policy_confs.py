@@ -16,15 +16,15 @@ from alfx.utils.checkpoint_utils import read_checkpoint
 
 CONFS = [
     'ddpg_pendulum', 'dqn_cart_pole', 'dynamic_action_repeat_pendulum', 'mdq_pendulum', 'mpo_cart_pole',
-    'mpo_pendulum', 'oac_pendulum', 'ppo_cart_pole', 'ppo_cart_pole_rnn', 'ppo_pendulum', 'q_learning_frozen_lake',
-    'qrsac_pendulum', 'rainbow_cart_pole', 'sac_cart_pole', 'sac_mixed_actions', 'sac_mountain_car_continuous',
-    'sac_pendulum', 'sarsa_pendulum', 'taac_pendulum', 'taacl_pendulum', 'taacq_pendulum', 'td3_pendulum',
-    'trac_cart_pole'
+    'mpo_pendulum', 'oac_pendulum', 'ppg_cart_pole', 'ppo_cart_pole', 'ppo_cart_pole_rnn', 'ppo_pendulum',
+    'q_learning_frozen_lake', 'qrsac_pendulum', 'rainbow_cart_pole', 'sac_cart_pole', 'sac_mixed_actions',
+    'sac_mountain_car_continuous', 'sac_pendulum', 'sarsa_pendulum', 'taac_pendulum', 'taacl_pendulum',
+    'taacq_pendulum', 'td3_pendulum', 'trac_cart_pole'
 ]
 ON_POLICY = ['q_learning_frozen_lake', 'trac_cart_pole']
 PLAYED = [
-    'ddpg_pendulum', 'dqn_cart_pole', 'oac_pendulum', 'ppo_cart_pole', 'ppo_cart_pole_rnn', 'ppo_pendulum',
-    'qrsac_pendulum', 'sac_cart_pole', 'sac_mixed_actions',
+    'ddpg_pendulum', 'dqn_cart_pole', 'oac_pendulum', 'ppg_cart_pole', 'ppo_cart_pole', 'ppo_cart_pole_rnn',
+    'ppo_pendulum', 'qrsac_pendulum', 'sac_cart_pole', 'sac_mixed_actions',
     'sac_mountain_car_continuous', 'sac_pendulum', 'td3_pendulum'
 ]
 SMALL = [
@@ -52,6 +52,8 @@ def conf_params(conf):
         params.append('TrainerConfig.replay_buffer_length = 64')
     if config.mini_batch_size:
         params.append(f'TrainerConfig.mini_batch_size = {min(config.mini_batch_size, 8)}')
+    if conf.startswith('ppg'):  # a phase before and one after the checkpoint, which is in between
+        params += ['PPGAuxOptions.interval = 3', 'PPGAuxOptions.mini_batch_size = 16']
     if config.initial_collect_steps:
         params.append('TrainerConfig.initial_collect_steps = 10')
     gin_utils.clear()
