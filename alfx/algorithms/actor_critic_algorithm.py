@@ -17,6 +17,7 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Fraction
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.value_networks import ValueNetwork
@@ -60,7 +61,7 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), reward_weights: list[float] | None = None,
                  actor_network_ctor: Callable[..., Any] = ActorDistributionNetwork,
-                 value_network_ctor: Callable[..., Any] | None = ValueNetwork, epsilon_greedy: float | None = None,
+                 value_network_ctor: Callable[..., Any] | None = ValueNetwork, epsilon_greedy: Fraction | None = None,
                  env: Any = None, config: TrainerConfig | None = None, loss: Any = None,
                  loss_class: Callable[..., Any] = ActorCriticLoss, optimizer: Any = None,
                  checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'ActorCriticAlgorithm'):

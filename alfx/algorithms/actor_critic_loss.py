@@ -12,7 +12,7 @@ from alfx import context, summary
 from alfx.algorithms.algorithm import Loss
 from alfx.data_structures import LossInfo, StepType, namedtuple
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Fraction
+from alfx.gin_utils.checks import Fraction, NonNegative, Positive
 from alfx.traits import Traits
 from alfx.utils import dist_utils, value_ops
 from alfx.utils.losses import element_wise_squared_loss
@@ -60,12 +60,10 @@ class ActorCriticLoss(Loss):
 
     def __init__(self, gamma: Fraction | Sequence[Fraction] = 0.99,
                  td_error_loss_fn: Callable[..., torch.Tensor] = element_wise_squared_loss, use_gae: bool = False,
-                 td_lambda: float = 0.95, use_td_lambda_return: bool = True, normalize_advantages: bool = False,
-                 advantage_clip: float | None = None, entropy_regularization: float | None = None,
+                 td_lambda: Fraction = 0.95, use_td_lambda_return: bool = True, normalize_advantages: bool = False,
+                 advantage_clip: Positive | None = None, entropy_regularization: NonNegative | None = None,
                  td_loss_weight: float = 1.0, debug_summaries: bool = False, name: str = 'ActorCriticLoss'):
         super().__init__(name=name)
-        if not 0.0 <= td_lambda <= 1.0:
-            raise ValueError(f'{name}.td_lambda has to be in [0, 1], found {td_lambda}')
         self.register_buffer('_gamma', torch.as_tensor(gamma, dtype=torch.float32), persistent=False)
         self._td_error_loss_fn = td_error_loss_fn
         self._use_gae = use_gae

@@ -17,10 +17,10 @@ If the process dies the run ends with a checkpoint and a
 :class:`~alfx.utils.processes.LostProcessError` with its last words; if the learner dies the process ends by itself.
 """
 import atexit
+import importlib
 import logging
 import math
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from alfx import context, nest, summary
@@ -30,7 +30,7 @@ from alfx.data_structures import AlgStep
 from alfx.engine.contract import Acts
 from alfx.engine.remote.channel import Timing, UnrollChannel
 from alfx.engine.remote.policy_state import look_up_buffers, policy_buffers, policy_tensors
-from alfx.engine.remote.unroll import ActingStatistics, UnrollSource, check_source, conf_file_of
+from alfx.engine.remote.unroll import ActingStatistics, UnrollSource, check_source, conf_file_of, worker_settings
 from alfx.engine.unroll import Steps
 from alfx.tensor_specs import NestedTensor
 from alfx.utils import processes
@@ -39,6 +39,11 @@ from alfx.utils.processes import LostProcessError, TalkingChild
 logger = logging.getLogger(__name__)
 
 _LISTEN_SECONDS = 0.05
+
+
+def _work(*arguments: Any) -> None:
+    """What the other process does. Its program stands above the algorithms, and is looked up by name, there."""
+    importlib.import_module('alfx.trainers.acting.unroll_process').work(*arguments)
 
 
 class UnrollJob(NamedTuple):
@@ -86,18 +91,13 @@ class AsyncUnroller(UnrollSource):
             is not stepped.
         config: of the run: ``unroll_queue_size``, ``unroll_step_interval``, ``root_dir``, which holds the conf that
             the other process is made from, ``random_seed``.
-        work: what the other process does; called there with ``tell(kind, content)`` of a
-            :class:`~alfx.utils.processes.TalkingChild`, the channel, the conf file and the settings. It says 'ready',
-            with the number of its environments, and 'summary', with calls of a summary writer.
-        settings: what it has to know besides the conf.
 
     Raises:
         ConfError: the algorithm cannot learn from old steps, the run folder holds no conf, or there is too little
             shared memory for the queue.
     """
 
-    def __init__(self, algorithm: RLAlgorithm, config: TrainerConfig, work: Callable[..., None],
-                 settings: dict[str, Any]):
+    def __init__(self, algorithm: RLAlgorithm, config: TrainerConfig):
         check_source(algorithm, config, 'async_unroll')
         conf_file = conf_file_of(config, 'async_unroll')
         self._algorithm = algorithm
@@ -107,10 +107,10 @@ class AsyncUnroller(UnrollSource):
         self._records = False
         self.is_ready = False
         self._listened_at = -math.inf
-        settings = {**settings, 'num_environments': algorithm.environment.batch_size,
+        settings = {**worker_settings(config), 'num_environments': algorithm.environment.batch_size,
                     'unroll_step_interval': config.unroll_step_interval}
         # no daemon: it may have processes of its own, which step its environments
-        self._process: TalkingChild | None = TalkingChild(work, (self._channel, conf_file, settings), 'unroll process',
+        self._process: TalkingChild | None = TalkingChild(_work, (self._channel, conf_file, settings), 'unroll process',
                                                           daemon=False)
         atexit.register(self.close)  # before multiprocessing waits for its processes
 

@@ -80,7 +80,7 @@ class CategoricalTDLoss(TDLoss):
         ValueError: ``td_lambda`` is neither 0 nor 1, ``v_min`` is not below ``v_max``, or ``gamma`` is out of [0, 1].
     """
 
-    def __init__(self, gamma: Fraction = 0.99, td_lambda: float = 1.0, v_min: float = -10.0, v_max: float = 10.0,
+    def __init__(self, gamma: Fraction = 0.99, td_lambda: Fraction = 1.0, v_min: float = -10.0, v_max: float = 10.0,
                  debug_summaries: bool = False, name: str = 'CategoricalTDLoss'):
         if td_lambda not in (0.0, 1.0):
             raise ValueError(f'{name}: td_lambda must be 0 or 1, found {td_lambda}')

@@ -22,7 +22,7 @@ from alfx import context, nest
 from alfx.algorithms.intrinsic_reward import IntrinsicRewardAlgorithm, is_first, rows
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.checks import Positive, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.traits import Traits
 from alfx.utils.observation_grid import ObservationGrid
@@ -63,14 +63,13 @@ class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
     _counts: Tensor
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec = None,
-                 bonus_coef: float = 1.0, counting: str = 'simhash', num_bits: int | None = None,
-                 observation_adapt_speed: float | None = None, grid_size: int | Sequence[int] | None = None,
+                 bonus_coef: Positive = 1.0, counting: str = 'simhash', num_bits: int | None = None,
+                 observation_adapt_speed: Positive | None = None, grid_size: int | Sequence[int] | None = None,
                  grid_bounds: Sequence[tuple[float, float] | None] | None = None,
                  name: str = 'CountBonusAlgorithm'):
         super().__init__(observation_spec, observation_adapt_speed, observation_clip_value=None,
                          reward_adapt_speed=None, reward_zero_mean=False, name=name)
         owner = type(self).__name__
-        check_value(owner, 'bonus_coef', bonus_coef, float, above=0)
         check_value(owner, 'counting', counting, str, choices=('simhash', 'grid'))
         check_value(owner, 'num_bits', num_bits, int, minimum=1, maximum=_MOST_BITS, optional=True)
         foreign = (dict(grid_size=grid_size, grid_bounds=grid_bounds) if counting == 'simhash' else

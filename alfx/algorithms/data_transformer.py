@@ -22,6 +22,7 @@ from alfx.algorithms.transformers.statistics import (make_normalizer, make_rewar
                                                      update_condition)
 from alfx.data_structures import Experience, TimeStep, namedtuple
 from alfx.gin_utils import configurable, register_function
+from alfx.gin_utils.checks import Count, Fraction, Positive, StepLimit
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.normalizers import Normalizer
 
@@ -182,7 +183,7 @@ class FrameStacker(DataTransformer):
     needs_replay_buffer = True
     changes_time_steps = False
 
-    def __init__(self, observation_spec: NestedTensorSpec, stack_size: int = 4, stack_axis: int = 0,
+    def __init__(self, observation_spec: NestedTensorSpec, stack_size: Count = 4, stack_axis: int = 0,
                  fields: Optional[Sequence[str]] = None) -> None:
         self.stacked_fields, self._axes, observation_spec, previous = plan_stacking(
             observation_spec, stack_size, stack_axis, fields)
@@ -257,7 +258,7 @@ class ObservationNormalizer(SimpleDataTransformer):
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, fields: Optional[Sequence[str]] = None,
-                 clipping: float = 0., window_size: int = 10000, update_rate: float = 1e-4, speed: float = 8.0,
+                 clipping: float = 0., window_size: Count = 10000, update_rate: Fraction = 1e-4, speed: Positive = 8.0,
                  zero_mean: bool = True, update_mode: str = 'replay', mode: str = 'adaptive') -> None:
         self._fields, specs, observation_spec = plan_normalizing('ObservationNormalizer', observation_spec, fields,
                                                                  clipping)
@@ -389,7 +390,7 @@ class RewardNormalizer(RewardTransformer):
     _num_updates: Tensor
 
     def __init__(self, observation_spec: NestedTensorSpec = (), normalizer: Optional[Normalizer] = None,
-                 update_max_calls: int = 0, clip_value: float = -1., update_mode: str = 'replay') -> None:
+                 update_max_calls: StepLimit = 0, clip_value: float = -1., update_mode: str = 'replay') -> None:
         super().__init__(observation_spec)
         self._normalizer = make_reward_normalizer() if normalizer is None else normalizer
         self._clip_value, self._update_max_calls = clip_value, update_max_calls
@@ -463,7 +464,7 @@ class HindsightExperienceTransformer(DataTransformer):
     needs_episodic_info = True
     changes_time_steps = False
 
-    def __init__(self, observation_spec: NestedTensorSpec, her_proportion: float = 0.8,
+    def __init__(self, observation_spec: NestedTensorSpec, her_proportion: Fraction = 0.8,
                  achieved_goal_field: str = 'time_step.observation.achieved_goal',
                  desired_goal_field: str = 'time_step.observation.desired_goal',
                  reward_fn: Callable[[Any, Any], Tensor] = l2_dist_close_reward_fn,

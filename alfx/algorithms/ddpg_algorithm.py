@@ -22,8 +22,8 @@ from alfx.algorithms.maths import critic_maths
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils.checks import Count, Fraction, NonNegative, problem_at
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.networks.critic_networks import CriticNetwork
@@ -111,22 +111,18 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), actor_network_ctor: Callable[..., Any] = ActorNetwork,
                  critic_network_ctor: Callable[..., Any] = CriticNetwork, reward_weights: list[float] | None = None,
-                 epsilon_greedy: float | None = None, calculate_priority: bool = False, env: Any = None,
-                 config: TrainerConfig | None = None, ou_stddev: float = _OU_STDDEV,
-                 ou_damping: float = _OU_DAMPING, critic_loss_ctor: Callable[..., Any] | None = None,
-                 num_critic_replicas: int = 1,
-                 target_update_tau: float = 0.05, target_update_period: int = 1,
-                 rollout_random_action: float | Callable[[], float] = 0.0, dqda_clipping: float | None = None,
-                 action_l2: float = 0.0, actor_optimizer: Any = None, critic_optimizer: Any = None,
+                 epsilon_greedy: Fraction | None = None, calculate_priority: bool = False, env: Any = None,
+                 config: TrainerConfig | None = None, ou_stddev: NonNegative = _OU_STDDEV,
+                 ou_damping: Fraction = _OU_DAMPING, critic_loss_ctor: Callable[..., Any] | None = None,
+                 num_critic_replicas: Count = 1,
+                 target_update_tau: Fraction = 0.05, target_update_period: Count = 1,
+                 rollout_random_action: Fraction | Callable[[], Fraction] = 0.0,
+                 dqda_clipping: NonNegative | None = None,
+                 action_l2: NonNegative = 0.0, actor_optimizer: Any = None, critic_optimizer: Any = None,
                  checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'DdpgAlgorithm',
                  train_actor_on_last_step: bool = True,
                  exploration_noise_ctor: Callable[[NestedTensorSpec], Any] | None = None):
         owner = type(self).__name__
-        check_value(owner, 'num_critic_replicas', num_critic_replicas, int, minimum=1)
-        check_value(owner, 'rollout_random_action', rollout_random_action,
-                    (float, callable), minimum=0, maximum=1)
-        check_value(owner, 'dqda_clipping', dqda_clipping, float, minimum=0, optional=True)
-        check_value(owner, 'action_l2', action_l2, float, minimum=0)
         bounds = ActionBounds(action_spec, owner)
         if exploration_noise_ctor is None:
             exploration_noise_ctor = partial(OrnsteinUhlenbeckNoise, stddev=ou_stddev, damping=ou_damping)

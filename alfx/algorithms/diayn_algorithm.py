@@ -27,6 +27,7 @@ from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.intrinsic_reward import hidden_sizes
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import check_value, configurable
+from alfx.gin_utils.checks import Count, Positive
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
@@ -82,11 +83,10 @@ class DIAYNAlgorithm(Algorithm):
     _middle: Tensor
 
     def __init__(self, skill_spec: TensorSpec | int | None, encoding_net: Network | Callable[..., Network],
-                 reward_adapt_speed: float = 8.0, observation_spec: NestedTensorSpec = None,
-                 hidden_size: int | Sequence[int] = (), hidden_activation: Callable[[Tensor], Tensor] = torch.relu_,
+                 reward_adapt_speed: Positive = 8.0, observation_spec: NestedTensorSpec = None,
+                 hidden_size: Count | Sequence[Count] = (), hidden_activation: Callable[[Tensor], Tensor] = torch.relu_,
                  name: str = 'DIAYNAlgorithm', action_spec: NestedTensorSpec = None,
                  normalize_observation: bool = True, optimizer: Any = None):
-        check_value('DIAYNAlgorithm', 'reward_adapt_speed', reward_adapt_speed, float, above=0)
         sizes = hidden_sizes(hidden_size, 'DIAYNAlgorithm')
         representation_spec, goal_spec = _split(observation_spec)
         skill_spec = _skill_spec(skill_spec, goal_spec, name)
@@ -270,9 +270,8 @@ def _split(observation_spec: NestedTensorSpec) -> tuple[NestedTensorSpec, Tensor
 
 
 @configurable
-def create_discrete_skill_spec(num_of_skills: int) -> BoundedTensorSpec:
+def create_discrete_skill_spec(num_of_skills: Count) -> BoundedTensorSpec:
     """The spec of ``num_of_skills`` discrete skills, int64 ``[]`` from 0."""
-    check_value('create_discrete_skill_spec', 'num_of_skills', num_of_skills, int, minimum=1)
     return BoundedTensorSpec((), torch.int64, 0, num_of_skills - 1)
 
 

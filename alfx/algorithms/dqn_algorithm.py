@@ -33,6 +33,7 @@ from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count, Fraction
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.traits import Traits
@@ -100,14 +101,14 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), q_network_cls: Callable[..., Any] = QNetwork,
-                 q_optimizer: Any = None, rollout_epsilon_greedy: float | Callable[[], float] = 0.1,
-                 target_net_target_action: bool = True, num_critic_replicas: int = 2, env: Any = None,
+                 q_optimizer: Any = None, rollout_epsilon_greedy: Fraction | Callable[[], Fraction] = 0.1,
+                 target_net_target_action: bool = True, num_critic_replicas: Count = 2, env: Any = None,
                  config: TrainerConfig | None = None, critic_loss_ctor: Callable[..., Any] | None = None,
                  checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'DqnAlgorithm',
-                 target_update_tau: float = 0.05, target_update_period: int = 1, num_atoms: int | None = None,
+                 target_update_tau: Fraction = 0.05, target_update_period: Count = 1, num_atoms: Count | None = None,
                  v_min: float | None = None, v_max: float | None = None, calculate_priority: bool = False,
                  train_first_step_only: bool = False, random_initial_collection: bool = True,
-                 epsilon_greedy: float | None = None, reward_weights: list[float] | None = None,
+                 epsilon_greedy: Fraction | None = None, reward_weights: list[float] | None = None,
                  exploration_length_exponent: float | None = None):
         discrete = DiscreteAction(action_spec, name)
         if num_critic_replicas < 1:

@@ -23,7 +23,7 @@ from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import Fraction, check_value, problem_at
+from alfx.gin_utils.checks import Count, Fraction, problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, zeros_from_spec
 
@@ -81,14 +81,12 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), env: Any = None, config: TrainerConfig | None = None,
-                 K: int = 5, rl_algorithm_cls: Callable[..., Any] = SacAlgorithm,
+                 K: Count = 5, rl_algorithm_cls: Callable[..., Any] = SacAlgorithm,
                  representation_learner_cls: Callable[..., Any] | None = None,
                  reward_normalizer_ctor: Callable[..., Any] | None = None, gamma: Fraction = 0.99,
                  optimizer: Any = None,
                  debug_summaries: bool = False, name: str = 'DynamicActionRepeatAgent'):
         owner = type(self).__name__
-        check_value(owner, 'K', K, int, minimum=1)
-        check_value(owner, 'gamma', gamma, float, minimum=0, maximum=1)
         if any(spec.is_discrete for spec in nest.flatten(action_spec)):
             raise SpecError(f'{owner}: expected continuous actions, found {action_spec}')
         helper = AgentHelper(ActionRepeatState)

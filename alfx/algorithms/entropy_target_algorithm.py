@@ -15,6 +15,7 @@ from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
 from alfx.data_structures import AlgStep, LossInfo, StepType, namedtuple
 from alfx.gin_utils import configurable, takes_arguments_of
+from alfx.gin_utils.checks import Count, NonNegative, Positive
 from alfx.tensor_specs import Nested, NestedTensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.averager import ScalarWindowAverager
@@ -139,11 +140,12 @@ class EntropyTargetAlgorithm(_EntropyAlgorithm):
     _max_entropy: Tensor
     _num_calls: Tensor
 
-    def __init__(self, action_spec: NestedTensorSpec, initial_alpha: float = 0.1, skip_free_stage: bool = False,
+    def __init__(self, action_spec: NestedTensorSpec, initial_alpha: Positive = 0.1, skip_free_stage: bool = False,
                  max_entropy: Optional[float] = None,
                  target_entropy: Union[None, float, Callable[[], float]] = None,
-                 very_slow_update_rate: float = 0.001, slow_update_rate: float = 0.01,
-                 fast_update_rate: float = math.log(2), min_alpha: float = 0.0001, average_window: int = 2,
+                 very_slow_update_rate: NonNegative = 0.001, slow_update_rate: NonNegative = 0.01,
+                 fast_update_rate: NonNegative = math.log(2), min_alpha: NonNegative = 0.0001,
+                 average_window: Count = 2,
                  debug_summaries: bool = False, name: str = 'EntropyTargetAlgorithm') -> None:
         super().__init__(debug_summaries=debug_summaries, name=name)
         _check_alpha(name, initial_alpha)
@@ -363,8 +365,8 @@ class SGDEntropyTargetAlgorithm(_EntropyAlgorithm):
         ValueError: an argument is out of range.
     """
 
-    def __init__(self, action_spec: NestedTensorSpec, initial_alpha: float = 0.1,
-                 target_entropy: Union[Callable[[], float], float, None] = None, window_size: int = 1,
+    def __init__(self, action_spec: NestedTensorSpec, initial_alpha: Positive = 0.1,
+                 target_entropy: Union[Callable[[], float], float, None] = None, window_size: Count = 1,
                  optimizer: Optional[torch.optim.Optimizer] = None, debug_summaries: bool = False,
                  name: str = 'SGDEntropyTargetAlgorithm') -> None:
         super().__init__(optimizer=optimizer, debug_summaries=debug_summaries, name=name)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from alfx import nest
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Fraction, NonNegative
 from alfx.networks.action_specs import action_range, require_continuous
 from alfx.networks.ou_process import OUProcess
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
@@ -134,7 +135,7 @@ class OrnsteinUhlenbeckNoise(ExplorationNoise):
         ValueError: a number is out of range.
     """
 
-    def __init__(self, action_spec: NestedTensorSpec, stddev: float = 0.2, damping: float = 0.15):
+    def __init__(self, action_spec: NestedTensorSpec, stddev: NonNegative = 0.2, damping: Fraction = 0.15):
         super().__init__(action_spec)
         self._process = OUProcess(action_spec, damping=damping, stddev=stddev)
 
@@ -162,7 +163,7 @@ class GaussianNoise(ExplorationNoise):
         ValueError: ``stddev`` is negative.
     """
 
-    def __init__(self, action_spec: NestedTensorSpec, stddev: float | Callable[[], float] = 0.1):
+    def __init__(self, action_spec: NestedTensorSpec, stddev: NonNegative | Callable[[], NonNegative] = 0.1):
         super().__init__(action_spec)
         if not callable(stddev) and not stddev >= 0:
             raise ValueError(f'GaussianNoise.stddev: expected a number of at least 0, found {stddev}')

@@ -12,7 +12,8 @@ from torch import Tensor
 from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import check_value, configurable
+from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec
 from alfx.traits import Traits
 
@@ -90,9 +91,8 @@ class RandomCategoricalGoalGenerator(_RandomGoalGenerator):
         action_spec: not used: part of the interface of a goal generator.
     """
 
-    def __init__(self, observation_spec: NestedTensorSpec, num_of_goals: int,
+    def __init__(self, observation_spec: NestedTensorSpec, num_of_goals: Count,
                  name: str = 'RandomCategoricalGoalGenerator', action_spec: NestedTensorSpec = None):
-        check_value('RandomCategoricalGoalGenerator', 'num_of_goals', num_of_goals, int, minimum=1)
         super().__init__(observation_spec, BoundedTensorSpec((num_of_goals, ), torch.float32, 0.0, 1.0), name)
         self._num_of_goals = num_of_goals
 
@@ -116,9 +116,8 @@ class RandomContinuousGoalGenerator(_RandomGoalGenerator):
         action_spec: not used: part of the interface of a goal generator.
     """
 
-    def __init__(self, observation_spec: NestedTensorSpec, goal_size: int,
+    def __init__(self, observation_spec: NestedTensorSpec, goal_size: Count,
                  name: str = 'RandomContinuousGoalGenerator', action_spec: NestedTensorSpec = None):
-        check_value('RandomContinuousGoalGenerator', 'goal_size', goal_size, int, minimum=1)
         super().__init__(observation_spec, BoundedTensorSpec((goal_size, ), torch.float32, -1.0, 1.0), name)
         self._goal_size = goal_size
 

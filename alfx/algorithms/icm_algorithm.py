@@ -26,7 +26,7 @@ from alfx.algorithms.intrinsic_reward import (IntrinsicRewardAlgorithm, NetworkO
                                               is_first, is_last, make_network, next_row, output_tensor_spec, rows)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.checks import Count, Positive, problem_at
 from alfx.nest.utils import NestConcat
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -98,11 +98,11 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
     """
 
     def __init__(self, action_spec: NestedTensorSpec, observation_spec: NestedTensorSpec | None = None,
-                 hidden_size: int | Sequence[int] = 256, reward_adapt_speed: float | None = 8.0,
+                 hidden_size: Count | Sequence[Count] = 256, reward_adapt_speed: Positive | None = 8.0,
                  encoding_net: NetworkOrConstructor | None = None, forward_net: NetworkOrConstructor | None = None,
                  inverse_net: NetworkOrConstructor | None = None, activation: Callable = torch.relu_,
-                 optimizer: Any = None, name: str = 'ICMAlgorithm', observation_adapt_speed: float | None = 8.0,
-                 observation_clip_value: float | None = 5.0, reward_zero_mean: bool = True):
+                 optimizer: Any = None, name: str = 'ICMAlgorithm', observation_adapt_speed: Positive | None = 8.0,
+                 observation_clip_value: Positive | None = 5.0, reward_zero_mean: bool = True):
         owner = type(self).__name__
         if observation_spec is None:
             observation_adapt_speed = None

@@ -31,7 +31,7 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.data_transformer import RewardTransformer, UntransformedTimeStep
 from alfx.data_structures import AlgStep, StepType, TimeStep, namedtuple
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.checks import Positive, problem_at
 from alfx.tensor_specs import NestedTensor, TensorSpec
 from alfx.traits import Traits
 from alfx.utils.averager import EMAverager
@@ -68,7 +68,7 @@ class LagrangianRewardWeightAlgorithm(Algorithm):
     """
 
     def __init__(self, reward_spec: TensorSpec, reward_thresholds: Sequence[float | None], optimizer: Any,
-                 init_weights: float | Sequence[float] = 1.0, max_weight: float | None = None,
+                 init_weights: float | Sequence[float] = 1.0, max_weight: Positive | None = None,
                  reward_weight_normalization: bool = True, lambda_transform: Callable[[Tensor], Tensor] = F.softplus,
                  debug_summaries: bool = False, name: str = 'LagrangianRewardWeightAlgorithm'):
         super().__init__(debug_summaries=debug_summaries, name=name)

@@ -26,7 +26,7 @@ from alfx.algorithms.planning_algorithm import PlanAlgorithm
 from alfx.algorithms.predictive_representation_learner import PredictiveRepresentationLearner
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import check_value, problem_at
+from alfx.gin_utils.checks import Fraction, check_value, problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.traits import Traits
 
@@ -75,7 +75,7 @@ class MbrlAlgorithm(OffPolicyAlgorithm):
                  planner_module_ctor: Callable[..., PlanAlgorithm], feature_spec: TensorSpec | None = None,
                  dynamics_module_ctor: Callable[..., DynamicsLearningAlgorithm] | None = None,
                  reward_spec: TensorSpec = TensorSpec(()), particles_per_replica: int = 1,
-                 epsilon_greedy: float | None = None, env: Any = None, config: TrainerConfig | None = None,
+                 epsilon_greedy: Fraction | None = None, env: Any = None, config: TrainerConfig | None = None,
                  dynamics_optimizer: Any = None, reward_optimizer: Any = None, planner_optimizer: Any = None,
                  checkpoint: str | None = None, debug_summaries: bool = False, name: str = 'MbrlAlgorithm',
                  discount: float = 1.0, termination_fn: Callable[[Tensor], Tensor] | str = 'none',
@@ -269,7 +269,8 @@ class LatentMbrlAlgorithm(MbrlAlgorithm):
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: BoundedTensorSpec,
                  planner_module_ctor: Callable[..., PlanAlgorithm], reward_spec: TensorSpec = TensorSpec(()),
                  env: Any = None, config: TrainerConfig | None = None, planner_optimizer: Any = None,
-                 debug_summaries: bool = False, name: str = 'LatentMbrlAlgorithm', epsilon_greedy: float | None = None,
+                 debug_summaries: bool = False, name: str = 'LatentMbrlAlgorithm',
+                 epsilon_greedy: Fraction | None = None,
                  discount: float = 1.0):
         super().__init__(observation_spec, action_spec, None, planner_module_ctor, reward_spec=reward_spec, env=env,
                          config=config, planner_optimizer=planner_optimizer, debug_summaries=debug_summaries, name=name,

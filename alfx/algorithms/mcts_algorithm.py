@@ -27,6 +27,7 @@ from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, TimeStep, namedtuple
 from alfx.environments.errors import nearest
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count, Fraction, Positive
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.tree_search import rules
@@ -193,21 +194,21 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         ValueError: an argument is out of range, or does not go with another.
     """
 
-    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, num_simulations: int,
-                 root_dirichlet_alpha: float, root_exploration_fraction: float, pb_c_init: float, pb_c_base: float,
-                 discount: float, is_two_player_game: bool,
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, num_simulations: Count,
+                 root_dirichlet_alpha: Positive, root_exploration_fraction: Fraction, pb_c_init: float,
+                 pb_c_base: float, discount: Fraction, is_two_player_game: bool,
                  visit_softmax_temperature_fn: Callable[[Tensor], Tensor], model: Any = None,
                  keep_model_pred_state: bool = False, predict_action_sampler: ActionSampler = MultinomialSampler(),
-                 rollout_action_sampler: ActionSampler = MultinomialSampler(), learn_policy_temperature: float = 1.0,
+                 rollout_action_sampler: ActionSampler = MultinomialSampler(), learn_policy_temperature: Positive = 1.0,
                  reward_spec: TensorSpec = TensorSpec(()), expand_all_children: bool = False,
                  expand_all_root_children: bool = False, known_value_bounds: tuple[float, float] | None = None,
                  value_min_max_delta: float = 1e-30, ucb_break_tie_eps: float = 0.0,
                  ucb_parent_visit_count_minus_one: bool = False, unexpanded_value_score: float | str = 0.5,
                  act_with_exploration_policy: bool = False, search_with_exploration_policy: bool = False,
                  learn_with_exploration_policy: bool = False, exploration_policy_type: str = 'rkl',
-                 max_unroll_length: int = 1000000, num_parallel_sims: int = 1, checkpoint: str | None = None,
+                 max_unroll_length: int = 1000000, num_parallel_sims: Count = 1, checkpoint: str | None = None,
                  debug_summaries: bool = False, name: str = 'MCTSAlgorithm', root_search: str = 'ucb',
-                 max_num_considered_actions: int = 16, gumbel_scale: float = 1.0, value_scale: float = 0.1,
+                 max_num_considered_actions: Count = 16, gumbel_scale: float = 1.0, value_scale: float = 0.1,
                  maxvisit_init: float = 50.0):
         _check_choice(f'{name}.exploration_policy_type', exploration_policy_type, ('rkl', 'kl'))
         _check_choice(f'{name}.root_search', root_search, ('ucb', 'gumbel'))
@@ -215,10 +216,6 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
             _check_choice(f'{name}.unexpanded_value_score', unexpanded_value_score, rules.UNEXPANDED)
         if not isinstance(action_spec, BoundedTensorSpec):
             raise ValueError(f'{name}: expected a single bounded action, found {action_spec}')
-        if not 0 <= root_exploration_fraction <= 1 or root_dirichlet_alpha <= 0 or learn_policy_temperature <= 0:
-            raise ValueError(f'{name}: expected root_exploration_fraction in [0, 1], root_dirichlet_alpha > 0 and '
-                             f'learn_policy_temperature > 0, found {root_exploration_fraction}, '
-                             f'{root_dirichlet_alpha} and {learn_policy_temperature}')
         exploration = act_with_exploration_policy, search_with_exploration_policy, learn_with_exploration_policy
         if root_search == 'gumbel' and any(exploration):
             raise ValueError(f"{name}: root_search='gumbel' acts, searches and learns by its own policy; leave out "
@@ -435,7 +432,7 @@ def create_atari_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTen
 
 
 @configurable
-def create_control_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, num_simulations: int = 50,
+def create_control_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, num_simulations: Count = 50,
                         debug_summaries: bool = False) -> MCTSAlgorithm:
     """The search that sampled MuZero uses for continuous control."""
     return MCTSAlgorithm(observation_spec, action_spec, num_simulations=num_simulations, root_dirichlet_alpha=0.3,
@@ -445,8 +442,8 @@ def create_control_mcts(observation_spec: NestedTensorSpec, action_spec: NestedT
 
 
 @configurable
-def create_board_game_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, dirichlet_alpha: float,
-                           pb_c_init: float = 1.25, num_simulations: int = 800,
+def create_board_game_mcts(observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, dirichlet_alpha: Positive,
+                           pb_c_init: float = 1.25, num_simulations: Count = 800,
                            debug_summaries: bool = False) -> MCTSAlgorithm:
     """The search that MuZero uses for games of two players whose outcome is -1, 0 or 1.
 

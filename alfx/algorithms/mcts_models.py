@@ -25,6 +25,7 @@ from alfx import nest, summary
 from alfx.data_structures import LossInfo, namedtuple
 from alfx.distributions.discrete import num_categories
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count, NonNegative
 from alfx.layers import FC
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -101,14 +102,14 @@ class MCTSModel(nn.Module):
         ValueError: a number is out of range.
     """
 
-    def __init__(self, num_unroll_steps: int, representation_net: Any, dynamics_net: Any, prediction_net: Any,
+    def __init__(self, num_unroll_steps: Count, representation_net: Any, dynamics_net: Any, prediction_net: Any,
                  train_reward_function: bool, train_game_over_function: bool, train_repr_prediction: bool = False,
                  train_policy: bool = True, predict_reward_sum: bool = False, value_loss_weight: float = 1.0,
                  reward_loss_weight: float = 1.0, policy_loss_weight: float = 1.0, game_over_loss_weight: float = 1.0,
                  repr_prediction_loss_weight: float = 1.0, initial_alpha: float = 0.0,
                  reward_loss: ScalarPredictionLoss = SquareLoss(), value_loss: ScalarPredictionLoss = SquareLoss(),
                  repr_loss: Callable[..., Any] = MeanSquaredLoss(batch_dims=2), target_entropy: float | None = None,
-                 alpha_adjust_rate: float = 0.001, initial_loss_weight: float | None = 1.0,
+                 alpha_adjust_rate: NonNegative = 0.001, initial_loss_weight: float | None = 1.0,
                  predict_initial_reward: bool = True, reset_reward_sum_period: int = 0,
                  apply_beyond_episode_end_mask: bool = False, apply_partial_trajectory_mask: bool = False,
                  debug_summaries: bool = False, name: str = 'MCTSModel'):
@@ -395,8 +396,8 @@ class _VectorNetwork(Network):
 
 
 @configurable
-def create_simple_encoding_net(observation_spec: NestedTensorSpec, latent_size: int = 64,
-                               fc_layer_params: tuple[int, ...] = (128, )) -> Network:
+def create_simple_encoding_net(observation_spec: NestedTensorSpec, latent_size: Count = 64,
+                               fc_layer_params: tuple[Count, ...] = (128, )) -> Network:
     """A network from observations to latent states.
 
     Everything in the observation is taken as one vector.
@@ -411,7 +412,7 @@ def create_simple_encoding_net(observation_spec: NestedTensorSpec, latent_size: 
 
 @configurable
 def create_simple_dynamics_net(input_tensor_spec: tuple[TensorSpec, BoundedTensorSpec],
-                               fc_layer_params: tuple[int, ...] = (128, )) -> Network:
+                               fc_layer_params: tuple[Count, ...] = (128, )) -> Network:
     """A network from latent states and actions to the next latent states.
 
     Args:
@@ -439,7 +440,7 @@ class SimplePredictionNet(Network):
     """
 
     def __init__(self, observation_spec: TensorSpec, action_spec: BoundedTensorSpec, trunk_net_ctor: Callable[..., Any],
-                 num_quantiles: int = 1,
+                 num_quantiles: Count = 1,
                  discrete_projection_net_ctor: Callable[..., Any] = CategoricalProjectionNetwork,
                  continuous_projection_net_ctor: Callable[..., Any] = StableNormalProjectionNetwork,
                  initial_game_over_bias: float = 0.0):
@@ -467,7 +468,7 @@ class SimplePredictionNet(Network):
 
 @configurable
 def create_simple_prediction_net(observation_spec: TensorSpec, action_spec: BoundedTensorSpec,
-                                 fc_layer_params: tuple[int, ...] = (128, ),
+                                 fc_layer_params: tuple[Count, ...] = (128, ),
                                  initial_game_over_bias: float = 0.0) -> SimplePredictionNet:
     """A :class:`SimplePredictionNet` with fully connected layers.
 
@@ -513,13 +514,13 @@ class SimpleMCTSModel(MCTSModel):
         ValueError: ``num_sampled_actions`` is missing where it is needed, or is not smaller than the number of actions.
     """
 
-    def __init__(self, observation_spec: NestedTensorSpec, action_spec: BoundedTensorSpec, num_unroll_steps: int,
-                 num_sampled_actions: int | None = None,
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: BoundedTensorSpec, num_unroll_steps: Count,
+                 num_sampled_actions: Count | None = None,
                  encoding_net_ctor: Callable[..., Any] = create_simple_encoding_net,
                  dynamics_net_ctor: Callable[..., Any] = create_simple_dynamics_net,
                  prediction_net_ctor: Callable[..., Any] = create_simple_prediction_net,
                  game_over_logit_thresh: float = 1.0, initial_alpha: float = 0.0, target_entropy: float | None = None,
-                 alpha_adjust_rate: float = 0.001, train_reward_function: bool = True,
+                 alpha_adjust_rate: NonNegative = 0.001, train_reward_function: bool = True,
                  train_game_over_function: bool = True, train_policy: bool = True, train_repr_prediction: bool = False,
                  debug_summaries: bool = False, name: str = 'SimpleMCTSModel'):
         _check_actions(action_spec, num_sampled_actions, name)

@@ -32,6 +32,7 @@ from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sac import losses as sac_losses
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count, Fraction
 from alfx.networks.mdq_critic_networks import MdqCriticNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.entropy_targets import calc_default_target_entropy_quantized
@@ -95,10 +96,10 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  critic_network: MdqCriticNetwork | Callable[..., MdqCriticNetwork],
-                 reward_spec: TensorSpec = TensorSpec(()), epsilon_greedy: float | None = None, env: Any = None,
+                 reward_spec: TensorSpec = TensorSpec(()), epsilon_greedy: Fraction | None = None, env: Any = None,
                  config: TrainerConfig | None = None, critic_loss_ctor: Callable[..., Any] | None = None,
                  target_entropy: TargetEntropy = calc_default_target_entropy_quantized, initial_log_alpha: float = 0.0,
-                 target_update_tau: float = 0.05, target_update_period: int = 1, distill_noise: float = 0.01,
+                 target_update_tau: Fraction = 0.05, target_update_period: Count = 1, distill_noise: float = 0.01,
                  critic_optimizer: Any = None, alpha_optimizer: Any = None, debug_summaries: bool = False,
                  name: str = 'MdqAlgorithm'):
         if not isinstance(critic_network, MdqCriticNetwork):

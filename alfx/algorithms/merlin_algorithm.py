@@ -40,7 +40,8 @@ from alfx.algorithms.decoding_algorithm import DecodingAlgorithm
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.algorithms.vae import VariationalAutoEncoder
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import check_value, configurable
+from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count, Fraction
 from alfx.layers import FC, BottleneckBlock, Conv2D, Reshape, Sequential
 from alfx.nest.utils import NestConcat
 from alfx.networks.action_encoder import SimpleActionEncoder
@@ -91,7 +92,7 @@ class ResnetEncodingNetwork(Network):
         SpecError: no such image.
     """
 
-    def __init__(self, input_tensor_spec: TensorSpec, output_size: int = 500,
+    def __init__(self, input_tensor_spec: TensorSpec, output_size: Count = 500,
                  output_activation: Callable[[torch.Tensor], torch.Tensor] = torch.tanh, use_fc_bn: bool = False,
                  norm_layer: nn.Module | None = None, name: str = 'ResnetEncodingNetwork'):
         super().__init__(input_tensor_spec, (), name)
@@ -187,12 +188,9 @@ class MemoryBasedPredictor(Algorithm):
         ValueError: an encoder is no network, a decoder no algorithm, or one of them has memory.
     """
 
-    def __init__(self, action_spec: NestedTensorSpec, encoders: Nested, decoders: Nested, num_read_keys: int = 3,
-                 lstm_size: Sequence[int] | int = (256, 256), latent_dim: int = 200, memory_size: int = 1350,
+    def __init__(self, action_spec: NestedTensorSpec, encoders: Nested, decoders: Nested, num_read_keys: Count = 3,
+                 lstm_size: Sequence[Count] | Count = (256, 256), latent_dim: Count = 200, memory_size: Count = 1350,
                  loss_weight: float = 1.0, name: str = 'mbp'):
-        check_value('MemoryBasedPredictor', 'latent_dim', latent_dim, int, minimum=1)
-        check_value('MemoryBasedPredictor', 'memory_size', memory_size, int, minimum=1)
-        check_value('MemoryBasedPredictor', 'num_read_keys', num_read_keys, int, minimum=1)
         _check_parts(encoders, decoders, name)
         memory = MemoryWithUsage(latent_dim, memory_size, name=f'{name}_memory')
         action_encoder = SimpleActionEncoder(action_spec)
@@ -330,8 +328,8 @@ class MemoryBasedActor(OnPolicyAlgorithm):
     """
 
     def __init__(self, observation_spec: TensorSpec, action_spec: NestedTensorSpec, memory: MemoryWithUsage,
-                 reward_spec: TensorSpec = TensorSpec(()), epsilon_greedy: float | None = None,
-                 num_read_keys: int = 1, lstm_size: Sequence[int] | int = (256, 256), latent_dim: int = 200,
+                 reward_spec: TensorSpec = TensorSpec(()), epsilon_greedy: Fraction | None = None,
+                 num_read_keys: Count = 1, lstm_size: Sequence[Count] | Count = (256, 256), latent_dim: Count = 200,
                  loss: Any = None, loss_class: Callable[..., Any] = ActorCriticLoss, loss_weight: float = 1.0,
                  debug_summaries: bool = False, name: str = 'mba'):
         if not isinstance(observation_spec, TensorSpec) or tuple(observation_spec.shape) != (latent_dim, ):
@@ -428,8 +426,8 @@ class MerlinAlgorithm(OnPolicyAlgorithm):
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, encoders: Nested,
                  decoders: Nested, reward_spec: TensorSpec = TensorSpec(()), env: Any = None,
-                 config: TrainerConfig | None = None, latent_dim: int = 200,
-                 lstm_size: Sequence[int] | int = (256, 256), memory_size: int = 1350, rl_loss: Any = None,
+                 config: TrainerConfig | None = None, latent_dim: Count = 200,
+                 lstm_size: Sequence[Count] | Count = (256, 256), memory_size: Count = 1350, rl_loss: Any = None,
                  optimizer: Any = None, debug_summaries: bool = False, name: str = 'Merlin'):
         vector = TensorSpec((latent_dim, ))
         mbp = MemoryBasedPredictor(

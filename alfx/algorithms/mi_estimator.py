@@ -28,7 +28,7 @@ from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.checks import Count, problem_at
 from alfx.layers import Lambda, OneHot, Reshape, Sequential
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -92,7 +92,7 @@ class MIEstimator(Algorithm):
     """
 
     def __init__(self, x_spec: NestedTensorSpec, y_spec: NestedTensorSpec, model: Network | None = None,
-                 fc_layers: Sequence[int] | int = (256, ), sampler: str = 'buffer', buffer_size: int = 65536,
+                 fc_layers: Sequence[Count] | Count = (256, ), sampler: str = 'buffer', buffer_size: Count = 65536,
                  optimizer: Any = None, estimator_type: str = 'DV',
                  averager: AdaptiveAverager | EMAverager | WindowAverager | None = None, name: str = 'MIEstimator'):
         bounds: dict[str, Callable[..., Tensor]] = {'DV': self._dv, 'KLD': self._kld, 'JSD': self._jsd}
@@ -100,7 +100,6 @@ class MIEstimator(Algorithm):
             raise ValueError(f"{name}.estimator_type: expected 'DV', 'KLD', 'JSD' or 'ML', found {estimator_type!r}")
         if sampler not in _SAMPLERS:
             raise ValueError(f'{name}.sampler: expected one of {_SAMPLERS}, found {sampler!r}')
-        check_value(type(self).__name__, 'buffer_size', buffer_size, int, minimum=1)
         _check_averager(type(self).__name__, averager, estimator_type)
         super().__init__(optimizer=optimizer, name=name)
         self._type = estimator_type

@@ -34,6 +34,7 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.vae import VAEOutput, gaussian_kld
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count, NonNegative
 from alfx.layers import FC, Conv2D
 from alfx.networks.encoding_networks import EncodingNetwork, SpatialBroadcastDecodingNetwork
 from alfx.networks.network import Network
@@ -132,8 +133,8 @@ class MoNetUNet(Network):
         ValueError: no filters, or an image that cannot be halved as often and keep more than one place.
     """
 
-    def __init__(self, input_tensor_spec: NestedTensorSpec, filters: Sequence[int], nonskip_fc_layers: Sequence[int],
-                 output_channels: int, name: str = 'MoNetUNet'):
+    def __init__(self, input_tensor_spec: NestedTensorSpec, filters: Sequence[Count],
+                 nonskip_fc_layers: Sequence[Count], output_channels: Count, name: str = 'MoNetUNet'):
         channels, height, width = _image_shape(input_tensor_spec, name)
         super().__init__(input_tensor_spec, (), name)
         if not filters:
@@ -220,18 +221,15 @@ class MoNetAlgorithm(Algorithm):
 
     _sigma: Tensor
 
-    def __init__(self, n_slots: int, slot_size: int, input_tensor_spec: NestedTensorSpec,
+    def __init__(self, n_slots: int, slot_size: Count, input_tensor_spec: NestedTensorSpec,
                  attention_unet_cls: Callable[..., Network] = MoNetUNet,
                  encoder_cls: Callable[..., Network] = EncodingNetwork,
                  decoder_cls: Callable[..., Network] = SpatialBroadcastDecodingNetwork,
-                 recurrent_attention: bool = True, beta: float = 0.0, gamma: float = 0.0,
+                 recurrent_attention: bool = True, beta: NonNegative = 0.0, gamma: NonNegative = 0.0,
                  name: str = 'MoNetAlgorithm'):
         super().__init__(name=name)
-        if n_slots < 2 or slot_size < 1:
-            raise ValueError(f'{name}: expected n_slots >= 2 (one is for the background) and slot_size >= 1, found '
-                             f'{n_slots} and {slot_size}')
-        if beta < 0 or gamma < 0:
-            raise ValueError(f'{name}: expected beta >= 0 and gamma >= 0, found {beta} and {gamma}')
+        if n_slots < 2:
+            raise ValueError(f'{name}: expected n_slots >= 2 (one is for the background), found {n_slots}')
         channels, height, width = _image_shape(input_tensor_spec, name)
         with_mask = TensorSpec((channels + 1, height, width))
         self._image_spec = TensorSpec((channels, height, width))

@@ -27,7 +27,7 @@ from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.checks import Count, Fraction, Positive, problem_at
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
@@ -129,16 +129,17 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  actor_network_cls: Callable[..., Any] = ActorDistributionNetwork,
                  critic_network_cls: Callable[..., Any] | None = CriticNetwork,
                  q_network_cls: Callable[..., Any] | None = QNetwork, reward_weights: list[float] | None = None,
-                 epsilon_greedy: float | None = None, calculate_priority: bool = False, num_critic_replicas: int = 1,
-                 env: Any = None, config: TrainerConfig | None = None,
-                 critic_loss_ctor: Callable[..., Any] | None = None, sample_action_num: int = 64,
-                 dual_constraint: float = 0.1, kl_mean_constraint: float = 0.01, kl_var_constraint: float = 0.0001,
-                 kl_constraint: float = 0.01, alpha_scale: float = 10.0, alpha_mean_scale: float = 1.0,
+                 epsilon_greedy: Fraction | None = None, calculate_priority: bool = False,
+                 num_critic_replicas: Count = 1, env: Any = None, config: TrainerConfig | None = None,
+                 critic_loss_ctor: Callable[..., Any] | None = None, sample_action_num: Count = 64,
+                 dual_constraint: Positive = 0.1, kl_mean_constraint: Positive = 0.01,
+                 kl_var_constraint: Positive = 0.0001,
+                 kl_constraint: Positive = 0.01, alpha_scale: float = 10.0, alpha_mean_scale: float = 1.0,
                  alpha_var_scale: float = 100.0, alpha_mean_max: float = 0.1, alpha_var_max: float = 10.0,
                  alpha_max: float = 1.0, constrain_each_dimension: bool = False,
-                 out_of_bounds_constraint: float | None = None, mstep_iterations: int = 1,
-                 target_update_tau: float = 0.05, target_update_period: int = 1,
-                 actor_target_update_tau: float | None = None, actor_target_update_period: int | None = None,
+                 out_of_bounds_constraint: float | None = None, mstep_iterations: Count = 1,
+                 target_update_tau: Fraction = 0.05, target_update_period: Count = 1,
+                 actor_target_update_tau: Fraction | None = None, actor_target_update_period: Count | None = None,
                  train_actor_on_first_step: bool = True, actor_optimizer: Any = None, critic_optimizer: Any = None,
                  eta_optimizer: Any = None, initial_eta: float | None = None, checkpoint: str | None = None,
                  debug_summaries: bool = False, name: str = 'MpoAlgorithm'):

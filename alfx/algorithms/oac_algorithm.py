@@ -18,6 +18,7 @@ from alfx.algorithms.sac.states import check_normal_actor
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.data_structures import TimeStep
 from alfx.gin_utils import configurable, takes_arguments_of
+from alfx.gin_utils.checks import NonNegative
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
 
@@ -43,7 +44,7 @@ class OacAlgorithm(SacAlgorithm):
     @takes_arguments_of(
         SacAlgorithm, without=('normalize_entropy_reward', 'reproduce_locomotion', 'rollout_noise_correlation'),
         defaults={'name': 'OacAlgorithm'}, after={'explore': 'initial_log_alpha'})
-    def __init__(self, action_spec: NestedTensorSpec, name: str, explore: bool = True, explore_delta: float = 6.8,
+    def __init__(self, action_spec: NestedTensorSpec, name: str, explore: bool = True, explore_delta: NonNegative = 6.8,
                  beta_ub: float = 4.6, **kwargs: Any):
         if explore_delta < 0:
             raise ValueError(f'{name}.explore_delta: expected at least 0, found {explore_delta}')

@@ -17,6 +17,7 @@ from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple, valid_masks
 from alfx.gin_utils import check_value, configurable, takes_arguments_of
+from alfx.gin_utils.checks import Count, Positive
 from alfx.networks.action_specs import action_range
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
@@ -102,8 +103,8 @@ class DivergenceFromPolicy(PolicyLossAddOn):
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  actor_network_ctor: Callable[..., Any] = ActorDistributionNetwork,
                  checkpoint_path: str | None = None, checkpoint_prefix: str = 'alg._rl_algorithm._actor_network',
-                 weight: float | Callable[[], float] = 1.0, deterministic_stddev: float = 1.0, num_samples: int = 1,
-                 debug_summaries: bool = False, name: str = 'DivergenceFromPolicy'):
+                 weight: float | Callable[[], float] = 1.0, deterministic_stddev: Positive = 1.0,
+                 num_samples: Count = 1, debug_summaries: bool = False, name: str = 'DivergenceFromPolicy'):
         owner = type(self).__name__
         check_value(owner, 'deterministic_stddev', deterministic_stddev, float, above=0)
         check_value(owner, 'num_samples', num_samples, int, minimum=1)
@@ -213,8 +214,7 @@ class RepulsionFromPolicy(DivergenceFromPolicy):
 
     @takes_arguments_of(DivergenceFromPolicy, defaults={'name': 'RepulsionFromPolicy'},
                         after={'max_divergence': 'name'})
-    def __init__(self, max_divergence: float | None = None, **kwargs: Any):
-        check_value(type(self).__name__, 'max_divergence', max_divergence, float, above=0, optional=True)
+    def __init__(self, max_divergence: Positive | None = None, **kwargs: Any):
         super().__init__(**kwargs)
         self._max_divergence = max_divergence
 

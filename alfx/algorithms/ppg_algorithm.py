@@ -23,7 +23,7 @@ from alfx.algorithms.ppo_algorithm import PPOAlgorithm, PPOInfo
 from alfx.algorithms.ppo_loss import PPOLoss
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.checks import Fraction, problem_at
 from alfx.gin_utils.settings import setting, wrong_values
 from alfx.networks.actor_distribution_networks import AuxiliaryValueActorNetwork
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -98,7 +98,7 @@ class PPGAlgorithm(PPOAlgorithm):
                  reward_spec: TensorSpec = TensorSpec(()), env: Any = None, config: TrainerConfig | None = None,
                  aux_options: PPGAuxOptions = PPGAuxOptions(),
                  encoding_network_ctor: Callable[..., Any] = EncodingNetwork, policy_optimizer: Any = None,
-                 aux_optimizer: Any = None, epsilon_greedy: float | None = None, checkpoint: str | None = None,
+                 aux_optimizer: Any = None, epsilon_greedy: Fraction | None = None, checkpoint: str | None = None,
                  debug_summaries: bool = False, name: str = 'PPGAlgorithm',
                  reward_weights: list[float] | None = None,
                  discrete_projection_net_ctor: Callable[..., Any] = CategoricalProjectionNetwork,

@@ -8,6 +8,7 @@ import torch
 
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.gin_utils import configurable, takes_arguments_of
+from alfx.gin_utils.checks import Positive
 from alfx.traits import Traits
 from alfx.utils import value_ops
 
@@ -30,7 +31,8 @@ class PPOLoss(ActorCriticLoss):
         ActorCriticLoss, without=('use_gae', 'use_td_lambda_return'),
         defaults={'normalize_advantages': True, 'name': 'PPOLoss'},
         after={'compute_advantages_internally': 'normalize_advantages', 'importance_ratio_clipping': 'td_loss_weight'})
-    def __init__(self, name: str, compute_advantages_internally: bool = False, importance_ratio_clipping: float = 0.2,
+    def __init__(self, name: str, compute_advantages_internally: bool = False,
+                 importance_ratio_clipping: Positive = 0.2,
                  log_prob_clipping: float = 0.0, check_numerics: bool = False, **kwargs: Any):
         super().__init__(use_gae=True, use_td_lambda_return=True, name=name, **kwargs)
         if importance_ratio_clipping <= 0:

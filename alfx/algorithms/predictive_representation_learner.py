@@ -30,7 +30,7 @@ from alfx.algorithms.encoding_algorithm import EncoderAlgorithm
 from alfx.algorithms.maths.future_steps import FutureSteps
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.checks import StepLimit, problem_at
 from alfx.layers import FC
 from alfx.networks.network import Network, example_batch
 from alfx.summary import summary_utils
@@ -245,15 +245,13 @@ class PredictiveRepresentationLearner(EncoderAlgorithm):
         ValueError: two decoders have the same target, or an optimizer would own nothing.
     """
 
-    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, num_unroll_steps: int,
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, num_unroll_steps: StepLimit,
                  decoder_ctor: Callable[..., Any] | Sequence[Callable[..., Any]],
                  encoding_net_ctor: Callable[..., Any], dynamics_net_ctor: Callable[..., Any],
                  reward_spec: TensorSpec = TensorSpec(()), config: TrainerConfig | None = None,
                  postprocessor: Callable[..., Any] | None = None, encoding_optimizer: Any = None,
                  dynamics_optimizer: Any = None, postprocessor_optimizer: Any = None, checkpoint: str | None = None,
                  debug_summaries: bool = False, name: str = 'PredictiveRepresentationLearner'):
-        if num_unroll_steps < 0:
-            raise ValueError(f'{name}.num_unroll_steps: expected at least 0, found {num_unroll_steps}')
         encoding_net = encoding_net_ctor(observation_spec)
         super().__init__(encoding_net, config=config, checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
         latent_spec = encoding_net.output_spec

@@ -16,6 +16,7 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.data_structures import AlgStep, StepType, TimeStep
 from alfx.distributions import nests as dist_nests
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Fraction, NonNegative
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError
 from alfx.traits import Traits
 from alfx.utils import dist_utils
@@ -221,7 +222,7 @@ class SameActionPriorActor(_PriorActor):
     own_traits = _PriorActor.own_traits
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
-                 same_action_noise: float = 0.1, same_action_prob: float = 0.9, debug_summaries: bool = False,
+                 same_action_noise: NonNegative = 0.1, same_action_prob: Fraction = 0.9, debug_summaries: bool = False,
                  name: str = 'SameActionPriorActor'):
         if not same_action_noise > 0.0:
             raise ValueError(f'{name}: same_action_noise must be above 0, found {same_action_noise}')

@@ -24,6 +24,7 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Fraction, NonNegative
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.discrete_action import DiscreteAction
 from alfx.utils.observation_grid import ObservationGrid
@@ -73,9 +74,9 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
     _num_episodes: Tensor
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
-                 reward_spec: TensorSpec = TensorSpec(()), lr: float | Callable[[], float] = 0.03,
-                 discount: float = 0.99, epsilon_greedy: float | Callable[[], float] = 0.9,
-                 epsilon_decay: float = 0.9999, epsilon_min: float = 0.01,
+                 reward_spec: TensorSpec = TensorSpec(()), lr: NonNegative | Callable[[], NonNegative] = 0.03,
+                 discount: Fraction = 0.99, epsilon_greedy: Fraction | Callable[[], Fraction] = 0.9,
+                 epsilon_decay: float = 0.9999, epsilon_min: Fraction = 0.01,
                  grid_size: int | Sequence[int] | None = None,
                  grid_bounds: Sequence[tuple[float, float] | None] | None = None, initial_value: float = 0.0,
                  reward_weights: list[float] | None = None, env: Any = None, config: TrainerConfig | None = None,

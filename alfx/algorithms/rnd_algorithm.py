@@ -29,7 +29,7 @@ from alfx.algorithms.intrinsic_reward import (IntrinsicMeasures, IntrinsicReward
                                               rows)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.checks import Positive, StepLimit, problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, extract_spec
 from alfx.traits import Traits
 
@@ -73,13 +73,12 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
     """
 
     def __init__(self, target_net: NetworkOrConstructor, predictor_net: NetworkOrConstructor,
-                 encoder_net: NetworkOrConstructor | None = None, reward_adapt_speed: float | None = None,
-                 observation_adapt_speed: float | None = None, observation_spec: NestedTensorSpec | None = None,
-                 optimizer: Any = None, clip_value: float = -1.0, keep_stacked_frames: int = 1,
+                 encoder_net: NetworkOrConstructor | None = None, reward_adapt_speed: Positive | None = None,
+                 observation_adapt_speed: Positive | None = None, observation_spec: NestedTensorSpec | None = None,
+                 optimizer: Any = None, clip_value: float = -1.0, keep_stacked_frames: StepLimit = 1,
                  name: str = 'RNDAlgorithm', action_spec: NestedTensorSpec = None,
-                 observation_clip_value: float | None = 5.0, reward_zero_mean: bool = True):
+                 observation_clip_value: Positive | None = 5.0, reward_zero_mean: bool = True):
         owner = type(self).__name__
-        check_value(owner, 'keep_stacked_frames', keep_stacked_frames, int, minimum=0)
         check_value(owner, 'clip_value', clip_value, float)
         if clip_value > 0 and reward_adapt_speed is None:
             raise ConfError([problem_at(owner, 'clip_value', f'= {clip_value} is for normalized rewards',

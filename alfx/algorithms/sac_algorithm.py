@@ -39,6 +39,7 @@ from alfx.algorithms.sac.states import (SacActionState, SacCriticState, SacState
                                         initial_log_alphas, state_specs, targets_of_alpha)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count, Fraction, NonNegative, Positive
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
@@ -145,17 +146,17 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  actor_network_cls: Callable[..., Any] = ActorDistributionNetwork,
                  critic_network_cls: Callable[..., Any] | None = CriticNetwork,
                  q_network_cls: Callable[..., Any] | None = QNetwork, reward_weights: list[float] | None = None,
-                 epsilon_greedy: float | None = None, use_entropy_reward: bool = True,
+                 epsilon_greedy: Fraction | None = None, use_entropy_reward: bool = True,
                  normalize_entropy_reward: bool = False, calculate_priority: bool = False,
-                 num_critic_replicas: int = 2, env: Any = None, config: TrainerConfig | None = None,
+                 num_critic_replicas: Count = 2, env: Any = None, config: TrainerConfig | None = None,
                  critic_loss_ctor: Callable[..., Any] | None = None,
                  target_entropy: TargetEntropy | Sequence[TargetEntropy] = None,
-                 prior_actor_ctor: Callable[..., Any] | None = None, target_kld_per_dim: float = 3.0,
-                 initial_log_alpha: float = 0.0, max_log_alpha: float | None = None, target_update_tau: float = 0.05,
-                 target_update_period: int = 1, dqda_clipping: float | None = None, actor_optimizer: Any = None,
+                 prior_actor_ctor: Callable[..., Any] | None = None, target_kld_per_dim: Positive = 3.0,
+                 initial_log_alpha: float = 0.0, max_log_alpha: float | None = None, target_update_tau: Fraction = 0.05,
+                 target_update_period: Count = 1, dqda_clipping: NonNegative | None = None, actor_optimizer: Any = None,
                  critic_optimizer: Any = None, alpha_optimizer: Any = None, checkpoint: str | None = None,
                  debug_summaries: bool = False, reproduce_locomotion: bool = False, name: str = 'SacAlgorithm',
-                 train_actor_on_last_step: bool = True, rollout_noise_correlation: float = 0.0):
+                 train_actor_on_last_step: bool = True, rollout_noise_correlation: Fraction = 0.0):
         parts = ActionParts(action_spec)
         check_arguments(name, parts, num_critic_replicas, prior_actor_ctor, target_entropy, reproduce_locomotion,
                         train_actor_on_last_step, rollout_noise_correlation)

@@ -30,6 +30,7 @@ from alfx.algorithms.sac import losses as sac_losses
 from alfx.algorithms.sac.actions import target_entropy_of
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count, Fraction, NonNegative, Positive
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.target_updater import TargetUpdater
@@ -108,17 +109,17 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  actor_network_ctor: Callable[..., Any], critic_network_ctor: Callable[..., Any],
-                 reward_spec: TensorSpec = TensorSpec(()), num_critic_replicas: int = 2, env: Any = None,
+                 reward_spec: TensorSpec = TensorSpec(()), num_critic_replicas: Count = 2, env: Any = None,
                  config: TrainerConfig | None = None, critic_loss_cls: Callable[..., Any] = OneStepTDLoss,
-                 target_entropy: float | Callable[[Any], float] | None = None, epsilon_greedy: float | None = None,
+                 target_entropy: float | Callable[[Any], float] | None = None, epsilon_greedy: Fraction | None = None,
                  use_entropy_reward: bool = False, calculate_priority: bool = False,
-                 initial_alpha: float | None = 1.0, ou_stddev: float = _OU_STDDEV, ou_damping: float = _OU_DAMPING,
+                 initial_alpha: Positive | None = 1.0, ou_stddev: NonNegative = _OU_STDDEV,
+                 ou_damping: Fraction = _OU_DAMPING,
                  actor_optimizer: Any = None, critic_optimizer: Any = None, alpha_optimizer: Any = None,
-                 target_update_tau: float = 0.05, target_update_period: int = 10, use_smoothed_actor: bool = False,
-                 dqda_clipping: float = 0.0, on_policy: bool = False, checkpoint: str | None = None,
+                 target_update_tau: Fraction = 0.05, target_update_period: Count = 10, use_smoothed_actor: bool = False,
+                 dqda_clipping: NonNegative = 0.0, on_policy: bool = False, checkpoint: str | None = None,
                  debug_summaries: bool = False, name: str = 'SarsaAlgorithm', train_actor_on_last_step: bool = True):
-        _check_arguments(name, action_spec, num_critic_replicas, initial_alpha, use_smoothed_actor and on_policy,
-                         dqda_clipping)
+        _check_arguments(name, action_spec, use_smoothed_actor and on_policy)
         actor = actor_network_ctor(input_tensor_spec=observation_spec, action_spec=action_spec)
         values = {'output_tensor_spec': TensorSpec(reward_spec.shape)} if reward_spec.ndim else {}
         critics = critic_network_ctor(input_tensor_spec=(observation_spec, action_spec),
@@ -302,22 +303,14 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
                                             neg_entropy=info.neg_entropy))
 
 
-def _check_arguments(name: str, action_spec: NestedTensorSpec, num_critic_replicas: int, initial_alpha: float | None,
-                     smooths_on_policy: bool, dqda_clipping: float) -> None:
+def _check_arguments(name: str, action_spec: NestedTensorSpec, smooths_on_policy: bool) -> None:
     for path, spec in nest.flatten_with_path(action_spec):
         if not spec.is_continuous:
             raise SpecError(f"{name} is for continuous actions, found {spec}{f' at {path!r}' if path else ''}; for "
                             'discrete ones there are SacAlgorithm and DqnAlgorithm')
-    if num_critic_replicas < 1:
-        raise ValueError(f'{name}.num_critic_replicas: expected at least 1, found {num_critic_replicas}')
-    if initial_alpha is not None and not initial_alpha > 0:
-        raise ValueError(f'{name}.initial_alpha: expected a positive number, or None to leave the entropy out, found '
-                         f'{initial_alpha}')
     if smooths_on_policy:
         raise ValueError(f'{name}.use_smoothed_actor: on-policy, the actor that is trained has to be the one that '
                          'acts; set on_policy or use_smoothed_actor to False')
-    if not dqda_clipping >= 0:
-        raise ValueError(f'{name}.dqda_clipping: expected at least 0, which does not clip, found {dqda_clipping}')
 
 
 def _check_values(critics: Any, count: int, reward_spec: TensorSpec, name: str) -> None:

@@ -32,7 +32,7 @@ from alfx.algorithms.sac import losses as sac_losses
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import AlgStep, Experience, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.checks import check_value, problem_at
+from alfx.gin_utils.checks import Count, Fraction, Positive, StepLimit, check_value, problem_at
 from alfx.layers import Detach
 from alfx.nest.utils import NestConcat
 from alfx.networks.action_specs import check_actor
@@ -176,12 +176,12 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  actor_network_cls: Callable[..., Any] = ActorDistributionNetwork,
                  critic_network_cls: Callable[..., Any] = CriticNetwork,
                  actor_observation_processors: Any = Detach(), reward_weights: list[float] | None = None,
-                 num_critic_replicas: int = 2, epsilon_greedy: float | None = None, env: Any = None,
-                 config: TrainerConfig | None = None, target_update_tau: float = 0.05,
-                 target_update_period: int = 1, critic_loss_ctor: Callable[..., Any] | None = None,
+                 num_critic_replicas: Count = 2, epsilon_greedy: Fraction | None = None, env: Any = None,
+                 config: TrainerConfig | None = None, target_update_tau: Fraction = 0.05,
+                 target_update_period: Count = 1, critic_loss_ctor: Callable[..., Any] | None = None,
                  actor_optimizer: Any = None, critic_optimizer: Any = None, alpha_optimizer: Any = None,
-                 initial_alpha: float = 1.0, debug_summaries: bool = False, randomize_first_state_tau: bool = False,
-                 b1_advantage_clipping: tuple[float, float] | None = None, max_repeat_steps: int | None = None,
+                 initial_alpha: Positive = 1.0, debug_summaries: bool = False, randomize_first_state_tau: bool = False,
+                 b1_advantage_clipping: tuple[float, float] | None = None, max_repeat_steps: StepLimit | None = None,
                  target_entropy: Any = None, checkpoint: str | None = None, trajectory: Trajectory | None = None,
                  train_actor_on_last_step: bool = True, name: str = 'TaacAlgorithmBase'):
         self._check_arguments(num_critic_replicas, initial_alpha, b1_advantage_clipping, max_repeat_steps,

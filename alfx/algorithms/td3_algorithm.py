@@ -17,7 +17,8 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
 from alfx.algorithms.exploration_noise import GaussianNoise, gaussian_like
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, valid_masks
-from alfx.gin_utils import check_value, configurable, takes_arguments_of
+from alfx.gin_utils import configurable, takes_arguments_of
+from alfx.gin_utils.checks import Count, NonNegative
 from alfx.tensor_specs import NestedTensor
 from alfx.utils.saved_count import SavedCount
 
@@ -59,14 +60,9 @@ class Td3Algorithm(DdpgAlgorithm):
                   'name': 'Td3Algorithm'},
         after={'exploration_noise': 'config', 'policy_update_period': 'num_critic_replicas',
                'target_noise': 'target_update_period'})
-    def __init__(self, config: TrainerConfig | None, exploration_noise: float | Callable[[], float] = 0.1,
-                 policy_update_period: int = 2, target_noise: float = 0.2, noise_clip: float = 0.5, **kwargs: Any):
-        owner = type(self).__name__
-        check_value(owner, 'exploration_noise', exploration_noise, (float, callable),
-                    minimum=0)
-        check_value(owner, 'policy_update_period', policy_update_period, int, minimum=1)
-        check_value(owner, 'target_noise', target_noise, float, minimum=0)
-        check_value(owner, 'noise_clip', noise_clip, float, minimum=0)
+    def __init__(self, config: TrainerConfig | None, exploration_noise: NonNegative | Callable[[], NonNegative] = 0.1,
+                 policy_update_period: Count = 2, target_noise: NonNegative = 0.2, noise_clip: NonNegative = 0.5,
+                 **kwargs: Any):
         super().__init__(config=config, exploration_noise_ctor=partial(GaussianNoise, stddev=exploration_noise),
                          **kwargs)
         self._policy_update_period = policy_update_period

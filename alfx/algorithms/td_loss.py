@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from alfx import summary
 from alfx.data_structures import LossInfo, StepType
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.checks import Fraction
+from alfx.gin_utils.checks import Count, Fraction
 from alfx.summary import summary_utils
 from alfx.tensor_specs import TensorSpec
 from alfx.utils import losses, tensor_utils, value_ops
@@ -45,14 +45,12 @@ class TDLoss(nn.Module):
 
     def __init__(self, gamma: Fraction | Sequence[Fraction] = 0.99,
                  td_error_loss_fn: Callable[..., Tensor] = losses.element_wise_squared_loss,
-                 td_lambda: float = 0.95, normalize_target: bool = False, debug_summaries: bool = False,
+                 td_lambda: Fraction = 0.95, normalize_target: bool = False, debug_summaries: bool = False,
                  name: str = 'TDLoss'):
         super().__init__()
         gammas = [gamma] if isinstance(gamma, (int, float)) else list(gamma)
-        if not gammas or not all(0.0 <= g <= 1.0 for g in gammas):
+        if not gammas or not all(0.0 <= g <= 1.0 for g in gammas):  # of an array as well
             raise ValueError(f'{name}: gamma must be in [0, 1], found {gamma}')
-        if not 0.0 <= td_lambda <= 1.0:
-            raise ValueError(f'{name}: td_lambda must be in [0, 1], found {td_lambda}')
         self._scalar_gamma = float(gamma) if isinstance(gamma, (int, float)) else None
         self.register_buffer('_gamma', torch.tensor(gamma, dtype=torch.float32), persistent=False)
         self._td_error_loss_fn = td_error_loss_fn
@@ -172,8 +170,8 @@ class TDQRLoss(TDLoss):
 
     @takes_arguments_of(TDLoss, without=('normalize_target', ), defaults={'name': 'TDQRLoss'},
                         after={'sum_over_quantiles': 'td_lambda'})
-    def __init__(self, num_quantiles: int = 50,
-                 td_error_loss_fn: Callable[[Tensor], Tensor] = losses.huber_function, td_lambda: float = 1.0,
+    def __init__(self, num_quantiles: Count = 50,
+                 td_error_loss_fn: Callable[[Tensor], Tensor] = losses.huber_function, td_lambda: Fraction = 1.0,
                  sum_over_quantiles: bool = False, *, name: str, **kwargs: Any):
         if td_lambda not in (0.0, 1.0):
             raise ValueError(f'{name}: td_lambda must be 0 or 1, found {td_lambda}')

@@ -26,7 +26,7 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.checks import Count, Positive, problem_at
 from alfx.layers import FC, Reshape
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -285,14 +285,12 @@ class VariationalAutoEncoder(_LatentEncoder):
         ValueError: arguments that contradict each other, or a network with memory.
     """
 
-    def __init__(self, z_dim: int, input_tensor_spec: NestedTensorSpec | None = None,
+    def __init__(self, z_dim: Count, input_tensor_spec: NestedTensorSpec | None = None,
                  preprocess_network: Network | Callable[..., Network] | None = None,
-                 z_prior_network: Network | None = None, beta: float = 1.0, target_kld_per_dim: float | None = None,
+                 z_prior_network: Network | None = None, beta: float = 1.0, target_kld_per_dim: Positive | None = None,
                  beta_optimizer: Any = None, checkpoint: str | None = None, name: str = 'VariationalAutoEncoder'):
         owner = type(self).__name__
-        check_value(owner, 'z_dim', z_dim, int, minimum=1)
         check_value(owner, 'beta', beta, float, minimum=0)
-        check_value(owner, 'target_kld_per_dim', target_kld_per_dim, float, above=0, optional=True)
         spec = input_tensor_spec
         if z_prior_network is not None:
             check_encoder(owner, 'z_prior_network', z_prior_network, None)
@@ -334,7 +332,7 @@ class VariationalAutoEncoder(_LatentEncoder):
 
 
 @configurable
-def categorical_spec(num_variables: int, num_values: int) -> BoundedTensorSpec:
+def categorical_spec(num_variables: Count, num_values: Count) -> BoundedTensorSpec:
     """The spec of a vector of categorical variables, for conf files: ``DiscreteVAE.z_spec = @categorical_spec()``.
 
     Args:
@@ -387,14 +385,13 @@ class DiscreteVAE(VariationalAutoEncoder):
                  prior_input_tensor_spec: NestedTensorSpec | None = None,
                  prior_z_network_cls: Callable[..., Network] | None = None, mode: str = 'st',
                  gumbel_temp_scheduler: float | Callable[[], float] = 1.0, beta: float = 1.0,
-                 target_kld_per_categorical: float | None = None, beta_optimizer: Any = None,
+                 target_kld_per_categorical: Positive | None = None, beta_optimizer: Any = None,
                  name: str = 'DiscreteVAE'):
         owner = type(self).__name__
         check_value(owner, 'mode', mode, str, choices=('st', 'st-gumbel'))
         check_value(owner, 'gumbel_temp_scheduler', gumbel_temp_scheduler,
                     (float, callable), above=0)
         check_value(owner, 'beta', beta, float, minimum=0)
-        check_value(owner, 'target_kld_per_categorical', target_kld_per_categorical, float, above=0, optional=True)
         if mode == 'st' and gumbel_temp_scheduler != 1.0:
             raise ConfError([problem_at(owner, 'gumbel_temp_scheduler', "has no meaning with mode='st'",
                                         "choose mode='st-gumbel', or leave it out")])

@@ -23,7 +23,8 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.vae import check_decoder, check_encoder, straight_through
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
-from alfx.gin_utils import check_value, configurable
+from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count, NonNegative
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensor, SpecError, TensorSpec
@@ -95,15 +96,12 @@ class Vqvae(Algorithm):
 
     _usage: Tensor
 
-    def __init__(self, input_tensor_spec: TensorSpec, num_embeddings: int, embedding_dim: int,
+    def __init__(self, input_tensor_spec: TensorSpec, num_embeddings: Count, embedding_dim: Count,
                  encoder_ctor: Callable[..., Network] = EncodingNetwork,
                  decoder_ctor: Callable[..., Network] = EncodingNetwork, optimizer: Any = None,
-                 commitment_loss_weight: float = 1.0, checkpoint: str | None = None, debug_summaries: bool = False,
-                 name: str = 'Vqvae'):
+                 commitment_loss_weight: NonNegative = 1.0, checkpoint: str | None = None,
+                 debug_summaries: bool = False, name: str = 'Vqvae'):
         owner = type(self).__name__
-        check_value(owner, 'num_embeddings', num_embeddings, int, minimum=1)
-        check_value(owner, 'embedding_dim', embedding_dim, int, minimum=1)
-        check_value(owner, 'commitment_loss_weight', commitment_loss_weight, float, minimum=0)
         super().__init__(optimizer=optimizer, checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
         if not isinstance(input_tensor_spec, TensorSpec) or input_tensor_spec.is_discrete:
             raise SpecError(f'{owner}.input_tensor_spec: expected one float spec, found {input_tensor_spec}')

@@ -11,7 +11,7 @@ from alfx import context
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.data_structures import LossInfo, StepType
 from alfx.gin_utils import ConfError, check_value, configurable, takes_arguments_of
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.checks import Positive, problem_at
 from alfx.summary import summary_utils
 from alfx.utils import dist_utils, value_ops
 
@@ -37,8 +37,8 @@ class VTraceLoss(ActorCriticLoss):
 
     @takes_arguments_of(ActorCriticLoss, without=('use_gae', 'use_td_lambda_return'),
                         defaults={'td_lambda': 1.0, 'name': 'VTraceLoss'}, after={'clip_rho_thres': 'td_lambda'})
-    def __init__(self, clip_rho_thres: float | None = 1.0, clip_c_thres: float | None = 1.0,
-                 clip_pg_rho_thres: float | None = 1.0, **kwargs: Any):
+    def __init__(self, clip_rho_thres: Positive | None = 1.0, clip_c_thres: Positive | None = 1.0,
+                 clip_pg_rho_thres: Positive | None = 1.0, **kwargs: Any):
         super().__init__(use_gae=True, use_td_lambda_return=True, **kwargs)
         self._thresholds = {'rho': clip_rho_thres, 'c': clip_c_thres, 'pg_rho': clip_pg_rho_thres}
         for symbol, threshold in self._thresholds.items():

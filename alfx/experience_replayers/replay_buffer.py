@@ -21,6 +21,7 @@ from alfx.experience_replayers.episodic_returns import EpisodicReturns
 from alfx.experience_replayers.priorities import Priorities, join_priorities, share_of_priorities
 from alfx.experience_replayers.ring_buffer import RingBuffer, atomic, require_at_least
 from alfx.experience_replayers.sampling import Sample, SequenceSampler
+from alfx.gin_utils.checks import Count, Fraction
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils.transfers import to_device
 
@@ -82,20 +83,20 @@ class ReplayBuffer(RingBuffer):
 
     def __init__(self,
                  data_spec: NestedTensorSpec,
-                 num_environments: int,
-                 max_length: int = 1024,
+                 num_environments: Count,
+                 max_length: Count = 1024,
                  num_earliest_frames_ignored: int = 0,
                  prioritized_sampling: bool = False,
                  initial_priority: float = 1.0,
                  recent_data_steps: int = 1,
-                 recent_data_ratio: float = 0.0,
+                 recent_data_ratio: Fraction = 0.0,
                  with_replacement: bool = False,
                  device: str | torch.device = 'cpu',
                  allow_multiprocess: bool = False,
                  keep_episodic_info: Optional[bool] = None,
                  record_episodic_return: bool = False,
                  default_return: float = -1000.0,
-                 gamma: float = 0.99,
+                 gamma: Fraction = 0.99,
                  reward_clip: Optional[tuple[float, float]] = None,
                  enable_checkpoint: Optional[bool] = None,
                  name: str = 'ReplayBuffer',

@@ -10,7 +10,7 @@
 - ``operative``: what was used of a conf; ``run_folder``: what a run folder records of it.
 """
 
-from .checks import check_value
+from .checks import Count, Fraction, NonNegative, Positive, StepLimit, check_value
 from .errors import ConfError, Problem, plain_text
 from .loading import clear, import_configurables, load, loaded
 from .locations import is_explained
@@ -25,7 +25,8 @@ from .torch_functions import register_torch_functions
 from .trust import is_trusted, may_import, require_trust
 
 __all__ = [
-    'Conf', 'ConfError', 'Problem', 'check_same_conf', 'check_value', 'clear', 'config_str', 'configurable',
+    'Conf', 'ConfError', 'Count', 'Fraction', 'NonNegative', 'Positive', 'Problem', 'StepLimit', 'check_same_conf',
+    'check_value', 'clear', 'config_str', 'configurable',
     'declare_scope', 'import_configurables', 'is_explained', 'is_trusted', 'load', 'loaded', 'may_import',
     'mistakes_of_unused', 'operative_config_str', 'plain_text', 'raw_functions', 'refuse_unused', 'register_function',
     'require_trust', 'rewrite_conf', 'stored_conf', 'stored_info', 'takes_arguments_of', 'unused_bindings',

@@ -4,42 +4,64 @@
 
     check_value('SacAlgorithm', 'target_update_tau', target_update_tau, float, minimum=0, maximum=1)
 
-A range in the annotation of an argument holds for what a conf binds to it, and is told before anything is built::
+A range in the annotation of an argument needs no call: it holds for what a conf binds to the argument, which is told
+before anything is built, and for what callers of a configurable constructor or factory pass::
 
-    def __init__(self, gamma: Fraction = 0.99, size: Annotated[int, Range(minimum=1)] = 8):
+    def __init__(self, gamma: Fraction = 0.99, size: Count = 8, scale: Annotated[float, Range(below=2)] = 1.0):
 """
 
+import inspect
 import numbers
+import types
+import typing
 from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, NamedTuple, Optional, Union
 
 from . import locations
 from .errors import ConfError, Problem, hint_nearest
 
-__all__ = ['Fraction', 'Range', 'StepLimit', 'check_value', 'problem_of', 'problem_at']
+__all__ = ['Count', 'Fraction', 'NonNegative', 'Positive', 'Range', 'StepLimit', 'check_value', 'problem_of',
+           'problem_at']
 
 Kinds = Union[type, Callable, Sequence[Union[type, Callable]]]  # a Callable: the function ``callable``
 
 
 class Range(NamedTuple):
-    """The numbers that an argument takes, both ends included; None for no end."""
+    """The numbers that an argument takes; None for no end.
+
+    Attributes:
+        minimum: the smallest.
+        maximum: the largest.
+        above: which all of them exceed.
+        below: which exceeds all of them.
+    """
 
     minimum: Optional[float] = None
     maximum: Optional[float] = None
+    above: Optional[float] = None
+    below: Optional[float] = None
 
     def __contains__(self, number: Any) -> bool:
-        return ((self.minimum is None or number >= self.minimum) and (self.maximum is None or number <= self.maximum))
+        return ((self.minimum is None or number >= self.minimum) and (self.maximum is None or number <= self.maximum)
+                and (self.above is None or number > self.above) and (self.below is None or number < self.below))
 
     def __str__(self) -> str:
-        if self.minimum is None or self.maximum is None:
-            return f'<= {self.maximum}' if self.minimum is None else f'>= {self.minimum}'
-        return f'in [{self.minimum}, {self.maximum}]'
+        if self.minimum is not None and self.maximum is not None:
+            return f'in [{self.minimum}, {self.maximum}]'
+        signs = (('>=', self.minimum), ('>', self.above), ('<=', self.maximum), ('<', self.below))
+        return ' and '.join(f'{sign} {limit}' for sign, limit in signs if limit is not None)
 
 
 Fraction = Annotated[float, Range(0, 1)]
 """A probability, a discount, a weight of an average."""
+Count = Annotated[int, Range(minimum=1)]
+"""How many of something that there is at least one of; a size, a period."""
+NonNegative = Annotated[float, Range(minimum=0)]
+"""A learning rate, a deviation, a distance."""
+Positive = Annotated[float, Range(above=0)]
+"""A scale, a temperature."""
 StepLimit = Annotated[int, Range(minimum=0)]
-"""Steps after which an episode is truncated; 0 for none."""
+"""Steps after which an episode is truncated, or before which something begins; 0 for none."""
 
 
 def check_value(owner: str, name: str, value: Any, kind: Kinds = object, *, minimum: Optional[float] = None,
@@ -79,15 +101,12 @@ def problem_of(owner: str, name: str, value: Any, kind: Kinds = object, *, minim
     if value is None and optional:
         return None
     kinds = tuple(kind) if isinstance(kind, Sequence) else (kind,)
-    in_range = True
+    limits = Range(minimum, maximum, above)
     if any(_is_a(value, k) for k in kinds):
-        if isinstance(value, numbers.Real) and not isinstance(value, bool):
-            number: Any = value
-            in_range = ((minimum is None or number >= minimum) and (maximum is None or number <= maximum)
-                        and (above is None or number > above))
-        if in_range and (choices is None or value in choices):
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if (not is_number or value in limits) and (choices is None or value in choices):
             return None
-    expected = _expected(kinds, minimum, maximum, above, choices, optional)
+    expected = _expected(kinds, limits, choices, optional)
     hint = hint_nearest(value, [c for c in choices if isinstance(c, str)]) if choices and isinstance(value, str) else ''
     return problem_at(owner, name, f'must be {expected}, found {describe(value)}', hint)
 
@@ -122,16 +141,93 @@ def _is_a(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-def _expected(kinds, minimum, maximum, above, choices, optional) -> str:
-    names = {int: 'an int', float: 'a number', bool: 'True or False', str: 'a string', callable: 'a callable'}
+def _expected(kinds, limits, choices, optional) -> str:
     if choices is not None:
         text = f'one of {sorted(choices, key=str)}'
     else:
-        text = ' or '.join(names.get(k, f'a {getattr(k, "__name__", k)}') for k in kinds)
-        if minimum is not None and maximum is not None:
-            text += f' in [{minimum}, {maximum}]'
-        else:
-            limits = [f'{sign} {limit}' for sign, limit in (('>=', minimum), ('>', above), ('<=', maximum))
-                      if limit is not None]
-            text += f' {" and ".join(limits)}' if limits else ''
+        text = ' or '.join(_NAMES.get(k, f'a {getattr(k, "__name__", k)}') for k in kinds)
+        text = f'{text} {limits}'.rstrip()
     return f'{text} or None' if optional else text
+
+
+_NAMES: dict[Any, str] = {int: 'an int', float: 'a number', bool: 'True or False', str: 'a string',
+                          callable: 'a callable', Callable: 'a callable', type(None): 'None'}
+
+
+def limits_of(fn: Callable) -> dict[str, Any]:
+    """The arguments of a function whose annotation has a range, with their annotations."""
+    return {name: hint for name, hint in annotations_of(fn).items() if name != 'return' and _has_range(hint)}
+
+
+def annotations_of(fn: Callable) -> dict[str, Any]:
+    """The annotations of a function by argument, and 'return', as far as they can be read."""
+    fn = inspect.unwrap(fn)
+    try:
+        hints = typing.get_type_hints(fn, include_extras=True)
+    except (NameError, TypeError, AttributeError):  # names under TYPE_CHECKING, functions written in C
+        return {}
+    parameters = getattr(getattr(fn, '__signature__', None), 'parameters', {})  # of what takes the arguments of others
+    return {**{name: p.annotation for name, p in parameters.items()
+               if p.annotation is not p.empty and not isinstance(p.annotation, str)}, **hints}
+
+
+def check_limits(owner: str, limits: dict[str, Any], arguments: dict[str, Any]) -> None:
+    """Raise a ConfError if a number, or one in a list or tuple, is not in the range of its annotation.
+
+    Args:
+        owner: name of the class or factory.
+        limits: of :func:`limits_of`.
+        arguments: some of its arguments; what is none of these is left to the constructor.
+
+    Raises:
+        ConfError: as that of :func:`check_value`.
+    """
+    problems = [problem_at(owner, name, f'must be {_describe_annotation(limits[name])}, found {describe(value)}')
+                for name, value in arguments.items() if name in limits and not _admits(limits[name], value)]
+    if problems:
+        raise ConfError(problems)
+
+
+def _has_range(annotation: Any) -> bool:
+    if typing.get_origin(annotation) is Annotated:
+        return any(isinstance(limits, Range) for limits in annotation.__metadata__)
+    return any(_has_range(argument) for argument in typing.get_args(annotation))
+
+
+def _admits(annotation: Any, value: Any) -> bool:
+    """Whether ``value`` may be in ``annotation``; only numbers, and lists and tuples of them, may not."""
+    if isinstance(value, bool) or not isinstance(value, (numbers.Real, list, tuple)):
+        return True
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return any(_admits(argument, value) for argument in arguments)
+    if origin is Annotated:
+        return _is_a(value, arguments[0]) and all(value in limits for limits in arguments[1:]
+                                                  if isinstance(limits, Range))
+    base = origin or annotation
+    if base in (Any, object):
+        return True
+    if base is typing.Literal:
+        return value in arguments
+    if isinstance(value, numbers.Real):
+        return inspect.isclass(base) and _is_a(value, base)
+    if not inspect.isclass(base) or not isinstance(value, base) and not issubclass(base, (list, tuple)):
+        return False
+    if base is tuple and Ellipsis not in arguments:
+        return len(value) == len(arguments) and all(map(_admits, arguments, value))
+    return all(_admits(argument, item) for argument in arguments[:1] for item in value)
+
+
+def _describe_annotation(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return ' or '.join(_describe_annotation(argument) for argument in arguments)
+    if origin is Annotated:
+        return ' '.join([_NAMES[arguments[0]], *(str(limits) for limits in arguments[1:])])
+    if origin is typing.Literal:
+        return ' or '.join(map(repr, arguments))
+    if origin is tuple and Ellipsis not in arguments:
+        return f'({", ".join(_describe_annotation(argument) for argument in arguments)})'
+    if origin is not None and origin is not Callable and arguments:
+        return f'a sequence, each {_describe_annotation(arguments[0])}'
+    return _NAMES.get(origin or annotation, str(getattr(annotation, '__name__', annotation)))

@@ -3,6 +3,7 @@
 import inspect
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 import gin
@@ -94,22 +95,32 @@ def mistakes_of_unused(bindings: Iterable[locations.Binding]) -> list[tuple[loca
     """
     keys = list(_operative_keys())
     made = {selector for _, selector, _ in keys}
+    referred = _references()
     return [(binding, _hint_for(binding, keys))
             for binding in bindings if locations.is_by_user(binding)
-            and not (binding.selector not in made and _may_come_later(binding))]
+            and not (binding.selector not in made and _may_come_later(binding, referred))]
 
 
-def _may_come_later(binding: locations.Binding) -> bool:
+def _references() -> dict[tuple[str, str], list[set[str]]]:
+    """What the conf refers to: by complete selector and one of its scopes ('' is in all), the scopes of each."""
+    found: dict[tuple[str, str], list[set[str]]] = defaultdict(list)
+    for binding in locations.bindings():
+        for leaf in iterate_nested(binding.value):
+            if isinstance(leaf, Reference):
+                selector = static_check.resolve(leaf.selector).selector
+                for scope in {'', *leaf.scopes}:
+                    found[selector, scope].append(set(leaf.scopes))
+    return found
+
+
+def _may_come_later(binding: locations.Binding, referred: dict[tuple[str, str], list[set[str]]]) -> bool:
     if binding.selector == 'gin.macro':
         return False
     target = static_check.resolve(binding.selector).wrapped
     if not inspect.isclass(target) and registry.annotation_of(target, 'return') is type(None):
         return True
-    references = (leaf for other in locations.bindings() for leaf in iterate_nested(other.value)
-                  if isinstance(leaf, Reference))
-    scopes = binding.scope.split('/') if binding.scope else []
-    return any(static_check.resolve(reference.selector).selector == binding.selector
-               and all(scope in reference.scopes for scope in scopes) for reference in references)
+    scopes = binding.scope.split('/') if binding.scope else ['']
+    return any({*scopes} - {''} <= others for others in referred.get((binding.selector, scopes[0]), ()))
 
 
 def _hint_for(binding: locations.Binding, keys: list[tuple[str, str, str]]) -> str:

@@ -10,14 +10,13 @@ through gin.
 import functools
 import inspect
 import types
-import typing
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Optional, Union
 
 import gin
 
-from . import locations
+from . import checks, locations
 
 __all__ = ['configurable', 'register_function', 'raw_functions', 'registered_selectors', 'step_function_of']
 
@@ -45,6 +44,8 @@ def configurable(name_or_fn: Union[None, str, Callable] = None, module: Optional
       ``functools.partial``) arrive as plain functions; see :func:`register_function`.
     - ``inspect.signature`` and ``inspect.unwrap`` see the constructor as written; instances are of the
       class itself, so ``isinstance``, ``copy`` and ``pickle`` work as without the decorator.
+    - A number that is not in the range that the annotation of its argument has (:mod:`alfx.gin_utils.checks`) is
+      refused.
     - A TypeError or ValueError that names an argument bound by the conf is raised as a
       :class:`~alfx.gin_utils.ConfError` that points at the line of that binding.
 
@@ -149,11 +150,7 @@ def annotation_of(target: Callable, name: str) -> Any:
     """The annotation of a constructor argument, ``inspect.Parameter.empty`` if it has none that can be read."""
     selector = getattr(target, _STEP_FUNCTION, '')
     fn = construction_function(target)[1] if inspect.isclass(target) else _step_functions.get(selector, target)
-    fn = inspect.unwrap(fn)
-    try:
-        return typing.get_type_hints(fn, include_extras=True).get(name, inspect.Parameter.empty)
-    except (NameError, TypeError, AttributeError):  # names under TYPE_CHECKING, functions written in C
-        return inspect.Parameter.empty
+    return checks.annotations_of(fn).get(name, inspect.Parameter.empty)
 
 
 def step_function_of(selector: str) -> Optional[Callable]:
@@ -191,11 +188,16 @@ def construction_function(cls: type) -> tuple[str, Callable]:
 
 
 def _guard(fn, selector):
-    """``fn`` that receives plain step functions and whose errors point at the conf."""
+    """``fn`` that receives plain step functions, keeps its arguments in range, and whose errors point at the conf."""
+    owner = selector.rsplit('.', 1)[-1]
+    limits = functools.cache(lambda: checks.limits_of(fn))  # names in annotations may be defined later
+
     @functools.wraps(fn)
     def guarded(*args, **kwargs):
         args = tuple(raw_functions(arg) for arg in args)
         kwargs = {key: raw_functions(value) for key, value in kwargs.items()}
+        if limits():
+            checks.check_limits(owner, limits(), {**dict(zip(signature.parameters, args)), **kwargs})
         try:
             return fn(*args, **kwargs)
         except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:

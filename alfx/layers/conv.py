@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from alfx.gin_utils import configurable, takes_arguments_of
+from alfx.gin_utils.checks import Count
 from alfx.layers import weights as w
 from alfx.layers.activations import out_of_place
 
@@ -116,8 +117,8 @@ class Conv2D(_ConvBase):
     """
 
     def __init__(self,
-                 in_channels: int,
-                 out_channels: int,
+                 in_channels: Count,
+                 out_channels: Count,
                  kernel_size: Size2d,
                  activation: w.Activation = torch.relu_,
                  strides: Size2d = 1,
@@ -156,7 +157,7 @@ class ParallelConv2D(_ConvBase):
     """
 
     @takes_arguments_of(Conv2D, after={'n': 'kernel_size'})
-    def __init__(self, n: int, **kwargs: Any):
+    def __init__(self, n: Count, **kwargs: Any):
         super().__init__(n=n, **kwargs)
 
     def forward(self, inputs: torch.Tensor, first: int | None = None) -> torch.Tensor:
@@ -224,7 +225,7 @@ class ParallelConvTranspose2D(_ConvBase):
     _transposed = True
 
     @takes_arguments_of(ConvTranspose2D, after={'n': 'kernel_size'})
-    def __init__(self, n: int, **kwargs: Any):
+    def __init__(self, n: Count, **kwargs: Any):
         super().__init__(n=n, **kwargs)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count, Positive
 
 
 @configurable(module='alfx.layers')
@@ -33,7 +34,7 @@ class FixedDecodingLayer(nn.Module):
 
     _weight: torch.Tensor
 
-    def __init__(self, input_size: int, output_size: int, basis_type: str = 'rbf', sigma: float = 1.0,
+    def __init__(self, input_size: Count, output_size: Count, basis_type: str = 'rbf', sigma: Positive = 1.0,
                  tau: float = 0.5):
         super().__init__()
         if sigma <= 0 or tau <= 0:

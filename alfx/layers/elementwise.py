@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count
 from alfx.tensor_specs import Nested, NestedTensor, as_torch_dtype
 from alfx.utils import math_ops
 from alfx.utils.tensor_utils import scale_gradient
@@ -115,7 +116,7 @@ class OneHot(ElementwiseLayerBase):
         num_classes: length of the vectors.
     """
 
-    def __init__(self, num_classes: int):
+    def __init__(self, num_classes: Count):
         super().__init__()
         self._num_classes = num_classes
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from alfx.gin_utils import configurable, takes_arguments_of
+from alfx.gin_utils.checks import Count
 from alfx.layers import weights as w
 from alfx.layers.activations import is_elementwise, out_of_place
 from alfx.utils.math_ops import identity
@@ -39,8 +40,8 @@ class FC(nn.Module):
     """
 
     def __init__(self,
-                 input_size: int,
-                 output_size: int,
+                 input_size: Count,
+                 output_size: Count,
                  activation: w.Activation = identity,
                  use_bias: bool = True,
                  use_bn: bool = False,
@@ -123,7 +124,7 @@ class ParallelFC(nn.Module):
     """
 
     @takes_arguments_of(FC, after={'n': 'output_size', 'bias_initializer': 'use_torch_init'})
-    def __init__(self, input_size: int, output_size: int, n: int, activation: w.Activation, use_bias: bool,
+    def __init__(self, input_size: Count, output_size: Count, n: Count, activation: w.Activation, use_bias: bool,
                  use_bn: bool, use_ln: bool, use_torch_init: bool, **kwargs: Any):
         super().__init__()
         w.check_init_arguments('ParallelFC', use_torch_init, kwargs['kernel_initializer'], use_bn, use_ln)

@@ -4,6 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import StepLimit
 from alfx.layers.conv import Size2d, pair
 
 
@@ -15,7 +16,7 @@ class ReplicationPad2d(nn.Module):
         padding: number of rows and columns on each side, or (left, right, top, bottom).
     """
 
-    def __init__(self, padding: int | tuple[int, int, int, int]):
+    def __init__(self, padding: StepLimit | tuple[StepLimit, StepLimit, StepLimit, StepLimit]):
         super().__init__()
         self._padding = (padding, ) * 4 if isinstance(padding, int) else tuple(padding)
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count
 from alfx.layers import weights as w
 from alfx.layers.conv import Conv2D, ConvTranspose2D, Size2d, pair
 from alfx.utils.math_ops import identity
@@ -70,10 +71,10 @@ class ResidueBlock(_ResidualBlock):
     """
 
     def __init__(self,
-                 in_channels: int,
-                 channels: int,
+                 in_channels: Count,
+                 channels: Count,
                  kernel_size: Size2d,
-                 stride: int,
+                 stride: Count,
                  transpose: bool = False,
                  activation: w.Activation = torch.relu_,
                  with_batch_normalization: bool = True,
@@ -116,10 +117,10 @@ class BottleneckBlock(_ResidualBlock):
     """
 
     def __init__(self,
-                 in_channels: int,
+                 in_channels: Count,
                  kernel_size: Size2d,
-                 filters: Sequence[int],
-                 stride: int,
+                 filters: Sequence[Count],
+                 stride: Count,
                  transpose: bool = False,
                  v1_5: bool = True,
                  with_batch_normalization: bool = True,

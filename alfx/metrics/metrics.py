@@ -18,6 +18,7 @@ from torch import nn
 
 from alfx import gin_utils, nest, summary
 from alfx.data_structures import TimeStep
+from alfx.gin_utils.checks import Fraction
 from alfx.metrics.host_module import HostModule
 from alfx.metrics.joining import JoinsCounts, JoinsEpisodes
 from alfx.metrics.metric_buffer import MetricBuffer
@@ -327,7 +328,7 @@ class AverageDiscountedReturnMetric(AverageEpisodicAggregationMetric):
 
     @gin_utils.takes_arguments_of(AverageReturnMetric, defaults={'name': 'AverageDiscountedReturn'},
                                   after={'discount': 'dtype'})
-    def __init__(self, name: str, discount: float = 0.99, reward_transformer: Callable | None = None, **kwargs: Any):
+    def __init__(self, name: str, discount: Fraction = 0.99, reward_transformer: Callable | None = None, **kwargs: Any):
         _check_discount(name, discount)
         self._discount = discount
         super().__init__(name=name, **kwargs)
@@ -361,7 +362,7 @@ class EpisodicStartAverageDiscountedReturnMetric(AverageEpisodicAggregationMetri
     @gin_utils.takes_arguments_of(
         AverageReturnMetric, without=('dtype', ), defaults={'name': 'EpisodicStartAverageDiscountedReturn'},
         after={'discount': 'buffer_size'})
-    def __init__(self, name: str, discount: float = 0.99, **kwargs: Any):
+    def __init__(self, name: str, discount: Fraction = 0.99, **kwargs: Any):
         _check_discount(name, discount)
         self._discount = discount
         super().__init__(name=name, dtype=torch.float32, **kwargs)

@@ -19,16 +19,15 @@ import optree
 import torch
 
 from alfx.nest.distributions import is_distribution, register_distribution
-from alfx.nest.fields import (extract_fields_from_nest, find_field, get_field, set_field, transform_nest,
+from alfx.nest.fields import (extract_fields_from_nest, find_field, get_field, listed, set_field, transform_nest,
                               transform_nests)
 
 __all__ = [
     'assert_same_length', 'assert_same_structure', 'assert_same_structure_up_to', 'assert_same_type',
     'batch_nested_tensor', 'concatenate', 'extract_any_leaf_from_nest', 'extract_fields_from_nest', 'find_field',
-    'flatten',
-    'flatten_up_to', 'flatten_with_path', 'get_field', 'get_nest_batch_size', 'get_nest_shape', 'get_nest_size',
-    'is_distribution', 'is_namedtuple', 'is_nested', 'is_unnamedtuple', 'map_structure', 'map_structure_up_to',
-    'map_structure_without_check', 'nest_top_level', 'pack_sequence_as', 'prune_nest_like',
+    'flatten', 'flatten_up_to', 'flatten_with_path', 'get_field', 'get_nest_batch_size', 'get_nest_shape',
+    'get_nest_size', 'is_distribution', 'is_namedtuple', 'is_nested', 'is_unnamedtuple', 'listed', 'map_structure',
+    'map_structure_up_to', 'map_structure_without_check', 'nest_top_level', 'pack_sequence_as', 'prune_nest_like',
     'py_map_structure_with_path', 'register_distribution', 'set_field', 'stack', 'structure', 'sum_nest',
     'transform_nest', 'transform_nests', 'transpose', 'unbatch_nested_tensor', 'unflatten',
 ]
@@ -130,7 +129,8 @@ def _first_difference(a: Any, b: Any, path: str) -> tuple[str, str, str]:
         return path, _describe(a), _describe(b)
     children_a, children_b = dict(_children(a)), dict(_children(b))
     if list(children_a) != list(children_b):
-        return path, _describe(a), _describe(b)
+        in_one = [repr(key) for key in {**children_a, **children_b} if (key in children_a) != (key in children_b)]
+        return path, _describe(a), f'{_describe(b)}, {listed(in_one)} in one of them only' if in_one else _describe(b)
     for key, child in children_a.items():
         if structure(child) != structure(children_b[key]):
             return _first_difference(child, children_b[key], f'{path}.{key}' if path else str(key))
@@ -143,7 +143,7 @@ def _describe(value: Any) -> str:
     if is_namedtuple(value):
         return f'{type(value).__name__}{value._fields}'
     if isinstance(value, dict):
-        return f'a dict with keys {sorted(value, key=str)}'
+        return f'a dict with keys [{listed(list(map(repr, sorted(value, key=str))))}]'
     if isinstance(value, (list, tuple)):
         return f'a {type(value).__name__} of {len(value)}'
     return f'a leaf ({type(value).__name__})'

@@ -37,11 +37,18 @@ def get_field(nested: Any, field: str | None) -> Any:
     return nested
 
 
+def listed(items: Sequence[str], most: int = 10) -> str:
+    """Texts with commas, of many only the first; for messages."""
+    rest = [f'... and {len(items) - most} more'] if len(items) > most else []
+    return ', '.join([*items[:most], *rest])
+
+
 def _missing_field(field: str, parent: str, name: str, existing: list[str]) -> str:
     near = difflib.get_close_matches(name, existing, n=1)
     hint = f", did you mean '{near[0]}'?" if near else ''
     place = f"'{parent}'" if parent else 'the nest'
-    return f"field '{field}' does not exist: {place} has {existing or 'no fields'}{hint}"
+    names = f'[{listed(list(map(repr, existing)))}]' if existing else 'no fields'
+    return f"field '{field}' does not exist: {place} has {names}{hint}"
 
 
 def _place(path: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from alfx import nest
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count
 from alfx.networks.action_specs import action_range, require_continuous
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 
@@ -32,7 +33,7 @@ class ActionQuantizer(nn.Module):
     _middle: Tensor
     _half: Tensor
 
-    def __init__(self, action_spec: NestedTensorSpec, action_bins: int = 15,
+    def __init__(self, action_spec: NestedTensorSpec, action_bins: Count = 15,
                  rep_mode: Literal['boundary', 'center'] = 'boundary', sampling_method: Literal['uniform'] = 'uniform'):
         super().__init__()
         if action_bins < 2:

@@ -8,6 +8,7 @@ from torch import nn
 
 from alfx import nest
 from alfx.gin_utils import configurable, takes_arguments_of
+from alfx.gin_utils.checks import Count
 from alfx.layers import FC
 from alfx.networks.action_specs import require_continuous
 from alfx.networks.encoding_networks import (ENSEMBLE_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
@@ -180,8 +181,8 @@ class ActorDistributionRNNNetwork(ActorDistributionNetworkBase):
     @takes_arguments_of(
         ActorDistributionNetwork, without=('input_preprocessors_ctor', 'use_fc_bn', 'use_fc_ln'),
         defaults={'name': 'ActorRNNDistributionNetwork'})
-    def __init__(self, fc_layer_params: Sequence[int] | None, lstm_hidden_size: int | Sequence[int] = 100,
-                 actor_fc_layer_params: Sequence[int] | None = None, **kwargs: Any):
+    def __init__(self, fc_layer_params: Sequence[Count] | None, lstm_hidden_size: Count | Sequence[Count] = 100,
+                 actor_fc_layer_params: Sequence[Count] | None = None, **kwargs: Any):
         super().__init__(
             encoding_network_ctor=LSTMEncodingNetwork, pre_fc_layer_params=fc_layer_params,
             hidden_size=lstm_hidden_size, post_fc_layer_params=actor_fc_layer_params, **kwargs)

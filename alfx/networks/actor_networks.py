@@ -8,6 +8,7 @@ from torch import nn
 
 from alfx import nest
 from alfx.gin_utils import configurable, takes_arguments_of
+from alfx.gin_utils.checks import Count
 from alfx.layers import FC, Reshape, make_parallel_net
 from alfx.layers.activations import out_of_place
 from alfx.layers.weights import Activation
@@ -175,8 +176,8 @@ class ActorRNNNetwork(ActorNetworkBase):
     """
 
     @takes_arguments_of(ActorNetwork, defaults={'name': 'ActorRNNNetwork'})
-    def __init__(self, fc_layer_params: Sequence[int] | None, lstm_hidden_size: int | Sequence[int] = 100,
-                 actor_fc_layer_params: Sequence[int] | None = None, **kwargs: Any):
+    def __init__(self, fc_layer_params: Sequence[Count] | None, lstm_hidden_size: Count | Sequence[Count] = 100,
+                 actor_fc_layer_params: Sequence[Count] | None = None, **kwargs: Any):
         super().__init__(
             encoding_network_ctor=LSTMEncodingNetwork, pre_fc_layer_params=fc_layer_params,
             hidden_size=lstm_hidden_size, post_fc_layer_params=actor_fc_layer_params, **kwargs)

@@ -13,6 +13,7 @@ from torch import nn
 
 from alfx import nest
 from alfx.gin_utils import configurable, takes_arguments_of
+from alfx.gin_utils.checks import Count
 from alfx.layers import make_parallel_input
 from alfx.layers.weights import Activation, Initializer
 from alfx.nest.utils import NestConcat
@@ -194,13 +195,13 @@ class CriticNetwork(_CriticBase):
                  observation_input_processors_ctor: Callable[[NestedTensorSpec], Nested] | None = None,
                  observation_preprocessing_combiner: Callable | None = None,
                  observation_conv_layer_params: Sequence[tuple] | None = None,
-                 observation_fc_layer_params: Sequence[int] | None = None,
+                 observation_fc_layer_params: Sequence[Count] | None = None,
                  action_input_processors: Nested = None,
                  action_input_processors_ctor: Callable[[NestedTensorSpec], Nested] | None = None,
                  action_preprocessing_combiner: Callable | None = None,
-                 action_fc_layer_params: Sequence[int] | None = None,
+                 action_fc_layer_params: Sequence[Count] | None = None,
                  observation_action_combiner: Callable | None = None,
-                 joint_fc_layer_params: Sequence[int] | None = None,
+                 joint_fc_layer_params: Sequence[Count] | None = None,
                  activation: Activation = torch.relu_,
                  kernel_initializer: Initializer | None = None,
                  use_fc_bn: bool = False,
@@ -261,8 +262,8 @@ class CriticRNNNetwork(_CriticBase):
                                 'last_use_fc_ln', 'last_layer_activation', 'use_naive_parallel_network'),
         defaults={'name': 'CriticRNNNetwork'})
     def __init__(self, input_tensor_spec: NestedTensorSpec, output_tensor_spec: TensorSpec, activation: Activation,
-                 kernel_initializer: Initializer | None, name: str, joint_fc_layer_params: Sequence[int] | None,
-                 lstm_hidden_size: int | Sequence[int] = 100, critic_fc_layer_params: Sequence[int] | None = None,
+                 kernel_initializer: Initializer | None, name: str, joint_fc_layer_params: Sequence[Count] | None,
+                 lstm_hidden_size: Count | Sequence[Count] = 100, critic_fc_layer_params: Sequence[Count] | None = None,
                  **kwargs: Any):
         super().__init__(input_tensor_spec, (), name)
         layers: dict[str, Any] = dict(activation=activation, kernel_initializer=kernel_initializer)
@@ -364,11 +365,11 @@ class CriticQuantileNetwork(_QuantileCriticBase):
     def __init__(self, input_tensor_spec: NestedTensorSpec, output_tensor_spec: TensorSpec,
                  observation_action_combiner: Callable | None, use_fc_bn: bool, use_fc_ln: bool,
                  kernel_initializer: Initializer | None, use_naive_parallel_network: bool, name: str,
-                 tau_spec: TensorSpec, obs_act_joint_fc_layer_params: Sequence[int] | None = None,
-                 obs_act_activation: Activation = torch.relu_, tau_embedding_dim: int = 64,
-                 tau_input_processors: Nested = None, tau_fc_layer_params: Sequence[int] | None = None,
+                 tau_spec: TensorSpec, obs_act_joint_fc_layer_params: Sequence[Count] | None = None,
+                 obs_act_activation: Activation = torch.relu_, tau_embedding_dim: Count = 64,
+                 tau_input_processors: Nested = None, tau_fc_layer_params: Sequence[Count] | None = None,
                  tau_activation: Activation = torch.sigmoid_,
-                 obs_act_tau_joint_fc_layer_params: Sequence[int] | None = None,
+                 obs_act_tau_joint_fc_layer_params: Sequence[Count] | None = None,
                  last_kernel_initializer: Initializer | None = None, **kwargs: Any):
         super().__init__((input_tensor_spec, tau_spec), (), name)
         common: dict[str, Any] = dict(kernel_initializer=kernel_initializer, use_fc_bn=use_fc_bn, use_fc_ln=use_fc_ln)

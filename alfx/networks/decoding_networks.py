@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from alfx.gin_utils import check_value, configurable, takes_arguments_of
+from alfx.gin_utils.checks import Count
 from alfx.layers import FC, Conv2D, ConvTranspose2D, ElementwiseLayerBase, Reshape
 from alfx.layers.conv import Size2d, pair
 from alfx.layers.weights import Activation, Initializer
@@ -71,9 +72,9 @@ class ImageDecodingNetwork(LayersNetwork):
         ValueError: no or malformed layers, or ``same_padding`` with an even kernel and a stride of 1.
     """
 
-    def __init__(self, input_size: int | TensorSpec, transconv_layer_params: Sequence[tuple],
-                 start_decoding_size: Size2d, start_decoding_channels: int, same_padding: bool = False,
-                 preprocess_fc_layer_params: Sequence[int] | None = None, activation: Activation = torch.relu_,
+    def __init__(self, input_size: Count | TensorSpec, transconv_layer_params: Sequence[tuple],
+                 start_decoding_size: Size2d, start_decoding_channels: Count, same_padding: bool = False,
+                 preprocess_fc_layer_params: Sequence[Count] | None = None, activation: Activation = torch.relu_,
                  kernel_initializer: Initializer | None = None, output_activation: Activation = torch.tanh,
                  name: str = 'ImageDecodingNetwork'):
         _check_layers(transconv_layer_params, name)
@@ -200,9 +201,9 @@ class ImageDecodingNetworkV2(LayersNetwork):
         ValueError: no or malformed layers, or nothing is left of the image.
     """
 
-    def __init__(self, input_size: int | TensorSpec, upsample_conv_layer_params: Sequence[float | tuple],
-                 start_decoding_size: Size2d, start_decoding_channels: int,
-                 preprocess_fc_layer_params: Sequence[int] | None = None, upsampling_mode: str = 'nearest',
+    def __init__(self, input_size: Count | TensorSpec, upsample_conv_layer_params: Sequence[float | tuple],
+                 start_decoding_size: Size2d, start_decoding_channels: Count,
+                 preprocess_fc_layer_params: Sequence[Count] | None = None, upsampling_mode: str = 'nearest',
                  same_padding: bool = False, activation: Activation = torch.relu_,
                  kernel_initializer: Initializer | None = None, output_activation: Activation = torch.tanh,
                  name: str = 'ImageDecodingNetworkV2'):
@@ -259,9 +260,9 @@ def _coordinates(size: int) -> torch.Tensor:
 
 
 @configurable(module=_MODULE)
-def SpatialBroadcastDecodingNetwork(input_size: int | TensorSpec, output_height: int,
-                                    conv_layer_params: Sequence[tuple], output_width: int | None = None,
-                                    fc_layer_params: Sequence[int] | None = None,
+def SpatialBroadcastDecodingNetwork(input_size: Count | TensorSpec, output_height: Count,
+                                    conv_layer_params: Sequence[tuple], output_width: Count | None = None,
+                                    fc_layer_params: Sequence[Count] | None = None,
                                     activation: Activation = torch.relu_, output_activation: Activation = identity,
                                     name: str = 'SpatialBroadcastDecodingNetwork') -> Network:
     """A decoder without upsampling, from ``[B, input_size]`` to ``[B, channels, output_height, output_width]``.

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from alfx.gin_utils import configurable, takes_arguments_of
+from alfx.gin_utils.checks import Count
 from alfx.layers import FC, Reshape, first_layers, make_parallel_input, make_parallel_net, make_parallel_spec
 from alfx.layers.conv import Size2d, pair
 from alfx.layers.weights import Activation, Initializer
@@ -61,8 +62,8 @@ class ImageEncodingNetwork(LayersNetwork):
         ValueError: no or malformed layers, or images too small for them.
     """
 
-    def __init__(self, input_channels: int, input_size: Size2d, conv_layer_params: Sequence[tuple],
-                 use_batch_ensemble: bool = False, ensemble_size: int = 10, same_padding: bool = False,
+    def __init__(self, input_channels: Count, input_size: Size2d, conv_layer_params: Sequence[tuple],
+                 use_batch_ensemble: bool = False, ensemble_size: Count = 10, same_padding: bool = False,
                  activation: Activation = torch.relu_, kernel_initializer: Initializer | None = None,
                  flatten_output: bool = False, name: str = 'ImageEncodingNetwork'):
         _refuse_batch_ensemble(use_batch_ensemble, ensemble_size, name)
@@ -135,15 +136,15 @@ class EncodingNetwork(PreprocessorNetwork):
                  input_preprocessors_ctor: Callable[[NestedTensorSpec], Nested] | None = None,
                  preprocessing_combiner: Callable | None = None,
                  conv_layer_params: Sequence[tuple] | None = None,
-                 fc_layer_params: Sequence[int] | None = None,
+                 fc_layer_params: Sequence[Count] | None = None,
                  activation: Activation = torch.relu_,
                  kernel_initializer: Initializer | None = None,
                  use_fc_bn: bool = False,
                  use_fc_ln: bool = False,
                  use_batch_ensemble: bool = False,
-                 ensemble_size: int = 10,
+                 ensemble_size: Count = 10,
                  input_with_ensemble_ids: bool = False,
-                 last_layer_size: int | None = None,
+                 last_layer_size: Count | None = None,
                  last_activation: Activation | None = None,
                  last_kernel_initializer: Initializer | None = None,
                  last_use_fc_bn: bool = False,
@@ -255,7 +256,7 @@ class StackedEncodingNetwork(EncodingNetwork):
 @configurable
 @takes_arguments_of(EncodingNetwork, without=('input_preprocessors_ctor', *ENSEMBLE_ARGUMENTS),
                     defaults={'name': 'ParallelEncodingNetwork'}, after={'n': 'input_tensor_spec'})
-def ParallelEncodingNetwork(n: int, **kwargs: Any) -> StackedEncodingNetwork:
+def ParallelEncodingNetwork(n: Count, **kwargs: Any) -> StackedEncodingNetwork:
     """``n`` :class:`EncodingNetwork` as one.
 
     Args:
@@ -289,10 +290,10 @@ class LSTMEncodingNetwork(Network):
                                   'last_use_fc_bn', 'last_use_fc_ln', *ENSEMBLE_ARGUMENTS),
         defaults={'name': 'LSTMEncodingNetwork'}, after={'pre_fc_layer_params': 'conv_layer_params'})
     def __init__(self, input_tensor_spec: NestedTensorSpec, output_tensor_spec: TensorSpec | None,
-                 activation: Activation, kernel_initializer: Initializer | None, last_layer_size: int | None,
+                 activation: Activation, kernel_initializer: Initializer | None, last_layer_size: Count | None,
                  last_activation: Activation | None, last_kernel_initializer: Initializer | None, name: str,
-                 pre_fc_layer_params: Sequence[int] | None = None, hidden_size: int | Sequence[int] = (100, ),
-                 lstm_output_layers: int | Sequence[int] = -1, post_fc_layer_params: Sequence[int] | None = None,
+                 pre_fc_layer_params: Sequence[Count] | None = None, hidden_size: Count | Sequence[Count] = (100, ),
+                 lstm_output_layers: int | Sequence[int] = -1, post_fc_layer_params: Sequence[Count] | None = None,
                  **kwargs: Any):
         sizes = (hidden_size, ) if isinstance(hidden_size, int) else tuple(hidden_size)
         chosen = (lstm_output_layers, ) if isinstance(lstm_output_layers, int) else tuple(lstm_output_layers)

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from alfx import summary
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count
 from alfx.layers import ParallelFC
 from alfx.layers.activations import out_of_place
 from alfx.layers.weights import Activation, Initializer
@@ -113,12 +114,12 @@ class MdqCriticNetwork(Network):
         SpecError: an observation that cannot be encoded, or an action that is not continuous or has no bounds.
     """
 
-    def __init__(self, input_tensor_spec: NestedTensorSpec, action_qt: Any = None, num_critic_replicas: int = 2,
+    def __init__(self, input_tensor_spec: NestedTensorSpec, action_qt: Any = None, num_critic_replicas: Count = 2,
                  obs_encoding_layer_params: Sequence[int] | None = None,
                  pre_encoding_layer_params: Sequence[int] | None = None,
                  mid_encoding_layer_params: Sequence[int] | None = None,
                  post_encoding_layer_params: Sequence[int] | None = None,
-                 free_form_fc_layer_params: Sequence[int] | None = None, activation: Activation = torch.relu_,
+                 free_form_fc_layer_params: Sequence[Count] | None = None, activation: Activation = torch.relu_,
                  kernel_initializer: Initializer | None = None, debug_summaries: bool = False,
                  name: str = 'MdqCriticNetwork'):
         super().__init__(input_tensor_spec, (), name)

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from alfx import context
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Fraction
 from alfx.layers import FC
 from alfx.nest import map_structure
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec, check_consistent
@@ -212,7 +213,7 @@ class MemoryWithUsage(Memory):
     """
 
     def __init__(self, dim: int, size: int, snapshot_only: bool = False, normalize: bool = True,
-                 scale: float | None = None, usage_decay: float | None = None, name: str = 'MemoryWithUsage'):
+                 scale: float | None = None, usage_decay: Fraction | None = None, name: str = 'MemoryWithUsage'):
         super().__init__(dim, size, UsageMemoryState(TensorSpec((size, dim)), TensorSpec((size, ))), name)
         if scale is None:
             scale = 5.0 if normalize else 1 / math.sqrt(dim)

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from alfx import context, nest
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count, Fraction, NonNegative
 from alfx.layers import FC, make_parallel_spec
 from alfx.layers import weights as w
 from alfx.networks.network import Network, wrap_as_network
@@ -266,7 +267,8 @@ class NoisyFC(Network):
         ValueError: ``new_noise_prob`` not in [0, 1], or both norms.
     """
 
-    def __init__(self, input_size: int, output_size: int, std_init: float = 0.5, new_noise_prob: float = 0.01,
+    def __init__(self, input_size: Count, output_size: Count, std_init: NonNegative = 0.5,
+                 new_noise_prob: Fraction = 0.01,
                  activation: w.Activation = identity, use_bn: bool = False, use_ln: bool = False,
                  bn_ctor: Callable[[int], nn.Module] = nn.BatchNorm1d,
                  kernel_initializer: w.Initializer | None = None, kernel_init_gain: float = 1.0,

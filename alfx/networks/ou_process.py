@@ -4,6 +4,7 @@ from torch import nn
 
 from alfx import nest
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Fraction, NonNegative
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 
 
@@ -26,12 +27,8 @@ class OUProcess(nn.Module):
         ValueError: ``damping`` not in [0, 1], or a negative ``stddev``.
     """
 
-    def __init__(self, state_spec: NestedTensorSpec, damping: float = 0.15, stddev: float = 0.2):
+    def __init__(self, state_spec: NestedTensorSpec, damping: Fraction = 0.15, stddev: NonNegative = 0.2):
         super().__init__()
-        if not 0 <= damping <= 1:
-            raise ValueError(f'OUProcess: damping must be in [0, 1], found {damping}')
-        if stddev < 0:
-            raise ValueError(f'OUProcess: stddev must not be negative, found {stddev}')
         for path, spec in nest.flatten_with_path(state_spec):
             if not spec.is_continuous:
                 raise SpecError(f"OUProcess: noise is for continuous actions, found {spec} at '{path}'")

@@ -11,6 +11,7 @@ import torch
 
 from alfx import nest
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count
 from alfx.layers import FC, Reshape
 from alfx.layers.containers import make_parallel_spec
 from alfx.layers.conv import Size2d, pair
@@ -195,7 +196,8 @@ class ParamNetwork(StackedParameters):
     """
 
     def __init__(self, input_tensor_spec: TensorSpec, conv_layer_params: Sequence[tuple] | None = None,
-                 fc_layer_params: Sequence[Any] | None = None, use_conv_bias: bool = False, use_conv_ln: bool = False,
+                 fc_layer_params: Sequence[Count | tuple[Count, bool]] | None = None, use_conv_bias: bool = False,
+                 use_conv_ln: bool = False,
                  use_fc_bias: bool = True, use_fc_ln: bool = False, n_groups: int | None = None,
                  activation: Activation = torch.relu_, kernel_initializer: Initializer | None = None,
                  last_layer_size: int | None = None, last_activation: Activation | None = None,

@@ -87,8 +87,8 @@ class PreprocessorNetwork(Network):
             return self._combiner(processed)
         except RuntimeError as error:
             parts = [f"'{path}': {leaf}" for path, leaf in nest.flatten_with_path(extract_spec(processed))]
-            raise SpecError(f'{self._name}: the preprocessing_combiner cannot combine {", ".join(parts)}: {error}; add '
-                            'input_preprocessors that make vectors of them') from None
+            raise SpecError(f'{self._name}: the preprocessing_combiner cannot combine {nest.listed(parts)}: {error}; '
+                            'add input_preprocessors that make vectors of them') from None
 
     def _apply_both(self, inputs: NestedTensor) -> NestedTensor:
         processed = self._apply_preprocessors(inputs)
@@ -161,7 +161,7 @@ def _check_combinable(combiner: NestCombiner, nested: NestedTensor, where: str) 
 
 def _several_tensors(name: str, spec: NestedTensorSpec) -> str:
     parts = [f"'{path}': {leaf}" for path, leaf in nest.flatten_with_path(spec)]
-    return (f'{name}: expected one tensor, found a nest of {len(parts)}: {", ".join(parts)}. Say how to make one of '
+    return (f'{name}: expected one tensor, found a nest of {len(parts)}: {nest.listed(parts)}. Say how to make one of '
             'them: preprocessing_combiner=@NestConcat() concatenates their last dimensions (also where all are '
             'vectors, nothing is combined unasked); with images or integers among them add input_preprocessors, '
             'e.g. @EmbeddingPreprocessor()')

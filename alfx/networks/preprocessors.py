@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count
 from alfx.layers import ElementwiseLayerBase
 from alfx.layers.weights import Activation
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -42,8 +43,8 @@ class EmbeddingPreprocessor(Network):
 
     _offset: torch.Tensor
 
-    def __init__(self, input_tensor_spec: TensorSpec, embedding_dim: int,
-                 conv_layer_params: Sequence[tuple] | None = None, fc_layer_params: Sequence[int] | None = None,
+    def __init__(self, input_tensor_spec: TensorSpec, embedding_dim: Count,
+                 conv_layer_params: Sequence[tuple] | None = None, fc_layer_params: Sequence[Count] | None = None,
                  activation: Activation = torch.relu_, last_activation: Activation = identity,
                  name: str = 'EmbeddingPreproc'):
         super().__init__(input_tensor_spec, (), name)
@@ -104,7 +105,7 @@ class CosineEmbeddingPreprocessor(Network):
         name: name of the network.
     """
 
-    def __init__(self, input_tensor_spec: TensorSpec, embedding_dim: int, name: str = 'CosineEmbeddingNetwork'):
+    def __init__(self, input_tensor_spec: TensorSpec, embedding_dim: Count, name: str = 'CosineEmbeddingNetwork'):
         super().__init__(input_tensor_spec, (), name)
         self._cosines = _Cosines(embedding_dim)
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count, NonNegative, Positive
 from alfx.layers import FC
 from alfx.layers.activations import out_of_place
 from alfx.layers.weights import Activation
@@ -49,7 +50,7 @@ class CategoricalProjectionNetwork(Network):
         SpecError: the action is not discrete and bounded.
     """
 
-    def __init__(self, input_size: int, action_spec: BoundedTensorSpec, fc_ctor: Callable[..., nn.Module] = FC,
+    def __init__(self, input_size: Count, action_spec: BoundedTensorSpec, fc_ctor: Callable[..., nn.Module] = FC,
                  logits_init_output_factor: float = 0.1, weight_opt_args: dict | None = None,
                  bias_opt_args: dict | None = None, name: str = 'CategoricalProjectionNetwork'):
         require_discrete(action_spec, name)
@@ -98,7 +99,7 @@ class CategoricalProjectionNetwork(Network):
 class ParallelCategoricalProjectionNetwork(CategoricalProjectionNetwork):
     """``n`` :class:`CategoricalProjectionNetwork` as one; see there for the arguments but for ``n``."""
 
-    def __init__(self, input_size: int, action_spec: BoundedTensorSpec, n: int,
+    def __init__(self, input_size: Count, action_spec: BoundedTensorSpec, n: Count,
                  fc_ctor: Callable[..., nn.Module] = FC, logits_init_output_factor: float = 0.1,
                  name: str = 'ParallelCategoricalProjectionNetwork'):
         require_discrete(action_spec, name)
@@ -135,7 +136,7 @@ class NormalProjectionNetwork(LocationScaleProjection):
         SpecError: the action is not continuous, or has no bounds where they are needed.
     """
 
-    def __init__(self, input_size: int, action_spec: TensorSpec, parallelism: int | None = None,
+    def __init__(self, input_size: Count, action_spec: TensorSpec, parallelism: Count | None = None,
                  activation: Activation = identity, projection_output_init_gain: float = 0.3,
                  std_bias_initializer_value: float = 0.0, squash_mean: bool = True,
                  mean_transform: Activation | None = None, state_dependent_std: bool = False,
@@ -185,11 +186,11 @@ class StableNormalProjectionNetwork(LocationScaleProjection):
         ValueError: unknown ``inverse_std_transform``, or not ``min_std < init_std < max_std``.
     """
 
-    def __init__(self, input_size: int, action_spec: TensorSpec, parallelism: int | None = None,
+    def __init__(self, input_size: Count, action_spec: TensorSpec, parallelism: Count | None = None,
                  activation: Activation = identity, projection_output_init_gain: float = 1e-5,
                  squash_mean: bool = True, state_dependent_std: bool = False, inverse_std_transform: str = 'softplus',
-                 scale_distribution: bool = False, init_std: float = 1.0, min_std: float = 0.0,
-                 max_std: float | None = None, dist_squashing_transform: td.Transform = _STABLE_TANH,
+                 scale_distribution: bool = False, init_std: Positive = 1.0, min_std: NonNegative = 0.0,
+                 max_std: Positive | None = None, dist_squashing_transform: td.Transform = _STABLE_TANH,
                  name: str = 'StableNormalProjectionNetwork'):
         super().__init__(input_size, action_spec, parallelism, name)
         if inverse_std_transform not in ('softplus', 'exp'):
@@ -233,7 +234,7 @@ class CauchyProjectionNetwork(LocationScaleProjection):
         SpecError: the action is no continuous vector, or has no bounds where they are needed.
     """
 
-    def __init__(self, input_size: int, action_spec: TensorSpec, squash_median: bool = True,
+    def __init__(self, input_size: Count, action_spec: TensorSpec, squash_median: bool = True,
                  scale_bias_initializer_value: float = 0.0, state_dependent_scale: bool = False,
                  scale_transform: Activation = F.softplus, scale_distribution: bool = False,
                  dist_squashing_transform: td.Transform = _STABLE_TANH, name: str = 'CauchyProjectionNetwork'):
@@ -273,10 +274,10 @@ class BetaProjectionNetwork(LocationScaleProjection):
     _low: torch.Tensor
     _width: torch.Tensor
 
-    def __init__(self, input_size: int, action_spec: BoundedTensorSpec, parallelism: int | None = None,
-                 activation: Activation = F.softplus, min_concentration: float = 0.0,
+    def __init__(self, input_size: Count, action_spec: BoundedTensorSpec, parallelism: Count | None = None,
+                 activation: Activation = F.softplus, min_concentration: NonNegative = 0.0,
                  projection_output_init_gain: float = 0.0, bias_init_value: float = 0.541324854612918,
-                 grad_clip: float | None = 0.01, name: str = 'BetaProjectionNetwork'):
+                 grad_clip: Positive | None = 0.01, name: str = 'BetaProjectionNetwork'):
         super().__init__(input_size, action_spec, parallelism, name)
         require_vector(action_spec, name)
         self._set_layer(activation, projection_output_init_gain, bias_init_value, True, bias_init_value)
@@ -323,12 +324,12 @@ class TruncatedProjectionNetwork(LocationScaleProjection):
         SpecError: the action is no bounded continuous vector.
     """
 
-    def __init__(self, input_size: int, action_spec: BoundedTensorSpec, activation: Activation = identity,
+    def __init__(self, input_size: Count, action_spec: BoundedTensorSpec, activation: Activation = identity,
                  projection_output_init_gain: float = 0.3, scale_bias_initializer_value: float = 0.0,
                  state_dependent_scale: bool = False, loc_transform: Activation = torch.tanh,
-                 scale_transform: Activation = F.softplus, min_scale: float | None = None,
-                 max_scale: float | None = None, dist_ctor: Callable[..., td.Distribution] = dist_utils.TruncatedNormal,
-                 name: str = 'TruncatedProjectionNetwork'):
+                 scale_transform: Activation = F.softplus, min_scale: Positive | None = None,
+                 max_scale: Positive | None = None, dist_ctor: Callable[...,
+                 td.Distribution] = dist_utils.TruncatedNormal, name: str = 'TruncatedProjectionNetwork'):
         super().__init__(input_size, action_spec, None, name)
         require_vector(action_spec, name)
         self._set_layer(activation, projection_output_init_gain, scale_bias_initializer_value, state_dependent_scale)
@@ -366,8 +367,8 @@ class OnehotCategoricalProjectionNetwork(Network):
         ValueError: another mode.
     """
 
-    def __init__(self, input_size: int, action_spec: BoundedTensorSpec, logits_init_output_factor: float = 0.1,
-                 mode: str = 'st', gumbel_temperature: float = 1.0,
+    def __init__(self, input_size: Count, action_spec: BoundedTensorSpec, logits_init_output_factor: float = 0.1,
+                 mode: str = 'st', gumbel_temperature: Positive = 1.0,
                  name: str = 'OnehotCategoricalProjectionNetwork'):
         if (not isinstance(action_spec, BoundedTensorSpec) or action_spec.ndim != 1 or action_spec.numel == 0
                 or (action_spec.minimum != 0).any() or (action_spec.maximum != 1).any()):
@@ -402,7 +403,7 @@ class MixtureProjectionNetwork(Network):
         name: name of the network.
     """
 
-    def __init__(self, input_size: int, action_spec: TensorSpec, num_components: int,
+    def __init__(self, input_size: Count, action_spec: TensorSpec, num_components: Count,
                  component_ctor: Callable[..., Network],
                  mixture_ctor: Callable[..., Network] = CategoricalProjectionNetwork, name: str = 'mix_proj_net'):
         super().__init__(TensorSpec((input_size, )), (), name)
@@ -439,7 +440,7 @@ class NestedProjectionNetwork(Network):
         SpecError: a head does not fit its spec.
     """
 
-    def __init__(self, input_size: int, action_spec: NestedTensorSpec,
+    def __init__(self, input_size: Count, action_spec: NestedTensorSpec,
                  discrete_projection_net_ctor: Callable[..., Network] = CategoricalProjectionNetwork,
                  continuous_projection_net_ctor: Callable[..., Network] = NormalProjectionNetwork,
                  name: str = 'NestedProjectionNetwork'):

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from alfx.gin_utils import configurable, takes_arguments_of
+from alfx.gin_utils.checks import Count
 from alfx.layers import FC, make_parallel_net
 from alfx.layers.weights import Activation, Initializer
 from alfx.networks.action_specs import require_discrete
@@ -157,9 +158,9 @@ class QNetworkBase(_EncoderAndHead):
 
     def __init__(self, input_tensor_spec: NestedTensorSpec, action_spec: TensorSpec,
                  encoding_network_ctor: Callable[..., Network], use_naive_parallel_network: bool = False,
-                 name: str = 'QNetworkBase', head_fc_layer_params: Sequence[int] = (),
+                 name: str = 'QNetworkBase', head_fc_layer_params: Sequence[Count] = (),
                  head_activation: Activation = torch.relu_, head_kernel_initializer: Initializer | None = None,
-                 dueling: bool = False, noisy: bool = False, num_atoms: int | None = None, **encoder_kwargs: Any):
+                 dueling: bool = False, noisy: bool = False, num_atoms: Count | None = None, **encoder_kwargs: Any):
         super().__init__(input_tensor_spec, (), name)
         if num_atoms is not None and num_atoms < 2:
             raise ValueError(f'{name}: num_atoms must be at least 2, or None for a single value, found {num_atoms}')
@@ -251,9 +252,9 @@ class QNetwork(QNetworkBase):
                                   *ENSEMBLE_ARGUMENTS, *LAST_LAYER_ARGUMENTS),
         defaults={'name': 'QNetwork'}, after={'action_spec': 'input_tensor_spec', 'dueling': 'name',
                                               'use_naive_parallel_network': 'kernel_initializer'})
-    def __init__(self, action_spec: TensorSpec, fc_layer_params: Sequence[int] | None, activation: Activation,
+    def __init__(self, action_spec: TensorSpec, fc_layer_params: Sequence[Count] | None, activation: Activation,
                  kernel_initializer: Initializer | None, use_naive_parallel_network: bool = False,
-                 dueling: bool = False, noisy: bool = False, num_atoms: int | None = None, **kwargs: Any):
+                 dueling: bool = False, noisy: bool = False, num_atoms: Count | None = None, **kwargs: Any):
         encoder_layers, head_layers = _split_layers(fc_layer_params, dueling, noisy)
         super().__init__(
             action_spec=action_spec, encoding_network_ctor=EncodingNetwork,
@@ -282,8 +283,8 @@ class QRNNNetwork(QNetworkBase):
 
     @takes_arguments_of(QNetwork, defaults={'name': 'QRNNNetwork'})
     def __init__(self, activation: Activation, kernel_initializer: Initializer | None, dueling: bool, noisy: bool,
-                 fc_layer_params: Sequence[int] | None, lstm_hidden_size: int | Sequence[int] = 100,
-                 value_fc_layer_params: Sequence[int] | None = None, **kwargs: Any):
+                 fc_layer_params: Sequence[Count] | None, lstm_hidden_size: Count | Sequence[Count] = 100,
+                 value_fc_layer_params: Sequence[Count] | None = None, **kwargs: Any):
         encoder_layers, head_layers = _split_layers(value_fc_layer_params, dueling, noisy)
         super().__init__(
             encoding_network_ctor=LSTMEncodingNetwork, head_fc_layer_params=head_layers, head_activation=activation,

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from alfx.gin_utils import configurable, takes_arguments_of
+from alfx.gin_utils.checks import Count
 from alfx.networks.encoding_networks import (ENSEMBLE_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,
                                              LSTMEncodingNetwork)
 from alfx.networks.network import Network
@@ -111,8 +112,8 @@ class ValueRNNNetwork(ValueNetworkBase):
 
     @takes_arguments_of(ValueNetwork, without=('input_preprocessors_ctor', 'use_fc_bn', 'use_fc_ln'),
                         defaults={'name': 'ValueRNNNetwork'})
-    def __init__(self, fc_layer_params: Sequence[int] | None, lstm_hidden_size: int | Sequence[int] = 100,
-                 value_fc_layer_params: Sequence[int] | None = None, **kwargs: Any):
+    def __init__(self, fc_layer_params: Sequence[Count] | None, lstm_hidden_size: Count | Sequence[Count] = 100,
+                 value_fc_layer_params: Sequence[Count] | None = None, **kwargs: Any):
         super().__init__(
             encoding_network_ctor=LSTMEncodingNetwork, pre_fc_layer_params=fc_layer_params,
             hidden_size=lstm_hidden_size, post_fc_layer_params=value_fc_layer_params, **kwargs)

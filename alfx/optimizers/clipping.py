@@ -13,7 +13,9 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 
-LearningRate = Union[float, Callable[[], float]]
+from alfx.gin_utils.checks import NonNegative, Positive
+
+LearningRate = Union[NonNegative, Callable[[], float]]
 Parameters = Union[Iterable[Tensor], Iterable[dict[str, Any]]]
 Number = Union[float, Tensor]  # on the CPU a number of Python: operations on scalars take longer than the arithmetic
 
@@ -93,16 +95,13 @@ class ClippingMixin:
                  params: Parameters = (),
                  *,
                  lr: LearningRate,
-                 gradient_clipping: Optional[float] = None,
+                 gradient_clipping: Optional[Positive] = None,
                  clip_by_global_norm: bool = False,
                  name: str = 'Optimizer',
                  **kwargs: Any) -> None:
         if gradient_clipping is not None:
             if isinstance(gradient_clipping, bool) or not isinstance(gradient_clipping, numbers.Real):
                 raise TypeError(f'{name}.gradient_clipping: expected a number or None, found {gradient_clipping!r}')
-            if not gradient_clipping > 0:
-                raise ValueError(f'{name}.gradient_clipping: expected a number above 0, found {gradient_clipping};'
-                                 ' leave it None for no clipping')
         self.name = name
         self._gradient_clipping = None if gradient_clipping is None else float(gradient_clipping)
         self._clip_by_global_norm = bool(clip_by_global_norm)

@@ -1,13 +1,16 @@
 """The step shared by Adam, AdamW and AdamTF: torch's fused kernels with as little around them as possible."""
 from collections.abc import Callable
-from typing import Any, NamedTuple, Optional
+from typing import Annotated, Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
+from alfx.gin_utils.checks import NonNegative, Positive, Range
 from alfx.optimizers.autograd import without_autograd
 from alfx.optimizers.clipping import ClippingMixin, LearningRate, Parameters, clip_divisor, global_norm, group_by_kind
 from alfx.optimizers.hooks import HookedOnRequest
+
+Decay = Annotated[float, Range(0, below=1)]
 
 
 class _StepCounts:
@@ -108,10 +111,9 @@ class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
 
     _decoupled_weight_decay = False
 
-    def __init__(self, params: Parameters, lr: LearningRate, betas: tuple[float, float], eps: float,
-                 weight_decay: float, amsgrad: bool, gradient_clipping: Optional[float], clip_by_global_norm: bool,
-                 name: str) -> None:
-        _check_adam_arguments(betas, eps, weight_decay, name)
+    def __init__(self, params: Parameters, lr: LearningRate, betas: tuple[Decay, Decay], eps: NonNegative,
+                 weight_decay: NonNegative, amsgrad: bool, gradient_clipping: Optional[Positive],
+                 clip_by_global_norm: bool, name: str) -> None:
         self._buckets: Optional[list[_Bucket]] = None
         super().__init__(
             params,
@@ -238,12 +240,3 @@ class FusedAdamBase(HookedOnRequest, ClippingMixin, _AdamDefaults):
         max_exp_avg_sqs = [s['max_exp_avg_sq'] for s in states] if group['amsgrad'] else []
         return _Bucket(group, params, [s['exp_avg'] for s in states], [s['exp_avg_sq'] for s in states],
                        max_exp_avg_sqs, counts.tensors, all(p.is_contiguous() for p in params), counts)
-
-
-def _check_adam_arguments(betas: tuple[float, float], eps: float, weight_decay: float, name: str) -> None:
-    if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
-        raise ValueError(f'{name}.betas: expected two numbers in [0, 1), found {betas}')
-    if not eps >= 0:
-        raise ValueError(f'{name}.eps: expected a number of at least 0, found {eps}')
-    if not weight_decay >= 0:
-        raise ValueError(f'{name}.weight_decay: expected a number of at least 0, found {weight_decay}')

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from alfx import gin_utils
+from alfx.gin_utils.checks import Fraction, NonNegative
 from alfx.optimizers.clipping import ClippingMixin, Parameters
 from alfx.optimizers.foreach import ForeachRMSprop, ForeachSGD
 from alfx.optimizers.fused import FusedAdamBase
@@ -75,7 +76,8 @@ class SGD(ForeachSGD):
 
     @gin_utils.takes_arguments_of(Adam, without=('betas', 'eps', 'amsgrad'), defaults={'name': 'SGD'},
                                   after={'momentum': 'lr', 'nesterov': 'weight_decay'})
-    def __init__(self, momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False, **kwargs: Any) -> None:
+    def __init__(self, momentum: NonNegative = 0.0, dampening: float = 0.0, nesterov: bool = False,
+                 **kwargs: Any) -> None:
         super().__init__(momentum=momentum, dampening=dampening, nesterov=nesterov, **kwargs)
 
 
@@ -95,9 +97,10 @@ class RMSprop(ForeachRMSprop):
     """
 
     @gin_utils.takes_arguments_of(Adam, without=('betas', 'amsgrad'), defaults={'lr': 1e-2, 'name': 'RMSprop'},
-                                  after={'alpha': 'lr', 'momentum': 'weight_decay'})
-    def __init__(self, alpha: float = 0.99, eps: float = 1e-8, momentum: float = 0.0, centered: bool = False,
-                 **kwargs: Any) -> None:
+                                  after={'alpha': 'lr',
+                                  'momentum': 'weight_decay'})
+    def __init__(self, alpha: Fraction = 0.99, eps: NonNegative = 1e-8, momentum: NonNegative = 0.0,
+                 centered: bool = False, **kwargs: Any) -> None:
         super().__init__(alpha=alpha, eps=eps, momentum=momentum, centered=centered, **kwargs)
 
 

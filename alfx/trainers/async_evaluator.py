@@ -12,6 +12,7 @@ from typing import Any
 
 from alfx import context
 from alfx.engine.remote.policy_state import load_policy_state, pack, policy_state, unpack
+from alfx.engine.remote.unroll import worker_settings
 from alfx.trainers import building
 from alfx.trainers.acting import worker_process
 from alfx.trainers.evaluator import EvalJob, EvalLog, evaluate, unused_for_evaluation
@@ -101,7 +102,7 @@ class Evaluator:
         self._starts += 1
         self._jobs = processes.SPAWN.Queue(_MAX_WAITING)
         self._jobs.cancel_join_thread()  # weights that nobody reads any more must not keep this process from ending
-        settings = worker_process.worker_settings(self._config)
+        settings = worker_settings(self._config)
         self._process = TalkingChild(_serve, (self._jobs, self._conf_file, settings), 'evaluation process')
         return True
 

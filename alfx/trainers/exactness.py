@@ -44,6 +44,9 @@ def warn_on_resume(algorithm: nn.Module, config: TrainerConfig) -> None:
             logger.warning('%s was not in the checkpoint: it is filled anew, and the run does not go on exactly as if '
                            'it had not stopped; TrainerConfig.replay_checkpoint_megabytes and '
                            'ReplayBuffer.enable_checkpoint decide about it', buffer.name)
+    if config.compile:
+        logger.warning('TrainerConfig.compile: until it is compiled again, what is computed step by step rounds '
+                       'differently, so that the run does not go on bit for bit as if it had not stopped')
 
 
 def _sampled_buffers(algorithm: nn.Module, config: TrainerConfig) -> Iterator[ReplayBuffer]:

@@ -16,7 +16,7 @@ import torch
 from alfx import context, gin_utils, summary
 from alfx.algorithms.config import TrainerConfig
 from alfx.engine.errors import NonFiniteLossError
-from alfx.trainers import building, cpu_tuning, exactness, run_files
+from alfx.trainers import building, cpu_tuning, exactness, run_files, run_lock
 from alfx.trainers.acting import sources as acting
 from alfx.trainers.async_evaluator import Evaluator
 from alfx.trainers.cadence import compute_summary_or_eval_interval
@@ -97,7 +97,8 @@ class Trainer:
 
         Raises:
             NonFiniteLossError: a loss is NaN or infinite; a checkpoint of the state before that has been written.
-            ConfError: nothing has used a binding of the user's conf in the first iteration.
+            ConfError: another process trains in the run folder; or nothing has used a binding of the user's conf in
+                the first iteration.
             LostProcessError: a process that the run needs is gone; likewise.
             CheckpointError: a checkpoint cannot be written, or the one to go on from cannot be used.
             ParameterMismatchError: several processes train together, and do not hold the same parameters any more.
@@ -324,10 +325,11 @@ class Trainer:
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
-        """What surrounds the schedule: signals, the summary writer, a checkpoint after a crash, closing."""
+        """What surrounds the schedule: the lock, signals, the summary writer, a checkpoint after a crash, closing."""
         report = os.path.join(self._config.root_dir, 'py_train.INFO') if self._config.profiling else None
         try:
-            with self._signals.handled(), summary.push_summary_writer(self._summary.writer), profiled(report):
+            with (run_files.made_folder(self._config.root_dir), run_lock.held(self._config.root_dir),
+                  self._signals.handled(), summary.push_summary_writer(self._summary.writer), profiled(report)):
                 try:
                     yield
                 finally:

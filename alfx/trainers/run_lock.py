@@ -26,7 +26,8 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 def held(root_dir: str) -> Iterator[None]:
     """Hold a run folder for this process, together with the other ranks if there are any.
 
-    Where the file system cannot lock there is a warning, and nothing is held.
+    Where this process holds it already, nothing more is done. Where the file system cannot lock there is a warning, and
+    nothing is held.
 
     Args:
         root_dir: the folder, which exists.
@@ -37,6 +38,10 @@ def held(root_dir: str) -> Iterator[None]:
         OSError: the disk is full.
     """
     ranks = context.get_ranks()
+    mine = os.path.realpath(root_dir), ranks is None or ranks.is_first
+    if mine in _held:
+        yield
+        return
     with contextlib.ExitStack() as stack:
         holder = None
         if ranks is None or ranks.is_first:
@@ -50,7 +55,11 @@ def held(root_dir: str) -> Iterator[None]:
         if ranks is not None and not ranks.is_first:
             file = stack.enter_context(_opened(root_dir))
             _lock(file, fcntl.LOCK_SH)
-        yield
+        _held.add(mine)
+        try:
+            yield
+        finally:
+            _held.discard(mine)
 
 
 @contextlib.contextmanager
@@ -110,11 +119,13 @@ def _write(file: Any, text: str) -> None:
 
 
 _open_files: set[Any] = set()
+_held: set[tuple[str, bool]] = set()  # folder, and whether by a process that is alone or the first
 
 
 def _close_in_child() -> None:
     for file in _open_files:
         file.close()
+    _held.clear()
 
 
 os.register_at_fork(after_in_child=_close_in_child)

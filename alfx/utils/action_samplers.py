@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from alfx.distributions.discrete import sample_categories
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count, Fraction, NonNegative
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 
@@ -60,7 +61,7 @@ class EpsilonGreedySampler(ActionSampler):
         ValueError: it is not in [0, 1].
     """
 
-    def __init__(self, epsilon_greedy: float = 0.1):
+    def __init__(self, epsilon_greedy: Fraction = 0.1):
         super().__init__()
         _check_probability('EpsilonGreedySampler.epsilon_greedy', epsilon_greedy)
         self._epsilon_greedy = epsilon_greedy
@@ -91,7 +92,7 @@ class CategoricalSeedSampler(ActionSampler):
         ValueError: an argument is out of range.
     """
 
-    def __init__(self, num_classes: int, new_noise_prob: float = 0.01, concentration: float = 1):
+    def __init__(self, num_classes: Count, new_noise_prob: Fraction = 0.01, concentration: NonNegative = 1):
         super().__init__(TensorSpec((num_classes, )))
         _check_probability('CategoricalSeedSampler.new_noise_prob', new_noise_prob)
         if num_classes < 1 or concentration < 0:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from alfx import context, nest
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count, Fraction, Positive
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.running_stats import AdaptiveStats, EMStats, RunningStats, WindowStats
 
@@ -85,7 +86,7 @@ class WindowAverager(_Averager):
         name: name of this averager.
     """
 
-    def __init__(self, tensor_spec: NestedTensorSpec, window_size: int, name: str = 'WindowAverager'):
+    def __init__(self, tensor_spec: NestedTensorSpec, window_size: Count, name: str = 'WindowAverager'):
         super().__init__(tensor_spec, lambda spec: WindowStats(spec, window_size), name)
 
 
@@ -99,7 +100,8 @@ class ScalarWindowAverager(WindowAverager):
         name: name of this averager.
     """
 
-    def __init__(self, window_size: int, dtype: torch.dtype | str = torch.float32, name: str = 'ScalarWindowAverager'):
+    def __init__(self, window_size: Count, dtype: torch.dtype | str = torch.float32,
+                 name: str = 'ScalarWindowAverager'):
         super().__init__(TensorSpec((), dtype), window_size, name)
 
 
@@ -113,7 +115,7 @@ class EMAverager(_Averager):
         name: name of this averager.
     """
 
-    def __init__(self, tensor_spec: NestedTensorSpec, update_rate: float | Callable[[], float],
+    def __init__(self, tensor_spec: NestedTensorSpec, update_rate: Fraction | Callable[[], Fraction],
                  name: str = 'EMAverager'):
         super().__init__(tensor_spec, lambda spec: EMStats(spec, update_rate), name)
 
@@ -128,7 +130,7 @@ class ScalarEMAverager(EMAverager):
         name: name of this averager.
     """
 
-    def __init__(self, update_rate: float | Callable[[], float], dtype: torch.dtype | str = torch.float32,
+    def __init__(self, update_rate: Fraction | Callable[[], Fraction], dtype: torch.dtype | str = torch.float32,
                  name: str = 'ScalarEMAverager'):
         super().__init__(TensorSpec((), dtype), update_rate, name)
 
@@ -143,7 +145,7 @@ class AdaptiveAverager(_Averager):
         name: name of this averager.
     """
 
-    def __init__(self, tensor_spec: NestedTensorSpec, speed: float = 10.0, name: str = 'AdaptiveAverager'):
+    def __init__(self, tensor_spec: NestedTensorSpec, speed: Positive = 10.0, name: str = 'AdaptiveAverager'):
         super().__init__(tensor_spec, lambda spec: AdaptiveStats(spec, speed), name)
 
 
@@ -157,6 +159,6 @@ class ScalarAdaptiveAverager(AdaptiveAverager):
         name: name of this averager.
     """
 
-    def __init__(self, speed: float = 10, dtype: torch.dtype | str = torch.float32,
+    def __init__(self, speed: Positive = 10, dtype: torch.dtype | str = torch.float32,
                  name: str = 'ScalarAdaptiveAverager'):
         super().__init__(TensorSpec((), dtype), speed, name)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Positive
 
 _MODULE = 'alfx.utils.dist_utils'
 
@@ -174,7 +175,7 @@ class Softplus(_Elementwise):
 
     codomain = constraints.positive
 
-    def __init__(self, hinge_softness: float = 1.0, cache_size: int = 1):
+    def __init__(self, hinge_softness: Positive = 1.0, cache_size: int = 1):
         super().__init__(cache_size)
         self._softness = _positive(hinge_softness)
 
@@ -208,7 +209,7 @@ class Softclip(_Elementwise):
         ValueError: ``low >= high`` or ``hinge_softness`` is not positive.
     """
 
-    def __init__(self, low: float, high: float, hinge_softness: float = 1.0, cache_size: int = 1):
+    def __init__(self, low: float, high: float, hinge_softness: Positive = 1.0, cache_size: int = 1):
         super().__init__(cache_size)
         if not low < high:
             raise ValueError(f'Softclip needs low < high, found low={low}, high={high}')
@@ -244,21 +245,21 @@ ELEMENTWISE.update((StableTanh, Softsign, Softplus, Softclip))
 
 
 @configurable(module=_MODULE)
-def Softlower(low: float, hinge_softness: float = 1.0) -> td.Transform:
+def Softlower(low: float, hinge_softness: Positive = 1.0) -> td.Transform:
     """``y = low + softplus(x - low)``: a smooth ``max(x, low)``."""
     return td.ComposeTransform([AffineTransform(-low, 1.0), Softplus(hinge_softness), AffineTransform(low, 1.0)],
                                cache_size=1)
 
 
 @configurable(module=_MODULE)
-def Softupper(high: float, hinge_softness: float = 1.0) -> td.Transform:
+def Softupper(high: float, hinge_softness: Positive = 1.0) -> td.Transform:
     """``y = high - softplus(high - x)``: a smooth ``min(x, high)``."""
     return td.ComposeTransform([AffineTransform(high, -1.0), Softplus(hinge_softness),
                                 AffineTransform(high, -1.0)], cache_size=1)
 
 
 @configurable(module=_MODULE)
-def SoftclipTF(low: float, high: float, hinge_softness: float = 1.0) -> td.Transform:
+def SoftclipTF(low: float, high: float, hinge_softness: Positive = 1.0) -> td.Transform:
     """The soft clip of TensorFlow Probability: a soft lower bound, then a soft upper one, rescaled to reach ``low``.
 
     ``y = high - s softplus(high - low - softplus(x - low))`` with ``s = (high - low) / softplus(high - low)``.

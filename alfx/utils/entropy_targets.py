@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count, Fraction
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 _MODULE = 'alfx.utils.dist_utils'
@@ -27,7 +28,7 @@ def _ranges(spec: TensorSpec, purpose: str) -> np.ndarray:
 
 
 @configurable(module=_MODULE)
-def calc_default_target_entropy(spec: TensorSpec, min_prob: float = 0.1) -> float:
+def calc_default_target_entropy(spec: TensorSpec, min_prob: Fraction = 0.1) -> float:
     """The entropy that a policy should keep, in nats, for entropy control by SAC and the like.
 
     A continuous component is taken to be uniform over the fraction ``min_prob`` of its range: ``log(min_prob *
@@ -56,7 +57,7 @@ def calc_default_target_entropy(spec: TensorSpec, min_prob: float = 0.1) -> floa
 
 
 @configurable(module=_MODULE)
-def calc_default_target_entropy_quantized(spec: TensorSpec, num_bins: int,
+def calc_default_target_entropy_quantized(spec: TensorSpec, num_bins: Count,
                                           ent_per_action_dim: float = -1.0) -> float:
     """The target entropy of continuous actions that are quantized into bins.
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from alfx import summary
 from alfx.data_structures import LossInfo
 from alfx.gin_utils import configurable, register_function
+from alfx.gin_utils.checks import Count, NonNegative
 from alfx.utils.math_ops import InvertibleTransform
 
 
@@ -350,10 +351,10 @@ class AsymmetricSimSiamLoss(nn.Module):
         ValueError: neither ``proj_net`` nor ``input_size`` is given, or ``fixed_weight_norm`` is.
     """
 
-    def __init__(self, proj_net: Any = None, pred_net: Any = None, input_size: int | None = None,
-                 proj_hidden_size: int = 256, pred_hidden_size: int = 128, output_size: int = 256,
-                 proj_last_use_bn: bool = False, eps: float = 1e-5, fixed_weight_norm: bool = False,
-                 lr: float | None = None, debug_summaries: bool = True, name: str = 'SimSiamLoss'):
+    def __init__(self, proj_net: Any = None, pred_net: Any = None, input_size: Count | None = None,
+                 proj_hidden_size: Count = 256, pred_hidden_size: Count = 128, output_size: Count = 256,
+                 proj_last_use_bn: bool = False, eps: NonNegative = 1e-5, fixed_weight_norm: bool = False,
+                 lr: NonNegative | None = None, debug_summaries: bool = True, name: str = 'SimSiamLoss'):
         super().__init__()
         if fixed_weight_norm:
             raise ValueError(f'{name}.fixed_weight_norm: no optimizer of alfx keeps the norms of weights; leave it out')

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from alfx import context, nest, summary
 from alfx.gin_utils import configurable, takes_arguments_of
+from alfx.gin_utils.checks import Count, Fraction, NonNegative, Positive
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.averager import make_stats
 from alfx.utils.running_stats import AdaptiveStats, EMStats, RunningStats, WindowStats
@@ -41,7 +42,7 @@ class Normalizer(nn.Module):
     """
 
     def __init__(self, tensor_spec: NestedTensorSpec, auto_update: bool = True, zero_mean: bool = True,
-                 unit_std: bool = False, variance_epsilon: float = 1e-10, debug_summaries: bool = False,
+                 unit_std: bool = False, variance_epsilon: NonNegative = 1e-10, debug_summaries: bool = False,
                  max_dims_to_summarize: int = 10, name: str = 'Normalizer'):
         super().__init__()
         self._structure = nest.structure(tensor_spec)
@@ -131,7 +132,7 @@ class WindowNormalizer(Normalizer):
 
     @takes_arguments_of(Normalizer, without=('max_dims_to_summarize', ), defaults={'name': 'WindowNormalizer'},
                         after={'window_size': 'tensor_spec'})
-    def __init__(self, window_size: int = 1000, **kwargs: Any):
+    def __init__(self, window_size: Count = 1000, **kwargs: Any):
         self._window_size = window_size
         super().__init__(**kwargs)
 
@@ -163,7 +164,7 @@ class EMNormalizer(Normalizer):
 
     @takes_arguments_of(Normalizer, without=('max_dims_to_summarize', ), defaults={'name': 'EMNormalizer'},
                         after={'update_rate': 'tensor_spec'})
-    def __init__(self, update_rate: float | Callable[[], float] = 0.001, **kwargs: Any):
+    def __init__(self, update_rate: Fraction | Callable[[], Fraction] = 0.001, **kwargs: Any):
         self._update_rate = update_rate
         super().__init__(**kwargs)
 
@@ -196,7 +197,7 @@ class AdaptiveNormalizer(Normalizer):
 
     @takes_arguments_of(Normalizer, without=('max_dims_to_summarize', ), defaults={'name': 'AdaptiveNormalizer'},
                         after={'speed': 'tensor_spec'})
-    def __init__(self, speed: float = 8.0, **kwargs: Any):
+    def __init__(self, speed: Positive = 8.0, **kwargs: Any):
         self._speed = speed
         super().__init__(**kwargs)
 

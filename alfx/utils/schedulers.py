@@ -14,6 +14,7 @@ from typing import Any
 from alfx import context
 from alfx.context import get_all_progresses, get_progress, update_all_progresses, update_progress
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Positive
 
 __all__ = ['ConstantScheduler', 'CyclicalScheduler', 'ExponentialScheduler', 'LinearScheduler', 'Scheduler',
            'StepScheduler', 'as_scheduler', 'disallow_scheduler', 'get_all_progresses', 'get_progress',
@@ -196,7 +197,7 @@ class ExponentialScheduler(Scheduler):
         ValueError: ``decay_rate`` or ``decay_time`` is not positive.
     """
 
-    def __init__(self, progress_type: str, initial_value: float, decay_rate: float, decay_time: float):
+    def __init__(self, progress_type: str, initial_value: float, decay_rate: float, decay_time: Positive):
         super().__init__(progress_type)
         if not (decay_rate > 0 and decay_time > 0):
             raise ValueError('ExponentialScheduler: decay_rate and decay_time must be positive, found '
@@ -233,7 +234,7 @@ class CyclicalScheduler(Scheduler):
         ValueError: ``half_cycle_size`` is not positive, or ``switch_mode`` is unknown.
     """
 
-    def __init__(self, progress_type: str, base_lr: float, bound_lr: float, half_cycle_size: float,
+    def __init__(self, progress_type: str, base_lr: float, bound_lr: float, half_cycle_size: Positive,
                  switch_mode: str = 'step'):
         super().__init__(progress_type)
         if not half_cycle_size > 0:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx.gin_utils import configurable
+from alfx.gin_utils.checks import Count
 from alfx.optimizers.autograd import without_autograd
 from alfx.utils.saved_count import SavedCount
 
@@ -37,7 +38,7 @@ class TargetUpdater(nn.Module):
         ValueError: ``tau`` or ``period`` is out of range, or the models do not correspond to each other.
     """
 
-    def __init__(self, models: Models, target_models: Models, tau: float = 1.0, period: int = 1,
+    def __init__(self, models: Models, target_models: Models, tau: float = 1.0, period: Count = 1,
                  init_copy: bool = True, delayed_update: bool = False):
         super().__init__()
         if not 0.0 < tau <= 1.0:

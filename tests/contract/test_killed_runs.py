@@ -1,81 +1,59 @@
 """A run that is killed again and again ends as if it had not been."""
 import os
 import pty
-import random
 import select
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from alfx.utils.checkpoint_utils import read_checkpoint
+sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))
+import kill_runs
+from kill_runs import checkpoints
 
-PARAMS = ('TrainerConfig.num_checkpoints=40', 'TrainerConfig.random_seed=7', 'TrainerConfig.num_threads=1',
-          'TrainerConfig.confirm_checkpoint_upon_crash=False',
-          # which path of float32 products is faster is measured when a run starts; these are two runs
-          'TrainerConfig.float32_matmul_precision="highest"')
-# conf -> what makes its run short; off-policy ones are exact as shipped, their replay buffers being small
-SHORT = {
-    'ppo_cart_pole': ('TrainerConfig.num_env_steps=20000', 'TrainerConfig.num_updates_per_train_iter=4'),
-    'sac_pendulum': ('TrainerConfig.num_env_steps=3000', ),
-    'dqn_cart_pole': ('TrainerConfig.num_env_steps=6000', ),
+# conf, what makes its run short, processes
+FAMILIES = {
+    'sac': ('sac_pendulum', ('TrainerConfig.num_env_steps=1200', ), 1),
+    'dqn in four environments': (
+        'dqn_cart_pole', ('create_environment.num_parallel_environments=4', 'TrainerConfig.num_env_steps=3000',
+                          'TrainerConfig.unroll_length=16', 'TrainerConfig.num_updates_per_train_iter=4'), 1),
+    'rainbow': ('rainbow_cart_pole', ('TrainerConfig.num_env_steps=3000',
+                                      'TrainerConfig.num_updates_per_train_iter=4'), 1),
+    'ppo with mujoco': ('ppo_half_cheetah', ('TrainerConfig.num_env_steps=20000', 'TrainerConfig.unroll_length=64',
+                                             'TrainerConfig.num_updates_per_train_iter=1'), 1),
+    'ppo in two processes': ('ppo_cart_pole', ('TrainerConfig.num_env_steps=10000',
+                                               'TrainerConfig.num_updates_per_train_iter=2'), 2),
 }
 
 
-def command(root_dir, conf):
-    params = [part for param in (*PARAMS, *SHORT[conf]) for part in ('--conf_param', param)]
-    return [sys.executable, '-m', 'alfx.bin.train', '--conf', conf, '--root_dir', str(root_dir), *params]
-
-
-def checkpoints(root_dir):
-    return sorted(int(path.name.removeprefix('ckpt-')) for path in Path(root_dir).glob('train/algorithm/ckpt-*')
-                  if path.name.removeprefix('ckpt-').isdigit())
-
-
-def final_state(root_dir):
-    """The contents of the last checkpoint, flat."""
-    newest = checkpoints(root_dir)[-1]
-    path = Path(root_dir) / 'train' / 'algorithm' / f'ckpt-{newest}'
-    return newest, read_checkpoint(str(path))
+@pytest.mark.slow
+@pytest.mark.parametrize('family', FAMILIES)
+def test_kills_at_random_moments_change_nothing(tmp_path, family):
+    conf, params, num_processes = FAMILIES[family]
+    if 'mujoco' in family:
+        pytest.importorskip('mujoco')
+    outcome, = kill_runs.kill_runs(conf, tmp_path, 3, params, num_processes)
+    assert outcome.first is None, kill_runs.report(conf, outcome)
+    rows = [(tmp_path / name / 'progress.csv').read_text().splitlines() for name in ('whole', 'killed-0')]
+    assert len(rows[0]) == len(rows[1])
+    assert len({row.split(',')[0] for row in rows[1]}) == len(rows[1])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('conf, num_kills', [('ppo_cart_pole', 10), ('sac_pendulum', 4), ('dqn_cart_pole', 4)])
-def test_kills_at_random_moments_change_nothing(tmp_path, conf, num_kills):
-    whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-    subprocess.run(command(whole, conf), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    generator = random.Random(0)
-    kills = 0
-    while kills < num_kills:
-        before = checkpoints(killed)
-        process = subprocess.Popen(command(killed, conf), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and checkpoints(killed)[-1:] == before[-1:]:
-            time.sleep(0.005)
-        time.sleep(generator.uniform(0.0, 0.15))
-        if process.poll() is not None:
-            break
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        kills += 1
-    assert kills == num_kills, f'the run ended after {kills} kills; it is too short for this test'
-    subprocess.run(command(killed, conf), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    (step, expected), (same_step, found) = final_state(whole), final_state(killed)
-    assert step == same_step
-    assert_equal(expected['alg'], found['alg'], 'alg')
-    rows = [(root / 'progress.csv').read_text().splitlines() for root in (whole, killed)]
-    assert len(rows[0]) == len(rows[1])
-    assert len({row.split(',')[0] for row in rows[1]}) == len(rows[1])
+def test_a_compiled_run_goes_on_but_for_rounding_and_says_so(tmp_path):
+    params = ('TrainerConfig.num_env_steps=1000', 'TrainerConfig.compile=True')
+    outcome, = kill_runs.kill_runs('sac_pendulum', tmp_path, 1, params)
+    assert all(difference.size < 1e-5 for difference in outcome.differences), kill_runs.report('', outcome)
+    assert 'rounds differently' in (tmp_path / 'killed-0.log').read_text()
 
 
 def test_a_terminal_that_closes_stops_the_run_with_a_checkpoint(tmp_path):
     params = ('TrainerConfig.num_env_steps=100000000', 'TrainerConfig.num_checkpoints=1',
               'TrainerConfig.summary_interval=1', 'TrainerConfig.num_summaries=None',
               'create_environment.nonparallel=False')
-    arguments = [*command(tmp_path, 'ppo_cart_pole'), *(part for param in params for part in ('--conf_param', param))]
+    arguments = kill_runs.command('ppo_cart_pole', tmp_path, params)
     pid, terminal = pty.fork()
     if not pid:
         os.execv(arguments[0], arguments)
@@ -92,19 +70,3 @@ def test_a_terminal_that_closes_stops_the_run_with_a_checkpoint(tmp_path):
         _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP, (tmp_path / 'train.log').read_text()
     assert checkpoints(tmp_path)
-
-
-def assert_equal(a, b, path):
-    """Bit for bit."""
-    if isinstance(a, torch.Tensor):
-        assert torch.equal(a, b), path
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys(), path
-        for key in a:
-            assert_equal(a[key], b[key], f'{path}.{key}')
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), path
-        for i, (x, y) in enumerate(zip(a, b)):
-            assert_equal(x, y, f'{path}.{i}')
-    else:
-        assert a == b, path

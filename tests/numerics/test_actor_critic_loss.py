@@ -163,5 +163,5 @@ def test_multi_dimensional_rewards_are_weighted_for_the_policy_only():
 
 @pytest.mark.parametrize('bad', [dict(td_lambda=1.5), dict(td_lambda=-0.1)])
 def test_lambda_outside_the_unit_interval_is_refused(bad):
-    with pytest.raises(ValueError, match=r'td_lambda has to be in \[0, 1\]'):
+    with pytest.raises(ValueError, match=r'td_lambda must be a number in \[0, 1\]'):
         ActorCriticLoss(**bad)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from alfx import nest
+from alfx import context, nest
 from alfx.engine.contract import Acts
 from alfx.engine.remote.policy_state import look_up_buffers, policy_buffers, policy_tensors
 from alfx.engine.unroll import Steps, map_steps
@@ -192,3 +192,15 @@ def conf_file_of(config: Any, option: str) -> str:
             f'anew from the conf of the run, but there is no {conf_file}',
             'start the run by alfx.bin.train, or call gin_utils.write_conf before')])
     return conf_file
+
+
+def worker_settings(config: Any) -> dict[str, Any]:
+    """What a process that acts or evaluates has to know besides the conf: plain values that can be sent anywhere.
+
+    Args:
+        config: of the run; its random seed has been drawn.
+    """
+    iteration = int(context.get_progress('iterations'))
+    return {'root_dir': config.root_dir, 'random_seed': config.random_seed,
+            'float32_matmul_precision': torch.get_float32_matmul_precision(),
+            'first_environment': context.first_environment(), 'start': iteration + 1 if iteration else 0}

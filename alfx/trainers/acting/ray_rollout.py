@@ -22,10 +22,9 @@ from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import StepType
 from alfx.engine.contract import Acts
 from alfx.engine.remote.policy_state import pack, policy_state, unpack
-from alfx.engine.remote.unroll import ActingStatistics, UnrollSource, check_source, conf_file_of
+from alfx.engine.remote.unroll import ActingStatistics, UnrollSource, check_source, conf_file_of, worker_settings
 from alfx.engine.unroll import Steps
 from alfx.trainers.acting import ray_cluster
-from alfx.trainers.acting import worker_process
 from alfx.trainers.acting.ray_worker import CONTROL, Delivery, RayWorker, Started, Weights
 from alfx.utils import processes
 from alfx.utils.processes import LostProcessError
@@ -61,7 +60,7 @@ class RayRollout(UnrollSource):
         with open(conf_file_of(config, 'num_ray_workers'), encoding='utf8') as file:
             conf = file.read()
         num_environments = algorithm.environment.batch_size // config.num_ray_workers
-        settings = {**worker_process.worker_settings(config), 'num_environments': num_environments}
+        settings = {**worker_settings(config), 'num_environments': num_environments}
         self._queue_size = config.unroll_queue_size
         self._connection = ray_cluster.connect(f'TrainerConfig.num_ray_workers = {config.num_ray_workers}',
                                                config.ray_address, config.num_ray_workers)

@@ -34,7 +34,7 @@ class RolloutWorker:
         conf_file: the conf that everything is made from: one in which everything is resolved.
         settings: what the learner has decided:
 
-            - those of ``worker_process.worker_settings``;
+            - those of ``engine.remote.unroll.worker_settings``;
             - 'start': 0 or left out for a new run; another number for every time that a run goes on, so that its random
               streams are new ones;
             - 'num_environments': E; left out: what the conf says;

@@ -56,8 +56,7 @@ def start(algorithm: Any, config: TrainerConfig) -> UnrollSource | None:
         source = RayRollout(algorithm, config)
     elif config.async_unroll:
         from alfx.algorithms.async_unroller import AsyncUnroller
-        from alfx.trainers.acting import unroll_process, worker_process
-        source = AsyncUnroller(algorithm, config, unroll_process.work, worker_process.worker_settings(config))
+        source = AsyncUnroller(algorithm, config)
     else:
         return None
     algorithm.learner.use_source(source, config.unroll_parameter_update_period)

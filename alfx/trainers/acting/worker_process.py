@@ -1,6 +1,7 @@
 """What every process that a run starts for acting or evaluating begins with.
 
-The learner sends :func:`worker_settings`; the process calls :func:`prepare`, then :func:`load_config`.
+The learner sends :func:`~alfx.engine.remote.unroll.worker_settings`; the process calls :func:`prepare`, then
+:func:`load_config`.
 """
 import contextlib
 import logging
@@ -10,28 +11,16 @@ from typing import Any
 
 import torch
 
-from alfx import context, gin_utils
+from alfx import gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.trainers import random_state
-
-
-def worker_settings(config: TrainerConfig) -> dict[str, Any]:
-    """What a process has to know besides the conf: plain values that can be sent anywhere.
-
-    Args:
-        config: of the run; its random seed has been drawn.
-    """
-    iteration = int(context.get_progress('iterations'))
-    return {'root_dir': config.root_dir, 'random_seed': config.random_seed,
-            'float32_matmul_precision': torch.get_float32_matmul_precision(),
-            'first_environment': context.first_environment(), 'start': iteration + 1 if iteration else 0}
 
 
 def prepare(settings: dict[str, Any]) -> None:
     """Set up this process: one thread, the arithmetic of the learner.
 
     Args:
-        settings: of :func:`worker_settings`.
+        settings: of :func:`~alfx.engine.remote.unroll.worker_settings`.
     """
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     set_arithmetic(settings)

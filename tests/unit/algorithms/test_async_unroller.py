@@ -14,13 +14,7 @@ from alfx.engine.remote.unroll import ActingStatistics
 from alfx.environments.utils import create_environment
 from alfx.gin_utils import ConfError
 from alfx.trainers.acting import sources as acting
-from alfx.trainers.acting import unroll_process
-from alfx.trainers.acting.worker_process import worker_settings
 from alfx.utils.processes import LostProcessError
-
-
-def unroller_for(algorithm, config):
-    return AsyncUnroller(algorithm, config, unroll_process.work, worker_settings(config))
 
 
 @pytest.fixture
@@ -29,7 +23,7 @@ def start():
     unrollers = []
 
     def start_one(config, algorithm):
-        unrollers.append(unroller_for(algorithm, config))
+        unrollers.append(AsyncUnroller(algorithm, config))
         return unrollers[-1]
 
     yield start_one
@@ -205,7 +199,7 @@ def test_what_cannot_learn_from_old_steps_is_refused_before_anything_is_started(
     config = run_folder(tmp_path, monkeypatch, 'Steering.on_policy=True')
     algorithm = learner(config)
     with pytest.raises(ConfError, match='async_unroll = True: Steering is on-policy(.|\n)*ImpalaAlgorithm'):
-        unroller_for(algorithm, config)
+        AsyncUnroller(algorithm, config)
     with pytest.raises(ConfError, match='async_unroll'):
         acting.check(algorithm, config)
 
@@ -214,13 +208,13 @@ def test_a_run_without_a_conf_in_its_folder_is_refused(tmp_path, monkeypatch):
     config = run_folder(tmp_path, monkeypatch, *SAMPLED)
     os.unlink(tmp_path / 'conf' / 'config.gin')
     with pytest.raises(ConfError, match='config.gin(.|\n)*write_conf'):
-        unroller_for(learner(config), config)
+        AsyncUnroller(learner(config), config)
 
 
 def test_a_queue_that_does_not_fit_into_shared_memory_is_refused(tmp_path, monkeypatch):
     config = run_folder(tmp_path, monkeypatch, *SAMPLED, 'TrainerConfig.unroll_queue_size=100000000000')
     with pytest.raises(ConfError, match='unroll_queue_size'):
-        unroller_for(learner(config), config)
+        AsyncUnroller(learner(config), config)
 
 
 def test_jobs_are_plain_records():

@@ -132,7 +132,7 @@ class TestFrameStacker:
             FrameStacker(IMAGE, stack_axis=2)
         with pytest.raises(SpecError, match='stack_axis'):
             FrameStacker(TensorSpec(()))
-        with pytest.raises(ValueError, match='stack_size: expected at least 1, found 0'):
+        with pytest.raises(ValueError, match='stack_size must be an int >= 1, found int 0'):
             FrameStacker(IMAGE, 0)
         with pytest.raises(ValueError, match='batch_info'):
             FrameStacker(IMAGE).transform_experience(Experience(time_step=TimeStep()))
@@ -338,7 +338,7 @@ class TestHindsight:
 
     @pytest.mark.parametrize('proportion', [-0.1, 1.1])
     def test_a_proportion_is_a_probability(self, proportion):
-        with pytest.raises(ValueError, match='her_proportion: expected a number from 0 to 1'):
+        with pytest.raises(ValueError, match=r'her_proportion must be a number in \[0, 1\]'):
             HindsightExperienceTransformer(self.SPEC, her_proportion=proportion)
 
     @pytest.mark.parametrize('ctors,message', [

@@ -254,8 +254,8 @@ def test_another_number_of_goals_is_refused():
     (dict(skill_spec=0), ConfError, 'DIAYNAlgorithm.skill_spec must be'),
     (dict(skill_spec=True), ConfError, 'DIAYNAlgorithm.skill_spec must be'),
     (dict(reward_adapt_speed=0), ConfError, 'reward_adapt_speed must be a number > 0'),
-    (dict(hidden_size=0), ConfError, 'DIAYNAlgorithm.hidden_size must be an int >= 1, found int 0'),
-    (dict(hidden_size=(8, 2.5)), ConfError, 'DIAYNAlgorithm.hidden_size must be an int >= 1, found float 2.5'),
+    (dict(hidden_size=0), ConfError, 'hidden_size must be an int >= 1 or a sequence, each an int >= 1, found int 0'),
+    (dict(hidden_size=(8, 2.5)), ConfError, r'DIAYNAlgorithm.hidden_size must be .*, found tuple \(8, 2.5\)'),
     (dict(encoding_net=partial(LSTMEncodingNetwork, hidden_size=(4, ))), ValueError, 'without memory'),
     (dict(observation_spec=None), ValueError, 'needs observation_spec'),
 ])

@@ -232,7 +232,7 @@ def test_the_searches_of_the_papers_can_be_made(create):
     (dict(exploration_policy_type='rk'), "found 'rk'; did you mean 'rkl'"),
     (dict(root_search='gumble'), "found 'gumble'; did you mean 'gumbel'"),
     (dict(known_value_bounds=(1, -1)), r'expected \(least, largest\), found \(1, -1\)'),
-    (dict(root_exploration_fraction=2.0), 'root_exploration_fraction in'),
+    (dict(root_exploration_fraction=2.0), 'root_exploration_fraction must be a number in'),
     (dict(root_search='gumbel', act_with_exploration_policy=True), 'acts, searches and learns by its own policy')])
 def test_arguments_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

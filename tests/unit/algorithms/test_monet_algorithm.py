@@ -114,8 +114,9 @@ class TestMoNetAlgorithm:
             torch.testing.assert_close(given[:, order], permuted)
 
     @pytest.mark.parametrize('arguments, message', [
-        (dict(n_slots=1), 'n_slots >= 2'), (dict(slot_size=0), 'slot_size >= 1'), (dict(beta=-1.0), 'beta >= 0'),
-        (dict(gamma=-1.0), 'gamma >= 0'),
+        (dict(n_slots=1), 'n_slots >= 2'), (dict(slot_size=0), 'slot_size must be an int >= 1'),
+        (dict(beta=-1.0), 'beta must be a number >= 0'),
+        (dict(gamma=-1.0), 'gamma must be a number >= 0'),
         (dict(input_tensor_spec=TensorSpec((3, 8, 8), torch.uint8)), 'ImageScaleTransformer'),
         (dict(input_tensor_spec=TensorSpec((8, ))), 'expected a float32 image'),
         (dict(input_tensor_spec={'image': IMAGE}), 'image_field'),

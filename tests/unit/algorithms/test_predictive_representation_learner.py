@@ -259,7 +259,7 @@ def test_the_postprocessor_makes_the_representation(postprocessor, shape):
     (dict(dynamics_net_ctor=plain), SpecError, 'dynamics_net_ctor: expected a network with memory'),
     (dict(dynamics_net_ctor=partial(LSTMEncodingNetwork, hidden_size=(7, ))), SpecError,
      'dynamics_net_ctor: expected an output like that of the encoder'),
-    (dict(num_unroll_steps=-1), ValueError, 'num_unroll_steps: expected at least 0, found -1'),
+    (dict(num_unroll_steps=-1), ValueError, 'num_unroll_steps must be an int >= 0, found int -1'),
     (dict(decoder_ctor=[reward_decoder, reward_decoder]), ValueError, "two decoders predict 'reward'"),
     (dict(postprocessor=torch.tanh, postprocessor_optimizer=SGD(lr=1)), ValueError, 'optimizer: there are no'),
     (dict(num_unroll_steps=0, dynamics_optimizer=SGD(lr=1)), ValueError, 'dynamics_optimizer: there are no parameters'),

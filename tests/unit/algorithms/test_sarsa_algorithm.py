@@ -369,13 +369,13 @@ def test_each_part_has_its_own_optimizer():
 
 
 @pytest.mark.parametrize('kind,args,message', [
-    ('deterministic', dict(num_critic_replicas=0), 'num_critic_replicas: expected at least 1'),
-    ('deterministic', dict(dqda_clipping=-1.0), 'dqda_clipping: expected at least 0'),
+    ('deterministic', dict(num_critic_replicas=0), 'num_critic_replicas must be an int >= 1'),
+    ('deterministic', dict(dqda_clipping=-1.0), 'dqda_clipping must be a number >= 0'),
     ('deterministic', dict(target_entropy=1.0), 'target_entropy has no meaning.*outputs actions'),
     ('deterministic', dict(use_entropy_reward=True), 'use_entropy_reward has no meaning.*outputs actions'),
     ('deterministic', dict(alpha_optimizer=SGD(lr=0.1)), 'alpha_optimizer has no meaning'),
     ('deterministic', dict(use_smoothed_actor=True, on_policy=True), 'use_smoothed_actor.*on-policy'),
-    ('stochastic', dict(initial_alpha=0.0), 'initial_alpha: expected a positive number'),
+    ('stochastic', dict(initial_alpha=0.0), 'initial_alpha must be a number > 0 or None'),
     ('stochastic', dict(initial_alpha=None, use_entropy_reward=True), 'initial_alpha is None'),
     ('stochastic', dict(ou_stddev=0.1), 'ou_stddev and ou_damping are for deterministic policies'),
     ('stochastic', dict(action_spec=BoundedTensorSpec((), torch.int64, 0, 3)), 'is for continuous actions'),

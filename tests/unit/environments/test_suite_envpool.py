@@ -8,6 +8,7 @@ import torch
 from alfx.environments import suite_envpool, suite_gym
 from alfx.environments.errors import EnvironmentLoadError, UnsupportedOperationError
 from alfx.environments.utils import create_environment
+from alfx.gin_utils import ConfError
 
 pytest.importorskip('envpool')
 
@@ -161,12 +162,15 @@ class TestWhatItLacks:
         (dict(env_info_keys=('lives', )), "gives no info 'lives'; it gives .*'elapsed_step'"),
         (dict(render_mode='human'), "expected 'rgb_array' or None"),
         (dict(batch_size=0), 'batch_size of at least 1'),
-        (dict(max_episode_steps=-1), 'expected at least 0, found -1'),
         (dict(env_args={'max_num_players': 2}), '2 players'),
     ])
     def test_is_refused_by_name(self, arguments, message):
         with pytest.raises(EnvironmentLoadError, match=message):
             suite_envpool.load(**{'environment_name': 'CartPole-v1', **arguments})
+
+    def test_a_negative_time_limit_is_refused(self):
+        with pytest.raises(ConfError, match=r'max_episode_steps must be an int >= 0 or None, found int -1'):
+            suite_envpool.load('CartPole-v1', max_episode_steps=-1)
 
     def test_there_is_no_state_to_be_saved(self, cart_poles):
         cart_poles.reset()

@@ -592,3 +592,15 @@ def test_an_overridden_binding_is_not_unused(conf):
     gin_utils.load(conf("include 'base.gin'\nEngine.power = 2"), ['Engine.cylinders = 8'])
     Engine()
     assert unused() == []
+
+
+def test_looking_for_bindings_that_nothing_uses_takes_time_in_proportion_to_the_conf(conf, monkeypatch):
+    count = 200
+    lines = ''.join(f's{i}/Engine.power = {i + 1}.0\nother_{i:b}/Car.engine = @s{i}/Engine()\n' for i in range(count))
+    gin_utils.load(conf(lines))
+    calls = []
+    resolve = static_check.resolve
+    monkeypatch.setattr(static_check, 'resolve', lambda name: calls.append(name) or resolve(name))
+    mistakes = gin_utils.mistakes_of_unused(gin_utils.unused_bindings())
+    assert [binding.scope for binding, _ in mistakes] == [f'other_{i:b}' for i in range(count)]
+    assert len(calls) < 10 * count

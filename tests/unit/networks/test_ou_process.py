@@ -42,9 +42,9 @@ def test_its_standard_deviation_and_correlation_are_those_in_closed_form():
 
 
 def test_bad_arguments_are_refused_by_name():
-    with pytest.raises(ValueError, match='damping must be in'):
+    with pytest.raises(ValueError, match=r'damping must be a number in \[0, 1\]'):
         OUProcess(TensorSpec(()), damping=1.5)
-    with pytest.raises(ValueError, match='stddev must not be negative'):
+    with pytest.raises(ValueError, match='stddev must be a number >= 0'):
         OUProcess(TensorSpec(()), stddev=-0.1)
     with pytest.raises(SpecError, match='continuous actions.*int64'):
         OUProcess({'a': TensorSpec((), torch.int64)})

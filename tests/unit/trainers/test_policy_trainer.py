@@ -1,5 +1,6 @@
 """Tests of the schedule, of resuming, and of what happens when a run ends otherwise than planned."""
 
+import fcntl
 import io
 import logging
 import os
@@ -17,7 +18,7 @@ from alfx import LossInfo, context, gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.engine.errors import NonFiniteLossError
 from alfx.engine.remote.data_parallel import Ranks
-from alfx.trainers import building, run_files
+from alfx.trainers import building, run_files, run_lock
 from alfx.trainers.evaluator import read_results
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer, compute_summary_or_eval_interval
 from alfx.trainers.signals import StopSignals
@@ -527,3 +528,36 @@ def test_a_loss_info_without_extra_has_a_row_as_well(tmp_path):
 
     run(tmp_path, algorithm_ctor=Bare)
     assert 'loss' in table(tmp_path)[0] and 'loss/policy' not in table(tmp_path)[0]
+
+
+# Two runs in one folder -----------------------------------------------------------------------------------------
+
+
+def test_a_trainer_that_is_used_as_a_library_holds_its_folder_while_it_trains(tmp_path):
+    trainer, seen = WalkTrainer(make_config(tmp_path)), []
+    train_iter = trainer._train_iter
+
+    def look():
+        with open(tmp_path / 'train.lock') as file:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            seen.append(file.read())
+        train_iter()
+
+    trainer._train_iter = look
+    trainer.train()
+    assert seen and all(f'process {os.getpid()} ' in text for text in seen)
+    with run_lock.held(str(tmp_path)):  # as alfx.bin.train does around it
+        run(tmp_path, num_iterations=14)
+
+
+def test_a_trainer_that_is_used_as_a_library_does_not_train_in_the_folder_of_another(tmp_path):
+    holder = ('import sys; from alfx.trainers import run_lock\n'
+              "with run_lock.held(sys.argv[1]): print('held', flush=True), input()")
+    with subprocess.Popen([sys.executable, '-c', holder, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as process:
+        assert process.stdout.readline() == 'held\n'
+        with pytest.raises(gin_utils.ConfError, match=f'another process trains in .*process {process.pid} '):
+            run(tmp_path)
+        process.communicate('\n')
+    assert not steps(tmp_path)

@@ -7,10 +7,9 @@ from unroll_fakes import SAMPLED, make_algorithm, run_folder
 
 from alfx import context, nest
 from alfx.engine.remote.policy_state import policy_state
-from alfx.engine.remote.unroll import UnrollSource
+from alfx.engine.remote.unroll import UnrollSource, worker_settings
 from alfx.engine.unroll import Steps, map_steps
 from alfx.trainers.acting.rollout_worker import RolloutWorker
-from alfx.trainers.acting.worker_process import worker_settings
 
 
 def make_worker(config, index=0, count=1, **settings):

@@ -1,0 +1,68 @@
+"""What tools/kill_runs.py finds between the checkpoints of two runs."""
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[3] / 'tools'))
+import kill_runs
+from kill_runs import differences
+
+from alfx.utils.checkpoint_utils import Checkpointer
+
+
+def state(**changed):
+    return {'w': torch.tensor([1.0, math.nan]), 'list': [1, {'x': 2.0}], 'text': 'a'} | changed
+
+
+def test_the_same_is_the_same_also_where_it_is_no_number():
+    assert not list(differences(state(), state()))
+
+
+@pytest.mark.parametrize('changed, said, size', [
+    ({'w': torch.tensor([1.0, 2.0])}, 'w: 1 of 2 differ', math.nan),
+    ({'w': torch.tensor([1, 2])}, r'w: torch.float32 (2,), torch.int64 (2,)', math.inf),
+    ({'list': [1, {'x': 2.5}]}, 'list.1.x: 2.0, 2.5', 0.25),
+    ({'list': [1]}, 'list: [1, {', math.inf),
+    ({'text': 'b'}, "text: 'a', 'b'", math.inf),
+    ({'more': 1}, 'more: only in the killed run', math.inf),
+])
+def test_every_difference_is_told_by_its_name(changed, said, size):
+    difference, = differences(state(), state(**changed))
+    assert str(difference).startswith(said)
+    assert difference.size == pytest.approx(size, nan_ok=True)
+
+
+def test_minus_zero_is_another_number_than_zero():
+    assert list(differences(torch.tensor([0.0]), torch.tensor([-0.0])))
+
+
+class Part(torch.nn.Module):
+
+    def __init__(self, value):
+        super().__init__()
+        self.register_buffer('value', torch.tensor(value))
+
+
+def run_with(folder, values, seconds):
+    for step, value in values.items():
+        trainer = torch.nn.Module()
+        trainer.register_buffer('seconds', torch.tensor(seconds))
+        Checkpointer(str(folder / 'train' / 'algorithm'), alg=Part(value), trainer=trainer).save(step)
+    return folder
+
+
+def test_the_first_checkpoint_that_differs_is_named_and_times_do_not_count(tmp_path):
+    whole = run_with(tmp_path / 'whole', {1: 0.0, 2: 1.0, 10: 2.0}, 5.0)
+    killed = run_with(tmp_path / 'killed', {2: 1.5, 10: 2.0}, 6.0)
+    outcome = kill_runs.compare(whole, killed, [2])
+    assert (outcome.first, outcome.compared, outcome.in_the_end) == (2, 2, 0)
+    text = kill_runs.report('c', outcome)
+    assert 'ckpt-2 is the first of 2' in text and 'alg.value: 1 of 1 differ, by up to 0.5' in text
+
+
+def test_runs_that_end_elsewhere_differ(tmp_path):
+    whole, killed = (run_with(tmp_path / str(n), {1: 0.0, n: 0.0}, 1.0) for n in (2, 3))
+    assert 'the last checkpoint: 2, 3' in kill_runs.report('c', kill_runs.compare(whole, killed, [1]))

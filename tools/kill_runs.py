@@ -1,0 +1,281 @@
+"""Kills runs at random moments, and tells whether they end as a run does that nobody killed.
+
+    python tools/kill_runs.py sac_pendulum ppo_cart_pole --kills 3
+    python tools/kill_runs.py ppo_cart_pole --num_processes 2 --repeat 5 --conf_param TrainerConfig.num_env_steps=20000
+    python tools/kill_runs.py my.gin --folder /tmp/kills           # keeps the run folders; not inside of another run
+
+For each conf the run is trained once as a whole, and meanwhile `--repeat` times with `--kills` kills (SIGKILL to all of
+its processes). A kill comes after a checkpoint that the start before did not have, at a random moment of the time that
+the run takes from one checkpoint to the next. Then the checkpoints that both runs have are compared, all of what is in
+them but for the times of day: the first checkpoint that differs is named with the tensors in which it does, and how far
+the last ones are apart. (The replay buffer is part of the last one only.) The exit code is 1 if any does.
+
+Both runs have the same seed, threads and precision, since a run decides these for itself.
+"""
+import argparse
+import contextlib
+import logging
+import math
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from alfx.utils.checkpoint_utils import read_checkpoint
+
+_NUM_CHECKPOINTS = 40
+_TIMES = ('seconds', 'saved_at')  # of the run's state
+_POLL_SECONDS = 0.005
+_FIRST_WAIT_SECONDS = 0.1
+
+
+class Outcome(NamedTuple):
+    """How a killed run compares with the whole one.
+
+    Attributes:
+        kills: the latest checkpoint at each kill; 0 for none.
+        compared: the number of checkpoints that both have.
+        first: the first checkpoint that differs; None if none does.
+        differences: of that one.
+        in_the_end: how many differences the last checkpoint has.
+    """
+    kills: list[int]
+    compared: int
+    first: int | None = None
+    differences: tuple['Difference', ...] = ()
+    in_the_end: int = 0
+
+
+class Difference(NamedTuple):
+    """One difference between two nests.
+
+    Attributes:
+        name: of the leaf, or of what only one of them has.
+        text: what differs.
+        size: the largest difference between two numbers of it, as a part of the largest number in it if that exceeds
+            1; infinite where they cannot be compared.
+    """
+    name: str
+    text: str
+    size: float = math.inf
+
+    def __str__(self) -> str:
+        return f'{self.name}: {self.text}'
+
+
+def command(conf: str, root_dir: Path, params: Sequence[str] = (), num_processes: int = 1) -> list[str]:
+    """The command that trains, and goes on."""
+    params = (f'TrainerConfig.num_checkpoints={_NUM_CHECKPOINTS}', 'TrainerConfig.random_seed=7',
+              'TrainerConfig.num_threads=1', "TrainerConfig.float32_matmul_precision='highest'", *params)
+    return [sys.executable, '-m', 'alfx.bin.train', '--conf', conf, '--root_dir', str(root_dir),
+            *(part for param in params for part in ('--conf_param', param)),
+            *((f'--num_processes={num_processes}', ) if num_processes > 1 else ())]
+
+
+def checkpoints(root_dir: Path) -> dict[int, Path]:
+    """The checkpoints of a run by number, the oldest first."""
+    paths = [p for p in (root_dir / 'train' / 'algorithm').glob('ckpt-*') if p.name.split('-')[1].isdecimal()]
+    return dict(sorted((int(path.name.split('-')[1]), path) for path in paths))
+
+
+def differences(expected: Any, found: Any, name: str = '') -> Iterator[Difference]:
+    """What differs between two nests of dicts, sequences, tensors and plain values, bit for bit."""
+    if isinstance(expected, dict) and isinstance(found, dict):
+        for key in dict.fromkeys((*expected, *found)):
+            inner = f'{name}.{key}' if name else str(key)
+            if key in expected and key in found:
+                yield from differences(expected[key], found[key], inner)
+            else:
+                yield Difference(inner, f'only in the {"whole" if key in expected else "killed"} run')
+    elif isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor):
+        if expected.shape != found.shape or expected.dtype != found.dtype:
+            yield Difference(name, f'{expected.dtype} {tuple(expected.shape)}, {found.dtype} {tuple(found.shape)}')
+        elif not torch.equal(_bits(expected), _bits(found)):
+            x, y = expected.double(), found.double()
+            size = (x - y).abs().max().item()
+            yield Difference(name, f'{int((x != y).sum())} of {x.numel()} differ, by up to {size:.3g}',
+                             size / max(1.0, x.abs().max().item()))
+    elif isinstance(expected, (list, tuple)) and isinstance(found, (list, tuple)) and len(expected) == len(found):
+        for i, (x, y) in enumerate(zip(expected, found)):
+            yield from differences(x, y, f'{name}.{i}')
+    elif isinstance(expected, float) and isinstance(found, float) and expected == expected and found == found:
+        if expected != found:
+            yield Difference(name, f'{expected!r}, {found!r}', abs(expected - found) / max(1.0, abs(expected)))
+    elif type(expected) is not type(found) or repr(expected) != repr(found):  # NaN is like NaN
+        yield Difference(name, f'{_short(expected)}, {_short(found)}')
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f'{text[:57]}...'
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """What is in a checkpoint, but for the times of day."""
+    state = read_checkpoint(str(path))
+    state['trainer'] = {key: value for key, value in state['trainer'].items() if key.split('.')[-1] not in _TIMES}
+    return state
+
+
+def compare(whole: Path, killed: Path, kills: list[int]) -> Outcome:
+    """Compare the checkpoints of two runs."""
+    ours, theirs = checkpoints(whole), checkpoints(killed)
+    common = [step for step in ours if step in theirs]
+    last = max(ours)
+    if last != max(theirs):
+        return Outcome(kills, len(common), last, (Difference('the last checkpoint', f'{last}, {max(theirs)}'), ), 1)
+    for step in common:
+        found = tuple(differences(contents(ours[step]), contents(theirs[step])))
+        if found:
+            in_the_end = sum(1 for _ in differences(contents(ours[last]), contents(theirs[last])))
+            return Outcome(kills, len(common), step, found, in_the_end)
+    return Outcome(kills, len(common))
+
+
+def _seconds_between_checkpoints(root_dir: Path) -> float:
+    times = [path.stat().st_mtime for path in checkpoints(root_dir).values()]
+    return statistics.median(y - x for x, y in zip(times, times[1:])) if len(times) > 1 else _FIRST_WAIT_SECONDS
+
+
+@contextlib.contextmanager
+def started(arguments: list[str], log: Path) -> Iterator[subprocess.Popen]:
+    """A process in a group of its own; the group is killed in the end."""
+    with open(log, 'ab') as file:
+        process = subprocess.Popen(arguments, stdout=file, stderr=file, start_new_session=True)
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_for(process: subprocess.Popen, log: Path) -> None:
+    """Wait until a run has come to its end.
+
+    Raises:
+        RuntimeError: it fails; the message ends with its last words.
+    """
+    if process.wait():
+        raise RuntimeError(f'{process.args}: exit code {process.returncode}\n{log.read_text()[-2000:]}')
+
+
+def train_with_kills(arguments: list[str], root_dir: Path, log: Path, num_kills: int,
+                     longest_wait: Callable[[], float], generator: random.Random) -> list[int]:
+    """Train, killed on the way.
+
+    Args:
+        arguments: the command.
+        root_dir: its run folder.
+        log: what it says goes there.
+        num_kills: how often.
+        longest_wait: says how many seconds after a new checkpoint a kill may come.
+        generator: of the moments.
+
+    Returns:
+        The latest checkpoint at each kill; fewer than ``num_kills`` if the run came to its end before.
+
+    Raises:
+        RuntimeError: training fails.
+    """
+    kills: list[int] = []
+    for _ in range(num_kills):
+        latest = max(checkpoints(root_dir), default=0)
+        with started(arguments, log) as process:
+            while process.poll() is None and max(checkpoints(root_dir), default=0) == latest:
+                time.sleep(_POLL_SECONDS)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(generator.random() * longest_wait())
+            if process.poll() is not None:
+                break
+        kills.append(max(checkpoints(root_dir), default=0))
+    with started(arguments, log) as process:
+        wait_for(process, log)
+    return kills
+
+
+def kill_runs(conf: str, folder: Path, num_kills: int, params: Sequence[str] = (), num_processes: int = 1,
+              repeat: int = 1, seed: int = 0) -> Iterator[Outcome]:
+    """Train a conf as a whole, and ``repeat`` times with kills.
+
+    Args:
+        conf: a conf's path, or its name if it comes with alfx.
+        folder: for the run folders and what the runs say.
+        num_kills: of each killed run.
+        params: bindings that override the conf.
+        num_processes: that train together.
+        repeat: how many killed runs.
+        seed: of the moments.
+
+    Raises:
+        RuntimeError: training fails, or the run is so short that it ends before the last kill.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    whole, log = folder / 'whole', folder / 'whole.log'
+    shutil.rmtree(whole, ignore_errors=True)
+    with started(command(conf, whole, params, num_processes), log) as whole_run:
+        for i in range(repeat):
+            killed = folder / f'killed-{i}'
+            shutil.rmtree(killed, ignore_errors=True)
+            kills = train_with_kills(command(conf, killed, params, num_processes), killed, folder / f'killed-{i}.log',
+                                     num_kills, lambda: _seconds_between_checkpoints(whole),
+                                     random.Random(f'{seed} {i}'))
+            if len(kills) < num_kills:
+                raise RuntimeError(f'{conf}: the run came to its end after {len(kills)} of {num_kills} kills; make it '
+                                   'longer, or kill it less often')
+            wait_for(whole_run, log)
+            yield compare(whole, killed, kills)
+
+
+def report(conf: str, outcome: Outcome, most: int = 20) -> str:
+    """An outcome in words."""
+    text = f'{conf}: killed at {", ".join(map(str, outcome.kills))}; '
+    if outcome.first is None:
+        return f'{text}{outcome.compared} checkpoints are the same'
+    lines = [*map(str, outcome.differences[:most])]
+    if len(outcome.differences) > most:
+        lines.append(f'... and {len(outcome.differences) - most} more')
+    text += (f'ckpt-{outcome.first} is the first of {outcome.compared} that differs; the last one does in '
+             f'{outcome.in_the_end} places')
+    return '\n  '.join([text, *lines])
+
+
+def main() -> int:
+    """Kill, and print what came of it; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('confs', nargs='+')
+    parser.add_argument('--kills', type=int, default=3, help='of each killed run')
+    parser.add_argument('--repeat', type=int, default=1, help='killed runs of each conf')
+    parser.add_argument('--seed', type=int, default=0, help='of the moments')
+    parser.add_argument('--num_processes', type=int, default=1)
+    parser.add_argument('--conf_param', action='append', default=[], help='overrides the conf; may be repeated')
+    parser.add_argument('--folder', type=Path, help='for the run folders, which are kept; by default a temporary one')
+    args = parser.parse_args()
+    logging.getLogger('alfx').setLevel(logging.ERROR)  # older checkpoints have no replay buffer any more
+    differs = False
+    with contextlib.ExitStack() as stack:
+        folder = args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix='alfx_kills_')))
+        for conf in args.confs:
+            for outcome in kill_runs(conf, folder / Path(conf).stem, args.kills, args.conf_param, args.num_processes,
+                                     args.repeat, args.seed):
+                print(report(conf, outcome), flush=True)
+                differs |= outcome.first is not None
+    return int(differs)
+
+
+if __name__ == '__main__':
+    sys.exit(main())
