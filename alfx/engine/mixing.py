@@ -153,9 +153,9 @@ def side_by_side(own: LossInfo, offline: LossInfo) -> LossInfo:
 
     if isinstance(own.loss, Tensor) != isinstance(offline.loss, Tensor):
         raise ValueError('calc_loss and calc_loss_offline have to return a loss [T, B] both, or neither')
-    return LossInfo(loss=both('loss', lambda x: torch.cat(x, 1)), scalar_loss=both('scalar_loss', lambda x: torch.stack(x).sum()),
-                    extra={'online': own.extra, 'offline': offline.extra},
-                    priority=both('priority', torch.cat))
+    return LossInfo(loss=both('loss', lambda x: torch.cat(x, 1)),
+                    scalar_loss=both('scalar_loss', lambda x: torch.stack(x).sum()),
+                    extra={'online': own.extra, 'offline': offline.extra}, priority=both('priority', torch.cat))
 
 
 class Joiner:

@@ -140,7 +140,7 @@ def test_only_v_follows_the_expectile_and_only_the_critics_the_target():
     inputs, action = steps(2, 4)
     info = algorithm.train_sequence(inputs, algorithm.get_initial_train_state(8), IqlInfo(action=action)).info
     networks = dict(actor=algorithm._actor_network, critic=algorithm._critic_networks, value=algorithm._value_network)
-    for name, network in networks.items():
+    for name in networks:
         loss = getattr(algorithm.calc_loss(info).extra, name).sum()
         for other, module in networks.items():
             reached = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True, allow_unused=True)
@@ -169,10 +169,9 @@ def test_infos_have_the_documented_fields():
 def test_cloning_a_normal_policy_reaches_its_entropy():
     """The negative log-likelihood of the cloned policy is within 0.02 of the entropy of the one that acted."""
     torch.manual_seed(0)
-    spec = TensorSpec((1, ))
-    algorithm = BcAlgorithm(TensorSpec((1, )), BoundedTensorSpec((1, ), torch.float32, -9, 9), actor_network_cls=partial(
-        ActorDistributionNetwork, fc_layer_params=(16, )))
-    expert = DiagMultivariateNormal(torch.zeros(spec.shape), torch.full((1, ), 0.5))
+    algorithm = BcAlgorithm(TensorSpec((1, )), BoundedTensorSpec((1, ), torch.float32, -9, 9),
+                            actor_network_cls=partial(ActorDistributionNetwork, fc_layer_params=(16, )))
+    expert = DiagMultivariateNormal(torch.zeros(1), torch.full((1, ), 0.5))
     optimizer = torch.optim.Adam(algorithm.parameters(), lr=2e-2)
     for _ in range(400):
         state = torch.rand(256, 1) * 2 - 1
