@@ -28,6 +28,8 @@ class Traits(NamedTuple):
             on.
         trains_after_iteration: (any) ``after_train_iter`` does something: only then are its arguments made.
         completes_unrolls: (any) ``complete_unroll`` has something to add.
+        has_offline_hooks: (any) ``train_step_offline`` or ``calc_loss_offline`` does something else than ``train_step``
+            and ``calc_loss``, so that stored datasets cannot be trained on in one batch with own experience.
     """
 
     fixed_update: bool = False
@@ -37,6 +39,7 @@ class Traits(NamedTuple):
     bootstraps_sequences: bool = False
     trains_after_iteration: bool = False
     completes_unrolls: bool = False
+    has_offline_hooks: bool = False
 
     @property
     def keeps_unroll_inputs(self) -> bool:
@@ -57,6 +60,7 @@ class Traits(NamedTuple):
 
 
 _ALL = ('fixed_update', 'trains_sequences_at_once')
-_ANY = ('needs_previous_step', 'bootstraps_sequences', 'trains_after_iteration', 'completes_unrolls')
+_ANY = ('needs_previous_step', 'bootstraps_sequences', 'trains_after_iteration', 'completes_unrolls',
+        'has_offline_hooks')
 _ACTING = ('recomputes_rollout_info', )
 assert {*_ALL, *_ANY, *_ACTING} == set(Traits._fields), 'each trait has a rule'

@@ -217,6 +217,8 @@ class Agent(RLAlgorithm):
         self.set_path(self.path)
         super().finalize()
 
+    _hands_offline_on = True
+
     def own_traits(self) -> Traits:
         """That of its parts; it recomputes where all that a step does is the policy's own step."""
         plain = [self._rl_algorithm, self._entropy_target_algorithm, self._policy_loss_addons]
@@ -226,7 +228,8 @@ class Agent(RLAlgorithm):
         trains_after = (self._reward_weight_algorithm is not None
                         or type(self).after_train_iter is not Agent.after_train_iter)
         return Traits(fixed_update=True, trains_sequences_at_once=True, recomputes_rollout_info=is_plain,
-                      trains_after_iteration=trains_after, completes_unrolls=self._rewards_unrolls)
+                      trains_after_iteration=trains_after, completes_unrolls=self._rewards_unrolls,
+                      has_offline_hooks=self._has_offline_hooks())
 
     def _traits_of_parts(self) -> dict[Algorithm, Traits]:
         traits = super()._traits_of_parts()
@@ -302,6 +305,12 @@ class Agent(RLAlgorithm):
         """``train_step`` for experience from an offline buffer."""
         return self._step('train_step_offline', time_step, state, rollout_info, pre_train)
 
+    def train_sequence_offline(self, time_step: TimeStep, state: Any, rollout_info: Any,
+                               pre_train: bool = False) -> AlgStep:
+        """``train_sequence_offline`` of each part, ``[T, B, ...]``."""
+        step = self._step('train_sequence_offline', time_step, state, rollout_info, pre_train)
+        return step._replace(state=())
+
     def _step(self, method: str, time_step: TimeStep, state: Any, rollout_info: Any, *more: Any) -> AlgStep:
         """``method`` of each part in order, each on what the ones before it made of the time step."""
         new_state: dict[str, Any] = {}
@@ -368,7 +377,7 @@ class Agent(RLAlgorithm):
 
     def _policy_step(self, part: Any, method: str, inputs: Any) -> NestedTensor:
         """The info of a part that looks at the distribution of the policy."""
-        if method == 'train_sequence':
+        if method.startswith('train_sequence'):
             return part.train_sequence(inputs, (), ()).info
         return (part.rollout_step(inputs, ()) if self.on_policy else part.train_step(inputs, (), ())).info
 

@@ -5,7 +5,8 @@ that train are handed on. Read next: :mod:`alfx.algorithms.rl_algorithm`.
 """
 import json
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeS
 from alfx.engine.auxiliary_phase import PhaseSettings
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.learner import Learner
+from alfx.engine.mixing import Share
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError, configurable
 from alfx.gin_utils.checks import problem_at
@@ -146,7 +148,16 @@ class Algorithm(AlgorithmInterface):
         A subclass that says nothing inherits all but ``fixed_update``: what it changes only its author knows.
         """
         return Traits(trains_sequences_at_once=not nest.flatten(self._train_state_spec),
-                      trains_after_iteration=type(self).after_train_iter is not Algorithm.after_train_iter)
+                      trains_after_iteration=type(self).after_train_iter is not Algorithm.after_train_iter,
+                      has_offline_hooks=self._has_offline_hooks())
+
+    _hands_offline_on = True  # in a class itself: its offline hooks do nothing but call others
+
+    def _has_offline_hooks(self) -> bool:
+        """Whether offline hooks of its own class do something of their own."""
+        defined = (next(cls for cls in type(self).__mro__ if name in vars(cls)) for name in (
+            'train_step_offline', 'train_sequence_offline', 'calc_loss_offline'))
+        return not all('_hands_offline_on' in vars(cls) for cls in defined)
 
     @property
     def traits(self) -> Traits:
@@ -262,6 +273,11 @@ class Algorithm(AlgorithmInterface):
         if self._config is not None:
             limit = self._config.replay_checkpoint_megabytes * 2**20
             self._replay_buffer.checkpoint_limit = int(limit / context.num_ranks())
+
+    @property
+    def offline_replay_buffer(self) -> ReplayBuffer | None:
+        """The replay buffer that holds offline data, if there is any."""
+        return None
 
     @property
     def replay_buffer(self) -> ReplayBuffer | None:
@@ -395,14 +411,7 @@ class Algorithm(AlgorithmInterface):
         Returns:
             ``output`` and ``info`` ``[T, B, ...]``; there is no state.
         """
-        time, batch = nest.get_nest_shape(inputs)[:2]
-        if time == 1:
-            flat = nest.map_structure(lambda x: x[0], (inputs, state, rollout_info))
-        else:
-            flat = nest.map_structure(lambda x: x.reshape(time * batch, *x.shape[2:]), (inputs, state, rollout_info))
-        step = self.train_step(*flat)
-        output, info = nest.map_structure(lambda x: x.reshape(time, batch, *x.shape[1:]), (step.output, step.info))
-        return AlgStep(output, (), info)
+        return _at_once(self.train_step, inputs, state, rollout_info)
 
     def calc_loss(self, info: NestedTensor) -> LossInfo:
         """By default ``info`` is the ``LossInfo`` itself.
@@ -450,9 +459,28 @@ class Algorithm(AlgorithmInterface):
         """``train_step`` for experience from an offline buffer; the same unless overridden."""
         return self.train_step(inputs, state, rollout_info)
 
+    def train_sequence_offline(self, inputs: NestedTensor, state: NestedTensor, rollout_info: NestedTensor,
+                               pre_train: bool = False) -> AlgStep:
+        """:meth:`train_sequence` for experience from an offline buffer; the same, unless ``train_step_offline`` is
+        overridden: then that for all steps of the sequences at once."""
+        if type(self).train_step_offline is Algorithm.train_step_offline:
+            return self.train_sequence(inputs, state, rollout_info)
+        return _at_once(partial(self.train_step_offline, pre_train=pre_train), inputs, state, rollout_info)
+
     def calc_loss_offline(self, info_offline: NestedTensor, pre_train: bool = False) -> LossInfo:
         """``calc_loss`` for experience from an offline buffer; the same unless overridden."""
         return self.calc_loss(info_offline)
+
+    def batch_shares(self, share: Share) -> Sequence[Share]:
+        """What minibatches are drawn from, besides offline data; see :mod:`alfx.engine.mixing`.
+
+        Args:
+            share: ``mini_batch_size`` samples of the replay buffer.
+
+        Returns:
+            Shares in place of that one. A replay buffer that holds too little yet keeps all of them from being drawn.
+        """
+        return [share]
 
     def train_from_unroll(self, experience: Experience, train_info: NestedTensor) -> int:
         """Train on an unroll ``[T, B, ...]``: directly if on-policy, else through the replay buffer."""
@@ -666,6 +694,18 @@ def _prefix_and_path(checkpoint: str) -> tuple[str, str]:
     """``'prefix@path'`` in two; a path may itself contain ``@``, a prefix cannot."""
     prefix, at, path = checkpoint.partition('@')
     return (prefix, path) if at and not os.path.exists(checkpoint) else ('', checkpoint)
+
+
+def _at_once(train_step: Callable[..., AlgStep], *sequences: NestedTensor) -> AlgStep:
+    """``train_step`` for all steps of sequences ``[T, B, ...]`` as one batch; there is no state afterwards."""
+    time, batch = nest.get_nest_shape(sequences[0])[:2]
+    if time == 1:
+        flat = nest.map_structure(lambda x: x[0], sequences)
+    else:
+        flat = nest.map_structure(lambda x: x.reshape(time * batch, *x.shape[2:]), sequences)
+    step = train_step(*flat)
+    output, info = nest.map_structure(lambda x: x.reshape(time, batch, *x.shape[1:]), (step.output, step.info))
+    return AlgStep(output, (), info)
 
 
 def _zeros(spec: NestedTensorSpec, batch_size: int) -> NestedTensor:

@@ -18,9 +18,7 @@ from alfx.gin_utils.settings import setting, wrong_values
 
 _OWNER = 'TrainerConfig'
 # What this version cannot do, and what has a meaning only together with it: nothing but the default is accepted.
-_NOT_AVAILABLE = (
-    'offline_buffer_dir', 'offline_buffer_length', 'rl_train_after_update_steps', 'rl_train_every_update_steps',
-    'eval_uncertainty')
+_NOT_AVAILABLE = ('eval_uncertainty', )
 
 
 @gin_utils.configurable
@@ -123,10 +121,17 @@ class TrainerConfig:
         priority_replay_alpha: exponent of the priorities, a number or a schedule.
         priority_replay_beta: exponent of the importance weights, a number or a schedule.
         priority_replay_eps: added to every priority.
-        offline_buffer_dir: one or several stored replay buffers to train from.
-        offline_buffer_length: steps to load of each of them; None for all.
-        rl_train_after_update_steps: with an offline buffer, updates before training on own experience.
-        rl_train_every_update_steps: with an offline buffer, train on own experience every so many updates.
+        offline_buffer_dir: one or several stored datasets to train on, by samples; see docs/offline.md. With
+            unroll_length 0 they are all there is to train on.
+        offline_buffer_length: at most so many steps of each of them are loaded; None for all.
+        rl_train_after_update_steps: with a dataset and own experience, train on the dataset alone, and collect nothing,
+            until the global counter is so large.
+        rl_train_every_update_steps: with a dataset and own experience, train on the dataset alone but for those
+            iterations that begin when the global counter is a multiple of this. Every iteration collects.
+        offline_mini_batch_size: sequences from the datasets in a minibatch, besides ``mini_batch_size`` of own
+            experience; None for as many.
+        offline_loss_weight: factor of the mean loss of these, which is added to that of own experience; a number, or a
+            schedule. 0 leaves them out.
         empty_cache: return unused GPU memory before each iteration.
         normalize_importance_weights_by_max: divide importance weights by their largest.
         clear_replay_buffer: with whole_replay_buffer_training, forget everything after training on it.
@@ -211,6 +216,8 @@ class TrainerConfig:
     clear_replay_buffer: bool = True
     num_ray_workers: int = setting(0, minimum=0, may_change=True)
     ray_address: str = setting('', may_change=True)
+    offline_mini_batch_size: Optional[int] = setting(None, minimum=1)
+    offline_loss_weight: Union[float, Callable] = setting(1.0, minimum=0)
     num_threads: Optional[int] = setting(None, minimum=1, may_change=True)
     float32_matmul_precision: Optional[str] = setting(None, choices=('highest', 'high', 'medium'), may_change=True)
     compile: bool = False
@@ -248,6 +255,16 @@ class TrainerConfig:
     def trains_on_whole_unrolls(self) -> bool:
         """Whether each unroll is stored for replay, trained on as a whole, and then dropped."""
         return self.whole_replay_buffer_training and self.clear_replay_buffer
+
+    @property
+    def collects(self) -> bool:
+        """Whether the run acts in environments."""
+        return bool(self.unroll_length or self.max_unroll_length)
+
+    def offline_datasets(self) -> tuple[str, ...]:
+        """``offline_buffer_dir`` as a tuple, empty if there is none."""
+        found = self.offline_buffer_dir
+        return () if found is None else (found, ) if isinstance(found, str) else tuple(found)
 
     @property
     def who_acts(self) -> str:
@@ -324,10 +341,11 @@ class TrainerConfig:
                      'gradients of the unroll do not reach the process that trains', 'leave out one of the two')
 
     def _add_rl_conflicts(self, conflict: Callable[[str, str, str], None]) -> None:
-        if self.unroll_length == 0 and not self.async_unroll and self.offline_buffer_dir is None:
+        if not self.collects and not self.async_unroll and not self.offline_datasets():
             conflict('unroll_length', 'is 0: no environment would ever be stepped', 'set it to 1 or more')
+        self._add_offline_conflicts(conflict)
         length = self.mini_batch_length
-        if length is not None and length > self.replay_buffer_length:
+        if self.collects and length is not None and length > self.replay_buffer_length:
             conflict('mini_batch_length', f'is {length}, longer than TrainerConfig.replay_buffer_length = '
                      f'{self.replay_buffer_length}', 'shorten the sequences or lengthen the buffer')
         if length is None and not self.whole_replay_buffer_training:
@@ -336,6 +354,32 @@ class TrainerConfig:
         if self.priority_replay and self.whole_replay_buffer_training:
             conflict('priority_replay', '= True has no meaning with TrainerConfig.whole_replay_buffer_training = True, '
                      'which trains on every step once', 'set whole_replay_buffer_training to False')
+
+    def _add_offline_conflicts(self, conflict: Callable[[str, str, str], None]) -> None:
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+
+        def given(*names: str) -> list[str]:
+            return [name for name in names if getattr(self, name) != defaults[name]]
+
+        schedule = 'rl_train_after_update_steps', 'rl_train_every_update_steps'
+        if not self.offline_datasets():
+            for name in given('offline_buffer_length', 'offline_mini_batch_size', 'offline_loss_weight', *schedule):
+                conflict(name, f'= {getattr(self, name)!r} has a meaning only with TrainerConfig.offline_buffer_dir',
+                         'name a dataset there, or leave this out')
+            return
+        if self.whole_replay_buffer_training:
+            conflict('whole_replay_buffer_training', '= True: from TrainerConfig.offline_buffer_dir minibatches are '
+                     'sampled', 'set it to False')
+        if self.use_rollout_state:
+            conflict('use_rollout_state', '= True: datasets hold no states', 'set it to False')
+        if self.collects:
+            return
+        for name in given(*schedule, 'offline_mini_batch_size', 'offline_loss_weight', 'initial_collect_steps',
+                          'num_env_steps'):
+            conflict(name, f'= {getattr(self, name)!r} has no meaning with TrainerConfig.unroll_length = 0, which '
+                     'collects nothing', 'leave it out, or set unroll_length')
+        if not self.num_iterations:
+            conflict('num_iterations', 'is 0: a run that collects nothing would never end', 'set it to 1 or more')
 
     def _missing_files(self) -> list[gin_utils.Problem]:
         package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -79,6 +79,8 @@ class AlgorithmContainer(_Forwarding):
             twice, or a name cannot be that of a part.
     """
 
+    _hands_offline_on = True
+
     def __init__(self, algs: Mapping[str, Algorithm], train_state_spec: NestedTensorSpec = (),
                  rollout_state_spec: NestedTensorSpec | None = None, predict_state_spec: NestedTensorSpec | None = None,
                  is_on_policy: bool | None = None, debug_summaries: bool = False, name: str = 'AlgorithmContainer'):
@@ -191,6 +193,8 @@ class SequentialAlg(AlgorithmContainer):
         ValueError: something that cannot be called, or a name that does not exist; says which ones do. See also
             ``AlgorithmContainer``.
     """
+
+    _hands_offline_on = True
 
     def __init__(self, *modules: Any, output: Nested = '', is_on_policy: bool | None = None,
                  name: str = 'SequentialAlg', **named_modules: Any):
@@ -392,6 +396,8 @@ class EchoAlg(_Wrapper):
         ValueError: ``alg`` is no algorithm, or (at a step) its output is no such dict.
     """
 
+    _hands_offline_on = True
+
     def __init__(self, alg: Algorithm, echo_spec: NestedTensorSpec, name: str = 'EchoAlg'):
         _check_algs({'alg': alg}, name)
         super().__init__(train_state_spec={'alg': alg.train_state_spec, 'echo': echo_spec},
@@ -473,6 +479,11 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
     def calc_auxiliary_loss(self, info: NestedTensor, reference: NestedTensor) -> LossInfo:
         """That of the algorithm."""
         return self._alg.calc_auxiliary_loss(info, reference)
+
+    def train_sequence_offline(self, inputs: NestedTensor, state: Any, rollout_info: Any,
+                               pre_train: bool = False) -> AlgStep:
+        """Likewise."""
+        return self._alg.train_sequence_offline(inputs, state, rollout_info, pre_train)
 
     def collect_step(self, inputs: TimeStep, state: Any) -> AlgStep:
         """That of the algorithm; nests ``[B, ...]``."""

@@ -17,12 +17,15 @@ from alfx.engine import probe
 from alfx.engine.auxiliary_phase import AuxiliaryPhase, StoredUnrolls
 from alfx.engine.plan import Recorded
 from alfx.engine.replay import check_sequences
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.checks import problem_at
 from alfx.metrics.metric_set import MetricSet
 from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageEnvInfoMetric, AverageEpisodeLengthMetric,
                                   AverageReturnMetric, AverageRewardMetric, EnvironmentSteps,
                                   EpisodicStartAverageDiscountedReturnMetric, NumberOfEpisodes)
+from alfx.offline import loading
+from alfx.offline.buffer import info_of_action, make_buffer, unknown_infos
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, zeros_from_spec
 
@@ -89,6 +92,7 @@ class RLAlgorithm(Algorithm):
         self._overwrite_policy_output = overwrite_policy_output
         self._env = env
         self._rollout_info_spec: NestedTensorSpec = None
+        self._offline_replay_buffer: ReplayBuffer | None = None
         self._reward_weights: torch.Tensor | None
         self.register_buffer('_reward_weights', torch.ones(reward_spec.numel) if reward_spec.ndim else None)
         if reward_weights is not None:
@@ -221,10 +225,23 @@ class RLAlgorithm(Algorithm):
         self._rollout_info_spec = probe.rollout_info_spec(self, step_spec)
         if self._env is not None and not self.on_policy:
             assert self._config is not None, 'a root algorithm has a config'
-            stack_size = 1 if self.data_transformer is None else self.data_transformer.stack_size
-            self.set_replay_buffer(self._env.batch_size, adjust_replay_buffer_length(self._config, stack_size - 1),
-                                   self._config.priority_replay)
-            self.build_replay_buffer(probe.experience_spec(self, self._env.time_step_spec()))
+            if self._config.collects:
+                stack_size = 1 if self.data_transformer is None else self.data_transformer.stack_size
+                self.set_replay_buffer(self._env.batch_size, adjust_replay_buffer_length(self._config, stack_size - 1),
+                                       self._config.priority_replay)
+                self.build_replay_buffer(probe.experience_spec(self, self._env.time_step_spec()))
+        if self._env is not None and self.has_offline:
+            self.load_offline_replay_buffer(self._env.observation_spec())
+
+    @property
+    def has_offline(self) -> bool:
+        """Whether the configuration names stored datasets to train on."""
+        return self._config is not None and bool(self._config.offline_datasets())
+
+    @property
+    def offline_replay_buffer(self) -> ReplayBuffer | None:
+        """The replay buffer that holds them; ``None`` where nothing is trained."""
+        return self._offline_replay_buffer
 
     def _prepare_auxiliary_phase(self) -> None:
         settings, config = self.auxiliary_phase, self._config
@@ -241,12 +258,37 @@ class RLAlgorithm(Algorithm):
         self.learner.phase = AuxiliaryPhase(self.learner, self, settings, self._stored_unrolls, length)
 
     def load_offline_replay_buffer(self, untransformed_observation_spec: NestedTensorSpec) -> None:
-        """Offline replay buffers are not available in this version.
+        """Load the datasets of ``TrainerConfig.offline_buffer_dir``, each as a ring of a replay buffer.
+
+        Args:
+            untransformed_observation_spec: spec of the observation before any data transformer.
 
         Raises:
-            NotImplementedError: always; ``TrainerConfig.offline_buffer_dir`` is refused for the same reason.
+            ConfError: the algorithm cannot be trained on recorded actions, or a dataset is missing, is damaged, or does
+                not fit.
         """
-        raise NotImplementedError('offline replay buffers are not available in this version')
+        config = self._config
+        assert config is not None, 'there are datasets'
+        self._check_trains_offline()
+        specs = untransformed_observation_spec, self._action_spec, self._reward_spec
+        datasets = loading.load(config.offline_datasets(), config.offline_buffer_length, *specs,
+                                config.mini_batch_length or 1)
+        plain = nest.map_structure(TensorSpec.from_spec, time_step_spec(*specs))
+        spec = Experience(plain, plain.prev_action, info_of_action(self._rollout_info_spec, plain.prev_action))
+        transformer = self.data_transformer
+        self._offline_replay_buffer = make_buffer(
+            datasets, spec, prioritized_sampling=config.priority_replay, name=f'{self._name}_offline_replay_buffer',
+            keep_episodic_info=True if getattr(transformer, 'needs_episodic_info', False) else None)
+
+    def _check_trains_offline(self) -> None:
+        if self.on_policy:
+            raise ConfError([problem_at('TrainerConfig', 'offline_buffer_dir', f'is set, but {self._name} is trained '
+                                        'on-policy, by its own experience', 'choose an off-policy algorithm')])
+        unknown = unknown_infos(self._rollout_info_spec)
+        if unknown:
+            raise ConfError([problem_at(
+                'TrainerConfig', 'offline_buffer_dir', f'is set, but {self._name} learns from more than the actions of '
+                f'the rollout: {", ".join(unknown)}, which datasets do not hold', 'choose another algorithm')])
 
     def recorded(self, function: Callable[[NestedTensor], NestedTensor], *modules: nn.Module
                  ) -> Callable[[NestedTensor], NestedTensor]:

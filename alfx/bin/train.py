@@ -100,7 +100,7 @@ def _print_end(trainer: Any, root_dir: str) -> None:
     print(f'\ndone: {trainer.current_iterations():,} iterations, {trainer.score()}')
     folder = shlex.quote(root_dir)
     commands = [('longer', f'train --root_dir {folder} --conf_param {trainer.longer()}')]
-    if trainer.current_env_steps():
+    if trainer.algorithm.environment is not None:
         play = f'play --root_dir {folder}'
         commands = [('play', play), ('video', f'{play} --record_file play.mp4'),
                     ('evaluate', f'evaluate --root_dir {folder}'), ('plot', f'plot {folder}'), *commands]

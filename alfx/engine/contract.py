@@ -26,15 +26,22 @@ class Settings(Protocol):
     normalize_importance_weights_by_max: bool
     num_env_steps: int
     num_updates_per_train_iter: int
+    offline_loss_weight: Any
+    offline_mini_batch_size: int | None
     priority_replay_alpha: Any
     priority_replay_beta: Any
     priority_replay_eps: float
+    rl_train_after_update_steps: int
+    rl_train_every_update_steps: int
     temporally_independent_train_step: bool | None
     unroll_length: float
     unroll_with_grad: bool
     update_counter_every_mini_batch: bool
     use_rollout_state: bool
     whole_replay_buffer_training: bool
+
+    @property
+    def collects(self) -> bool: ...
 
     @property
     def trains_on_whole_unrolls(self) -> bool: ...
@@ -57,6 +64,9 @@ class Trains(Protocol):
 
     @property
     def replay_buffer(self) -> ReplayBuffer | None: ...
+
+    @property
+    def offline_replay_buffer(self) -> ReplayBuffer | None: ...
 
     @property
     def data_transformer(self) -> Any: ...
@@ -91,6 +101,16 @@ class Trains(Protocol):
     def auxiliary_reference(self, info: NestedTensor) -> NestedTensor: ...
 
     def calc_auxiliary_loss(self, info: NestedTensor, reference: NestedTensor) -> LossInfo: ...
+
+    def train_step_offline(self, inputs: NestedTensor, state: NestedTensor, rollout_info: NestedTensor,
+                           pre_train: bool = False) -> AlgStep: ...
+
+    def train_sequence_offline(self, inputs: NestedTensor, state: NestedTensor, rollout_info: NestedTensor,
+                               pre_train: bool = False) -> AlgStep: ...
+
+    def calc_loss_offline(self, info_offline: NestedTensor, pre_train: bool = False) -> LossInfo: ...
+
+    def batch_shares(self, share: Any) -> Any: ...
 
     def update_with_gradient(self, loss_info: LossInfo, valid_masks: torch.Tensor | None = None, weight: float = 1.0,
                              batch_info: BatchInfo | None = None

@@ -21,18 +21,21 @@ from alfx.engine.contract import Settings, Trains
 from alfx.engine.errors import NonFiniteLossError
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
+from alfx.engine.mixing import (Joiner, Origin, Sample, Share, Stage, side_by_side, stage_of, update_priorities,
+                                weights_of)
 from alfx.engine.plan import Batch, Computed, Eager, Objective, make_plan
 from alfx.engine.plan.eager import Losses
 from alfx.engine.plan.program import copied
-from alfx.engine.priorities import importance_weights, update_priorities
 from alfx.engine.remote.data_parallel import GradientAverager, average_gradients
 from alfx.engine.remote.unroll import RemoteUnroll, UnrollSource
 from alfx.engine.unroll import Cursor, Steps, start, unroll
 from alfx.experience_replayers.batch_reader import BatchReader, Slot
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.checks import problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec
 from alfx.traits import Traits
+from alfx.utils.schedulers import as_scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +78,8 @@ class Learner:
         self._context_steps = 0  # at the start of the replay buffer, trained on in an earlier iteration
         self.reader: BatchReader | None = None
         self._reader_key: Any = None  # what the reader depends on
-        self._plan: Eager | None = None
-        self._unroll_plan: Eager | None = None
+        self._plans: dict[str, Eager] = {}  # by what computes the losses
+        self._join = Joiner()
         self._taking_turns: list[Any] | None = None  # parts that may have several fixed updates
         self.phase: AuxiliaryPhase | None = None
 
@@ -91,7 +94,8 @@ class Learner:
 
     def forget_places(self) -> None:
         """The tensors of the algorithm have been moved: forget what has been made for where they were."""
-        self.reader = self._reader_key = self._plan = self._unroll_plan = None
+        self.reader = self._reader_key = None
+        self._plans = {}
         if self.phase is not None:
             self.phase.forget_places()
 
@@ -104,7 +108,7 @@ class Learner:
             The number of samples trained on, repeated ones counted each time; without those of the phase.
         """
         algorithm, started = self._algorithm, time.perf_counter()
-        experience = self.unroll_if_due()
+        experience = None if self.stage is Stage.PRETRAIN else self.unroll_if_due()
         unrolled = time.perf_counter()
         rollout_info = None if experience is None else experience.rollout_info
         if not algorithm.on_policy:
@@ -129,6 +133,12 @@ class Learner:
             summary.scalar('time/train', time.perf_counter() - unrolled)
         self.num_trained = steps
         return steps
+
+    @property
+    def stage(self) -> Stage:
+        """What an iteration that begins now trains on: own experience, stored datasets, or both."""
+        return stage_of(self._settings, self._algorithm.offline_replay_buffer is not None,
+                        context.get_global_counter())
 
     # Collecting ------------------------------------------------------------------------------------------------
 
@@ -240,7 +250,7 @@ class Learner:
         return (length - 1) * batch
 
     def train_from_replay_buffer(self, update_global_counter: bool = False) -> int:
-        """Train on the replay buffer of the algorithm: on all of it in epochs, or on sampled minibatches.
+        """Train on what is stored, own experience or datasets: on all of it in epochs, or on sampled minibatches.
 
         Args:
             update_global_counter: count each update, if ``TrainerConfig.update_counter_every_mini_batch``.
@@ -249,12 +259,12 @@ class Learner:
             The number of steps trained on, repeated ones counted each time; 0 if there is too little data yet.
         """
         settings = self._settings
-        assert settings is not None and self._buffer is not None, 'an algorithm with a replay buffer has a config'
-        counts = update_global_counter and settings.update_counter_every_mini_batch
-        with context.replay_context():
+        assert settings is not None, 'an algorithm with a replay buffer has a config'
+        counts, stage = update_global_counter and settings.update_counter_every_mini_batch, self.stage
+        with context.pretrain_context() if stage is Stage.PRETRAIN else context.replay_context():
             if settings.whole_replay_buffer_training:
                 return self._train_on_whole_buffer(counts)
-            return self._train_on_samples(counts)
+            return self._train_on_samples(self._shares(stage), counts)
 
     @property
     def _buffer(self) -> Any:
@@ -290,35 +300,70 @@ class Learner:
             for batch, is_last in replay.minibatches(sequences, count, batch_size):
                 is_last = is_last and epoch == epochs - 1
                 with context.record_if(records or (is_last and context.should_record_summaries())):
-                    self._update(batch, None, counts)
+                    self._update(Sample(batch), counts)
                 steps += self._num_steps(batch)
         return steps
 
-    def _train_on_samples(self, counts: bool) -> int:
-        """``num_updates_per_train_iter`` updates, each from a fresh sample."""
-        settings, buffer = self._settings, self._buffer
-        length = settings.mini_batch_length or 1
-        if (replay.steps_in(buffer) - buffer.num_earliest_frames_ignored < length
-                or not replay.has_collected(buffer, settings.initial_collect_steps)):
+    def _shares(self, stage: Stage) -> list[Share]:
+        """What minibatches are drawn from in an iteration; nothing as long as too little has been collected."""
+        settings, shares, length = self._settings, [], self._settings.mini_batch_length or 1
+        if stage in (Stage.ONLINE, Stage.HYBRID):
+            everything = Share(self._buffer, settings.mini_batch_size or self._buffer.num_environments)
+            shares = [share for share in self._algorithm.batch_shares(everything) if share.batch_size]
+        elif stage is Stage.OFFLINE and self._buffer is not None and not replay.can_sample(
+                self._buffer, length, settings.initial_collect_steps):
+            return []
+        if any(isinstance(share.source, ReplayBuffer) and not replay.can_sample(
+                share.source, length, settings.initial_collect_steps) for share in shares):
+            return []
+        if stage is Stage.ONLINE:
+            return shares
+        stored = self._algorithm.offline_replay_buffer
+        size = settings.offline_mini_batch_size or settings.mini_batch_size or stored.num_environments
+        offline = Share(stored, size, as_scheduler(settings.offline_loss_weight), is_offline=True)
+        return [*shares, offline] if offline.current_weight() else shares
+
+    def _train_on_samples(self, shares: Sequence[Share], counts: bool) -> int:
+        """``num_updates_per_train_iter`` updates, each from a fresh sample of each share."""
+        if not shares:
             return 0
-        records, updates, steps = self._records_each_update(), settings.num_updates_per_train_iter, 0
-        batch_size = settings.mini_batch_size or buffer.num_environments
-        together = min(replay.drawn_together(buffer, batch_size * length), updates)
-        self._make_reader(batch_size, length, together)
-        samples = (self._samples(batch_size, length, updates, together) if self.reader is None else
-                   ((info, slot.experience, slot) for info, slot in self.reader.draw(updates, together)))
+        records, updates, steps = self._records_each_update(), self._settings.num_updates_per_train_iter, 0
         wanted = context.should_record_summaries()
-        for number, (batch_info, experience, slot) in enumerate(samples):
+        for number, drawn in enumerate(zip(*(self._drawn(share, updates, len(shares) == 1) for share in shares))):
             with context.record_if(wanted and (records or number == updates - 1)):
-                experience = self._preprocessed(experience, batch_info)
-                if slot is not None and not slot.holds(experience):
-                    experience, slot = nest.map_structure(copied, experience), None
-                    self.reader = None  # preprocessing makes batches of its own: from the next iteration on
-                time_major = (nest.map_structure(lambda x: x.transpose(0, 1), experience) if slot is None else
-                              slot.time_major)
-                self._update(time_major, batch_info, counts, slot)
-            steps += self._num_steps(time_major)
+                sample = self._sample(shares, drawn)
+                self._update(sample, counts)
+            steps += sum(self._num_steps(x) for x in (sample.experience, sample.apart) if x is not None)
         return steps
+
+    def _drawn(self, share: Share, count: int, is_alone: bool) -> '_Samples':
+        """``count`` transformed samples ``[share.batch_size, length, ...]`` of a share, with where they came from."""
+        buffer, length = share.source, self._settings.mini_batch_length or 1
+        together = 1
+        if isinstance(buffer, ReplayBuffer):
+            together = min(replay.drawn_together(buffer, share.batch_size * length), count)
+        if is_alone and isinstance(buffer, ReplayBuffer):
+            self._make_reader(share, length, together)
+            if self.reader is not None:
+                return ((info, slot.experience, slot) for info, slot in self.reader.draw(count, together))
+        return self._samples(buffer, share.batch_size, length, count, together)
+
+    def _sample(self, shares: Sequence[Share], drawn: Sequence[tuple[BatchInfo, Experience, Slot | None]]) -> Sample:
+        """What an update is made from: samples of all shares side by side."""
+        parts, origins, slot = [], [], None
+        for share, (batch_info, experience, slot) in zip(shares, drawn):
+            experience = self._preprocessed(experience, batch_info)
+            if slot is not None and not slot.holds(experience):
+                experience, slot = nest.map_structure(copied, experience), None
+                self.reader = None  # preprocessing makes batches of its own: from the next iteration on
+            parts.append(slot.time_major if slot is not None else
+                         nest.map_structure(lambda x: x.transpose(0, 1), experience))
+            origins.append(Origin(share, batch_info))
+        if not self.traits.has_offline_hooks:
+            return Sample(self._join(parts), None, tuple(origins), slot)
+        own, apart = ([part for part, share in zip(parts, shares) if share.is_offline == offline]
+                      for offline in (False, True))
+        return Sample(self._join(own) if own else None, self._join(apart) if apart else None, tuple(origins), slot)
 
     def _records_each_update(self) -> bool:
         """Whether every update has a counter of its own to write summaries at; otherwise only the last one does."""
@@ -329,30 +374,31 @@ class Learner:
         length, batch = experience.time_step.step_type.shape
         return (length - self.traits.bootstraps_sequences) * batch
 
-    def _make_reader(self, batch_size: int, length: int, together: int) -> None:
+    def _make_reader(self, share: Share, length: int, together: int) -> None:
         """Samples are read into the same memory each time, where updates are played on them as they are stored."""
         transformer = self._algorithm.data_transformer
         if not self.traits.fixed_update:
             return
-        key = self._buffer, batch_size, length, 1 if self.plan.takes_batches_in_place else together
+        plan = self._plan_of('_offline_losses' if share.is_offline and self.traits.has_offline_hooks else 'losses')
+        key = share.source, share.batch_size, length, 1 if plan.takes_batches_in_place else together
         if key != self._reader_key:
-            is_possible = self.plan.reads_slots and (transformer is None or not transformer.changes_experience)
-            self._reader_key, self.reader = key, self._buffer.reader(*key[1:]) if is_possible else None
+            is_possible = plan.reads_slots and (transformer is None or not transformer.changes_experience)
+            self._reader_key, self.reader = key, share.source.reader(*key[1:]) if is_possible else None
 
-    def _samples(self, batch_size: int, length: int, count: int, together: int) -> '_Samples':
+    def _samples(self, buffer: Any, batch_size: int, length: int, count: int, together: int) -> '_Samples':
         """Transformed samples ``[batch_size, length, ...]`` for ``count`` updates, ``together`` drawn at a time."""
         while count:
             number = min(together, count)
             count -= number
-            experience, batch_info = self._buffer.get_batch(batch_size * number, length)
-            experience = self.transformed(experience, batch_info, self._buffer)
+            experience, batch_info = buffer.get_batch(batch_size * number, length)
+            experience = self.transformed(experience, batch_info, buffer)
             if number == 1:
                 yield batch_info, experience, None
                 continue
             leaves, tree = nest.flatten_with_structure((experience, batch_info._replace(replay_buffer=())))
             for parts in zip(*(x.split(batch_size) for x in leaves)):
                 part, part_info = nest.unflatten(tree, parts)
-                yield part_info._replace(replay_buffer=self._buffer), part, None
+                yield part_info._replace(replay_buffer=buffer), part, None
 
     def processed(self, experience: Experience, batch_info: BatchInfo) -> Experience:
         """What is trained on of a batch ``[B, T, ...]`` from the replay buffer."""
@@ -388,16 +434,18 @@ class Learner:
     @property
     def plan(self) -> Eager:
         """How gradients of minibatches are computed: step by step, or in a faster way that does the same."""
-        if self._plan is None:
-            self._plan = self._make_plan(self.losses)
-        return self._plan
+        return self._plan_of('losses')
 
     @property
     def unroll_plan(self) -> Eager:
         """The same for unrolls whose infos are computed anew."""
-        if self._unroll_plan is None:
-            self._unroll_plan = self._make_plan(self._unroll_losses, is_rare=True)
-        return self._unroll_plan
+        return self._plan_of('_unroll_losses', is_rare=True)
+
+    def _plan_of(self, losses: str, is_rare: bool = False) -> Eager:
+        """The plan for a method that computes losses."""
+        if losses not in self._plans:
+            self._plans[losses] = self._make_plan(getattr(self, losses), is_rare)
+        return self._plans[losses]
 
     def _make_plan(self, losses: Losses, is_rare: bool = False) -> Eager:
         is_fixed = self.traits.fixed_update
@@ -417,23 +465,25 @@ class Learner:
         """Which one of several fixed updates the next one is, of all parts."""
         if self._taking_turns is None:
             self._taking_turns = [part for part in self._algorithm.modules() if hasattr(type(part), 'update_variant')]
-        return tuple([part.update_variant for part in self._taking_turns])
+        return context.is_pretrain(), *[part.update_variant for part in self._taking_turns]
 
-    def _update(self, experience: Experience, batch_info: BatchInfo | None, counts: bool,
-                slot: Slot | None = None) -> None:
-        """One gradient update from a minibatch ``[T, B, ...]``, which is in ``slot`` for now, if anything is."""
+    def _update(self, sample: Sample, counts: bool) -> None:
+        """One gradient update."""
         if counts:
             context.increment_global_counter()
-        if batch_info is not None:
-            batch_info = importance_weights(self._settings, batch_info)
-        weights = () if batch_info is None else batch_info.importance_weights
+        weights = weights_of(self._settings, sample.origins)
+        made_from: Any = sample.experience
+        losses = 'losses'
+        if sample.apart is not None:
+            made_from, losses = ((sample.apart, '_offline_losses') if made_from is None else
+                                 ((made_from, sample.apart), '_hybrid_losses'))
         if self.traits.fixed_update:
-            computed = self.optimize(self.plan, Batch(experience, weights, slot))
+            computed = self.optimize(self._plan_of(losses), Batch(made_from, weights, sample.slot))
         else:
-            computed = self._computed(*self.losses(experience), batch_info)
-        if batch_info is not None:
-            update_priorities(self._settings, self._buffer, batch_info, computed.loss_info)
-        self._after_update(experience, computed)
+            loss_info, masks, train_info = getattr(self, losses)(made_from)
+            computed = self._computed(loss_info, masks, train_info, weights)
+        update_priorities(self._settings, sample.origins, computed.loss_info)
+        self._after_update(sample.shown, computed)
 
     def _after_update(self, experience: Experience, computed: Computed) -> None:
         """What follows an update from experience ``[T, B, ...]``."""
@@ -457,6 +507,23 @@ class Learner:
         """
         return self._counted(self.train_info(experience), experience, self.traits.bootstraps_sequences)
 
+    def _offline_losses(self, experience: Experience) -> tuple[LossInfo, torch.Tensor, NestedTensor]:
+        """:meth:`losses` by the offline hooks."""
+        train_info = self.train_info(experience, offline=True)
+        loss_info = self._algorithm.calc_loss_offline(train_info, context.is_pretrain())
+        return *update.counted_loss(loss_info, experience.time_step.step_type,
+                                    self.traits.bootstraps_sequences), train_info
+
+    def _hybrid_losses(self, both: tuple[Experience, Experience]) -> tuple[LossInfo, torch.Tensor, NestedTensor]:
+        """:meth:`losses` of own experience and, beside them, those of stored datasets by the offline hooks.
+
+        Returns:
+            as :meth:`losses`, with the columns of both; what they were made from is that of own experience.
+        """
+        own, masks, train_info = self.losses(both[0])
+        offline, offline_masks, _ = self._offline_losses(both[1])
+        return side_by_side(own, offline), torch.cat((masks, offline_masks), 1), train_info
+
     def _unroll_losses(self, experience: Experience) -> tuple[LossInfo, torch.Tensor, NestedTensor]:
         """:meth:`losses` of an unroll, whose last step is always there only to bootstrap from."""
         return self._counted(self.train_info(experience), experience, bootstraps=True)
@@ -469,17 +536,19 @@ class Learner:
         return loss_info, masks, train_info
 
     def _computed(self, loss_info: LossInfo, masks: torch.Tensor, train_info: NestedTensor,
-                  batch_info: BatchInfo | None = None) -> Computed:
+                  weights: torch.Tensor | tuple[()] = ()) -> Computed:
         """An update by the algorithm's own ``update_with_gradient``, from losses that have been computed."""
-        loss_info, _ = self._algorithm.update_with_gradient(loss_info, masks, 1.0, batch_info)
+        loss_info, _ = self._algorithm.update_with_gradient(loss_info, masks, 1.0,
+                                                            BatchInfo(importance_weights=weights))
         return Computed(loss_info, train_info)
 
-    def train_info(self, experience: Experience) -> NestedTensor:
-        """The infos ``[T, B, ...]`` that the loss gets for experience ``[T, B, ...]``."""
+    def train_info(self, experience: Experience, offline: bool = False) -> NestedTensor:
+        """The infos ``[T, B, ...]`` that the loss gets for experience ``[T, B, ...]``; with ``offline`` of the offline
+        hooks."""
         independent = self._settings.temporally_independent_train_step if self._settings is not None else None
         if independent is None:
             independent = self.traits.trains_sequences_at_once
-        train_info = replay.compute_train_info(self._algorithm, experience, independent)
+        train_info = replay.compute_train_info(self._algorithm, experience, independent, offline)
         if self.train_info_spec is None:
             self.train_info_spec = extract_spec(train_info, from_dim=2)
         return train_info

@@ -2,12 +2,14 @@
 
 The order in which :class:`~alfx.engine.learner.Learner` does that is its own business.
 """
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 
-from alfx import gin_utils, nest
-from alfx.data_structures import BatchInfo, Experience, reset_at_first
+from alfx import context, gin_utils, nest
+from alfx.data_structures import AlgStep, BatchInfo, Experience, reset_at_first
 from alfx.engine.contract import Settings, Trains
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils.checks import problem_at
@@ -48,6 +50,11 @@ def check_sequences(settings: Settings, needs_previous_step: bool = False) -> No
 def has_collected(buffer: ReplayBuffer, steps: int) -> bool:
     """Whether so many steps have been stored, in all environments together, overwritten ones included."""
     return not steps or buffer.total_size >= steps or int(buffer.current_pos.sum()) >= steps
+
+
+def can_sample(buffer: ReplayBuffer, length: int, initial_steps: int) -> bool:
+    """Whether ``initial_steps`` have been collected, and there are sequences of ``length`` steps."""
+    return steps_in(buffer) - buffer.num_earliest_frames_ignored >= length and has_collected(buffer, initial_steps)
 
 
 def steps_in(buffer: ReplayBuffer) -> int:
@@ -111,17 +118,24 @@ def drawn_together(buffer: ReplayBuffer, steps: int) -> int:
     return 1 if buffer.prioritized_sampling else max(_DRAWN_TOGETHER // (steps * buffer.bytes_per_step), 1)
 
 
-def compute_train_info(algorithm: Trains, experience: Experience, independent: bool) -> NestedTensor:
+def compute_train_info(algorithm: Trains, experience: Experience, independent: bool, offline: bool = False
+                       ) -> NestedTensor:
     """The infos ``[T, B, ...]`` of ``train_step`` for experience ``[T, B, ...]``.
 
     Args:
         algorithm: trains.
         experience: ``[T, B, ...]``.
         independent: compute all steps at once, otherwise one after the other, as a state connects them.
+        offline: the infos of ``train_step_offline`` instead.
     """
     length, batch = experience.time_step.step_type.shape
+    train_step: Any = algorithm.train_step
+    train_sequence: Any = algorithm.train_sequence
+    if offline:
+        train_step, train_sequence = (partial(step, pre_train=context.is_pretrain()) for step in
+                                      (algorithm.train_step_offline, algorithm.train_sequence_offline))
     if independent:
-        return _train_info_at_once(algorithm, experience, length, batch)
+        return _train_info_at_once(algorithm, train_sequence, experience, length, batch)
     initial_state = algorithm.get_initial_train_state(batch)
     state = initial_state
     if algorithm.use_rollout_state and nest.flatten(experience.state):
@@ -131,13 +145,14 @@ def compute_train_info(algorithm: Trains, experience: Experience, independent: b
     for t in range(length):
         time_step, rollout_info = nest.map_structure(
             lambda x, t=t: x[t], (experience.time_step, experience.rollout_info))
-        step = algorithm.train_step(time_step, reset_at_first(state, initial_state, time_step), rollout_info)
+        step = train_step(time_step, reset_at_first(state, initial_state, time_step), rollout_info)
         state = step.state
         infos.append(step.info)
     return nest.stack(infos)
 
 
-def _train_info_at_once(algorithm: Trains, experience: Experience, length: int, batch: int) -> NestedTensor:
+def _train_info_at_once(algorithm: Trains, train_sequence: Callable[..., AlgStep], experience: Experience, length: int,
+                        batch: int) -> NestedTensor:
     """``train_sequence``, with the state of the rollout or zeros at each step."""
     state = algorithm.get_initial_train_state(length * batch)
     if nest.flatten(state):
@@ -145,4 +160,4 @@ def _train_info_at_once(algorithm: Trains, experience: Experience, length: int, 
             state = nest.prune_nest_like(experience.state, algorithm.train_state_spec)
         else:
             state = nest.map_structure(lambda x: x.reshape(length, batch, *x.shape[1:]), state)
-    return algorithm.train_sequence(experience.time_step, state, experience.rollout_info).info
+    return train_sequence(experience.time_step, state, experience.rollout_info).info

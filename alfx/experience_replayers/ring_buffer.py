@@ -173,29 +173,37 @@ class RingBuffer:
         self._stored(positions, 1, envs, leaves)
 
     @one_at_a_time
-    def add_sequence(self, batch: NestedTensor) -> None:
-        """Store T steps of all environments, as copies: the same as :meth:`add_batch` for each of them in turn.
+    def add_sequence(self, batch: NestedTensor, env_ids: Optional[Sequence[int]] = None) -> None:
+        """Store T steps of several environments, as copies: the same as :meth:`add_batch` for each of them in turn.
 
         Args:
-            batch: nest ``[T, num_environments, ...]``.
+            batch: nest ``[T, B, ...]``.
+            env_ids: ``B`` environments, each at most once; None for all in order.
 
         Raises:
             SpecError: ``batch`` does not have the spec of the buffer.
+            ValueError: ``env_ids`` are not distinct environments of the buffer.
         """
         leaves, tree = self._leaves_of(batch)
         if tree != self._tree or [x.dtype for x in leaves] != self._dtypes:
             self._raise_spec_error('add_sequence', batch, 2)
         num_steps = leaves[0].shape[0] if leaves[0].ndim else 0
-        if num_steps != self._sequence_shapes[0]:
-            self._sequence_shapes = num_steps, [torch.Size((num_steps, *shape)) for shape in self._batch_shapes]
-        if [x.shape for x in leaves] != self._sequence_shapes[1]:
-            self._raise_spec_error('add_sequence', batch, 2, (num_steps, self._num_envs))
+        envs = None if env_ids is None else self._check_env_ids(torch.as_tensor(env_ids))
+        if envs is not None:
+            shapes = [torch.Size((num_steps, len(envs), *shape)) for shape in self._shapes]
+        else:
+            if num_steps != self._sequence_shapes[0]:
+                self._sequence_shapes = num_steps, [torch.Size((num_steps, *shape)) for shape in self._batch_shapes]
+            shapes = self._sequence_shapes[1]
+        if [x.shape for x in leaves] != shapes:
+            self._raise_spec_error('add_sequence', batch, 2, (num_steps,
+                                                              self._num_envs if envs is None else len(envs)))
         for start in range(0, num_steps, self._max_length):  # once, unless there is more than the buffer can hold
             if num_steps > self._max_length:
                 part = [x[start:start + self._max_length] for x in leaves]
             else:
                 part = leaves
-            self._add_rows(part)
+            self._add_rows(part, envs)
 
     @staticmethod
     def _leaves_of(batch: NestedTensor) -> tuple[list[Tensor], Any]:
@@ -203,10 +211,17 @@ class RingBuffer:
         leaves, tree = nest.flatten_with_structure(batch)
         return [x.detach() if x.requires_grad else x for x in leaves], tree
 
-    def _add_rows(self, leaves: Sequence[Tensor]) -> None:
-        """Store ``[T, num_environments, ...]`` with T of at most ``max_length``."""
+    def _add_rows(self, leaves: Sequence[Tensor], env_ids: Optional[np.ndarray] = None) -> None:
+        """Store ``[T, B, ...]`` with T of at most ``max_length``; None for all environments."""
         rings, num_steps = self._rings, leaves[0].shape[0]
         positions: Any
+        if env_ids is not None:
+            positions = rings.positions()[env_ids].copy()
+            cells = torch.from_numpy(rings.cells_from(positions, num_steps, env_ids))
+            self._store.write_cells(cells.flatten(), [x.flatten(0, 1) for x in leaves])
+            rings.advance_some(env_ids, num_steps)
+            self._stored(positions, num_steps, env_ids, leaves)
+            return
         if rings.lockstep:
             positions = rings.pos
             self._store.write_rows(positions % self._max_length, leaves)

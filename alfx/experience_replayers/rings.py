@@ -75,11 +75,11 @@ class Rings(SharedArrays):
             self._env_pos += steps
             np.minimum(self._env_size + steps, self.max_length, out=self._env_size)
 
-    def advance_some(self, env_ids: np.ndarray) -> None:
-        """One step was stored for each of ``env_ids``, which are distinct."""
+    def advance_some(self, env_ids: np.ndarray, steps: int = 1) -> None:
+        """So many steps were stored for each of ``env_ids``, which are distinct."""
         self.leave_lockstep()
-        self._env_pos[env_ids] += 1
-        self._env_size[env_ids] = np.minimum(self._env_size[env_ids] + 1, self.max_length)
+        self._env_pos[env_ids] += steps
+        self._env_size[env_ids] = np.minimum(self._env_size[env_ids] + steps, self.max_length)
 
     def clear(self, env_ids: np.ndarray | None = None) -> None:
         """Hold nothing of ``env_ids``; None for all, which then get the same position."""

@@ -76,7 +76,7 @@ class Trainer:
         self._checkpointer = self._team.checkpointer(run_files.checkpoint_dir(config.root_dir), alg=self._algorithm,
                                                      trainer=self._state)
         self._summary = self._team.summary(config, self._algorithm, self._metrics())
-        self._display = self._team.display(unit='iterations' if self._env is None else 'steps')
+        self._display = self._team.display(unit='steps' if self._env is not None and config.collects else 'iterations')
         self._signals = self._team.signals()
         self._evaluator: Any = None
         self._unroll_source: Any = None

@@ -13,6 +13,7 @@ import pytest
 from alfx import gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.gin_utils import parsing
+from alfx.offline import folder, recorder
 from alfx.trainers import building, conf_check
 from alfx.trainers.playing import play
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
@@ -43,23 +44,39 @@ def empty_gin():
     gin_utils.clear()
 
 
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 class Short(NamedTuple):
     """What to override for a short run, and the bindings of the suite that loads the environment."""
     params: list
     episode_limit: str
 
 
+def record_datasets(config):
+    """Some random episodes where the conf expects a dataset."""
+    for path in config.offline_datasets():
+        env = building.create_eval_environment(config, 1)
+        act = recorder.random_policy(env.action_spec(), 1)
+        folder.write(path, recorder.record(env, act, 2 * EPISODE_STEPS), {})
+        env.close()
+
+
 def shortened(name):
     """Checks the configuration as it is shipped; returns what makes it short."""
     conf = gin_utils.load(name)
     config = TrainerConfig(root_dir='unused')
+    record_datasets(config)
     params = ['TrainerConfig.replay_buffer_length = 256', 'TrainerConfig.num_updates_per_train_iter = 1',
               'TrainerConfig.num_eval_environments = 1']
     if config.mini_batch_size is not None:
         params.append(f'TrainerConfig.mini_batch_size = {min(config.mini_batch_size, 8)}')
     if config.ml_type == 'rl':
         unroll_length = min(config.unroll_length, max(8, config.mini_batch_length or 1))
-        params += [f'TrainerConfig.unroll_length = {unroll_length}', 'create_environment.num_parallel_environments = 2',
+        params += [f'TrainerConfig.unroll_length = {unroll_length}'] if unroll_length else []
+        params += ['create_environment.num_parallel_environments = 2',
                    'create_environment.nonparallel = True']
     bound = {binding.text: binding.value for binding in conf.bindings}
     load_fn = bound.get('create_environment.env_load_fn')

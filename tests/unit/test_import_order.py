@@ -11,7 +11,7 @@ LAYERS = [
     {'tensor_specs', 'data_structures', 'context'},
     {'summary', 'metrics', 'utils', 'initializers', 'optimizers', 'experience_replayers', 'tree_search'},
     {'layers', 'norm_layers', 'nest.utils'},
-    {'networks', 'engine', 'environments'},
+    {'networks', 'engine', 'environments', 'offline'},
     {'algorithms'},
     {'trainers'},
     {'search'},

@@ -39,6 +39,7 @@ DOCUMENTED = dict(
     priority_replay_beta=0.4, priority_replay_eps=1e-6, offline_buffer_dir=None, offline_buffer_length=None,
     rl_train_after_update_steps=0, rl_train_every_update_steps=1, empty_cache=False,
     normalize_importance_weights_by_max=False, clear_replay_buffer=True, num_ray_workers=0, ray_address='',
+    offline_mini_batch_size=None, offline_loss_weight=1.0,
     num_threads=None, float32_matmul_precision=None, compile=False, replay_checkpoint_megabytes=256)
 
 
@@ -161,14 +162,45 @@ def test_unrolls_are_trained_on_whole_if_the_buffer_is_used_whole_and_cleared(wh
 
 
 @pytest.mark.parametrize('kwargs', [
-    dict(offline_buffer_dir='somewhere'),
-    dict(rl_train_after_update_steps=1), dict(rl_train_every_update_steps=2),
-    dict(eval_uncertainty=True), dict(offline_buffer_length=10),
+    dict(eval_uncertainty=True),
 ])
 def test_what_is_not_available_is_refused_by_name(kwargs):
     name = next(iter(kwargs))
     found, = problems_of(**kwargs)
     assert found.startswith(f'TrainerConfig.{name} = ') and 'not available yet' in found
+
+
+@pytest.mark.parametrize('kwargs', [
+    dict(rl_train_after_update_steps=1), dict(rl_train_every_update_steps=2), dict(offline_buffer_length=10),
+    dict(offline_mini_batch_size=8), dict(offline_loss_weight=0.5),
+])
+def test_what_has_a_meaning_only_with_a_dataset_is_refused_without(kwargs):
+    name = next(iter(kwargs))
+    found, = problems_of(**kwargs)
+    assert found.startswith(f'TrainerConfig.{name} = ') and 'only with TrainerConfig.offline_buffer_dir' in found
+
+
+def offline(**kwargs):
+    return dict(offline_buffer_dir='somewhere', whole_replay_buffer_training=False, mini_batch_length=2, **kwargs)
+
+
+@pytest.mark.parametrize('name, kwargs', [
+    ('whole_replay_buffer_training', dict(offline_buffer_dir='somewhere')),
+    ('use_rollout_state', offline(use_rollout_state=True)),
+    ('rl_train_after_update_steps', offline(unroll_length=0, rl_train_after_update_steps=1)),
+    ('offline_mini_batch_size', offline(unroll_length=0, offline_mini_batch_size=8)),
+    ('initial_collect_steps', offline(unroll_length=0, initial_collect_steps=8)),
+    ('num_iterations', offline(unroll_length=0, num_iterations=0)),
+])
+def test_what_cannot_be_with_a_dataset_is_refused(name, kwargs):
+    assert any(found.startswith(f'TrainerConfig.{name} ') for found in problems_of(**kwargs))
+
+
+def test_datasets_are_named_by_one_text_or_several():
+    assert make().offline_datasets() == ()
+    assert make(**offline()).offline_datasets() == ('somewhere', )
+    assert make(**{**offline(), 'offline_buffer_dir': ['a', 'b']}).offline_datasets() == ('a', 'b')
+    assert not make(**offline(unroll_length=0)).collects and make(**offline()).collects
 
 
 def test_all_mistakes_are_listed():

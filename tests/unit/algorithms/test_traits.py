@@ -19,7 +19,8 @@ from alfx.traits import Traits
 from tests.agents import ALGORITHMS, make_agent
 
 OBSERVATION, ACTION = TensorSpec((3, )), BoundedTensorSpec((2, ), minimum=-1.0, maximum=1.0)
-ANY = ('needs_previous_step', 'bootstraps_sequences', 'trains_after_iteration', 'completes_unrolls')
+ANY = ('needs_previous_step', 'bootstraps_sequences', 'trains_after_iteration', 'completes_unrolls',
+       'has_offline_hooks')
 ALL = ('fixed_update', 'trains_sequences_at_once')
 MOST = Traits(fixed_update=True, trains_sequences_at_once=True, recomputes_rollout_info=True)
 

@@ -1,0 +1,113 @@
+"""Behavior cloning (Pomerleau 1988, "ALVINN", NeurIPS 1): to act as the data does.
+
+The network of the policy may be of either kind. One that gives distributions maximises the likelihood of the recorded
+actions; one that gives actions, which have to be continuous and bounded, minimises their squared error, in units of
+half their range. With memory it is trained through each sequence, from zeros at its first step.
+"""
+from collections.abc import Callable
+from typing import Any
+
+from alfx import nest
+from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.maths.offline_maths import StoredActions
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.data_structures import AlgStep, BasicRLInfo, LossInfo, TimeStep, namedtuple
+from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils.checks import problem_at
+from alfx.networks.actor_networks import ActorNetwork
+from alfx.tensor_specs import NestedTensorSpec, TensorSpec
+from alfx.traits import Traits
+from alfx.utils import dist_utils
+
+BcInfo = namedtuple('BcInfo', ['actor'], default_value=())
+"""``actor``: a ``LossInfo`` of ``[B]``, with :class:`BcLossInfo`."""
+
+BcState = namedtuple('BcState', ['actor'], default_value=())
+"""The state of the actor network."""
+
+BcLossInfo = namedtuple('LossInfo', ['actor'], default_value=())
+"""``actor``: the loss ``[B]``, for summaries."""
+
+
+@configurable
+class BcAlgorithm(OffPolicyAlgorithm):
+    """Clones recorded actions; see the module for the loss.
+
+    It clones whatever actions it is given: of ``TrainerConfig.offline_buffer_dir``, and, if the run collects as well,
+    those of the rollout, which are its own unless ``overwrite_policy_output`` records those of someone else.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: nest of ``BoundedTensorSpec``, discrete and continuous ones as the network can give.
+        reward_spec: of the rewards, which are not used.
+        actor_network_cls: called as ``(input_tensor_spec=, action_spec=)``; makes the network of the policy.
+        actor_optimizer: owns its parameters.
+        env: batched environment, for the root algorithm.
+        config: configuration, for the root algorithm.
+        checkpoint: as in ``Algorithm``.
+        debug_summaries: write more summaries.
+        epsilon_greedy: in evaluation, the chance of sampling an action instead of taking the most likely one; ``None``:
+            ``config.epsilon_greedy``, or 0 without a config. Without effect on a network that gives actions.
+        name: name of this algorithm.
+
+    Raises:
+        ConfError: the network gives actions, and an action is discrete.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()), actor_network_cls: Callable[..., Any] = ActorNetwork,
+                 actor_optimizer: Any = None, env: Any = None, config: TrainerConfig | None = None,
+                 checkpoint: str | None = None, debug_summaries: bool = False, epsilon_greedy: float | None = None,
+                 name: str = 'BcAlgorithm'):
+        if actor_network_cls is ActorNetwork and any(spec.is_discrete for spec in nest.flatten(action_spec)):
+            raise ConfError([problem_at(
+                type(self).__name__, 'actor_network_cls', '= @ActorNetwork, which gives continuous actions; an action '
+                f'of this environment is discrete: {action_spec}', 'set it to @ActorDistributionNetwork')])
+        actor = actor_network_cls(input_tensor_spec=observation_spec, action_spec=action_spec)
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                         train_state_spec=BcState(actor=actor.state_spec), env=env, config=config,
+                         checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
+        self._actor_network = actor
+        self._stored_actions = StoredActions(action_spec)
+        self._gives_distributions = actor.is_distribution_output
+        self._add_given_optimizers((actor_optimizer, actor))
+        self.set_epsilon_greedy(epsilon_greedy)
+
+    def own_traits(self) -> Traits:
+        """True without memory, and unless something in the network draws numbers or keeps statistics."""
+        return super().own_traits()._replace(fixed_update=not nest.flatten(self.train_state_spec) and is_fixed(self))
+
+    def check_config(self, config: TrainerConfig) -> None:
+        """Refuse to clone nothing but its own actions."""
+        if not config.offline_datasets() and not self.overwrite_policy_output:
+            raise ConfError([problem_at('TrainerConfig', 'offline_buffer_dir', f'is not set: {self._name} would learn '
+                                        'to do what it does anyway', 'name a dataset (docs/offline.md)')])
+
+    def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """The best action ``[B, ...]``; with probability ``epsilon_greedy`` a sampled one."""
+        output, actor_state = self._actor_network(inputs.observation, state.actor)
+        if self._gives_distributions:
+            output = dist_utils.epsilon_greedy_sample(output, self._epsilon_greedy)
+        return AlgStep(output, BcState(actor_state), ())
+
+    def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """A sampled action ``[B, ...]``; of a network that gives actions just that."""
+        action, actor_state = self._actor_network(inputs.observation, state.actor)
+        if self._gives_distributions:
+            action = dist_utils.sample_action_distribution(action)
+        return AlgStep(action, BcState(actor_state), BasicRLInfo(action=action))
+
+    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """The loss of not doing what was done, ``[B]``; the output is what the policy does."""
+        output, actor_state = self._actor_network(inputs.observation, state.actor)
+        action = rollout_info.action
+        loss = (-self._stored_actions.log_prob(output, action) if self._gives_distributions else
+                self._stored_actions.squared_error(output, action))
+        return AlgStep(action, BcState(actor_state),
+                       BcInfo(LossInfo(loss=loss, extra=BcLossInfo(actor=loss))))
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The loss ``[T, B]`` of each step."""
+        return info.actor
+

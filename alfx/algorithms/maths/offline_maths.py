@@ -1,0 +1,74 @@
+"""The maths of learning from the actions of others, without state. ``N`` is any batch."""
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alfx import nest
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec
+from alfx.utils import dist_utils
+
+_MARGIN = 1e-4  # of half the range of an action
+
+
+def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
+    """``|tau - 1(u < 0)| u^2`` (Kostrikov et al. 2021, arXiv:2110.06169, eq. 3), elementwise.
+
+    Args:
+        difference: target minus prediction, u.
+        expectile: tau in (0, 1); 0.5 is half the squared error.
+    """
+    return torch.where(difference < 0, 1.0 - expectile, expectile) * difference.square()
+
+
+def advantage_weights(advantage: Tensor, temperature: float, maximum: float) -> Tensor:
+    """``min(exp(A / temperature), maximum)`` without gradient: how much an action is cloned (eq. 7 there)."""
+    return (advantage.detach() / temperature).exp().clamp(max=maximum)
+
+
+class StoredActions(nn.Module):
+    """What is done with recorded actions of a spec.
+
+    Args:
+        spec: nest of specs of actions.
+    """
+
+    def __init__(self, spec: NestedTensorSpec):
+        super().__init__()
+        self._names = [f'_{i}' if isinstance(leaf, BoundedTensorSpec) and leaf.is_continuous else '' for i, leaf in
+                       enumerate(nest.flatten(spec))]
+        for name, leaf in zip(self._names, nest.flatten(spec)):
+            if name:
+                bounds = torch.stack([torch.tensor(x).expand(leaf.shape).to(leaf.dtype) for x in (
+                    leaf.minimum, leaf.maximum)])
+                self.register_buffer(name, bounds, persistent=False)
+
+    def inside_bounds(self, action: NestedTensor) -> NestedTensor:
+        """Continuous actions ``[N, ...]`` moved into the open interval of their bounds, where they lie on these.
+
+        A squashed distribution has no density on its bounds, or an infinite one, and recorded actions do lie there.
+        """
+        leaves, tree = nest.flatten_with_structure(action)
+        moved = []
+        for x, name in zip(leaves, self._names):
+            if name:
+                low, high = self._buffers[name]  # type: ignore[misc]
+                margin = _MARGIN * (high - low) / 2
+                x = torch.minimum(torch.maximum(x, low + margin), high - margin)
+            moved.append(x)
+        return tree.unflatten(moved)
+
+    def log_prob(self, distribution: Any, action: NestedTensor) -> Tensor:
+        """Log-probability ``[N]`` of actions ``[N, ...]`` in a nest of distributions of batch shape ``[N]``."""
+        return dist_utils.compute_log_probability(distribution, self.inside_bounds(action))
+
+    def squared_error(self, output: NestedTensor, action: NestedTensor) -> Tensor:
+        """``[N]``: the squared difference of two continuous actions, summed, in units of half their range."""
+        total: Any = 0.0
+        for x, y, name in zip(nest.flatten(output), nest.flatten(action), self._names):
+            error = x - y
+            if name:
+                low, high = self._buffers[name]  # type: ignore[misc]
+                error = 2 * error / (high - low)
+            total = total + error.square().reshape(len(error), -1).sum(1)
+        return total

@@ -1,0 +1,73 @@
+"""Datasets as the rings of an ordinary replay buffer: no sequence crosses from one dataset into the next."""
+from collections.abc import Sequence
+from typing import Any
+
+import gin
+
+from alfx import nest
+from alfx.data_structures import Experience
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
+from alfx.gin_utils import declare_scope
+from alfx.offline import episodes as stored
+from alfx.offline.dataset import Dataset
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec
+
+SCOPE = 'offline'  # of bindings of ReplayBuffer for this one alone
+declare_scope(SCOPE)
+
+
+def make_buffer(datasets: Sequence[Dataset], experience_spec: Experience, **options: Any) -> ReplayBuffer:
+    """A replay buffer that holds each dataset as the steps of an environment of its own.
+
+    Args:
+        datasets: fit the spec.
+        experience_spec: of a step, its ``rollout_info`` as of :func:`info_of_action`; without ``state``.
+        options: arguments of ``ReplayBuffer`` besides; bindings in the scope ``offline/`` come after them.
+    """
+    spec = nest.map_structure(lambda x: x, experience_spec)
+    step_spec = spec.time_step
+    with gin.config_scope(SCOPE):
+        buffer = ReplayBuffer(spec, len(datasets), max(x.episodes.num_steps for x in datasets),
+                              **{'enable_checkpoint': False, **options})
+    for env_id, dataset in enumerate(datasets):
+        for time_step, action in stored.steps(dataset.episodes, env_id, step_spec.observation, spec.action,
+                                              step_spec.reward):
+            experience = Experience(time_step, action, info_of_action(spec.rollout_info, action))
+            buffer.add_sequence(nest.map_structure(lambda x: x.unsqueeze(1), experience),
+                                env_ids=[env_id] if len(datasets) > 1 else None)
+    return buffer
+
+
+def info_of_action(info: Any, action: NestedTensor) -> Any:
+    """The info of ``rollout_step`` of which nothing but the action is known.
+
+    Args:
+        info: such an info, or its spec: a named tuple with a field ``action``, or with a field ``rl`` that is one.
+        action: nest of actions, or its spec.
+
+    Returns:
+        ``info`` with ``()`` in place of all else; ``()`` if it has no action.
+    """
+    fields = getattr(info, '_fields', ())
+    if not {'action', 'rl'} & set(fields):
+        return ()
+    known = info._replace(**{field: () for field in fields if nest.flatten(getattr(info, field))})
+    if 'action' in fields:
+        return known._replace(action=action)
+    return known._replace(rl=info_of_action(info.rl, action))
+
+
+_UNREAD = ('rewards', 'irm', 'entropy_target', 'policy_loss_addons', 'rw', 'action_distribution')
+
+
+def unknown_infos(info_spec: NestedTensorSpec) -> list[str]:
+    """Paths of what training may read of the infos of ``rollout_step`` and recorded actions do not tell.
+
+    ``[...]`` is empty for what learns from actions alone. What is rewarded besides, and what only summaries show, does
+    not count.
+    """
+    def is_action(parts: list[str]) -> bool:
+        return parts[0] == 'action' or (parts[0] == 'rl' and is_action(parts[1:] or ['']))
+
+    paths = [path for path, _ in nest.flatten_with_path(info_spec)]
+    return [path for path in paths if not is_action(path.split('.')) and not set(path.split('.')) & set(_UNREAD)]

@@ -1,0 +1,197 @@
+"""Episodes as arrays, and the steps that they consist of.
+
+An episode of T actions has T + 1 observations. The reward and the discount of arriving at an observation, and the
+action that led there, belong to the step of that observation; the action taken there to the same step. This is the only
+place where one is shifted against the other::
+
+    observation      o[0]   o[1]   ...  o[T-1]  o[T]
+    action taken     a[0]   a[1]   ...  a[T-1]  0
+    previous action  0      a[0]   ...  a[T-2]  a[T-1]
+    reward           0      r[0]   ...  r[T-2]  r[T-1]
+    step type        FIRST  MID    ...  MID     LAST
+
+Arrays are numpy's, since they may be mapped from files; nests are flat: a dict from the path of a leaf (``''`` for a
+single one) to its array.
+"""
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from alfx import nest
+from alfx.data_structures import StepType, TimeStep
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec
+
+_ROWS_AT_ONCE = 2**16
+
+
+class Episodes(NamedTuple):
+    """E episodes of N actions together, one after the other.
+
+    Attributes:
+        observation: arrays ``[N + E, ...]`` by path.
+        action: arrays ``[N, ...]`` by path.
+        reward: ``[N]``, or ``[N, K]`` for K rewards: for arriving at the next observation.
+        discount: ``[N]`` likewise: 0 at a termination. What ends with another one was cut off, and is bootstrapped
+            from.
+        lengths: int64 ``[E]``: the actions of each, at least 1.
+    """
+
+    observation: dict[str, np.ndarray]
+    action: dict[str, np.ndarray]
+    reward: np.ndarray
+    discount: np.ndarray
+    lengths: np.ndarray
+
+    @property
+    def num_actions(self) -> int:
+        """N."""
+        return len(self.reward)
+
+    @property
+    def num_steps(self) -> int:
+        """N + E: every action, and the last observation of every episode."""
+        return len(self.reward) + len(self.lengths)
+
+    def ends(self) -> np.ndarray:
+        """int64 ``[E]``: the number of the action after the last one of each episode."""
+        return np.cumsum(self.lengths)
+
+    def terminated(self) -> np.ndarray:
+        """bool ``[E]``: whether the task ended there; otherwise the episode was cut off."""
+        return np.asarray(self.discount)[self.ends() - 1] == 0
+
+    def returns(self) -> np.ndarray:
+        """float64 ``[E]`` or ``[E, K]``: the sum of the rewards of each episode."""
+        return np.add.reduceat(np.asarray(self.reward, np.float64), self.ends() - self.lengths)
+
+    def part(self, first: int, end: int) -> 'Episodes':
+        """The episodes from ``first`` to ``end - 1``, as views."""
+        ends = np.concatenate([[0], self.ends()])
+        actions, steps = slice(ends[first], ends[end]), slice(ends[first] + first, ends[end] + end)
+        return Episodes({path: x[steps] for path, x in self.observation.items()},
+                        {path: x[actions] for path, x in self.action.items()}, self.reward[actions],
+                        self.discount[actions], self.lengths[first:end])
+
+    def select(self, episodes: np.ndarray) -> 'Episodes':
+        """Some of them, as copies: those with the numbers ``episodes``, in that order."""
+        return joined([self.part(i, i + 1) for i in episodes])
+
+
+def joined(parts: list[Episodes]) -> Episodes:
+    """All of them in one; the paths are the same in each."""
+    def join(arrays: Any) -> np.ndarray:
+        return np.concatenate(list(arrays))
+
+    first = parts[0]
+    return Episodes({path: join(part.observation[path] for part in parts) for path in first.observation},
+                    {path: join(part.action[path] for part in parts) for path in first.action},
+                    join(part.reward for part in parts), join(part.discount for part in parts),
+                    join(part.lengths for part in parts))
+
+
+def shortened(episodes: Episodes, num_steps: int | None) -> Episodes:
+    """At most ``num_steps`` steps from the start; an episode that does not fit is cut off there.
+
+    What follows the cut is bootstrapped from, as after a time limit, since the discount stays what it was.
+    """
+    if num_steps is None or episodes.num_steps <= num_steps:
+        return episodes
+    ends = np.cumsum(episodes.lengths + 1)
+    whole = int(np.searchsorted(ends, num_steps, side='right'))
+    rest = num_steps - (int(ends[whole - 1]) if whole else 0) - 1  # actions of the episode that is cut
+    kept = episodes.part(0, whole + (rest > 0))
+    if rest <= 0:
+        return kept
+    missing = int(kept.lengths[-1]) - rest
+    lengths = np.concatenate([kept.lengths[:-1], [rest]])
+    return Episodes({path: x[:len(x) - missing] for path, x in kept.observation.items()},
+                    {path: x[:len(x) - missing] for path, x in kept.action.items()}, kept.reward[:-missing],
+                    kept.discount[:-missing], lengths)
+
+
+def steps(episodes: Episodes, env_id: int, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+          reward_spec: Any) -> Iterator[tuple[TimeStep, NestedTensor]]:
+    """The steps of all episodes, some thousand at a time, as live ones would be.
+
+    Args:
+        episodes: their arrays fit the specs but for the types of numbers.
+        env_id: of all steps.
+        observation_spec: nest of specs.
+        action_spec: nest of specs.
+        reward_spec: of rank 0 or 1.
+
+    Yields:
+        time steps ``[R, ...]`` without ``env_info``, and actions ``[R, ...]``, zeros at LAST
+    """
+    ends = np.cumsum(episodes.lengths + 1)
+    first = 0
+    while first < len(ends):
+        done = int(ends[first - 1]) if first else 0
+        end = max(int(np.searchsorted(ends, done + _ROWS_AT_ONCE, side='right')), first + 1)
+        yield _steps(episodes.part(first, end), env_id, observation_spec, action_spec, reward_spec)
+        first = end
+
+
+def _steps(part: Episodes, env_id: int, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+           reward_spec: Any) -> tuple[TimeStep, NestedTensor]:
+    rows, ends = part.num_steps, np.cumsum(part.lengths + 1)
+    step_type = np.full(rows, int(StepType.MID), np.int32)
+    step_type[ends - 1] = int(StepType.LAST)
+    step_type[ends - 1 - part.lengths] = int(StepType.FIRST)
+    arrived, left = step_type != int(StepType.FIRST), step_type != int(StepType.LAST)
+
+    def at(where: np.ndarray, values: np.ndarray, spec: Any, elsewhere: float = 0) -> torch.Tensor:
+        result = np.full((rows, *spec.shape), elsewhere, spec.dtype_str)
+        result[where] = values
+        return torch.from_numpy(result)
+
+    def packed(spec: NestedTensorSpec, make: Any) -> NestedTensor:
+        return nest.pack_sequence_as(spec, [make(path, leaf) for path, leaf in nest.flatten_with_path(spec)])
+
+    action = packed(action_spec, lambda path, leaf: at(left, part.action[path], leaf))
+    prev_action = packed(action_spec, lambda path, leaf: at(arrived, part.action[path], leaf))
+    observation = packed(observation_spec, lambda path, leaf: torch.from_numpy(
+        np.array(part.observation[path], leaf.dtype_str)))
+    discount = np.ones(rows, np.float32)
+    discount[arrived] = part.discount
+    time_step = TimeStep(step_type=torch.from_numpy(step_type), reward=at(arrived, part.reward, reward_spec),
+                         discount=torch.from_numpy(discount), observation=observation, prev_action=prev_action,
+                         env_id=torch.full((rows, ), env_id, dtype=torch.int64))
+    return time_step, action
+
+
+def from_steps(time_step: TimeStep, action: NestedTensor) -> Episodes | None:
+    """The episodes in consecutive steps of one environment; the inverse of :func:`steps`.
+
+    An episode whose beginning is missing begins at the first step that is there; one that has not ended is cut off at
+    the last. What has only one step has no action, and is left out.
+
+    Args:
+        time_step: ``[R, ...]``; its ``observation``, ``step_type``, ``reward`` and ``discount`` are read.
+        action: nest ``[R, ...]``: the actions taken there.
+
+    Returns:
+        ``None`` if there is no action.
+    """
+    step_type = time_step.step_type.numpy()
+    if not len(step_type):
+        return None
+    begins = (step_type == int(StepType.FIRST))
+    begins[0] = True
+    begins[1:] |= step_type[:-1] == int(StepType.LAST)
+    number = np.cumsum(begins) - 1
+    counts = np.bincount(number)
+    kept = counts[number] > 1
+    ends = np.roll(begins, -1)
+    ends[-1] = True
+    arrived, left = kept & ~begins, kept & ~ends
+    if not arrived.any():
+        return None
+
+    def leaves(nested: NestedTensor, where: np.ndarray) -> dict[str, np.ndarray]:
+        return {path: leaf.numpy()[where] for path, leaf in nest.flatten_with_path(nested)}
+
+    return Episodes(leaves(time_step.observation, kept), leaves(action, left), time_step.reward.numpy()[arrived],
+                    time_step.discount.numpy()[arrived], counts[counts > 1] - 1)

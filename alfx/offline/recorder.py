@@ -1,0 +1,119 @@
+"""Recording: a batch of environments is acted in, and whole episodes come out."""
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from alfx import context, nest
+from alfx.data_structures import TimeStep, reset_at_first
+from alfx.offline.episodes import Episodes, from_steps, joined
+from alfx.tensor_specs import NestedTensor
+from alfx.utils.transfers import to_device
+
+Act = Callable[[TimeStep], NestedTensor]
+
+
+class Policy:
+    """Acts as an algorithm does in evaluation.
+
+    Args:
+        algorithm: has been loaded; its ``predict_step`` acts, greedily or not as it has been told.
+        num_environments: B.
+    """
+
+    def __init__(self, algorithm: Any, num_environments: int) -> None:
+        self._algorithm = algorithm
+        self._initial_state = self._state = algorithm.get_initial_predict_state(num_environments)
+        self._transform_state = algorithm.get_initial_transform_state(num_environments)
+
+    def __call__(self, time_step: TimeStep) -> NestedTensor:
+        """The actions ``[B, ...]`` at a time step ``[B, ...]`` of the environment."""
+        algorithm, device = self._algorithm, self._algorithm.device
+        with context.eval_context(), torch.no_grad():
+            inputs, self._transform_state = algorithm.transform_timestep(
+                time_step if device.type == 'cpu' else to_device(time_step, device), self._transform_state)
+            if nest.flatten(self._state):
+                self._state = reset_at_first(self._state, self._initial_state, inputs)
+            step = algorithm.predict_step(inputs, self._state)
+        self._state = step.state
+        return nest.map_structure(torch.Tensor.cpu, step.output)
+
+
+def random_policy(action_spec: NestedTensor, num_environments: int) -> Act:
+    """Uniformly random actions; of those without bounds, standard normal ones."""
+    def draw(spec: Any) -> torch.Tensor:
+        if hasattr(spec, 'sample'):
+            return spec.sample([num_environments])
+        return spec.randn([num_environments])
+
+    return lambda time_step: nest.map_structure(draw, action_spec)
+
+
+def with_noise(act: Act, action_spec: NestedTensor, scale: float) -> Act:
+    """``act`` with normal noise added to its continuous actions, which are then clipped to their bounds.
+
+    Args:
+        act: gives actions.
+        action_spec: nest of specs.
+        scale: standard deviation, in units of half the range of an action; of one without bounds, in its own.
+    """
+    def disturb(action: torch.Tensor, spec: Any) -> torch.Tensor:
+        if not spec.is_continuous:
+            return action
+        if not spec.is_bounded():
+            return action + scale * torch.randn_like(action)
+        low, high = (torch.as_tensor(x, dtype=action.dtype) for x in (spec.minimum, spec.maximum))
+        return torch.clamp(action + scale * (high - low) / 2 * torch.randn_like(action), low, high)
+
+    return lambda time_step: nest.map_structure(disturb, act(time_step), action_spec)
+
+
+def record(env: Any, act: Act, num_actions: int, on_step: Callable[[int], None] | None = None) -> Episodes | None:
+    """Act until there are ``num_actions``, and keep whole episodes.
+
+    The episodes that are under way then are cut off, so that there are that many, or up to B - 1 more. If it is
+    interrupted (``KeyboardInterrupt``), what has ended until then is kept, and nothing else.
+
+    Args:
+        env: batched environment, just made.
+        act: gives the actions.
+        num_actions: in all environments together.
+        on_step: called with the number of actions so far.
+
+    Returns:
+        ``None`` if there is not one action.
+    """
+    steps: list[tuple[TimeStep, NestedTensor]] = []
+    done, is_interrupted = 0, False
+    time_step = env.current_time_step()
+    try:
+        while done < num_actions:
+            action = act(time_step)
+            done += int((~time_step.is_last()).sum())  # at LAST the environment ignores it
+            following = env.step(action)
+            steps.append((_kept(time_step), action))
+            time_step = following
+            if on_step is not None:
+                on_step(done)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    if not steps:
+        return None
+    steps.append((_kept(time_step), steps[-1][1]))
+    all_steps = nest.stack(steps)
+    parts = []
+    for number in range(env.batch_size):
+        own = nest.map_structure(lambda x, number=number: x[:, number], all_steps)
+        if is_interrupted:
+            ended = own[0].is_last().nonzero().flatten()
+            end = int(ended[-1]) + 1 if len(ended) else 0
+            own = nest.map_structure(lambda x, end=end: x[:end], own)
+        parts.append(from_steps(*own))
+    found = [part for part in parts if part is not None]
+    return joined(found) if found else None
+
+
+def _kept(time_step: TimeStep) -> TimeStep:
+    """What is recorded of a time step."""
+    return TimeStep(step_type=time_step.step_type, reward=time_step.reward, discount=time_step.discount,
+                    observation=time_step.observation)

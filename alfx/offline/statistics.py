@@ -1,0 +1,47 @@
+"""What a dataset is like, in numbers."""
+import numpy as np
+
+from alfx.offline.dataset import Dataset, normalized_score
+from alfx.offline.episodes import Episodes
+
+_ROWS_AT_ONCE = 2**18
+
+
+def summary(dataset: Dataset) -> dict[str, float]:
+    """Numbers of episodes and actions, returns, lengths, how many episodes terminated; scores if they are known."""
+    episodes = dataset.episodes
+    returns = episodes.returns()
+    returns = returns if returns.ndim == 1 else returns.sum(1)
+    found = {'episodes': len(episodes.lengths), 'actions': episodes.num_actions,
+             'return_mean': returns.mean(), 'return_std': returns.std(), 'return_min': returns.min(),
+             'return_max': returns.max(), 'length_mean': episodes.lengths.mean(),
+             'length_min': episodes.lengths.min(), 'length_max': episodes.lengths.max(),
+             'terminated': episodes.terminated().mean()}
+    reference = dataset.reference_returns()
+    if reference is not None:
+        found['normalized_score'] = normalized_score(float(returns.mean()), reference)
+    return {name: float(x) for name, x in found.items()}
+
+
+def lines(dataset: Dataset) -> list[str]:
+    """The same in words."""
+    x = summary(dataset)
+    result = [f'{dataset.name}: {x["episodes"]:,.0f} episodes, {x["actions"]:,.0f} actions',
+              f'  return {x["return_mean"]:.6g} +- {x["return_std"]:.4g}, from {x["return_min"]:.6g} to '
+              f'{x["return_max"]:.6g}',
+              f'  length {x["length_mean"]:.6g}, from {x["length_min"]:.0f} to {x["length_max"]:.0f}',
+              f'  terminated: {x["terminated"]:.1%} of the episodes' + (
+                  '' if x['terminated'] else ' (none: all were cut off, and are bootstrapped from)')]
+    if 'normalized_score' in x:
+        result.append(f'  normalized score {x["normalized_score"]:.1f}')
+    return result
+
+
+def observation_moments(episodes: list[Episodes], path: str) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance of a leaf of the observation over all steps of several datasets, float64 ``[...]``."""
+    arrays = [x.observation[path] for x in episodes]
+    count = sum(len(x) for x in arrays)
+    chunks = [array[start:start + _ROWS_AT_ONCE] for array in arrays for start in range(0, len(array), _ROWS_AT_ONCE)]
+    mean = sum(np.asarray(x, np.float64).sum(0) for x in chunks) / count
+    variance = sum(np.square(np.asarray(x, np.float64) - mean).sum(0) for x in chunks) / count
+    return mean, variance

@@ -1,0 +1,269 @@
+"""Minibatches from several sources: what is trained on when, and that the sum of the losses is what is minimised."""
+import offline_agents
+import pytest
+import torch
+from offline_agents import differences, make_agent, parameters
+
+from alfx import context, nest
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.sac_algorithm import SacAlgorithm
+from alfx.data_structures import BatchInfo, Experience, LossInfo, TimeStep
+from alfx.engine.mixing import Joiner, Origin, Share, Stage, side_by_side, stage_of, weights_of
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
+from alfx.utils.schedulers import LinearScheduler
+
+
+@pytest.fixture(scope='module')
+def dataset(tmp_path_factory):
+    return offline_agents.record(tmp_path_factory.mktemp('data') / 'random')
+
+
+def config(**kwargs):
+    return TrainerConfig(root_dir='', algorithm_ctor=dict, offline_buffer_dir='x', whole_replay_buffer_training=False,
+                         mini_batch_length=2, **kwargs)
+
+
+@pytest.mark.parametrize('kwargs, expected', [
+    (dict(), 'HHHHHH'), (dict(unroll_length=0), 'OOOOOO'), (dict(rl_train_after_update_steps=3), 'PPPHHH'),
+    (dict(rl_train_every_update_steps=2), 'HOHOHO'),
+    (dict(rl_train_after_update_steps=3, rl_train_every_update_steps=2), 'PPPOHO')])
+def test_the_counter_decides_what_is_trained_on(kwargs, expected):
+    names = {'H': Stage.HYBRID, 'O': Stage.OFFLINE, 'P': Stage.PRETRAIN}
+    assert [stage_of(config(**kwargs), True, c) for c in range(6)] == [names[c] for c in expected]
+
+
+def test_without_a_dataset_there_is_own_experience_only():
+    assert stage_of(config(rl_train_after_update_steps=3), False, 0) is Stage.ONLINE
+
+
+def test_leaves_that_not_all_have_are_left_out_and_the_others_are_side_by_side():
+    a = Experience(TimeStep(reward=torch.zeros(2, 3), env_info={'x': torch.zeros(2, 3)}), torch.zeros(2, 3, 1),
+                   {'both': torch.zeros(2, 3), 'mine': torch.zeros(2, 3)})
+    b = Experience(TimeStep(reward=torch.ones(2, 1)), torch.ones(2, 1, 1), {'both': torch.ones(2, 1)})
+    join = Joiner()
+    for _ in range(2):
+        found = join([a, b])
+        assert found.time_step.reward.tolist() == [[0, 0, 0, 1]] * 2 and found.action.shape == (2, 4, 1)
+        assert found.time_step.env_info == () and list(found.rollout_info) == ['both']
+    assert join([a]) is a
+
+
+def test_weights_make_the_mean_over_all_columns_the_sum_of_means():
+    shares = Share(None, 3), Share(None, 1, weight=0.5)
+    weights = weights_of(config(), [Origin(share, BatchInfo()) for share in shares])
+    loss = torch.tensor([1.0, 2.0, 3.0, 10.0])
+    assert float((loss * weights).mean()) == pytest.approx(2.0 + 0.5 * 10.0)
+    assert weights_of(config(), [Origin(Share(None, 3), BatchInfo())]) == ()
+    mean = [Origin(Share(None, n, weight=n / 4), BatchInfo()) for n in (3, 1)]
+    assert weights_of(config(), mean) == ()
+
+
+def test_importance_weights_apply_besides():
+    origins = [Origin(Share(None, 2), BatchInfo(importance_weights=torch.tensor([4.0, 1.0]))),
+               Origin(Share(None, 2), BatchInfo())]
+    assert weights_of(config(priority_replay_beta=0.5), origins).tolist() == [1.0, 2.0, 2.0, 2.0]
+
+
+def test_losses_side_by_side_are_added_up():
+    a = LossInfo(loss=torch.ones(2, 3), scalar_loss=torch.tensor(1.0), extra='a', priority=torch.ones(3))
+    found = side_by_side(a, LossInfo(loss=torch.zeros(2, 1), extra='b', priority=torch.zeros(1)))
+    assert found.loss.shape == (2, 4) and float(found.scalar_loss) == 1 and found.priority.tolist() == [1, 1, 1, 0]
+    with pytest.raises(ValueError, match='both, or neither'):
+        side_by_side(a, LossInfo(scalar_loss=torch.tensor(0.0)))
+
+
+# Iterations ----------------------------------------------------------------------------------------------------------
+
+
+def iterate(agent, count):
+    for _ in range(count):
+        agent.train_iter()
+        context.increment_global_counter()
+
+
+@pytest.mark.parametrize('name', ['bc', 'iql', 'sac'])
+def test_offline_training_steps_no_environment_and_allocates_no_buffer_for_it(name, dataset):
+    agent = make_agent(name, dataset)
+    before = parameters(agent)
+    iterate(agent, 2)
+    assert agent.replay_buffer is None and agent.get_step_metrics()[0].count == 0
+    assert differences(before, parameters(agent))
+    assert context.is_replay() is False
+
+
+@pytest.mark.parametrize('phase, config_args, unroll_length', [
+    ('pretraining', dict(rl_train_after_update_steps=99), 4), ('offline', {}, 0), ('hybrid', {}, 4)])
+@pytest.mark.parametrize('name', ['iql', 'sac'])
+def test_target_networks_move_in_every_phase(name, phase, config_args, unroll_length, dataset):
+    agent = make_agent(name, dataset, unroll_length=unroll_length, config_args=config_args)
+    before = parameters(agent)
+    iterate(agent, 2)
+    assert any('target_critic' in changed for changed in differences(before, parameters(agent)))
+
+
+def test_nothing_is_collected_before_the_counter_says_so_and_nothing_trained_while_collecting(dataset):
+    agent = make_agent('iql', dataset, unroll_length=4, config_args=dict(rl_train_after_update_steps=2,
+                                                                        initial_collect_steps=30))
+    steps, trained = [], []
+    for _ in range(5):
+        trained.append(agent.train_iter())
+        context.increment_global_counter()
+        steps.append(int(agent.replay_buffer.total_size))
+    assert steps == [0, 0, 16, 32, 48]
+    assert [x > 0 for x in trained] == [True, True, False, True, True]
+    assert trained[3] == 2 * trained[0]
+
+
+class Hooked(SacAlgorithm):
+    """Tells of its offline hooks, which do the same as the others."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.calls = []
+
+    own_traits = SacAlgorithm.own_traits
+
+    def train_step(self, inputs, state, rollout_info):
+        self.calls.append('train_step')
+        return super().train_step(inputs, state, rollout_info)
+
+    def train_step_offline(self, inputs, state, rollout_info, pre_train=False):
+        self.calls.append(('train_step_offline', pre_train, context.is_pretrain()))
+        return super().train_step(inputs, state, rollout_info)
+
+    def calc_loss_offline(self, info, pre_train=False):
+        self.calls.append(('calc_loss_offline', pre_train, context.is_pretrain()))
+        return super().calc_loss(info)
+
+    def after_update(self, root_inputs, info):
+        self.calls.append('after_update')
+        super().after_update(root_inputs, info)
+
+
+def test_offline_hooks_are_called_with_the_phase(dataset):
+    agent = make_agent(Hooked, dataset, unroll_length=4, updates=1, config_args=dict(rl_train_after_update_steps=1,
+                                                                                    rl_train_every_update_steps=2))
+    rl = agent._rl_algorithm
+    seen = []
+    for _ in range(3):
+        agent.train_iter()
+        context.increment_global_counter()
+        seen.append(rl.calls)
+        rl.calls = []
+    assert agent.traits.has_offline_hooks
+    assert seen[0] == [('train_step_offline', True, True), ('calc_loss_offline', True, True), 'after_update']
+    assert seen[1] == [('train_step_offline', False, False), ('calc_loss_offline', False, False), 'after_update']
+    assert seen[2] == seen[1]  # sequences of its own experience are trained on at once
+
+
+def gradients(agent, sample, monkeypatch):
+    """The gradients of one hybrid update from given samples, by parameter."""
+    found = {}
+    monkeypatch.setattr(type(agent.learner), 'optimize', lambda self, plan, batch: (
+        plan.gradients(batch), found.update({n: p.grad.clone() for n, p in agent.named_parameters()
+                                             if p.grad is not None}))[0])
+    monkeypatch.setattr(ReplayBuffer, 'get_batch', lambda self, *args: sample[self.name])
+    torch.manual_seed(5)
+    agent.train_from_replay_buffer()
+    return found
+
+
+@pytest.mark.parametrize('name', ['iql', 'bc'])
+def test_a_hybrid_update_follows_the_sum_of_both_losses(name, dataset, monkeypatch):
+    agent = make_agent(name, dataset, unroll_length=4, updates=1, config_args=dict(
+        offline_mini_batch_size=5, offline_loss_weight=0.5))
+    agent.unroll(6)
+    buffers = agent.replay_buffer, agent.offline_replay_buffer
+    sample = {buffer.name: buffer.get_batch(size, 2) for buffer, size in zip(buffers, (8, 5))}
+    found = gradients(agent, sample, monkeypatch)
+    losses = []
+    for (experience, info), weight in zip(sample.values(), (1.0, 0.5)):
+        processed = nest.map_structure(lambda x: x.transpose(0, 1), agent.learner.processed(experience, info))
+        loss_info, masks, _ = agent.learner.losses(processed)
+        losses.append(weight * (loss_info.loss * masks).mean())
+    names = list(found)
+    parameters_by_name = dict(agent.named_parameters())
+    expected = torch.autograd.grad(sum(losses), [parameters_by_name[n] for n in names])
+    assert names
+    for parameter, wanted in zip(names, expected):
+        torch.testing.assert_close(found[parameter], wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_hooks_that_do_the_same_make_the_same_update(dataset, monkeypatch):
+    class HookedBc(offline_agents.BcAlgorithm):
+        own_traits = offline_agents.BcAlgorithm.own_traits
+
+        def calc_loss_offline(self, info, pre_train=False):
+            return self.calc_loss(info)
+
+    made = []
+    for base in (offline_agents.BcAlgorithm, HookedBc):
+        network = offline_agents.algorithm('bc')[0].keywords
+        agent = make_agent(offline_agents.partial(base, **network), dataset, unroll_length=4, updates=1)
+        agent.unroll(6)
+        buffers = agent.replay_buffer, agent.offline_replay_buffer
+        if not made:
+            sample = {buffer.name: buffer.get_batch(8, 2) for buffer in buffers}
+        made.append((agent, gradients(agent, sample, monkeypatch)))
+    assert [agent.traits.has_offline_hooks for agent, _ in made] == [False, True]
+    for name in made[0][1]:
+        torch.testing.assert_close(made[0][1][name], made[1][1][name], atol=1e-6, rtol=1e-5)
+
+
+def test_the_dataset_can_be_faded_out(dataset):
+    schedule = LinearScheduler('iterations', [(0, 1.0), (2, 0.0)])
+    agent = make_agent('iql', dataset, unroll_length=4, updates=1, config_args=dict(offline_loss_weight=schedule))
+    trained = []
+    for iteration in range(4):
+        context.update_progress('iterations', iteration)
+        trained.append(agent.train_iter())
+        context.increment_global_counter()
+    assert trained == [2 * trained[2], 2 * trained[2], trained[2], trained[2]]
+
+
+def test_an_algorithm_mixes_in_a_source_of_its_own(dataset, monkeypatch):
+    agent = make_agent('iql', dataset, unroll_length=4, updates=1, config_args=dict(offline_loss_weight=0.0))
+    asked = []
+
+    class Source:
+        def get_batch(self, batch_size, batch_length):
+            asked.append((batch_size, batch_length))
+            return agent.offline_replay_buffer.get_batch(batch_size, batch_length)
+
+    monkeypatch.setattr(agent, 'batch_shares', lambda share: [share._replace(batch_size=6, weight=0.75),
+                                                              Share(Source(), 2, weight=0.25)])
+    iterate(agent, 2)
+    assert asked == [(2, 2)] * 2
+
+
+# Recorded updates ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('name, unroll_length, config_args', [
+    ('bc', 0, {}), ('iql', 0, {}), ('sac', 0, {}), ('iql', 4, {}), ('sac', 4, {}),
+    ('iql', 4, dict(rl_train_after_update_steps=3)), ('iql', 4, dict(rl_train_every_update_steps=3)),
+    ('iql', 4, dict(priority_replay=True))])
+def test_played_updates_are_the_plain_ones(name, unroll_length, config_args, dataset, warm_up):
+    made = []
+    for count in (1, 10**9):
+        warm_up(count)
+        priorities = dict(calculate_priority=True) if config_args.get('priority_replay') else {}
+        agent = make_agent(name, dataset, unroll_length=unroll_length, config_args=config_args, **priorities)
+        iterate(agent, 7)
+        made.append(agent)
+    records = [sum(form.num_records for form in (plan.played, plan.compiled) if form is not None)
+               for plan in made[0].learner._plans.values()]
+    assert sum(records) >= (2 if unroll_length and 'priority_replay' not in config_args and any(
+        'rl_train' in key for key in config_args) else 1)
+    assert not differences(parameters(made[0]), parameters(made[1]))
+
+
+def test_played_updates_with_offline_hooks_are_the_plain_ones(dataset, warm_up):
+    made = []
+    for count in (1, 10**9):
+        warm_up(count)
+        agent = make_agent(Hooked, dataset, unroll_length=4, config_args=dict(rl_train_after_update_steps=3))
+        iterate(agent, 7)
+        made.append(agent)
+    assert set(made[0].learner._plans) == {'_offline_losses', '_hybrid_losses'}
+    assert not differences(parameters(made[0]), parameters(made[1]))

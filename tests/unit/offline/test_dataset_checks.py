@@ -1,0 +1,102 @@
+"""What stored experience has to be like: every difference is named, and nothing bad is trained on."""
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from alfx.offline import checks
+from alfx.offline.dataset import Dataset, DatasetError
+from alfx.offline.episodes import Episodes
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+
+OBSERVATION = {'camera': BoundedTensorSpec((2, 2), torch.uint8, 0, 255), 'speed': TensorSpec((3, ))}
+ACTION = BoundedTensorSpec((1, ), torch.float32, -2, 2)
+
+
+def make(**changes):
+    episodes = Episodes({'camera': np.zeros((7, 2, 2), np.uint8), 'speed': np.zeros((7, 3), np.float32)},
+                        {'': np.zeros((5, 1), np.float32)}, np.zeros(5, np.float32), np.ones(5, np.float32),
+                        np.array([3, 2]))
+    return Dataset('here', episodes._replace(**changes), {}, '')
+
+
+def with_speed(**kwargs):
+    return {**make().episodes.observation, **kwargs}
+
+
+def check(dataset, action_spec=ACTION, reward_spec=TensorSpec(())):
+    checks.check_consistent(dataset)
+    return checks.fitted(dataset, OBSERVATION, action_spec, reward_spec)
+
+
+def bad_speed():
+    speed = np.zeros((7, 3), np.float32)
+    speed[5, 1] = np.nan
+    return speed
+
+
+@pytest.mark.parametrize('changes, message', [
+    (dict(lengths=np.array([], np.int64)), 'one episode or more'),
+    (dict(lengths=np.array([5, 0])), 'episode 1 has 0 actions'),
+    (dict(observation=with_speed(speed=np.zeros((5, 3), np.float32))), 'T \\+ 1 observations'),
+    (dict(reward=np.zeros(4, np.float32)), 'reward: expected 5 rows'),
+    (dict(reward=np.array(['x'] * 5)), 'expected numbers'),
+    (dict(reward=np.array([0, 0, 0, np.inf, 0])), 'reward: NaN or infinite in episode 1, step 0'),
+    (dict(observation=with_speed(speed=bad_speed())), 'observation.speed: NaN or infinite in episode 1, step 1'),
+    (dict(discount=np.full(5, 1.5)), 'discount: expected numbers from 0 to 1'),
+    (dict(observation={'camera': np.zeros((7, 2, 2), np.uint8)}), 'observation.speed: expected .*, found nothing'),
+    (dict(observation=with_speed(touch=np.zeros(7))), 'observation.touch: expected nothing'),
+    (dict(observation=with_speed(speed=np.zeros((7, 4)))), r'observation.speed: expected shape \(3,\), found \(4,\)'),
+    (dict(observation=with_speed(camera=np.zeros((7, 2, 2)))), 'observation.camera: expected uint8, found float64'),
+    (dict(reward=np.zeros((5, 2))), r'reward: expected one number a step, found an array of shape \(2,\)'),
+    (dict(action={'': np.full((5, 1), 2.1, np.float32)}), 'action: 5 of 5 are out of bounds, by up to 0.1'),
+])
+def test_what_is_wrong_is_said_with_its_place(changes, message):
+    with pytest.raises(DatasetError, match=f'(?s)^here: .*{message}'):
+        check(make(**changes))
+
+
+def test_all_differences_are_listed_at_once():
+    with pytest.raises(DatasetError) as error:
+        check(make(observation=with_speed(speed=np.zeros((7, 4)), camera=np.zeros((7, 2, 2))), reward=np.zeros((5, 2))))
+    assert all(word in str(error.value) for word in ('speed', 'camera', 'reward'))
+
+
+def test_several_rewards_are_not_one():
+    with pytest.raises(DatasetError, match=r'expected an array of shape \(2,\) a step, found one number'):
+        check(make(), reward_spec=TensorSpec((2, )))
+
+
+def test_actions_that_rounding_took_out_of_bounds_are_clipped_with_a_warning(caplog):
+    with caplog.at_level(logging.WARNING):
+        found = check(make(action={'': np.full((5, 1), 2.00001, np.float32)}))
+    assert (found.episodes.action[''] == 2).all() and 'out of bounds' in caplog.text
+
+
+@pytest.mark.parametrize('values, is_right', [([0, 1, 2, 1, 0], True), ([0, 1, 3, 1, 0], False),
+                                              ([-1, 1, 2, 1, 0], False)])
+def test_discrete_actions_have_to_be_among_those_that_there_are(values, is_right):
+    dataset = make(action={'': np.array(values, np.int32)})
+    spec = BoundedTensorSpec((), torch.int64, 0, 2)
+    if is_right:
+        check(dataset, spec)
+    else:
+        with pytest.raises(DatasetError, match='action: expected numbers from 0 to 2'):
+            check(dataset, spec)
+
+
+def test_other_sizes_of_the_same_kind_of_number_are_taken():
+    check(make(observation=with_speed(speed=np.zeros((7, 3), np.float64)), reward=np.zeros(5, np.float64)))
+
+
+def test_sequences_longer_than_every_episode_are_refused():
+    checks.check_long_enough(make(), make().episodes, 4)
+    with pytest.raises(DatasetError, match='longest episode has 4 steps'):
+        checks.check_long_enough(make(), make().episodes, 5)
+
+
+def test_another_environment_that_fits_is_warned_of(caplog):
+    with caplog.at_level(logging.WARNING):
+        checks.check_env_name(make()._replace(about={'env_name': 'Hopper-v4'}), 'Hopper-v5')
+    assert 'Hopper-v4' in caplog.text and 'Hopper-v5' in caplog.text

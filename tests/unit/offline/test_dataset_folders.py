@@ -1,0 +1,129 @@
+"""Datasets in folders: written whole or not at all, and read only if they are what was written."""
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from alfx.offline import folder, sources
+from alfx.offline.dataset import DatasetError, fingerprint, normalized_score
+from alfx.offline.episodes import Episodes
+
+
+def make(value=1.0):
+    return Episodes({'position': np.full((5, 2), value, np.float32), 'a/b': np.arange(5)},
+                    {'': np.zeros((3, 1), np.float32)}, np.ones(3, np.float32), np.array([1, 0, 1], np.float32),
+                    np.array([2, 1]))
+
+
+def test_what_is_read_is_what_was_written(tmp_path):
+    path = str(tmp_path / 'deep' / 'set')
+    folder.write(path, make(), {'env_name': 'x', 'reference_returns': [0.0, 2.0]})
+    found = sources.read(path)
+    assert fingerprint(found.episodes) == fingerprint(make()) == found.fingerprint
+    assert found.episodes.observation['a/b'].tolist() == [0, 1, 2, 3, 4] and found.is_vouched_for
+    assert found.about['env_name'] == 'x' and found.reference_returns() == (0.0, 2.0)
+
+
+def test_other_contents_have_another_fingerprint():
+    assert fingerprint(make(1.0)) != fingerprint(make(2.0))
+
+
+def test_a_dataset_is_not_overwritten_by_chance(tmp_path):
+    path = str(tmp_path)
+    folder.write(path, make(), {})
+    with pytest.raises(DatasetError, match='already'):
+        folder.write(path, make(2.0), {})
+    with pytest.raises(DatasetError, match='already'):
+        folder.check_writable(path, overwrite=False)
+    folder.write(path, make(2.0), {}, overwrite=True)
+    assert folder.read(path).episodes.observation['position'][0, 0] == 2.0
+    assert len([name for name in os.listdir(path) if name.startswith('data-')]) == 1
+
+
+def test_a_flipped_byte_is_found(tmp_path):
+    folder.write(str(tmp_path), make(), {})
+    file = next(tmp_path.glob('data-*/reward.npy'))
+    contents = bytearray(file.read_bytes())
+    contents[-2] ^= 1
+    file.write_bytes(contents)
+    with pytest.raises(DatasetError, match='(?s)reward.npy.*not those that were written'):
+        sources.read(str(tmp_path))
+
+
+@pytest.mark.parametrize('damage, message', [
+    (lambda path: next(path.glob('data-*/reward.npy')).write_bytes(b'\x93NUMPY'), 'reward.npy: cannot be read'),
+    (lambda path: next(path.glob('data-*/reward.npy')).unlink(), 'reward.npy: cannot be read'),
+    (lambda path: (path / 'dataset.json').write_text('{'), 'dataset.json: is damaged'),
+    (lambda path: (path / 'dataset.json').write_text('[]'), 'dataset.json: is damaged'),
+    (lambda path: (path / 'dataset.json').write_text(json.dumps({'format': 'alfx episodes', 'version': 99})),
+     'expected format'),
+    (lambda path: (path / 'dataset.json').unlink(), 'holds no dataset.json'),
+])
+def test_a_damaged_dataset_says_where(tmp_path, damage, message):
+    folder.write(str(tmp_path), make(), {})
+    damage(tmp_path)
+    with pytest.raises(DatasetError, match=message):
+        sources.read(str(tmp_path))
+
+
+def test_a_missing_dataset_names_those_beside_it(tmp_path):
+    folder.write(str(tmp_path / 'pendulum'), make(), {})
+    with pytest.raises(DatasetError, match='(?s)pendulums.*beside it: pendulum'):
+        sources.read(str(tmp_path / 'pendulums'))
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_recorded(tmp_path):
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(DatasetError, match='not a folder'):
+        folder.check_writable(str(tmp_path / 'file' / 'set'), overwrite=False)
+
+
+def write_and_be_killed(path, episodes, kill_at):
+    """Overwrite a dataset in another process, which is killed at its ``kill_at``-th call that touches the disk."""
+    pid = os.fork()
+    if not pid:
+        calls = 0
+
+        def counted(function):
+            def call(*args, **kwargs):
+                nonlocal calls
+                calls += 1
+                if calls == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*args, **kwargs)
+            return call
+
+        for module, names in ((os, ('fsync', 'replace', 'listdir', 'makedirs')), (np, ('save', ))):
+            for name in names:
+                setattr(module, name, counted(getattr(module, name)))
+        folder.write(path, episodes, {}, overwrite=True)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_writer_killed_at_any_moment_leaves_the_old_dataset_or_the_new_one(tmp_path):
+    path, seen = str(tmp_path / 'set'), set()
+    old, new = (Episodes({'': np.full((3, 1), value)}, {'': np.zeros((2, 1))}, np.ones(2), np.ones(2), np.array([2]))
+                for value in (1.0, 2.0))
+    folder.write(path, old, {})
+    for kill_at in range(1, 16):
+        folder.write(path, old, {}, overwrite=True)
+        code = write_and_be_killed(path, new, kill_at)
+        seen.add((code, float(folder.read(path).episodes.observation[''][0, 0])))
+    assert seen == {(-signal.SIGKILL, 1.0), (-signal.SIGKILL, 2.0), (0, 2.0)}
+    folder.write(path, old, {}, overwrite=True)
+    assert len([name for name in os.listdir(path) if name.startswith('data-')]) == 1
+
+
+def test_two_writers_of_a_dataset_do_not_meet(tmp_path):
+    with folder._locked(str(tmp_path)), pytest.raises(DatasetError, match='another process'):
+        folder.write(str(tmp_path), make(), {})
+
+
+def test_a_score_is_0_for_random_and_100_for_expert():
+    assert normalized_score(-1200.0, (-1200.0, -200.0)) == 0 and normalized_score(-200.0, (-1200.0, -200.0)) == 100
+    assert normalized_score(-700.0, (-1200.0, -200.0)) == 50
+    with pytest.raises(ValueError, match='higher'):
+        normalized_score(0.0, (1.0, 1.0))
