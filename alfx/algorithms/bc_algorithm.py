@@ -14,7 +14,7 @@ from alfx.algorithms.maths.offline_maths import StoredActions
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, BasicRLInfo, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.checks import Fraction, problem_at
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 from alfx.traits import Traits
@@ -58,7 +58,7 @@ class BcAlgorithm(OffPolicyAlgorithm):
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), actor_network_cls: Callable[..., Any] = ActorNetwork,
                  actor_optimizer: Any = None, env: Any = None, config: TrainerConfig | None = None,
-                 checkpoint: str | None = None, debug_summaries: bool = False, epsilon_greedy: float | None = None,
+                 checkpoint: str | None = None, debug_summaries: bool = False, epsilon_greedy: Fraction | None = None,
                  name: str = 'BcAlgorithm'):
         if actor_network_cls is ActorNetwork and any(spec.is_discrete for spec in nest.flatten(action_spec)):
             raise ConfError([problem_at(

@@ -25,7 +25,7 @@ from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.checks import Count, Fraction, problem_at
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
@@ -105,10 +105,11 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                  actor_network_cls: Callable[..., Any] = ActorDistributionNetwork,
                  critic_network_cls: Callable[..., Any] = CriticNetwork,
                  v_network_cls: Callable[..., Any] = ValueNetwork, reward_weights: list[float] | None = None,
-                 epsilon_greedy: float | None = None, calculate_priority: bool = False, num_critic_replicas: int = 2,
+                 epsilon_greedy: Fraction | None = None, calculate_priority: bool = False,
+                 num_critic_replicas: Count = 2,
                  env: Any = None, config: TrainerConfig | None = None,
-                 critic_loss_ctor: Callable[..., Any] | None = None, target_update_tau: float = 0.05,
-                 target_update_period: int = 1, temperature: float = 1.0, actor_optimizer: Any = None,
+                 critic_loss_ctor: Callable[..., Any] | None = None, target_update_tau: Fraction = 0.05,
+                 target_update_period: Count = 1, temperature: float = 1.0, actor_optimizer: Any = None,
                  critic_optimizer: Any = None, value_optimizer: Any = None, expectile: float = 0.8,
                  max_exp_advantage: float = 100, checkpoint: str | None = None, debug_summaries: bool = False,
                  name: str = 'IqlAlgorithm'):
