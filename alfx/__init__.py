@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 __version__ = '0.5.0'
 __all__ = [
-    'AlgStep', 'BatchInfo', 'BoundedTensorSpec', 'Experience', 'LossInfo', 'StepType', 'TensorSpec', 'TimeStep', 'nest'
+    'AlgStep', 'BatchInfo', 'BoundedTensorSpec', 'Experience', 'LossInfo', 'StepType', 'TensorSpec', 'TimeStep', 'load',
+    'nest', 'read_progress', 'train'
 ]
 _DEFINED_IN = {
     **dict.fromkeys(('AlgStep', 'BatchInfo', 'Experience', 'LossInfo', 'StepType', 'TimeStep'), 'data_structures'),
     **dict.fromkeys(('BoundedTensorSpec', 'TensorSpec'), 'tensor_specs'),
+    **dict.fromkeys(('load', 'read_progress', 'train'), 'python_interface'),
 }
 
 

@@ -20,8 +20,8 @@ absl_flags.DEFINE_string('x', 'env_steps', 'horizontal axis: env_steps, iteratio
 absl_flags.DEFINE_string('y', 'average_return', 'vertical axis: average_return, average_length, loss, ...')
 absl_flags.DEFINE_enum('group_by', 'conf', ['conf', 'none'], 'average runs of the same conf, or show each run')
 absl_flags.DEFINE_integer('smoothing', 1, 'average each curve over so many points first', lower_bound=1)
-absl_flags.DEFINE_list('labels', [], 'what the legend calls the curves, comma-separated, in the order of the run folders; '
-                       'default: the names of the confs, with the bindings in which those of one name differ')
+absl_flags.DEFINE_list('labels', [], 'what the legend calls the curves, comma-separated, in the order of the run '
+                       'folders; default: the names of the confs, with the bindings in which those of one name differ')
 absl_flags.DEFINE_bool('untrusted', False, 'for the run folder of a stranger; plot runs nothing of what is in one, '
                        'with this or without')
 absl_flags.DEFINE_bool('debug', False, 'show the traceback of every error')
