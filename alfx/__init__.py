@@ -1,9 +1,38 @@
-"""alfx: a config-driven reinforcement-learning experiment runner for PyTorch."""
-from alfx import nest
-from alfx.data_structures import (AlgStep, BatchInfo, Experience, LossInfo, StepType, TimeStep)
-from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+"""alfx: a config-driven reinforcement-learning experiment runner for PyTorch.
+
+From Python, :func:`load` gives the trained policy of a run, :func:`train` trains what a conf describes, and
+:func:`read_progress` reads the learning curve of a run (``docs/use_from_python.md``). Every name here is imported when
+it is first used: ``import alfx`` alone costs nothing, not even the import of torch.
+"""
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from alfx import nest
+    from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, StepType, TimeStep
+    from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
 __version__ = '0.5.0'
 __all__ = [
-    'AlgStep', 'BatchInfo', 'BoundedTensorSpec', 'Experience', 'LossInfo', 'StepType', 'TensorSpec', 'TimeStep', 'nest'
+    'AlgStep', 'BatchInfo', 'BoundedTensorSpec', 'Experience', 'LossInfo', 'StepType', 'TensorSpec', 'TimeStep', 'load',
+    'nest', 'read_progress', 'train'
 ]
+_DEFINED_IN = {
+    **dict.fromkeys(('AlgStep', 'BatchInfo', 'Experience', 'LossInfo', 'StepType', 'TimeStep'), 'data_structures'),
+    **dict.fromkeys(('BoundedTensorSpec', 'TensorSpec'), 'tensor_specs'),
+    **dict.fromkeys(('load', 'read_progress', 'train'), 'python_interface'),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == 'nest':
+        return importlib.import_module('alfx.nest')
+    if name not in _DEFINED_IN:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    value = getattr(importlib.import_module(f'alfx.{_DEFINED_IN[name]}'), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,7 +2,7 @@
 
 Example:
 
-  python -m alfx.bin.check --conf sac_pendulum --conf_param 'TrainerConfig.mini_batch_size=128'
+  alfx check sac_pendulum --conf_param 'TrainerConfig.mini_batch_size=128'
 
 Prints the specs as they flow, the parameters with their optimizers, and the memory that the replay buffer will take;
 then trains for one iteration in a temporary folder, and lists the bindings that nothing has used. The exit code is 0
@@ -13,7 +13,7 @@ confs that it includes may be idle because of what it overrides: they are noted.
 import tempfile
 
 from alfx import gin_utils
-from alfx.bin import flags
+from alfx.bin import flags, policy_flags
 
 flags.define_conf_flags(root_dir=False)
 flags.define_device_flag()
@@ -27,6 +27,7 @@ def main(argv: list[str]) -> int:
     """
     del argv
     from alfx.trainers import conf_check
+    policy_flags.set_up_logging()
     flags.device_from_flags()
     conf = flags.conf_from_flags(allow_unused=True)
     try:
@@ -49,4 +50,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-    flags.run(main, {'root_dir': 'check has no --root_dir: it trains in a temporary folder; leave it out'})
+    flags.run(main, {'root_dir': 'check has no --root_dir: it trains in a temporary folder; leave it out'},
+              argument='conf')

@@ -2,8 +2,8 @@
 
 Examples:
 
-  python -m alfx.bin.evaluate --root_dir /tmp/cart_pole --num_episodes 100
-  python -m alfx.bin.evaluate --root_dir /tmp/cart_pole --mode greedy --json -
+  alfx evaluate /tmp/cart_pole --num_episodes 100
+  alfx evaluate /tmp/cart_pole --mode greedy --json -
 """
 import json
 import sys
@@ -81,4 +81,4 @@ def _write_json(results: dict[str, Any]) -> None:
 
 
 if __name__ == '__main__':
-    flags.run(main)
+    flags.run(main, argument='root_dir')

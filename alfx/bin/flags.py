@@ -6,14 +6,16 @@ message on stderr and exit code 2, without a traceback; ``--debug`` shows the tr
 """
 
 import errno
+import faulthandler
 import os
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Optional
 
-from absl import app, flags
+from absl import flags
 
 from alfx import gin_utils
 
@@ -24,6 +26,7 @@ __all__ = ['define_conf_flags', 'define_device_flag', 'define_unused_flag', 'con
            'root_dir_from_flags', 'run']
 
 FLAGS = flags.FLAGS
+_ALIASES = ('gin_file', 'gin_param')  # of --conf and --conf_param
 
 
 def define_conf_flags(root_dir: bool = True) -> None:
@@ -102,27 +105,73 @@ def root_dir_from_flags() -> str:
     return os.path.expanduser(FLAGS.root_dir)
 
 
-def run(main: Callable[[list[str]], Optional[int]], unknown: Mapping[str, str] = MappingProxyType({})) -> None:
+def run(main: Callable[[list[str]], Optional[int]], unknown: Mapping[str, str] = MappingProxyType({}),
+        argument: str = '') -> None:
     """Parse the flags, call ``main(argv)``, end the process with the code it returns (None is 0).
 
     Args:
         main: the program.
         unknown: what to say of flags that this program does not have although others do, by their names.
+        argument: the flag that can be given without its name, as the only argument; '*' for a program that takes
+            arguments of its own, which ``main`` finds after the name of the program.
 
     Code 1 is what a program returns when the work was done and the answer is no, or when it broke down; 2 is a
     mistake of the user; 130 an interrupt.
     """
-    app.run(lambda argv: call(main, argv), flags_parser=lambda argv: parse(argv, unknown))
+    faulthandler.enable()  # where a crash of a library written in C happens
+    argv = parse(sys.argv, unknown)
+    if argument == '*':
+        sys.exit(call(lambda _: main(argv), argv[:1]))
+    sys.exit(call(main, take_argument(argv, argument) if argument else argv))
 
 
 def parse(argv: list[str], unknown: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """Parse the flags in ``argv``; returns what is left. A mistake ends the process with code 2; see :func:`run`."""
+    if {'--help', '-help', '-h', '-?'}.intersection(argv[1:]):
+        print(help_text(sys.modules['__main__'].__doc__ or '', argv[0]))
+        sys.exit(0)
     try:
         return FLAGS(argv)
     except flags.Error as error:
         name = getattr(error, 'flagname', '')
         print(unknown[name] if name in unknown else f'{error}\n--help tells all flags', file=sys.stderr)
         sys.exit(2)
+
+
+def take_argument(argv: list[str], name: str) -> list[str]:
+    """Set a flag to the only argument that is no flag; returns ``argv`` without it.
+
+    A run folder is one wherever there is ``--root_dir``: where a conf can be given, the run in it goes on. An argument
+    that is too many stays, for :func:`call` to refuse.
+    """
+    if len(argv) != 2:
+        return argv
+    if name == 'conf' and 'root_dir' in FLAGS and os.path.isdir(os.path.join(os.path.expanduser(argv[1]), 'conf')):
+        name = 'root_dir'
+    if FLAGS[name].value or name == 'conf' and FLAGS.gin_file:
+        return argv
+    FLAGS[name].parse(argv[1])
+    return argv[:1]
+
+
+def help_text(description: str, program: str) -> str:
+    """What ``--help`` shows: the docstring of a program and its flags.
+
+    Args:
+        description: the docstring.
+        program: of which module the flags are, as absl calls the program that runs.
+    """
+    lines = [description.strip(), '', 'Options:']
+    for flag in sorted(FLAGS.get_key_flags_for_module(program), key=lambda flag: flag.name):
+        if flag.name in _ALIASES:
+            continue
+        name = f'--[no]{flag.name}' if flag.boolean else f'--{flag.name}'
+        default = '' if flag.default in (None, False, []) else f' (default: {flag.default_as_str})'
+        said = ' '.join(flag.help.split()).removesuffix('; repeat this option to specify a list of values')
+        text = textwrap.fill(f'{said}{default}', 116, initial_indent=' ' * 26,
+                             subsequent_indent=' ' * 26)
+        lines.append(f'  {name:23} {text.lstrip()}')
+    return '\n'.join(lines)
 
 
 def call(main: Callable[[list[str]], Optional[int]], argv: list[str]) -> int:

@@ -2,8 +2,8 @@
 
 Examples:
 
-  python -m alfx.bin.play --root_dir /tmp/cart_pole
-  python -m alfx.bin.play --root_dir /tmp/cart_pole --record_file /tmp/cart_pole.mp4 --num_episodes 3
+  alfx play /tmp/cart_pole
+  alfx play /tmp/cart_pole --record_file /tmp/cart_pole.mp4 --num_episodes 3
 """
 from absl import flags as absl_flags
 
@@ -44,4 +44,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-    flags.run(main)
+    flags.run(main, argument='root_dir')

@@ -2,7 +2,7 @@
 
 Example:
 
-  python -m alfx.bin.plot /tmp/cart_pole_seed* --output cart_pole.png
+  alfx plot /tmp/cart_pole_seed* --output cart_pole.png
 
 The band is the 95% confidence interval of the mean over the runs of a group. Where runs were evaluated, a second panel
 shows that. Quantities are columns of progress.csv in the run folders.
@@ -10,17 +10,18 @@ shows that. Quantities are columns of progress.csv in the run folders.
 import glob
 import os
 
-from absl import app
 from absl import flags as absl_flags
 
 from alfx import gin_utils
-from alfx.bin import flags
+from alfx.bin import flags, policy_flags
 
 absl_flags.DEFINE_string('output', 'curves.png', 'the picture: .png, .pdf or .svg')
 absl_flags.DEFINE_string('x', 'env_steps', 'horizontal axis: env_steps, iteration, seconds, ...')
 absl_flags.DEFINE_string('y', 'average_return', 'vertical axis: average_return, average_length, loss, ...')
 absl_flags.DEFINE_enum('group_by', 'conf', ['conf', 'none'], 'average runs of the same conf, or show each run')
 absl_flags.DEFINE_integer('smoothing', 1, 'average each curve over so many points first', lower_bound=1)
+absl_flags.DEFINE_list('labels', [], 'what the legend calls the curves, comma-separated, in the order of the run '
+                       'folders; default: the names of the confs, with the bindings in which those of one name differ')
 absl_flags.DEFINE_bool('untrusted', False, 'for the run folder of a stranger; plot runs nothing of what is in one, '
                        'with this or without')
 absl_flags.DEFINE_bool('debug', False, 'show the traceback of every error')
@@ -34,6 +35,7 @@ def main(argv: list[str]) -> int:
         The exit code.
     """
     from alfx.trainers import curves
+    policy_flags.set_up_logging()
     groups = _groups(argv[1:])
     panels: dict = {}
     for title, evaluation in ((f'{FLAGS.y} in training', False), (f'{FLAGS.y} in evaluation', True)):
@@ -49,21 +51,33 @@ def main(argv: list[str]) -> int:
     for title, bands in panels.items():
         for name, band in bands.items():
             margin = f' +- {band.margin[-1]:.4g}' if band.num_runs > 1 else ''
-            print(f'{title}: {name}: {band.mean[-1]:.6g}{margin} at {band.x[-1]:.6g} ({band.num_runs} runs)')
-    curves.draw(panels, FLAGS.x, FLAGS.output)
+            runs = f' ({band.num_runs} runs)' if band.num_runs > 1 else ''
+            print(f'{title}: {name}: {band.mean[-1]:.6g}{margin} at {band.x[-1]:,.6g}{runs}')
+    curves.draw(panels, FLAGS.x, FLAGS.y, FLAGS.output)
     print(f'picture: {FLAGS.output}')
     return 0
 
 
 def _groups(arguments: list[str]) -> dict[str, list[str]]:
-    """The run folders that the arguments mean, by group."""
-    from alfx.trainers import curves
+    """The run folders that the arguments mean, by what the legend calls them."""
+    from alfx.trainers import comparing, curves
     if not arguments:
-        raise gin_utils.ConfError('no run folder is given', 'python -m alfx.bin.plot DIR [DIR ...]')
-    root_dirs = [root_dir for argument in arguments for root_dir in _run_folders(argument)]
+        raise gin_utils.ConfError('no run folder is given', 'name at least one')
+    root_dirs = list(dict.fromkeys(root_dir for argument in arguments for root_dir in _run_folders(argument)))
+    groups = [[root_dir] for root_dir in root_dirs]
+    if FLAGS.group_by == 'conf':
+        groups = list(curves.group_runs(root_dirs).values())
+    if FLAGS.labels:
+        if len(FLAGS.labels) != len(groups) or len(set(FLAGS.labels)) < len(groups):
+            raise gin_utils.ConfError(f'--labels: expected {len(groups)} different names, found {len(FLAGS.labels)}: '
+                                      f'{", ".join(FLAGS.labels)}', 'the curves are those of '
+                                      + '; '.join(', '.join(group) for group in groups))
+        return dict(zip(FLAGS.labels, groups))
+    first = [group[0] for group in groups]
     if FLAGS.group_by == 'none':
-        return {root_dir: [root_dir] for root_dir in root_dirs}
-    return curves.group_runs(root_dirs)
+        return dict(zip(first, groups))
+    labels = comparing.labels(first, [curves.conf_name(root_dir) for root_dir in first])
+    return {label if labels.count(label) == 1 else group[0]: group for label, group in zip(labels, groups)}
 
 
 def _run_folders(argument: str) -> list[str]:
@@ -86,4 +100,4 @@ def _read(root_dir: str, evaluation: bool):
 
 
 if __name__ == '__main__':
-    app.run(lambda argv: flags.call(lambda _: main(argv), argv[:1]), flags_parser=flags.parse)
+    flags.run(main, argument='*')

@@ -54,25 +54,12 @@ def policy_from_flags(root_dir: str, num_environments: int) -> tuple[Any, Any]:
     Raises:
         ConfError: the folder holds no run in environments, or there is no such device.
     """
-    from alfx.algorithms.config import TrainerConfig
-    from alfx.trainers import building, random_state, run_files
+    from alfx.trainers import playing
     if not os.path.isdir(root_dir):
         raise gin_utils.ConfError(f'there is no run folder {root_dir}', 'give the --root_dir of a run')
     flags.device_from_flags()
     flags.conf_from_flags(root_dir, same_run=False, trusted=not FLAGS.untrusted)
-    config = TrainerConfig(root_dir=root_dir)
-    if config.ml_type != 'rl':
-        raise gin_utils.ConfError(f'{root_dir} holds a run of supervised learning: there is no policy to play')
-    if FLAGS.random_seed is not None:
-        config.random_seed = FLAGS.random_seed
-    elif config.random_seed is None:
-        config.random_seed = run_files.StartRecord(root_dir).read().get('random_seed')
-    config.random_seed = random_state.set_random_seed(config.random_seed)
-    env = building.create_eval_environment(config, num_environments)
-    algorithm = building.create_algorithm(config, env, trains=False)
-    if FLAGS.epsilon_greedy is not None:
-        building.set_epsilon_greedy(algorithm, FLAGS.epsilon_greedy)
-    return env, algorithm
+    return playing.make_policy(root_dir, num_environments, FLAGS.random_seed, FLAGS.epsilon_greedy)
 
 
 def set_up_logging() -> None:

@@ -2,21 +2,20 @@
 
 Examples:
 
-  python -m alfx.bin.search --conf search_ppo_cart_pole --root_dir /tmp/search
-  python -m alfx.bin.search --root_dir /tmp/search --conf_param Search.num_trials=40
+  alfx search search_ppo_cart_pole --root_dir /tmp/search
+  alfx search --root_dir /tmp/search --conf_param Search.num_trials=40
 
 The second command goes on with a search, as the first one would. Ctrl-C or SIGTERM: the runs write checkpoints and
 stop, and the search goes on from them. The results are best.gin, results.md, results.csv and plot.png in the folder.
 """
 import glob
 import os
-import shlex
 import time
 
 from absl import flags as absl_flags
 
 from alfx import gin_utils
-from alfx.bin import flags
+from alfx.bin import command, flags
 
 flags.define_conf_flags()
 FLAGS = absl_flags.FLAGS
@@ -43,12 +42,12 @@ def main(argv: list[str]) -> int:
         is_done = searching.run()
     print('\n'.join(searching.summary()))
     if not is_done:
-        print(f'to go on: python -m alfx.bin.search --root_dir {shlex.quote(folder.root_dir)}')
+        print(f"to go on: {command.command_of('search', '--root_dir', folder.root_dir)}")
     best = folder.results('best.gin')
     if os.path.isfile(best):
         print(f"results: {', '.join(folder.results(name) for name in ('results.md', 'plot.png'))}")
         if conf.function is None:
-            print(f'train the best: python -m alfx.bin.train --conf {shlex.quote(best)}')
+            print(f"train the best: {command.command_of('train', '--conf', best)}")
     return 0 if is_done or searching.stop_signal is None else 128 + searching.stop_signal
 
 
@@ -75,4 +74,4 @@ def _shipped() -> list[str]:
 
 
 if __name__ == '__main__':
-    flags.run(main)
+    flags.run(main, argument='conf')

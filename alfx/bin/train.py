@@ -2,7 +2,7 @@
 
 Example:
 
-  python -m alfx.bin.train --conf ppo_cart_pole --root_dir /tmp/cart_pole
+  alfx train ppo_cart_pole --root_dir /tmp/cart_pole
 
 The same command goes on with a run that was interrupted. Ctrl-C, SIGTERM or SIGHUP (the terminal closes): checkpoint,
 then stop (exit code 128 + the number of the signal); SIGUSR1: checkpoint, and go on; SIGUSR2: show where every thread
@@ -10,13 +10,12 @@ stands.
 
 Several processes that train together on one machine, and on several:
 
-  python -m alfx.bin.train --conf ppo_cart_pole --root_dir /tmp/cart_pole --num_processes 2
+  alfx train ppo_cart_pole --root_dir /tmp/cart_pole --num_processes 2
   torchrun --nproc_per_node=2 -m alfx.bin.train --conf ppo_cart_pole --root_dir /tmp/cart_pole
 """
 import logging
 import os
 import shlex
-import shutil
 import sys
 import time
 from typing import Any
@@ -24,7 +23,7 @@ from typing import Any
 from absl import flags as absl_flags
 
 from alfx import gin_utils
-from alfx.bin import flags, policy_flags, ranks
+from alfx.bin import command, flags, policy_flags, ranks
 from alfx.trainers import run_files, run_lock
 
 flags.define_conf_flags()
@@ -98,27 +97,19 @@ def _print_end(trainer: Any, root_dir: str) -> None:
     """The score, and what to do next."""
     logging.getLogger('alfx').handlers.clear()
     print(f'\ndone: {trainer.current_iterations():,} iterations, {trainer.score()}')
-    folder = shlex.quote(root_dir)
-    commands = [('longer', f'train --root_dir {folder} --conf_param {trainer.longer()}')]
+    arguments: dict[str, tuple[str, ...]] = {
+        'longer': ('train', '--root_dir', root_dir, '--conf_param', trainer.longer())}
     if trainer.algorithm.environment is not None:
-        play = f'play --root_dir {folder}'
-        commands = [('play', play), ('video', f'{play} --record_file play.mp4'),
-                    ('evaluate', f'evaluate --root_dir {folder}'), ('plot', f'plot {folder}'), *commands]
-    for name, command in commands:
-        print(f'  {name + ":":12}{_python()} -m alfx.bin.{command}')
-    print(f'  {"curves:":12}{_python()} -m tensorboard.main --logdir {folder}')
-
-
-def _python() -> str:
-    """What to call this Python by: ``python`` where that is the one, else its path."""
-    found = shutil.which('python')
-    same = found is not None and os.path.abspath(found) == os.path.abspath(sys.executable)
-    return 'python' if same else shlex.quote(os.path.relpath(sys.executable)
-                                             if sys.executable.startswith(os.getcwd()) else sys.executable)
+        play = ('play', '--root_dir', root_dir)
+        arguments = {'play': play, 'video': (*play, '--record_file', 'play.mp4'),
+                     'evaluate': ('evaluate', '--root_dir', root_dir), 'plot': ('plot', root_dir), **arguments}
+    for name, (program, *rest) in arguments.items():
+        print(f'  {name + ":":12}{command.command_of(program, *rest)}')
+    print(f'  {"curves:":12}{command.python()} -m tensorboard.main --logdir {shlex.quote(root_dir)}')
 
 
 def _command(program: str) -> list[str]:
-    return [_python(), '-m', 'alfx.bin.train'] if program.endswith('train.py') else [program]
+    return shlex.split(command.command_of('train')) if program.endswith('train.py') else [program]
 
 
 def _arguments(root_dir: str) -> list[str]:
@@ -128,4 +119,4 @@ def _arguments(root_dir: str) -> list[str]:
 
 
 if __name__ == '__main__':
-    flags.run(main)
+    flags.run(main, argument='conf')

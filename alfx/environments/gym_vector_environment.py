@@ -104,6 +104,10 @@ class GymVectorEnvironment(AlfEnvironment):
     def env_info_spec(self) -> NestedTensorSpec:
         return dict(self._info_specs) if self._info_specs else ()
 
+    def encode_action(self, action: NestedTensor) -> Any:
+        """Actions ``[B, ...]`` as the vector environment takes them: in its own bounds."""
+        return self._actions.encode(action)[0]
+
     # Stepping --------------------------------------------------------------------------------------------------
 
     def _reset(self) -> TimeStep:

@@ -7,10 +7,12 @@
 - ``locations``: where each binding was written; ``errors``: :class:`ConfError`, which says so;
 - ``checks``: :func:`check_value` for the arguments of constructors; ``settings``: dataclasses that use it;
 - ``trust``: what the conf of a stranger may not do;
-- ``operative``: what was used of a conf; ``run_folder``: what a run folder records of it.
+- ``operative``: what was used of a conf; ``run_folder``: what a run folder records of it;
+- ``describe``: what a configurable takes and what a conf comes to, for people.
 """
 
 from .checks import Count, Fraction, NonNegative, Positive, StepLimit, check_value
+from .describe import describe, flat_lines
 from .errors import ConfError, Problem, plain_text
 from .loading import clear, import_configurables, load, loaded
 from .locations import is_explained
@@ -26,11 +28,11 @@ from .trust import is_trusted, may_import, require_trust
 
 __all__ = [
     'Conf', 'ConfError', 'Count', 'Fraction', 'NonNegative', 'Positive', 'Problem', 'StepLimit', 'check_same_conf',
-    'check_value', 'clear', 'config_str', 'configurable',
-    'declare_scope', 'import_configurables', 'is_explained', 'is_trusted', 'load', 'loaded', 'may_import',
-    'mistakes_of_unused', 'operative_config_str', 'plain_text', 'raw_functions', 'refuse_unused', 'register_function',
-    'require_trust', 'rewrite_conf', 'stored_conf', 'stored_info', 'takes_arguments_of', 'unused_bindings',
-    'warn_of_unused', 'write_conf', 'write_operative'
+    'check_value', 'clear', 'config_str', 'configurable', 'declare_scope', 'describe', 'flat_lines',
+    'import_configurables', 'is_explained', 'is_trusted', 'load', 'loaded', 'may_import', 'mistakes_of_unused',
+    'operative_config_str', 'plain_text', 'raw_functions', 'refuse_unused', 'register_function', 'require_trust',
+    'rewrite_conf', 'stored_conf', 'stored_info', 'takes_arguments_of', 'unused_bindings', 'warn_of_unused',
+    'write_conf', 'write_operative'
 ]
 
 register_torch_functions()

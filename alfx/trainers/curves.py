@@ -96,7 +96,7 @@ def group_runs(root_dirs: list[str]) -> dict[str, list[str]]:
         keys.setdefault(_conf_key(root_dir), []).append(root_dir)
     groups: dict[str, list[str]] = {}
     for folders in keys.values():
-        name = base = _conf_name(folders[0])
+        name = base = conf_name(folders[0])
         number = 1
         while name in groups:
             number += 1
@@ -113,8 +113,14 @@ def _conf_key(root_dir: str) -> str:
         return ''.join(line for line in file if not _SEED_BINDING.match(line) and not line.startswith('#'))
 
 
-def _conf_name(root_dir: str) -> str:
-    """The name of the conf file that was given: the first one that the run folder records."""
+def conf_name(root_dir: str) -> str:
+    """The name of the conf file of a run; that of the folder, if it does not tell."""
+    path = os.path.join(root_dir, 'conf', 'config.gin')
+    if os.path.isfile(path):
+        with open(path, encoding='utf8') as file:
+            match = re.match('# From (.+)', file.readline())
+        if match:
+            return os.path.splitext(os.path.basename(match[1].strip()))[0]
     path = os.path.join(root_dir, 'conf', 'command_line.txt')
     if os.path.isfile(path):
         with open(path, encoding='utf8') as file:
@@ -146,17 +152,19 @@ def _moving_average(y: np.ndarray, width: int) -> np.ndarray:
     return (total[index] - total[start]) / (index - start)
 
 
-def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> None:
+def draw(panels: dict[str, dict[str, Band]], x_label: str, y_label: str, path: str) -> None:
     """Draw bands.
 
     Args:
         panels: for each panel, by its title, the bands by the names of their groups.
         x_label: of the horizontal axis.
+        y_label: of the vertical axes.
         path: of the picture; its suffix says its format.
     """
     import matplotlib
     matplotlib.use('Agg')
     from matplotlib import pyplot
+    from matplotlib.ticker import EngFormatter
     formats = pyplot.figure().canvas.get_supported_filetypes()
     pyplot.close()
     if os.path.isdir(path) or os.path.splitext(path)[1].lower().removeprefix('.') not in formats:
@@ -167,7 +175,9 @@ def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> None:
         for name, band in bands.items():
             _draw_band(axis, name, band)
         axis.set_title(title)
-        axis.set_xlabel(x_label)
+        axis.set_xlabel(x_label.replace('_', ' '))
+        axis.set_ylabel(y_label.replace('_', ' '))
+        axis.xaxis.set_major_formatter(EngFormatter(sep=''))  # 100k
         axis.grid(alpha=0.3)
         axis.legend(loc='best', fontsize='small')
     figure.tight_layout()
@@ -176,8 +186,8 @@ def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> None:
 
 
 def _draw_band(axis: Any, name: str, band: Band) -> None:
-    runs = 'run' if band.num_runs == 1 else 'runs'
-    line, = axis.plot(band.x, band.mean, label=f'{name} ({band.num_runs} {runs})')
+    label = name if band.num_runs == 1 else f'{name} ({band.num_runs} runs)'
+    line, = axis.plot(band.x, band.mean, label=label)
     if np.isfinite(band.margin).all():
         axis.fill_between(band.x, band.mean - band.margin, band.mean + band.margin, color=line.get_color(), alpha=0.2,
                           linewidth=0)

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import TimeStep
 from alfx.gin_utils import ConfError
 from alfx.summary.render import Image, enable_rendering, is_rendering_enabled
-from alfx.trainers import run_files
+from alfx.trainers import building, random_state, run_files
 from alfx.trainers.evaluator import EvalResult, evaluate
 from alfx.utils.checkpoint_utils import Checkpointer
 
@@ -37,6 +38,37 @@ def load_for_play(root_dir: str, algorithm: Any, checkpoint_step: int | str = 'l
     checkpointer = Checkpointer(run_files.checkpoint_dir(root_dir), alg=algorithm)
     return checkpointer.load(checkpoint_step, ignored_parameter_prefixes, ignore_unexpected=True,
                              load_options={'alg': {'skip_preloded': False}})
+
+
+def make_policy(root_dir: str, num_environments: int, random_seed: int | None = None,
+                epsilon_greedy: float | None = None) -> tuple[Any, Any]:
+    """What the loaded conf of a run plays with.
+
+    Args:
+        root_dir: the run folder.
+        num_environments: how many environments.
+        random_seed: of the environments and of sampled actions; None for that of the run.
+        epsilon_greedy: chance of sampling an action instead of taking the most likely one; None for what the conf says.
+
+    Returns:
+        The environments, and the algorithm without its checkpoint.
+
+    Raises:
+        ConfError: the folder holds no run in environments.
+    """
+    config = TrainerConfig(root_dir=root_dir)
+    if config.ml_type != 'rl':
+        raise ConfError(f'{root_dir} holds a run of supervised learning: there is no policy to play')
+    if random_seed is not None:
+        config.random_seed = random_seed
+    elif config.random_seed is None:
+        config.random_seed = run_files.StartRecord(root_dir).read().get('random_seed')
+    config.random_seed = random_state.set_random_seed(config.random_seed)
+    env = building.create_eval_environment(config, num_environments)
+    algorithm = building.create_algorithm(config, env, trains=False)
+    if epsilon_greedy is not None:
+        building.set_epsilon_greedy(algorithm, epsilon_greedy)
+    return env, algorithm
 
 
 def play(root_dir: str, env: Any, algorithm: Any, checkpoint_step: int | str = 'latest', num_episodes: int = 10,

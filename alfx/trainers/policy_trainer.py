@@ -270,13 +270,17 @@ class Trainer:
 
     def score(self) -> str:
         """The latest evaluation in words, or the latest episodes of training if there is none."""
-        results = read_results(self._config.root_dir)
+        value, results = self.average_return(), read_results(self._config.root_dir)
+        if value is None:
+            return f'{self.progress():.0%} of the run'
         if results:
-            return f"evaluation return {results[-1]['average_return']:.6g} (at {results[-1]['global_counter']:.0f})"
-        averages = self._summary.episode_averages()
-        if averages:
-            return f"return {averages['average_return']:.6g} in the latest episodes of training"
-        return f'{self.progress():.0%} of the run'
+            return f"evaluation return {value:.6g} (at {results[-1]['global_counter']:.0f})"
+        return f'return {value:.6g} in the latest episodes of training'
+
+    def average_return(self) -> float | None:
+        """Of the latest evaluation; of the latest episodes of training if there is none; None if there are none."""
+        latest = (read_results(self._config.root_dir) or [self._summary.episode_averages()])[-1]
+        return latest.get('average_return')
 
     def _step_counts(self) -> dict[str, int]:
         return {'EnvironmentSteps': self.current_env_steps(), 'Iterations': self._state.iteration}

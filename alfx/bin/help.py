@@ -1,0 +1,201 @@
+"""Tell what a class or function that a conf can name takes: signature, defaults, docstring, confs that bind it.
+
+Examples:
+
+  alfx help PPOLoss
+  alfx help networks
+  alfx help suite_gym.load --module my_package.my_module
+
+The name of a folder or module of alfx (networks, ppo_loss, environments.suite_gym) lists what confs can name of it;
+that of a command shows its options. Modules of your own are given with --module.
+"""
+import argparse
+import ast
+import difflib
+import glob
+import importlib
+import inspect
+import os
+import re
+import runpy
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from alfx.bin import command
+from alfx.bin.list import CONFS
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_REGISTERED = re.compile(r'^@(?:\w+\.)?(?:configurable|register_function)(\([^\n]*\))?(?:  #[^\n]*)?\n'
+                         r'(?:(?!class |def ).*\n)*?(?:class|def) (\w+)', re.MULTILINE)
+_LOADERS = re.compile(r'^(\w+) = make_load\(', re.MULTILINE)  # functions that another function makes
+_ROLE = re.compile(r':\w+:`~?(?:[\w.]+\.)?(\w+)`')  # a reference of Sphinx, of which the last name is shown
+
+
+
+class Entry(NamedTuple):
+    """Something that a conf can name.
+
+    Attributes:
+        selector: its complete name, ``alfx.networks.value_networks.ValueNetwork``.
+        module: that defines it.
+        defined_as: its name there.
+    """
+    selector: str
+    module: str
+    defined_as: str
+
+
+def entries() -> list[Entry]:
+    """All that confs can name, found in the sources of alfx without importing them."""
+    found: list[Entry] = []
+    for path in sorted(glob.glob(os.path.join(_ROOT, '**', '*.py'), recursive=True)):
+        parts = os.path.relpath(path, _ROOT).removesuffix('.py').split(os.sep)
+        if parts[0] not in ('bin', 'gin_utils'):
+            with open(path, encoding='utf8') as file:
+                found += _entries_of('.'.join(['alfx', *parts]).removesuffix('.__init__'), file.read())
+    return found
+
+
+def _entries_of(module: str, text: str) -> Iterator[Entry]:
+    for arguments, name in _REGISTERED.findall(text):
+        own_name = re.match(r"\('([^']*)'", arguments)
+        given = re.search(r"module=(?:'([^']*)'|(\w+))", arguments)
+        prefix = module if given is None else _constant(given[2], text) if given[2] else given[1]
+        yield Entry('.'.join(filter(None, (prefix, own_name[1] if own_name else name))), module, name)
+    for name in _LOADERS.findall(text):
+        yield Entry(f'{module}.{name}', module, name)
+
+
+def _constant(name: str, text: str) -> str:
+    """The value of a text that a module defines, or imports from another one."""
+    if value := re.search(rf"^{name} = '([^']*)'", text, re.MULTILINE):
+        return value[1]
+    imported = re.search(rf'^from (alfx[\w.]*) import {name}\b', text, re.MULTILINE)
+    assert imported, name
+    with open(_path_of(imported[1]), encoding='utf8') as file:
+        return _constant(name, file.read())
+
+
+def _path_of(module: str) -> str:
+    path = os.path.join(_ROOT, *module.split('.')[1:])
+    return f'{path}.py' if os.path.isfile(f'{path}.py') else os.path.join(path, '__init__.py')
+
+
+def matching(name: str, known: Sequence[Entry]) -> list[Entry]:
+    """The entries that a conf means by a name, which may be the last parts of the complete one."""
+    return [entry for entry in known if f'.{entry.selector}'.endswith(f'.{name}')]
+
+
+def in_module(name: str, known: Sequence[Entry]) -> list[Entry]:
+    """The entries of the folder or module of alfx that is called so."""
+    inside = re.compile(rf'(^|\.){re.escape(name.removeprefix("alfx."))}(\.|$)')
+    return [entry for entry in known if inside.search(entry.module.removeprefix('alfx'))]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the help; returns the exit code."""
+    assert __doc__
+    parser = argparse.ArgumentParser(prog='alfx help', description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('name', help='of a class or function, of a folder or module of alfx, or of a command')
+    parser.add_argument('--module', action='append', default=[], help='import this module first; repeatable')
+    args = parser.parse_args(arguments)
+    name = args.name.lstrip('@').removesuffix('()')
+    if name in command.programs():
+        sys.argv[1:] = ['--help']
+        runpy.run_module(f'alfx.bin.{name}', run_name='__main__', alter_sys=True)
+    known = entries()
+    listed = in_module(name, known)
+    if not args.module and listed and not matching(name, known):
+        print('\n'.join(_lines_of_list(listed)))
+        return 0
+    for module in args.module:
+        sys.path.insert(0, os.getcwd())
+        importlib.import_module(module)
+    lines = _lines_of_class(name, known)
+    print('\n'.join(lines), file=sys.stdout if lines[0].startswith('@') else sys.stderr)
+    return 0 if lines[0].startswith('@') else 2
+
+
+def _lines_of_list(listed: Sequence[Entry]) -> Iterator[str]:
+    """A line for each, with the first sentence of its docstring."""
+    module = ''
+    for entry in listed:
+        if entry.module != module:
+            module = entry.module
+            yield f'{module}'
+            with open(_path_of(module), encoding='utf8') as file:
+                nodes = {node.name: node for node in ast.parse(file.read()).body
+                         if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+        node = nodes.get(entry.defined_as)
+        docstring = _ROLE.sub(r'\1', node and ast.get_docstring(node) or '')
+        sentence = re.split(r'(?<=[.:])\s', ' '.join(docstring.split('\n\n')[0].split()))[0]
+        own = entry.selector.rsplit('.', 1)[-1]
+        shown = own if entry.selector == f'{module}.{own}' else '.'.join(entry.selector.split('.')[-2:])
+        yield f'  {shown:34}  {sentence}'
+
+
+def _lines_of_class(name: str, known: Sequence[Entry]) -> list[str]:
+    """Everything about one class or function; the first line begins with ``@``, or is a message that there is none."""
+    from alfx import gin_utils
+    found = matching(name, known)
+    for entry in found:
+        importlib.import_module(entry.module)
+    if not found:
+        gin_utils.import_configurables()
+    try:
+        described = gin_utils.describe(name)
+    except gin_utils.ConfError as error:
+        listed = {entry.selector.rsplit('.', 1)[-1] for entry in known}
+        listed |= {part for entry in known for part in entry.module.split('.')[1:]}
+        nearest = difflib.get_close_matches(name, sorted(listed), n=1, cutoff=0.5)
+        hint = str(error).partition('\n')[2] or (f"  did you mean '{nearest[0]}'?" if nearest else '')
+        return [line for line in (str(error).partition('\n')[0], hint) if line]
+    return [f'@{described.selector}', '', *_signature_lines(described.name, described.parameters), '',
+            *textwrap.dedent(_ROLE.sub(r'\1', described.docstring)).splitlines(), '', *_bound_lines(described.name)]
+
+
+def _signature_lines(name: str, parameters: dict[str, inspect.Parameter]) -> Iterator[str]:
+    """One line for each parameter: as a conf binds it, with its default, and its type."""
+    if not parameters:
+        yield f'{name} takes no arguments that a conf can bind'
+    bindings = [f'{name}.{key}' if p.default is p.empty else f'{name}.{key} = {_show(p.default)}'
+                for key, p in parameters.items()]
+    width = min(max(map(len, bindings), default=0), 72)
+    for binding, p in zip(bindings, parameters.values()):
+        required = 'required, ' if p.default is p.empty else ''
+        kind = '' if p.annotation is p.empty else _type_name(p.annotation)
+        yield f'{binding:{width}}  # {required}{kind}'.removesuffix('  # ').rstrip(', ')
+
+
+def _show(default: Any) -> str:
+    if callable(default) and hasattr(default, '__name__'):
+        return f'@{default.__name__}'
+    return repr(default)
+
+
+def _type_name(annotation: Any) -> str:
+    text = annotation if isinstance(annotation, str) else getattr(annotation, '__name__', repr(annotation)) \
+        if isinstance(annotation, type) else repr(annotation)
+    text = re.sub(r"Annotated\[(\w+), Range\(minimum=([^,]+), maximum=([^,)]+)\)\]", r'\1 in [\2, \3]', text)
+    return re.sub(r'\b(typing|collections\.abc|alfx(\.\w+)*|torch(\.\w+)*)\.', '', text)
+
+
+def _bound_lines(name: str) -> Iterator[str]:
+    """Which confs that come with alfx bind it, and to what."""
+    pattern = re.compile(rf"^(?:[\w/]*/)?(?:\w+\.)*{re.escape(name)}\.\w+ = [^#\n]*", re.MULTILINE)
+    confs = {}
+    for path in sorted(glob.glob(os.path.join(CONFS, '*.gin'))):
+        with open(path, encoding='utf8') as file:
+            confs[os.path.basename(path)] = [line.strip() for line in pattern.findall(file.read())]
+    bound = {conf: lines for conf, lines in confs.items() if lines}
+    yield 'bound by: none of the confs that come with alfx' if not bound else 'bound by:'
+    for conf, lines in bound.items():
+        yield f'  {conf:32}  {lines[0]}'
+        yield from (f'  {"":32}  {line}' for line in lines[1:])
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""In words for people: what a configurable takes, and what a conf comes to."""
+import inspect
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from . import registry, static_check
+from .errors import ConfError
+from .kinds import resolve
+from .parsing import Conf, Reader, is_shipped, show_path
+
+__all__ = ['Description', 'describe', 'flat_lines']
+
+
+class Description(NamedTuple):
+    """A configurable.
+
+    Attributes:
+        selector: its complete name.
+        name: the last part of it.
+        parameters: what a conf can bind, in order, by name.
+        docstring: of the class and its constructor, or of the function.
+    """
+    selector: str
+    name: str
+    parameters: dict[str, inspect.Parameter]
+    docstring: str
+
+
+def describe(name: str) -> Description:
+    """The class or function that a conf means by ``name``.
+
+    Raises:
+        ConfError: nothing that was imported has this name, or several things do.
+    """
+    try:
+        found = resolve(name)
+    except KeyError:
+        meant = [full for full in registry.registered_selectors() if full.endswith(f'.{name}')]
+        raise ConfError(f"'{name}' is ambiguous", f'write one of {", ".join(sorted(meant))}') from None
+    except ValueError:
+        raise ConfError(f"a conf can name no '{name}'") from None
+    target: Any = registry.step_function_of(found.selector) or found.wrapped
+    documented = [target]
+    if inspect.isclass(target):
+        documented.append(registry.construction_function(target)[1])
+    texts = [inspect.getdoc(part) for part in documented if getattr(part, '__doc__', None)]
+    return Description(found.selector, found.selector.rsplit('.', 1)[-1], _parameters(found, target),
+                       '\n\n'.join(text for text in texts if text) or 'has no docstring')
+
+
+def _parameters(found: Any, target: Any) -> dict[str, inspect.Parameter]:
+    if target is found.wrapped:
+        return static_check.parameters_of(found)[0]
+    try:
+        return dict(inspect.signature(target).parameters)
+    except ValueError:  # written in C
+        return static_check.parameters_of(found)[0]
+
+
+def flat_lines(conf: Conf) -> Iterator[str]:
+    """A loaded conf as one list of bindings, each with a comment that says where it comes from and what it overrides.
+
+    Args:
+        conf: what :func:`~alfx.gin_utils.load` returned; it has to be loaded still.
+    """
+    yield from conf.imports
+    written = _places(conf)
+    lines = [f'{binding.text} = {binding.value!r}' for binding in conf.bindings]
+    width = min(max(map(len, lines), default=0), 80)
+    for line, binding in zip(lines, conf.bindings):
+        own = _place(binding.file, binding.line)
+        earlier = ', '.join(place for place in written.get(_key(binding.text), []) if place != own)
+        yield f'{line:{width}}  # {own}' + (f', in place of {earlier}' if earlier else '')
+
+
+def _key(text: str) -> tuple[str, str, str]:
+    """Scope, complete selector and argument of the left side of a statement."""
+    scope, _, rest = text.rpartition('/')
+    selector, _, name = rest.rpartition('.')
+    return scope, resolve(selector).selector if selector else '', name
+
+
+def _place(path: str, line: int) -> str:
+    if not path:
+        return '--conf_param'
+    return f'{os.path.basename(path) if is_shipped(path) else show_path(path)}:{line}'
+
+
+def _places(conf: Conf) -> dict[tuple[str, str, str], list[str]]:
+    """Where each argument is bound, in the order in which the bindings take effect."""
+    reader = Reader()
+    reader.read_file(conf.conf_file)
+    for param in conf.conf_params:
+        reader.read_param(param)
+    places: dict[tuple[str, str, str], list[str]] = {}
+    for statement in reader.statements:
+        if statement.kind in ('binding', 'macro'):
+            found = places.setdefault(_key(statement.text), [])
+            if (place := _place(statement.file, statement.line)) not in found:
+                found.append(place)
+    return places

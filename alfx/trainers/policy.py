@@ -1,0 +1,104 @@
+"""A trained policy by itself: observations in, actions out, in a robot or in a program of one's own."""
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfx import context, nest
+from alfx.data_structures import StepType, TimeStep
+from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.gym_vector_environment import GymVectorEnvironment
+from alfx.tensor_specs import NestedTensorSpec, SpecError
+
+
+class Policy:
+    """Acts in one environment that it does not see: it is given the observations, and it keeps what it remembers.
+
+    Args:
+        env: one environment as it was trained in; it is asked for its specs alone.
+        algorithm: with its parameters loaded.
+    """
+
+    def __init__(self, env: AlfEnvironment, algorithm: Any):
+        self._algorithm = algorithm.eval()
+        self._specs = env.observation_spec(), env.action_spec(), env.reward_spec(), env.env_info_spec()
+        inner = env
+        while hasattr(inner, 'wrapped_env'):
+            inner = inner.wrapped_env()
+        is_gym = inner.action_spec() == env.action_spec()
+        self._gym = inner if is_gym and isinstance(inner, GymVectorEnvironment) else None
+        self._state: Any = ()
+        self.reset()
+
+    @property
+    def observation_spec(self) -> NestedTensorSpec:
+        """What :meth:`predict` takes: that of the environment, its wrappers of the conf included."""
+        return self._specs[0]
+
+    @property
+    def action_spec(self) -> NestedTensorSpec:
+        """The actions of the algorithm."""
+        return self._specs[1]
+
+    def reset(self) -> None:
+        """Begin a new episode: forget what has been observed."""
+        self._state = self._algorithm.get_initial_predict_state(1)
+        self._transform_state = self._algorithm.get_initial_transform_state(1)
+        self._prev_action = nest.map_structure(lambda spec: spec.zeros((1, )), self.action_spec)
+        self._is_first = True
+
+    def predict(self, observation: Any, reward: float = 0.0) -> Any:
+        """The action for the next observation of an episode.
+
+        Args:
+            observation: of one environment, without batch dimension: arrays in the structure of the gymnasium space,
+                after the wrappers of the conf.
+            reward: for arriving there, where the policy makes use of it.
+
+        Returns:
+            An action as the gymnasium environment takes it: an int, an array, or a dict or tuple of them.
+
+        Raises:
+            SpecError: the observation has another structure or shape than :attr:`observation_spec`.
+        """
+        device = context.get_default_device()
+        with torch.no_grad(), context.eval_context(), context.record_if(False):
+            inputs, self._transform_state = self._algorithm.transform_timestep(
+                nest.map_structure(lambda x: x.to(device), self._time_step(observation, reward)), self._transform_state)
+            step = self._algorithm.predict_step(inputs, self._state)
+        self._state, self._is_first = step.state, False
+        self._prev_action = nest.map_structure(lambda x: x.detach().cpu(), step.output)
+        action = self._prev_action if self._gym is None else self._gym.encode_action(self._prev_action)
+        return _unbatched(action)
+
+    def _time_step(self, observation: Any, reward: float) -> TimeStep:
+        _, _, reward_spec, info_spec = self._specs
+        step_type = StepType.FIRST if self._is_first else StepType.MID
+        return TimeStep(torch.tensor([int(step_type)], dtype=torch.int32), reward_spec.zeros((1, )) + reward,
+                        torch.ones(1), self._batched(observation), self._prev_action, torch.zeros(1, dtype=torch.int64),
+                        (), nest.map_structure(lambda spec: spec.zeros((1, )), info_spec))
+
+    def _batched(self, observation: Any) -> Any:
+        def convert(spec: Any, value: Any) -> torch.Tensor:
+            tensor = torch.as_tensor(np.asarray(value)).to(spec.dtype)
+            if tensor.shape != spec.shape:
+                raise SpecError(f'observation: expected {spec}, found an array of shape {tuple(tensor.shape)}; predict '
+                                'takes one observation, after the wrappers of the conf')
+            return tensor.unsqueeze(0)
+
+        try:
+            return nest.map_structure(convert, self.observation_spec, observation)
+        except SpecError:
+            raise
+        except (TypeError, ValueError, KeyError) as error:
+            raise SpecError(f'observation: expected the structure of {self.observation_spec}, found '
+                            f'{type(observation).__name__}: {error}') from error
+
+
+def _unbatched(action: Any) -> Any:
+    if isinstance(action, dict):
+        return {key: _unbatched(value) for key, value in action.items()}
+    if isinstance(action, tuple):
+        return tuple(_unbatched(value) for value in action)
+    array = np.asarray(action)[0]
+    return int(array) if array.ndim == 0 and np.issubdtype(array.dtype, np.integer) else np.array(array)

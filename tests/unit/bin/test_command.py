@@ -1,0 +1,167 @@
+"""The command ``alfx``: finding programs, listing and describing what there is, help, completion."""
+import subprocess
+import sys
+
+import pytest
+from absl import flags as absl_flags
+from absl.testing import flagsaver
+
+import alfx
+from alfx import gin_utils
+from alfx.bin import command, completion, flags
+from alfx.bin import help as help_program
+from alfx.bin import list as list_program
+
+flags.define_conf_flags()
+FLAGS = absl_flags.FLAGS
+if not FLAGS.is_parsed():
+    FLAGS(['test'])
+
+
+def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
+    done = subprocess.run([sys.executable, '-m', 'alfx', *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def test_every_module_that_can_be_run_is_a_command_and_says_what_it_does():
+    found = command.programs()
+    assert {'train', 'evaluate', 'play', 'plot', 'check', 'search', 'list', 'show', 'help', 'compare'} <= set(found)
+    assert not {'flags', 'ranks', 'launch', 'command', 'policy_flags'} & set(found)
+    assert all(text.endswith('.') for text in found.values())
+
+
+@pytest.mark.parametrize('arguments', [(), ('--help',), ('help',)])
+def test_without_a_command_it_tells_all_of_them(arguments, capsys):
+    assert command.main(arguments) == 0
+    said = capsys.readouterr().out
+    assert all(f'\n  {name} ' in said for name in command.programs())
+
+
+def test_a_misspelled_command_is_answered_with_the_nearest(capsys):
+    assert command.main(['trian']) == 2
+    assert "did you mean 'train'?" in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys):
+    assert command.main(['--version']) == 0
+    assert capsys.readouterr().out == f'alfx {alfx.__version__}\n'
+
+
+def test_neither_the_package_nor_the_list_of_confs_imports_torch():
+    program = ('import sys, alfx, alfx.bin.command, alfx.bin.list, alfx.bin.help, alfx.bin.completion\n'
+               'alfx.bin.list.main([]); alfx.bin.help.main(["networks"]); alfx.bin.completion.main(["bash"])\n'
+               'assert "torch" not in sys.modules')
+    subprocess.run([sys.executable, '-c', program], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+def test_names_of_the_package_are_imported_when_they_are_used():
+    program = ('import alfx\nassert alfx.nest.map_structure and alfx.TensorSpec((2,)).shape == (2,)\n'
+               'from alfx import TimeStep, nest, context\n'
+               'assert not hasattr(alfx, "no_such_name") and set(alfx.__all__) <= set(dir(alfx))')
+    subprocess.run([sys.executable, '-c', program], check=True, timeout=60)
+
+
+def test_the_list_has_every_conf_with_a_task(capsys):
+    assert list_program.main([]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    with_task = [head for head in list_program.read_heads() if head.task]
+    assert len(rows) == len(with_task) + 1
+    assert all(head.steps and head.expected and head.algorithm for head in with_task)
+    assert any(row.split()[:5] == ['ppo_cart_pole', 'CartPole-v1', 'PPO', '100,000', 'return'] for row in rows)
+
+
+def test_the_list_is_narrowed_by_task_and_algorithm(capsys):
+    assert list_program.main(['--task', 'pendulum', '--algorithm', 'soft_actor_critic']) == 0
+    names = [row.split()[0] for row in capsys.readouterr().out.splitlines()[1:]]
+    assert 'sac_pendulum' in names and all(name.endswith('pendulum') for name in names) and 'td3_pendulum' not in names
+    assert list_program.main(['no such task']) == 1
+    assert list_program.main(['--all', 'base', 'soft']) == 0
+    assert 'soft_networks' in capsys.readouterr().out
+
+
+def test_help_finds_every_class_that_a_conf_can_name():
+    gin_utils.import_configurables()
+    known = {entry.selector for entry in help_program.entries()}
+    registered = {name for name in gin_utils.registry.registered_selectors() if name.startswith('alfx.')}
+    own = {name for name in registered if '<locals>' not in name}
+    assert own - known == set()
+
+
+def test_help_shows_arguments_docstring_and_who_binds_them(capsys):
+    assert help_program.main(['PPOLoss']) == 0
+    said = capsys.readouterr().out
+    assert said.startswith('@alfx.algorithms.ppo_loss.PPOLoss\n')
+    for text in ('PPOLoss.importance_ratio_clipping = 0.2', '# float\n', 'Clipped surrogate objective',
+                 'ppo_games.gin                     PPOLoss.entropy_regularization = 0.01'):
+        assert text in said
+
+
+def test_help_describes_functions_and_required_arguments(capsys):
+    assert help_program.main(['clipped_exp']) == 0
+    assert 'clipped_exp.clip_value_max =' in capsys.readouterr().out
+    assert help_program.main(['@ValueNetwork()']) == 0
+    assert 'required' in capsys.readouterr().out
+
+
+def test_help_lists_the_modules_of_a_folder(capsys):
+    assert help_program.main(['networks']) == 0
+    said = capsys.readouterr().out
+    assert 'alfx.networks.value_networks\n  ValueNetworkBase ' in said and '\n  ValueNetwork ' in said
+    assert ':class:' not in said
+
+
+def test_help_tells_the_nearest_name(capsys):
+    assert help_program.main(['PPOLos']) == 2
+    assert "did you mean 'PPOLoss'?" in capsys.readouterr().err
+    assert help_program.main(['load']) == 2
+    assert 'ambiguous' in capsys.readouterr().err
+
+
+def test_programs_are_run_with_their_own_arguments_and_help_is_no_error():
+    said = run('train', '--help').stdout
+    assert said.startswith('Train what a conf file describes.') and '--conf_param' in said and 'gin_file' not in said
+    assert run('help', 'plot').stdout.startswith('Draw the learning curves')
+    shown = run('show', 'ppo_cart_pole', '--conf_param', 'PPOLoss.gamma=0.5').stdout
+    assert 'PPOLoss.gamma = 0.5' in shown
+    assert '# --conf_param, in place of ppo.gin:' in shown and ', ppo_cart_pole.gin:' in shown
+
+
+def test_what_show_prints_is_a_conf_with_the_same_bindings(tmp_path):
+    with gin_utils.loaded('sac_pendulum') as conf:
+        lines = list(gin_utils.flat_lines(conf))
+        before = {binding.key: repr(binding.value) for binding in conf.bindings}
+    path = tmp_path / 'flat.gin'
+    path.write_text('\n'.join(lines))
+    with gin_utils.loaded(str(path)) as conf:
+        assert {binding.key: repr(binding.value) for binding in conf.bindings} == before
+
+
+def test_a_conf_or_a_run_folder_is_given_without_its_flag(tmp_path):
+    with flagsaver.flagsaver():
+        assert flags.take_argument(['alfx', 'sac_pendulum'], 'conf') == ['alfx']
+        assert FLAGS.conf == 'sac_pendulum'
+        assert flags.take_argument(['alfx', 'another'], 'conf') == ['alfx', 'another']  # call() refuses it
+    (tmp_path / 'conf').mkdir()
+    with flagsaver.flagsaver():
+        assert flags.take_argument(['alfx', str(tmp_path)], 'conf') == ['alfx']
+        assert (FLAGS.conf, FLAGS.root_dir) == (None, str(tmp_path))
+    assert flags.take_argument(['alfx', 'a', 'b'], 'conf') == ['alfx', 'a', 'b']
+
+
+def test_the_options_that_are_completed_are_those_that_programs_have():
+    options = completion.options_of('train')
+    assert {'conf', 'conf_param', 'root_dir', 'num_processes', 'device', 'allow_unused'} <= set(options)
+    assert 'root_dir' not in completion.options_of('check') and '--task' in [f'--{o}' for o in
+                                                                          completion.options_of('list')]
+
+
+def test_the_completion_script_completes_in_bash():
+    program = completion.script('bash') + '''
+COMP_WORDS=(alfx train ppo_cart_p); COMP_CWORD=2; _alfx; echo "${COMPREPLY[@]}"
+COMP_WORDS=(alfx train --num_); COMP_CWORD=2; _alfx; echo "${COMPREPLY[@]}"
+COMP_WORDS=(alfx comple); COMP_CWORD=1; _alfx; echo "${COMPREPLY[@]}"
+'''
+    said = subprocess.run(['bash', '-c', program], capture_output=True, text=True, check=True).stdout.split('\n')
+    assert said[:3] == ['ppo_cart_pole ppo_cart_pole_rnn', '--num_processes', 'completion']
+    assert completion.script('zsh').startswith('autoload')

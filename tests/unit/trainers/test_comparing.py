@@ -1,0 +1,75 @@
+"""Runs next to each other: their numbers, their confs, what they are called, pairs of the same seed."""
+import json
+import subprocess
+import sys
+
+import pytest
+
+from alfx.trainers import comparing
+
+
+def write_run(folder, returns, learning_rate, seed=0):
+    (folder / 'conf').mkdir(parents=True)
+    (folder / 'conf' / 'config.gin').write_text(
+        f'# From x.gin\nac/alfx.optimizers.Adam.lr = {learning_rate}\nalfx.a.PPOLoss.gamma = 0.9\n'
+        f'alfx.algorithms.config.TrainerConfig.random_seed = {returns[-1]}\n')
+    rows = [f'{i},{i * 1000},{i * 2.0},{value}' for i, value in enumerate(returns)]
+    (folder / 'progress.csv').write_text('\n'.join(['iteration,env_steps,seconds,average_return', *rows]) + '\n')
+    (folder / 'train').mkdir()
+    (folder / 'train' / 'start.json').write_text(json.dumps({'random_seed': seed}))
+    return str(folder)
+
+
+def test_a_run_is_summed_up_by_its_last_and_best_return_and_its_speed(tmp_path):
+    run = comparing.read_run(write_run(tmp_path / 'a', ['', 10, 30, 20], 0.1))
+    assert (run['final return'], run['best return'], run['env steps']) == (20.0, 30.0, 3000)
+    assert run['steps/s'] == pytest.approx(500.0)
+    assert run['last evaluation'] is None
+
+
+def test_a_run_without_an_ended_episode_has_no_return(tmp_path):
+    run = comparing.read_run(write_run(tmp_path / 'a', [''], 0.1))
+    assert run['final return'] is None and run['best return'] is None and run['steps/s'] is None
+
+
+def test_only_the_bindings_that_differ_are_listed_and_the_seed_is_none_of_them(tmp_path):
+    folders = [write_run(tmp_path / name, [1], rate) for name, rate in (('a', 0.1), ('b', 0.2), ('c', 0.1))]
+    bindings = [comparing.read_bindings(folder) for folder in folders]
+    assert comparing.differences(bindings) == [('ac/Adam.lr', ['0.1', '0.2', '0.1'])]
+    assert comparing.differences(bindings[:1]) == []
+
+
+def test_the_command_ranks_runs_and_leaves_out_what_is_none(tmp_path):
+    worse, better = write_run(tmp_path / 'worse', [1, 5], 0.1), write_run(tmp_path / 'better', [1, 50], 0.2)
+    (tmp_path / 'other').mkdir()
+    done = subprocess.run([sys.executable, '-m', 'alfx', 'compare', worse, better, str(tmp_path / 'other')],
+                          capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[1].startswith(better) and lines[2].startswith(worse)
+    assert any(line.split() == ['ac/Adam.lr', '0.2', '0.1'] for line in lines)
+    assert lines[-1].split() == ['x:', 'ac/Adam.lr=0.2:', '+45', '(one', 'pair', 'alone)']
+    assert 'other: no progress.csv' in done.stderr
+
+
+def test_confs_are_compared_seed_by_seed(tmp_path):
+    of_first = [write_run(tmp_path / f'a{seed}', [value], 0.1, seed) for seed, value in ((1, 10), (2, 20), (3, 90))]
+    of_second = [write_run(tmp_path / f'b{seed}', [value], 0.2, seed) for seed, value in ((1, 12), (2, 26), (4, 0))]
+    runs = [comparing.read_run(folder) for folder in [*of_first, *of_second]]
+    found, = comparing.paired_differences(runs, 'final return')
+    assert (found.mean, found.num_pairs) == (4.0, 2)  # 2 and 6; seeds 3 and 4 have no partner
+    # Student's t for one degree of freedom at 97.5% is 12.706; standard error of 2 and 6: sqrt(8 / 2) = 2
+    assert found.margin == pytest.approx(12.706 * 2, rel=1e-3)
+    assert (found.baseline, found.name) == ('x: ac/Adam.lr=0.1', 'x: ac/Adam.lr=0.2')
+
+
+def test_confs_with_no_seed_in_common_are_not_compared(tmp_path):
+    folders = [write_run(tmp_path / 'a', [10], 0.1, 1), write_run(tmp_path / 'b', [10], 0.2, 2)]
+    assert comparing.paired_differences([comparing.read_run(folder) for folder in folders], 'final return') == []
+
+
+def test_runs_are_called_by_their_conf_or_by_what_differs_or_by_their_folder(tmp_path):
+    folders = [write_run(tmp_path / name, [1], rate) for name, rate in (('a', 0.1), ('b', 0.2), ('c', 0.2))]
+    assert comparing.labels(folders[:2], ['x', 'y']) == ['x', 'y']
+    assert comparing.labels(folders[:2], ['x', 'x']) == ['x: ac/Adam.lr=0.1', 'x: ac/Adam.lr=0.2']
+    assert comparing.labels(folders[1:], ['x', 'x']) == ['x: b', 'x: c']
+    assert comparing.labels(folders[:2], ['x', 'x'], most=0) == ['x: a', 'x: b']
