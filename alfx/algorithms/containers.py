@@ -322,6 +322,7 @@ def named_fields(record: str, **fields: Nested) -> Nested:
 class _Wrapper(_Forwarding):
     """An algorithm around another one, ``self._alg``, whose info is its own info."""
 
+    _hands_offline_on = True
     _alg: Algorithm
 
     def _wrap(self, alg: Algorithm) -> None:
@@ -396,8 +397,6 @@ class EchoAlg(_Wrapper):
         ValueError: ``alg`` is no algorithm, or (at a step) its output is no such dict.
     """
 
-    _hands_offline_on = True
-
     def __init__(self, alg: Algorithm, echo_spec: NestedTensorSpec, name: str = 'EchoAlg'):
         _check_algs({'alg': alg}, name)
         super().__init__(train_state_spec={'alg': alg.train_state_spec, 'echo': echo_spec},
@@ -437,6 +436,8 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
     Raises:
         ValueError: ``algorithm`` is no algorithm and makes none.
     """
+
+    _hands_offline_on = True
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  algorithm: Algorithm | Callable[..., Algorithm], env: Any = None,
