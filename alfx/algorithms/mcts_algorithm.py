@@ -281,6 +281,22 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         return self._settings.discount
 
     @property
+    def what_state_matters(self) -> str:
+        """What of its state decides what a search finds: '' if it only counts steps for the temperature."""
+        if self._keep_model_pred_state:
+            return 'the kept pred_state of the model'
+        spec = self._observation_spec
+        if self._settings.two_players and not (isinstance(spec, dict) and {'to_play', 'steps'} & set(spec)):
+            return "whose turn it is, which the observation does not tell ('to_play' or 'steps')"
+        return ''
+
+    def model_value(self, inputs: TimeStep, state: Any) -> Tensor:
+        """The values ``[B]`` that the model alone predicts, without a search; see :meth:`predict_step`."""
+        observation = inputs.observation
+        return self._root(observation.get('latent', observation) if isinstance(observation, dict) else observation,
+                          state).value
+
+    @property
     def latest_trees(self) -> Trees | None:
         """The trees of the latest search, until the next one writes to them."""
         return self._latest_trees
