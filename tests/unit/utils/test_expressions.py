@@ -28,10 +28,10 @@ def test_several_arguments():
 
 
 @pytest.mark.parametrize('text', [
-    "__import__('os').system('true')", "lambda x: __import__('os')", 'lambda x: x.__class__',
-    'lambda x: x.loss.__len__()', 'lambda x: open', "lambda x: x.loss.save('f')", 'lambda x: [y for y in x]',
-    'lambda x: (lambda: x)()', 'lambda *x: x', 'lambda x=1: x', "lambda x: f'{x}'", 'lambda x: x.loss.numpy()', 'lambda x: x if x else x', 'lambda x: x[x]',
-    'lambda x: x.loss.apply_(x)', 'lambda x: x.loss.sum(**x)', 'lambda', '1 + 1', 'lambda x: 1 @ 2'])
+    "__import__('os').system('true')", "lambda x: __import__('os')", 'lambda x: x.__class__', 'lambda x: open',
+    'lambda x: x.loss.__len__()', "lambda x: x.loss.save('f')", 'lambda x: [y for y in x]', 'lambda x: (lambda: x)()',
+    'lambda *x: x', 'lambda x=1: x', "lambda x: f'{x}'", 'lambda x: x.loss.numpy()', 'lambda x: x if x else x',
+    'lambda', 'lambda x: x[x]', 'lambda x: x.loss.apply_(x)', 'lambda x: x.loss.sum(**x)', '1 + 1', 'lambda x: 1 @ 2'])
 def test_anything_else_is_refused_before_it_is_called(text):
     with pytest.raises(ExpressionError, match='^priority_func: '):
         function_from_text(text, 'priority_func')
