@@ -21,7 +21,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -398,7 +398,9 @@ def _scaled_gradient(x: Tensor, scale: float) -> Tensor:
 # Under another policy -------------------------------------------------------------------------------------------
 
 
-class MuzeroRepresentationTrainingOptions(NamedTuple):
+@configurable
+@dataclasses.dataclass(frozen=True)
+class MuzeroRepresentationTrainingOptions:
     """How a :class:`MuzeroRepresentationLearner` trains; the same as the fields of ``TrainerConfig`` of these names.
 
     Attributes:
@@ -422,9 +424,6 @@ class MuzeroRepresentationTrainingOptions(NamedTuple):
     priority_replay: bool = True
     priority_replay_alpha: float = 1.2
     priority_replay_beta: float = 0.0
-
-
-configurable(MuzeroRepresentationTrainingOptions)
 
 
 @configurable
@@ -465,7 +464,7 @@ class MuzeroRepresentationLearner(OffPolicyAlgorithm):
         if training_options is not None:
             if training_options.interval < 1:
                 raise ValueError(f'{name}.training_options: expected interval >= 1, found {training_options.interval}')
-            settings = training_options._asdict()
+            settings = dataclasses.asdict(training_options)
             settings.pop('interval')
             own_config = dataclasses.replace(config, whole_replay_buffer_training=False, clear_replay_buffer=False,
                                              use_rollout_state=False, unroll_with_grad=False, **settings)
