@@ -31,7 +31,7 @@ from alfx.gin_utils.checks import Count, Fraction, Positive
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.tree_search import rules
-from alfx.tree_search.search import SearchError, TreeSearch, exploration_policy, gumbel_choice, root_prior
+from alfx.tree_search.search import Prediction, SearchError, TreeSearch, exploration_policy, gumbel_choice, root_prior
 from alfx.tree_search.trees import CHILD, REWARD, SearchSettings, Trees
 from alfx.utils.action_samplers import ActionSampler, MultinomialSampler
 
@@ -274,11 +274,28 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
 
     def _search_with(self, model: Any) -> None:
         self.__dict__['_given_model'] = model  # as an attribute of a module it would be a part of it
+        self._infer = self.recorded(self._recurrent, model) if isinstance(model, nn.Module) else self._recurrent
 
     @property
     def discount(self) -> float:
         """The discount factor of rewards."""
         return self._settings.discount
+
+    @property
+    def what_state_matters(self) -> str:
+        """What of its state decides what a search finds: '' if it only counts steps for the temperature."""
+        if self._keep_model_pred_state:
+            return 'the kept pred_state of the model'
+        spec = self._observation_spec
+        if self._settings.two_players and not (isinstance(spec, dict) and {'to_play', 'steps'} & set(spec)):
+            return "whose turn it is, which the observation does not tell ('to_play' or 'steps')"
+        return ''
+
+    def model_value(self, inputs: TimeStep, state: Any) -> Tensor:
+        """The values ``[B]`` that the model alone predicts, without a search; see :meth:`predict_step`."""
+        observation = inputs.observation
+        return self._root(observation.get('latent', observation) if isinstance(observation, dict) else observation,
+                          state).value
 
     @property
     def latest_trees(self) -> Trees | None:
@@ -306,7 +323,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         prior = root_prior(root.action_probs, mask, self._root_dirichlet_alpha, fraction)
         search = self._rollout_search if kind == 'rollout' else self._predict_search
         candidates = root.actions if isinstance(root.actions, Tensor) else ()
-        infer = self._infer_by_index if isinstance(candidates, tuple) else self._given_model.recurrent_inference
+        infer = self._infer_by_index if isinstance(candidates, tuple) else self._infer_of_action
         trees = self._latest_trees = search.run(infer, root, prior, self._to_play(fields, steps))
         index, policy, sampler_state = self._choose(trees, steps, state.action_sampler_state, self._samplers[kind])
         index = index.to(steps.device)
@@ -333,7 +350,16 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
 
     def _infer_by_index(self, state: NestedTensor, index: Tensor) -> Any:
         """What the model predicts of the actions of an index, where it does not name candidates."""
-        return self._given_model.recurrent_inference(state, self._named(index))
+        return self._infer((state, self._named(index)))
+
+    def _infer_of_action(self, state: NestedTensor, action: Tensor) -> Any:
+        """What the model predicts of actions."""
+        return self._infer((state, action))
+
+    def _recurrent(self, inputs: NestedTensor) -> Any:
+        """What the search reads of what the model predicts of a state and an action."""
+        output: Any = self._given_model.recurrent_inference(*inputs)
+        return Prediction(*(getattr(output, name) for name in Prediction._fields))
 
     def _named(self, index: Tensor) -> Tensor:
         """The action ``[B]`` of an index ``[B]``, as the spec has it."""

@@ -163,6 +163,12 @@ class MCTSModel(nn.Module):
         """R."""
         return len(self._step_weights) - 1
 
+    @property
+    def what_is_trained(self) -> dict[str, bool]:
+        """Which of the arguments ``train_reward_function`` and the like are set, by name."""
+        return {name: getattr(self, f'_{name}') for name in ('train_reward_function', 'train_game_over_function',
+                                                             'train_repr_prediction', 'train_policy')}
+
     def initial_representation(self, observation: NestedTensor) -> Tensor:
         """The latent state ``[B, ...]`` of an observation, a nest of ``[B, ...]``."""
         return self._representation_net(observation)[0]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from alfx import nest
-from alfx.gin_utils import register_function
+from alfx.gin_utils import configurable, register_function
 from alfx.tensor_specs import NestedTensor
 
 
@@ -234,6 +234,7 @@ class InvertibleTransform:
         raise NotImplementedError
 
 
+@configurable
 class SqrtLinearTransform(InvertibleTransform):
     """``h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x`` (Pohlen et al. 2018, arXiv:1805.11593).
 
@@ -260,6 +261,7 @@ class SqrtLinearTransform(InvertibleTransform):
         return torch.sign(y) * ((root - 1.0) * (root + 1.0))
 
 
+@configurable
 class Sqrt1pTransform(InvertibleTransform):
     """``h(x) = sign(x) (sqrt(|x| + 1) - 1)``."""
 
@@ -272,6 +274,7 @@ class Sqrt1pTransform(InvertibleTransform):
         return y * (y.abs() + 2.0)
 
 
+@configurable
 class Log1pTransform(InvertibleTransform):
     """``h(x) = alpha sign(x) log(1 + |x|)``.
 

@@ -22,6 +22,7 @@ CONFS = sorted(os.path.basename(path) for path in glob.glob(os.path.join(parsing
 EXTRAS = {'mujoco': 'mujoco', 'box2d': 'Box2D', 'atari': 'ale_py', 'minigrid': 'minigrid',
           'robotics': 'gymnasium_robotics', 'digits': 'sklearn', 'ray': 'ray', 'envpool': 'envpool'}
 EPISODE_STEPS = 30
+ENDS_BY_ITSELF = 'board_games.load'  # a suite whose episodes are short, and need no limit
 
 
 def text_of(name):
@@ -52,7 +53,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 class Short(NamedTuple):
     """What to override for a short run, and the bindings of the suite that loads the environment."""
     params: list
-    episode_limit: str
+    episode_limit: list
 
 
 def record_datasets(config):
@@ -81,7 +82,7 @@ def shortened(name):
     bound = {binding.text: binding.value for binding in conf.bindings}
     load_fn = bound.get('create_environment.env_load_fn')
     suite = load_fn.selector if load_fn is not None else 'suite_gym.load'
-    return Short(params, f'{suite}.max_episode_steps = {EPISODE_STEPS}')
+    return Short(params, [] if suite == ENDS_BY_ITSELF else [f'{suite}.max_episode_steps = {EPISODE_STEPS}'])
 
 
 def train(name, short, root_dir):
@@ -98,7 +99,7 @@ def train(name, short, root_dir):
 
 def play_one_episode(short, root_dir):
     """Play from the run folder alone."""
-    with gin_utils.loaded(None, [short.episode_limit], root_dir, same_run=False):
+    with gin_utils.loaded(None, short.episode_limit, root_dir, same_run=False):
         config = TrainerConfig(root_dir=root_dir)
         config.random_seed = 0
         env = building.create_eval_environment(config, 1)

@@ -1,0 +1,137 @@
+"""MuZero: planning with a model that is learned for it.
+
+A search (:class:`~alfx.algorithms.mcts_algorithm.MCTSAlgorithm`) chooses the actions, with the model that a learner
+(:class:`~alfx.algorithms.muzero_representation_learner.MuzeroRepresentationImpl`) trains to predict what the search
+needs: rewards, values and policies of the steps that follow (Schrittwieser et al. 2020, arXiv:1911.08265). The policies
+and values that are learned are in turn those which the search found.
+
+What differs from the paper is said where it is: in the two modules named.
+"""
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.mcts_algorithm import MCTSAlgorithm
+from alfx.algorithms.muzero.reanalysis import half_precision, search_observation, search_observation_spec
+from alfx.algorithms.muzero_representation_learner import MuzeroRepresentationImpl
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
+from alfx.gin_utils import configurable
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.traits import Traits
+
+
+@configurable
+class MuzeroAlgorithm(OffPolicyAlgorithm):
+    """Searches with the model of a learner.
+
+    If the observation is a dictionary with 'valid_action_mask', 'steps' or 'to_play', the search looks at these; the
+    model sees the whole observation.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: bounded spec of one action.
+        discount: discount factor of the rewards.
+        reward_spec: of rank 0 or 1.
+        representation_learner_ctor: makes the learner, called as ``(observation_spec=, action_spec=, reward_spec=,
+            discount=, reward_transformer=, enable_amp=, config=, debug_summaries=, name=)``.
+        mcts_algorithm_ctor: makes the search, called as ``(observation_spec=, action_spec=, discount=,
+            debug_summaries=, name=)``. It is not trained.
+        reward_transformer: called with rewards of any batch shape; what is learned and predicted are its results.
+        config: the configuration of the run.
+        enable_amp: on a GPU, evaluate and reanalyze in 16 bits; the rollout does not.
+        checkpoint: as in ``Algorithm``.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: BoundedTensorSpec, discount: float,
+                 reward_spec: TensorSpec = TensorSpec(()),
+                 representation_learner_ctor: Callable[..., MuzeroRepresentationImpl] = MuzeroRepresentationImpl,
+                 mcts_algorithm_ctor: Callable[..., MCTSAlgorithm] = MCTSAlgorithm,
+                 reward_transformer: Callable[[Tensor], Tensor] | None = None, config: TrainerConfig | None = None,
+                 enable_amp: bool = True, checkpoint: str | None = None, debug_summaries: bool = False,
+                 name: str = 'MuZero'):
+        learner = representation_learner_ctor(
+            observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec, discount=discount,
+            reward_transformer=reward_transformer, enable_amp=enable_amp, config=config,
+            debug_summaries=debug_summaries, name=f'{name}.learner')
+        search = mcts_algorithm_ctor(observation_spec=search_observation_spec(learner.model, observation_spec),
+                                     action_spec=action_spec, discount=discount, debug_summaries=debug_summaries,
+                                     name=f'{name}.search')
+        search.set_model(learner.model)
+        learner.follow_search()
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                         train_state_spec=(), rollout_state_spec=search.rollout_state_spec,
+                         predict_state_spec=search.predict_state_spec, config=config, checkpoint=checkpoint,
+                         debug_summaries=debug_summaries, name=name)
+        self._representation_learner = learner
+        self._search = search
+        self._reward_transformer = reward_transformer
+        self._enable_amp = enable_amp
+
+    # What it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def search(self) -> MCTSAlgorithm:
+        """The search."""
+        return self._search
+
+    @property
+    def model(self) -> Any:
+        """The model that it searches with."""
+        return self._representation_learner.model
+
+    def set_path(self, path: str) -> None:
+        """The learner looks up what the search found where this algorithm's infos are."""
+        super().set_path(path)
+        self._representation_learner.set_path(path)
+
+    def set_reward_weights(self, reward_weights: Tensor) -> None:
+        """Use these weights ``[K]`` from the next step on, in the learner as well."""
+        super().set_reward_weights(reward_weights)
+        self._representation_learner.set_reward_weights(reward_weights)
+
+    def own_traits(self) -> Traits:
+        """An update is that of the learner."""
+        return super().own_traits()._replace(fixed_update=True, trains_sequences_at_once=True)
+
+    def _traits_of_parts(self) -> dict[Any, Traits]:
+        """The search has no part in an update."""
+        return {self._representation_learner: self._representation_learner.traits}
+
+    # Steps -----------------------------------------------------------------------------------------------------
+
+    def predict_step(self, time_step: TimeStep, state: NestedTensor) -> AlgStep:
+        """Search without noise, and choose the action."""
+        with half_precision(self.device, self._enable_amp):
+            return self._search.predict_step(self._search_inputs(time_step), state)
+
+    def rollout_step(self, time_step: TimeStep, state: NestedTensor) -> AlgStep:
+        """Search with noise, and choose the action; the info is an ``MCTSInfo``."""
+        return self._search.rollout_step(self._search_inputs(time_step), state)
+
+    def _search_inputs(self, time_step: TimeStep) -> TimeStep:
+        reward = time_step.reward
+        if self._reward_transformer is not None:
+            reward = self._reward_transformer(reward)
+        return time_step._replace(observation=search_observation(self.model, time_step.observation), reward=reward)
+
+    def train_step(self, exp: TimeStep, state: NestedTensor, rollout_info: NestedTensor) -> AlgStep:
+        """That of the learner."""
+        return self._representation_learner.train_step(exp, state, rollout_info)
+
+    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: NestedTensor,
+                              batch_info: BatchInfo) -> tuple[TimeStep, NestedTensor]:
+        """That of the learner: what the model is to predict."""
+        return self._representation_learner.preprocess_experience(root_inputs, rollout_info, batch_info)
+
+    def calc_loss(self, info: NestedTensor) -> LossInfo:
+        """That of the learner."""
+        return self._representation_learner.calc_loss(info)
+
+    def after_update(self, root_inputs: TimeStep, info: NestedTensor) -> None:
+        """That of the learner."""
+        self._representation_learner.after_update(root_inputs, info)

@@ -1,0 +1,511 @@
+"""MuZero and the learner of its model: what is trained on, reanalysis, what is refused, runs that go on exactly."""
+import copy
+from functools import partial
+
+import pytest
+import torch
+from agents import ALGORITHMS, make_agent
+
+from alfx import context, nest
+from alfx.algorithms.agent import Agent
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.data_transformer import RewardScaling, UntransformedTimeStep, create_data_transformer
+from alfx.algorithms.encoding_algorithm import EncodingAlgorithm
+from alfx.algorithms.mcts_algorithm import MCTSAlgorithm, VisitSoftmaxTemperatureByMoves
+from alfx.algorithms.mcts_models import (ModelTarget, SimpleMCTSModel, create_simple_dynamics_net,
+                                         create_simple_encoding_net, create_simple_prediction_net)
+from alfx.algorithms.muzero_algorithm import MuzeroAlgorithm
+from alfx.algorithms.muzero_representation_learner import (LinearTdStepFunc, MuzeroRepresentationImpl,
+                                                           MuzeroRepresentationLearner,
+                                                           MuzeroRepresentationTrainingOptions)
+from alfx.environments.board_games import BoardGame, Rules
+from alfx.gin_utils import ConfError
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.encoding_networks import EncodingNetwork
+from alfx.networks.value_networks import ValueNetwork
+from alfx.optimizers import Adam
+from alfx.tensor_specs import TensorSpec
+
+R = 3
+SMALL = dict(encoding_net_ctor=partial(create_simple_encoding_net, latent_size=8, fc_layer_params=(16, )),
+             dynamics_net_ctor=partial(create_simple_dynamics_net, fc_layer_params=(16, )),
+             prediction_net_ctor=partial(create_simple_prediction_net, fc_layer_params=(16, )))
+SAMPLED = {'continuous': 4}
+OFF_POLICY = dict(whole_replay_buffer_training=False, clear_replay_buffer=False, replay_buffer_length=64)
+
+
+def search_ctor(**args):
+    return partial(MCTSAlgorithm, **{**dict(
+        num_simulations=6, root_dirichlet_alpha=0.5, root_exploration_fraction=0.25, pb_c_init=1.25, pb_c_base=19652,
+        is_two_player_game=False, visit_softmax_temperature_fn=VisitSoftmaxTemperatureByMoves()), **args})
+
+
+def model_ctor(environment='discrete', **args):
+    return partial(SimpleMCTSModel, **{**dict(num_unroll_steps=R, num_sampled_actions=SAMPLED.get(environment)),
+                                       **SMALL, **args})
+
+
+def learner_ctor(environment='discrete', model_args=None, **args):
+    return partial(MuzeroRepresentationImpl, **{**dict(
+        model_ctor=model_ctor(environment, **(model_args or {})), num_unroll_steps=R, td_steps=2), **args})
+
+
+def muzero(environment='discrete', search_args=None, model_args=None, config_args=None, agent_args=None,
+           muzero_args=None, **learner_args):
+    rl = partial(MuzeroAlgorithm, discount=0.9, mcts_algorithm_ctor=search_ctor(**(search_args or {})),
+                 representation_learner_ctor=learner_ctor(environment, model_args, **learner_args),
+                 **(muzero_args or {}))
+    agent, env = make_agent('ppo', environment, rl_algorithm_cls=rl, mini_batch_length=1, unroll_length=8,
+                            config_args={**OFF_POLICY, **(config_args or {})}, **(agent_args or {}))
+    return agent, env
+
+
+def make_agent_of(rl, env, config):
+    agent = Agent(env.observation_spec(), env.action_spec(), env.reward_spec(), env=env, config=config,
+                  optimizer=Adam(lr=1e-2), rl_algorithm_cls=rl)
+    agent.set_path('')
+    agent.finalize()
+    return agent
+
+
+def learner_of(agent):
+    return agent._rl_algorithm._representation_learner
+
+
+def processed(agent, count=12, length=1):
+    """A batch as it is trained on, and where it came from."""
+    experience, info = agent.replay_buffer.get_batch(count, length)
+    return agent.learner.processed(experience, info), info
+
+
+def first_of(batch):
+    """What ``train_step`` is called with for the first steps of a batch."""
+    return nest.map_structure(lambda x: x[:, 0], (batch.time_step, (), batch.rollout_info.rl))
+
+
+@pytest.mark.parametrize('environment', ['discrete', 'continuous', 'nested observation', 'several rewards'])
+@pytest.mark.parametrize('reanalyze_ratio', [0.0, 0.5, 1.0])
+def test_it_trains_with_every_kind_of_environment(environment, reanalyze_ratio):
+    args = dict(reanalyze_algorithm_ctor=search_ctor()) if reanalyze_ratio else {}
+    agent, _ = muzero(environment, reanalyze_ratio=reanalyze_ratio, config_args={'priority_replay': True}, **args)
+    before = {name: p.clone() for name, p in agent.named_parameters() if 'target' not in name}
+    for _ in range(3):
+        agent.train_iter()
+    changed = [name for name, p in before.items() if not torch.equal(p, agent.get_parameter(name))]
+    assert changed and all(torch.isfinite(p).all() for p in agent.parameters())
+
+
+@pytest.mark.parametrize('trained', ['train_reward_function', 'train_game_over_function', 'train_policy'])
+def test_what_the_model_does_not_predict_is_not_trained(trained):
+    # the rewards of this environment are not those of an outcome: with train_reward_function = False they are refused
+    args = {} if trained == 'train_reward_function' else {trained: False}
+    agent, _ = muzero(model_args={trained: False}, **{**args, trained: False})
+    if trained == 'train_reward_function':
+        with pytest.raises(ValueError, match='train_reward_function = False'):
+            agent.train_iter()
+        return
+    agent.train_iter()
+    batch, _ = processed(agent)
+    target = batch.rollout_info.rl.target
+    step = learner_of(agent).train_step(*first_of(batch))
+    assert trained.removeprefix('train_').removesuffix('_function') not in step.info.loss.extra
+    assert isinstance(target, ModelTarget)
+
+
+# The update ------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_that_of_an_unroll_by_hand():
+    agent, _ = muzero(recurrent_gradient_scaling_factor=1.0)
+    agent.train_iter()
+    batch, _ = processed(agent)
+    inputs, _, info = first_of(batch)
+    learner, model, target = learner_of(agent), learner_of(agent).model, info.target
+    loss = learner.train_step(inputs, (), info).info.loss.loss
+    output = model.initial_predict(model.initial_representation(inputs.observation))
+    expected = torch.zeros(len(loss))
+    for i in range(R + 1):
+        weight = 1.0 if i == 0 else 1 / R
+        policy = -(target.action_policy[:, i] * output.action_distribution.logits.log_softmax(-1)).sum(-1)
+        p = output.game_over_logit.sigmoid()
+        over = -torch.where(target.game_over[:, i], p, 1 - p).log()
+        expected += weight * ((output.value - target.value[:, i])**2 + (output.reward - target.reward[:, i])**2
+                              + policy + over)
+        if i < R:
+            output = model.recurrent_inference(output.state, info.action[:, i])
+    torch.testing.assert_close(loss, expected)
+
+
+def test_the_gradient_into_the_dynamics_is_scaled():
+    """Only the last step has a loss; with the factor 1/2 its gradient comes to the encoder as (1/2)^R of it."""
+    agent, _ = muzero(recurrent_gradient_scaling_factor=1.0)
+    agent.train_iter()
+    batch, _ = processed(agent)
+    inputs, _, info = first_of(batch)
+    learner = learner_of(agent)
+    learner.model._step_weights[:-1] = 0.0
+    encoder = list(learner.model._representation_net.parameters())
+
+    def gradients(scale):
+        learner._gradient_scale = scale
+        return torch.autograd.grad(learner.train_step(inputs, (), info).info.loss.loss.sum(), encoder)
+
+    for whole, scaled in zip(gradients(1.0), gradients(0.5)):
+        torch.testing.assert_close(scaled, whole * 0.5**R)
+
+
+def test_future_latent_states_are_learned_without_gradient_of_the_target():
+    agent, _ = muzero(train_repr_prediction=True, model_args=dict(train_repr_prediction=True))
+    agent.train_iter()
+    batch, info = processed(agent)
+    target = batch.rollout_info.rl.target
+    assert target.observation.shape[:3] == (12, 1, R + 1)
+    torch.testing.assert_close(target.observation[:, 0, 0], batch.time_step.observation[:, 0])
+    later = agent.replay_buffer.steps_to_episode_end(info.positions, info.env_ids).clamp(max=2)
+    expected = agent.replay_buffer.get_field('time_step.observation', info.env_ids, info.positions + later)
+    torch.testing.assert_close(target.observation[:, 0, 2], expected)
+    step = learner_of(agent).train_step(*first_of(batch))
+    assert 'repr' in step.info.loss.extra
+
+
+def test_observations_are_augmented_together():
+    seen = []
+
+    def augmenter(observation):
+        seen.append(tuple(observation.shape))
+        return observation + 100
+
+    for repr_prediction, shape in ((False, (12, 1, 1)), (True, (12, R + 1, 1))):
+        agent, _ = muzero(data_augmenter=augmenter, train_repr_prediction=repr_prediction,
+                          model_args=dict(train_repr_prediction=repr_prediction))
+        agent.train_iter()
+        batch, _ = processed(agent)
+        assert seen[-1] == shape
+        assert batch.time_step.observation.min() > 90
+        if repr_prediction:
+            assert batch.rollout_info.rl.target.observation.min() > 90
+
+
+def test_actions_behind_the_end_are_those_before_or_random():
+    for is_random in (False, True):
+        agent, _ = muzero(random_action_after_episode_end=is_random)
+        for _ in range(4):
+            agent.train_iter()
+        torch.manual_seed(1)
+        batch, _ = processed(agent, count=200)
+        info = batch.rollout_info.rl
+        behind = info.target.beyond_episode_end[:, 0, 2:] & info.target.beyond_episode_end[:, 0, 1:-1]
+        differ = (info.action[:, 0, 1:] != info.action[:, 0, :-1])[behind]
+        assert bool(differ.any()) == is_random
+
+
+def test_priorities_are_those_of_the_function():
+    agent, _ = muzero(config_args={'priority_replay': True},
+                      priority_func="lambda loss_info: loss_info.extra['value'].amax(0) + 3")
+    agent.train_iter()
+    batch, _ = processed(agent)
+    time_major = nest.map_structure(lambda x: x.transpose(0, 1), batch)
+    info = agent.learner.train_info(time_major)
+    loss_info = agent.calc_loss(info)
+    torch.testing.assert_close(loss_info.priority, loss_info.extra['rl']['value'][0] + 3)
+    assert muzero(calculate_priority=False)[0]._rl_algorithm._representation_learner._priority_func is None
+
+
+# Reanalysis ------------------------------------------------------------------------------------------------------
+
+NO_NOISE = dict(root_exploration_fraction=0.0)
+
+
+def collected(**args):
+    """Some steps stored, none trained on."""
+    args = dict(search_args=NO_NOISE, reanalyze_algorithm_ctor=search_ctor(**NO_NOISE), reanalyze_ratio=1.0) | args
+    agent, env = muzero(config_args={'initial_collect_steps': 1000}, **args)
+    for _ in range(3):
+        agent.train_iter()
+    return agent
+
+
+def all_steps(agent):
+    _, info = agent.replay_buffer.gather_all()
+    size = int(agent.replay_buffer.current_size[0])
+    return info._replace(env_ids=info.env_ids.repeat_interleave(size),
+                         positions=torch.arange(size).repeat(len(info.env_ids)))
+
+
+def targets(agent, info=None):
+    learner = learner_of(agent)
+    learner._target_maker = learner._make_target_maker()
+    agent.replay_buffer.keep_episodic_info = True
+    return learner._target_maker.targets(all_steps(agent) if info is None else info, 1)[0]
+
+
+def test_with_the_same_weights_and_without_noise_what_was_stored_is_found_again():
+    agent = collected(full_reanalyze=True, reanalyze_td_steps=2, td_steps=2)
+    anew = targets(agent)
+    learner = learner_of(agent)
+    learner._settings = learner._settings._replace(reanalyze_ratio=0.0)
+    stored = targets(agent)
+    for name in ('value', 'action_policy', 'reward'):
+        torch.testing.assert_close(getattr(anew, name), getattr(stored, name), rtol=0, atol=1e-5)
+
+
+def test_parts_of_a_batch_find_what_the_whole_finds():
+    whole = targets(collected())
+    torch.testing.assert_close(targets(collected(reanalyze_batch_size=7)), whole)
+
+
+def test_values_behind_the_unroll_come_from_the_model_or_from_a_search():
+    agent = collected(reanalyze_td_steps=R + 1)
+    learner = learner_of(agent)
+    values = targets(agent).value[:, 0, 0]
+    maker, info = learner._target_maker, all_steps(agent)
+    steps = maker.targets(info, 1)[1]
+    bootstrap = maker._reanalyzer.values(agent.replay_buffer, info.env_ids, steps.further(R + 1)[:, 0, -1])
+    observation = agent.replay_buffer.get_field('time_step.observation', info.env_ids, steps.further(R + 1)[:, 0, -1])
+    model = learner._target_model
+    torch.testing.assert_close(bootstrap, model.initial_predict(model.initial_representation(observation)).value)
+    reward, discount, _ = maker._rewards(steps, R + 1)
+    reward, discount = reward[:, 0], discount[:, 0]
+    expected = sum(discount[:, 1:k].prod(-1) * reward[:, k] for k in range(1, R + 2))
+    expected = expected + discount[:, 1:R + 2].prod(-1) * bootstrap
+    expected = torch.where(steps.at_end[:, 0, 0] & steps.is_terminated[:, 0], 0.0, expected)
+    torch.testing.assert_close(values, expected)
+
+
+def test_half_of_the_rows_are_reanalyzed():
+    agent = collected(reanalyze_ratio=0.5, td_steps=1, reanalyze_td_steps=1, full_reanalyze=True)
+    with torch.no_grad():
+        for p in learner_of(agent)._target_model.parameters():
+            p.add_(0.3)
+    mixed = targets(agent).value
+    learner = learner_of(agent)
+    learner._settings = learner._settings._replace(reanalyze_ratio=0.0)
+    differs = (mixed != targets(agent).value).flatten(1).any(1)
+    goes_on = ~targets(agent).game_over[:, 0, 0]
+    assert abs(int(differs.sum()) - int(goes_on.sum()) / 2) <= 0.25 * len(differs) and int(differs.sum())
+
+
+def test_the_model_that_reanalyzes_follows_at_its_period():
+    agent, _ = muzero(reanalyze_algorithm_ctor=search_ctor(), reanalyze_ratio=1.0, target_update_period=4)
+    learner = learner_of(agent)
+    pairs = list(zip(learner.model.parameters(), learner._target_model.parameters()))
+    agent.train_iter()  # two updates
+    assert not all(torch.equal(a, b) for a, b in pairs)
+    agent.train_iter()
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert not any(b.requires_grad for _, b in pairs)
+
+
+def test_td_steps_fall_with_age():
+    function = LinearTdStepFunc(max_bootstrap_age=0.5, min_td_steps=1)
+    # 5 - 4 * age / 0.5, rounded, and 1 from the age 0.5 on
+    assert function(torch.tensor([0.0, 0.125, 0.25, 0.5, 0.9]), 5, 0.9).tolist() == [5, 4, 3, 1, 1]
+    agent = collected(reanalyze_td_steps_func=lambda age, n, oldest: (n - 4 * age).round(), reanalyze_td_steps=5)
+    context.update_progress('percent', 0.5)
+    maker = learner_of(agent)._make_target_maker()
+    info = all_steps(agent)
+    last = int(agent.replay_buffer.current_pos[0])
+    expected = [round(5 - 4 * 0.5 * (last - 1 - p) / last) for p in info.positions.tolist()]
+    assert maker._td_steps(info).tolist() == expected
+
+
+def test_another_algorithm_can_reanalyze():
+    def teacher(observation_spec, action_spec, discount, debug_summaries, name):
+        return ALGORITHMS['ppo'](observation_spec=observation_spec, action_spec=action_spec, name=name,
+                                 actor_network_ctor=partial(ActorDistributionNetwork, fc_layer_params=(8, )),
+                                 value_network_ctor=partial(ValueNetwork, fc_layer_params=(8, )))
+
+    agent = collected(reanalyze_algorithm_ctor=teacher)
+    found = targets(agent)
+    info = all_steps(agent)
+    observation = agent.replay_buffer.get_field('time_step.observation', info.env_ids, info.positions)
+    distribution, _ = learner_of(agent)._reanalyze_algorithm._actor_network(observation)
+    rows = ~found.game_over[:, 0, 0]
+    torch.testing.assert_close(found.action_policy[rows, 0, 0], distribution.logits.softmax(-1)[rows])
+
+
+# Two players -----------------------------------------------------------------------------------------------------
+
+
+def tic_tac_toe(config_args=None, search_args=None, board_only=False, **learner_args):
+    torch.manual_seed(0)
+    context.reset()
+    env = BoardGame(Rules(), 6, board_only=board_only)
+    env.seed(0)
+    env.reset()
+    config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=8, mini_batch_size=16, mini_batch_length=1,
+                           num_updates_per_train_iter=2, **OFF_POLICY, **(config_args or {}))
+    game = dict(is_two_player_game=True, known_value_bounds=(-1, 1))
+    rl = partial(MuzeroAlgorithm, discount=1.0, mcts_algorithm_ctor=search_ctor(**{**game, **(search_args or {})}),
+                 representation_learner_ctor=learner_ctor(td_steps=-1, **learner_args))
+    return make_agent_of(rl, env, config), env
+
+
+def test_no_impossible_move_is_made_and_outcomes_are_learned():
+    agent, env = tic_tac_toe(reanalyze_algorithm_ctor=search_ctor(is_two_player_game=True), reanalyze_ratio=0.5)
+    for _ in range(4):
+        agent.train_iter()
+    experience, info = agent.replay_buffer.gather_all()
+    mask = experience.time_step.observation['valid_action_mask']
+    goes_on = ~experience.time_step.is_last()
+    assert mask.gather(-1, experience.action[..., None])[..., 0][goes_on].all()
+    assert (experience.rollout_info.rl.candidate_action_policy[~mask & goes_on[..., None]] == 0).all()
+    batch, info = processed(agent, count=64)
+    policy = batch.rollout_info.rl.target.action_policy[:, 0, 0]
+    mask = batch.time_step.observation['valid_action_mask'][:, 0]
+    assert (policy[~mask] == 0).all()
+
+
+def test_whose_turn_it_is_has_to_be_known_to_reanalyze():
+    reanalyze = dict(reanalyze_algorithm_ctor=search_ctor(is_two_player_game=True), reanalyze_ratio=1.0)
+    with pytest.raises(ConfError, match='whose turn it is.*\n.*use_rollout_state'):
+        tic_tac_toe(board_only=True, **reanalyze)
+    agent, _ = tic_tac_toe(board_only=True, config_args={'use_rollout_state': True}, **reanalyze)
+    for _ in range(3):
+        agent.train_iter()
+
+
+# What is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('args, message', [
+    (dict(num_unroll_steps=4), 'num_unroll_steps: expected that of the model, 3, found 4'),
+    (dict(train_policy=False), 'train_policy: expected that of the model, True, found False'),
+    (dict(td_steps=0), 'td_steps: expected at least 1, or -1, found 0'),
+    (dict(recurrent_gradient_scaling_factor=2.0), 'recurrent_gradient_scaling_factor'),
+    (dict(reanalyze_ratio=1.5, reanalyze_algorithm_ctor=search_ctor()), r'reanalyze_ratio: expected a .* \[0, 1\]'),
+    (dict(reanalyze_ratio=0.5), 'reanalyze_ratio: expected 0 without reanalyze_algorithm_ctor'),
+    (dict(full_reanalyze=True), 'full_reanalyze: expected it to be left out'),
+    (dict(reanalyze_algorithm_ctor=search_ctor()), 'reanalyze_algorithm_ctor: expected it to be left out'),
+    (dict(reanalyze_batch_size=0), 'reanalyze_batch_size'), (dict(reanalyze_td_steps=0), 'reanalyze_td_steps'),
+    (dict(priority_func="lambda x: __import__('os')"), r'MuZero.learner.priority_func: .*__import__')])
+def test_arguments_out_of_range_are_refused(args, message):
+    with pytest.raises(ValueError, match=message):
+        muzero(**args)
+
+
+def transformer_of(*ctors):
+    return lambda env: create_data_transformer(list(ctors), env.observation_spec())
+
+
+def test_a_reward_transformer_of_the_run_is_refused():
+    with pytest.raises(ConfError, match='RewardScaling.*\n.*reward_transformer'):
+        muzero(agent_args=dict(data_transformer=transformer_of(partial(RewardScaling, scale=0.1))))
+    agent, _ = muzero(muzero_args=dict(reward_transformer=RewardScaling(scale=0.1)))
+    agent.train_iter()
+    batch, info = processed(agent)
+    stored = agent.replay_buffer.get_field('time_step.reward', info.env_ids, info.positions)
+    torch.testing.assert_close(batch.rollout_info.rl.target.reward[:, 0, 0], stored * 0.1)
+
+
+def test_an_encoder_before_it_is_refused_if_it_has_to_look_at_observations():
+    encoder = partial(EncodingAlgorithm, encoder_cls=partial(EncodingNetwork, fc_layer_params=(5, )))
+    muzero(agent_args=dict(representation_learner_cls=encoder))
+    identity = transformer_of()
+    with pytest.raises(ConfError, match='look at stored ones'):
+        muzero(agent_args=dict(representation_learner_cls=encoder, data_transformer=identity), reanalyze_ratio=1.0,
+               reanalyze_algorithm_ctor=search_ctor())
+
+
+# Under another policy --------------------------------------------------------------------------------------------
+
+
+def with_ppo(options=MuzeroRepresentationTrainingOptions(mini_batch_size=16, initial_collect_steps=0,
+                                                         num_updates_per_train_iter=2, replay_buffer_length=50),
+             algorithm='ppo', environment='discrete', data_transformer=None, optimizer=True, **args):
+    args = dict(reanalyze_algorithm_ctor=search_ctor(), reanalyze_ratio=1.0) | args
+    impl = learner_ctor(environment, optimizer=Adam(lr=1e-2) if optimizer else None, **args)
+    learner = partial(MuzeroRepresentationLearner, impl_cls=partial(impl, discount=0.9), training_options=options)
+    return make_agent(algorithm, environment, representation_learner_cls=learner, mini_batch_length=None if
+                      algorithm == 'impala' else 1, data_transformer=data_transformer)
+
+
+@pytest.mark.parametrize('algorithm', ['ppo', 'actor-critic'])
+@pytest.mark.parametrize('environment', ['discrete', 'continuous'])
+def test_the_representation_learner_trains_under_any_policy(algorithm, environment):
+    agent, env = with_ppo(algorithm=algorithm, environment=environment)
+    impl = agent._representation_learner._impl
+    for i in range(3):
+        before = [p.clone() for p in impl.model.parameters()]
+        agent.train_iter()
+        buffer = impl.replay_buffer
+        assert buffer.current_pos.tolist() == [6 * (i + 1)] * env.batch_size
+        assert any(not torch.equal(a, b) for a, b in zip(before, impl.model.parameters()))
+    everything, _ = buffer.gather_all()
+    step_type = everything.step_type
+    after_last = step_type[:, 1:][step_type[:, :-1] == 2]
+    assert len(after_last) and (after_last == 0).all(), 'no step is stored twice, and none is left out'
+
+
+def test_the_loss_of_the_policy_does_not_reach_the_representation():
+    agent, _ = with_ppo(options=None)
+    before = [p.clone() for p in agent._representation_learner.model.parameters()]
+    for _ in range(2):
+        agent.train_iter()
+    assert all(torch.equal(a, b) for a, b in zip(before, agent._representation_learner.model.parameters()))
+    assert agent._representation_learner._impl.replay_buffer is None
+
+
+def test_it_trains_every_so_many_iterations():
+    options = MuzeroRepresentationTrainingOptions(interval=2, mini_batch_size=8, initial_collect_steps=0)
+    agent, _ = with_ppo(options)
+    parameters = list(agent._representation_learner.model.parameters())
+    changes = []
+    for _ in range(4):
+        before = [p.clone() for p in parameters]
+        agent.train_iter()
+        changes.append(any(not torch.equal(a, b) for a, b in zip(before, parameters)))
+    assert changes == [False, True, False, True]
+
+
+def test_what_the_environment_gave_is_stored(monkeypatch):
+    scaling = partial(RewardScaling, scale=0.5)
+    with pytest.raises(ConfError, match='UntransformedTimeStep'):
+        with_ppo(data_transformer=transformer_of(scaling))
+    with pytest.raises(ConfError, match='RewardScaling'):
+        with_ppo(data_transformer=transformer_of(UntransformedTimeStep, scaling))
+    monkeypatch.setattr(context, 'get_raw_observation_spec', lambda: TensorSpec((1, )))
+    agent, _ = with_ppo(data_transformer=transformer_of(UntransformedTimeStep, scaling),
+                        data_transformer_ctor=UntransformedTimeStep)
+    agent.train_iter()
+    rewards = agent._representation_learner._impl.replay_buffer.gather_all()[0].time_step.reward
+    assert set(rewards.flatten().tolist()) <= {0.0, 1.0} and 1.0 in rewards
+
+
+def test_it_needs_an_optimizer_and_something_that_searches():
+    with pytest.raises(ValueError, match='no optimizer owns'):
+        with_ppo(optimizer=False)
+    with pytest.raises(ConfError, match='nothing searches when a step is stored'):
+        with_ppo(reanalyze_ratio=0.0, reanalyze_algorithm_ctor=None)
+    agent, _ = with_ppo(reanalyze_ratio=0.0, reanalyze_algorithm_ctor=None, train_policy=False, td_steps=-1,
+                        model_args=dict(train_policy=False))
+    agent.train_iter()
+
+
+# Going on --------------------------------------------------------------------------------------------------------
+
+
+def make_muzero():
+    return muzero(reanalyze_algorithm_ctor=search_ctor(), reanalyze_ratio=0.5, config_args={'priority_replay': True})
+
+
+@pytest.mark.parametrize('make', [make_muzero, with_ppo], ids=['muzero', 'under ppo'])
+def test_a_run_that_is_resumed_goes_on_exactly(make):
+    agent, env = make()
+    for _ in range(3):
+        agent.train_iter()
+    saved = copy.deepcopy((agent.state_dict(), agent.learner.state_dict(), env.get_state(), torch.get_rng_state()))
+    for _ in range(2):
+        agent.train_iter()
+    other, other_env = make()
+    state, learner, env_state, rng = saved
+    other_env.set_state(env_state)
+    other.load_state_dict(state)
+    other.learner.load_state_dict(learner)
+    torch.set_rng_state(rng)
+    for _ in range(2):
+        other.train_iter()
+    expected, found = agent.state_dict(), other.state_dict()
+    for key, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, found[key]), key
