@@ -254,8 +254,8 @@ class LatentMbrlAlgorithm(MbrlAlgorithm):
         learner = parts.get('repr')
         if not isinstance(learner, PredictiveRepresentationLearner):
             found = 'none' if learner is None else type(learner).__name__
-            raise ConfError([problem_at('Agent', 'representation_learner_cls', f': {self._name} plans with a '
-                                        f'PredictiveRepresentationLearner, found {found}',
+            raise ConfError([problem_at('Agent', 'representation_learner_cls', f'has to make what {self._name} plans '
+                                        f'with, a PredictiveRepresentationLearner; found {found}',
                                         'set Agent.representation_learner_cls = @PredictiveRepresentationLearner')])
         self.set_latent_predictive_representation_module(learner)
 

@@ -337,11 +337,11 @@ class ModelBasedPolicyAlgorithm(OffPolicyAlgorithm):
 
 def _check_policy(owner: str, rl: Any) -> None:
     if rl.on_policy:
-        raise ConfError([problem_at(owner, 'rl_algorithm_cls', f': {type(rl).__name__} is an on-policy algorithm, '
+        raise ConfError([problem_at(owner, 'rl_algorithm_cls', f'makes {type(rl).__name__}, an on-policy algorithm, '
                                     'which trains on what its own policy does',
                                     'choose an off-policy one, such as @SacAlgorithm')])
     if nest.flatten(rl.rollout_state_spec) or nest.flatten(rl.train_state_spec):
-        raise ConfError([problem_at(owner, 'rl_algorithm_cls', f': {type(rl).__name__} has memory here, and imagined '
+        raise ConfError([problem_at(owner, 'rl_algorithm_cls', f'makes {type(rl).__name__} with memory, and imagined '
                                     'transitions do not begin where its memory began',
                                     'choose networks without memory')])
 
