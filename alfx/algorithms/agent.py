@@ -251,6 +251,10 @@ class Agent(RLAlgorithm):
             silent.append(self._irm)
         return all(part in silent for part in self._parts())
 
+    def batch_shares(self, share: Any) -> Sequence[Any]:
+        """What the policy algorithm mixes into minibatches."""
+        return self._rl_algorithm.batch_shares(share)
+
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:

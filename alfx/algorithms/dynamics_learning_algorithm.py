@@ -241,11 +241,7 @@ class DynamicsLearningAlgorithm(Algorithm):
             self._scaling.observe(before, action, after - before)
         if not self._bootstrap and not self._holdout:
             return root_inputs, rollout_info
-        time = torch.arange(feature.shape[1], device=feature.device)
-        positions = batch_info.positions.to(feature.device).unsqueeze(1) + time
-        env_ids = batch_info.env_ids.to(feature.device).unsqueeze(1).expand_as(positions)
-        weight, is_held_out = transition_weights(env_ids, positions, self._num_replicas, self._bootstrap,
-                                                 self._holdout)
+        weight, is_held_out = self._places(root_inputs, batch_info)
         if self._holdout and not context.is_eval():
             chosen = is_held_out[:, 1:][follows]
             self._observe_holdout(before[chosen], action[chosen], after[chosen])
@@ -260,6 +256,34 @@ class DynamicsLearningAlgorithm(Algorithm):
         self._holdout_count += 1
         rate = (1 / self._holdout_count).clamp(min=_HOLDOUT_RATE)
         self._holdout_error.lerp_(error, rate)
+
+    @torch.no_grad()
+    def measure_holdout(self, time_step: TimeStep, batch_info: BatchInfo) -> float | None:
+        """Measure the error of what is held out anew, in place of averaging it over batches.
+
+        Args:
+            time_step: sequences ``[B, T, ...]`` of a replay buffer; those of their transitions count that are held out.
+            batch_info: where they came from.
+
+        Returns:
+            the mean error of the elites; ``None`` if none of the transitions is held out.
+        """
+        _, is_held_out = self._places(time_step, batch_info)
+        chosen = is_held_out[:, 1:] & ~time_step.is_first()[:, 1:]
+        if not bool(chosen.any()):
+            return None
+        feature, action = time_step.observation, self._action_encoder(time_step.prev_action)
+        error = self._losses(feature[:, :-1][chosen], action[:, 1:][chosen], feature[:, 1:][chosen])[0]
+        self._holdout_error.copy_(error.reshape(len(error), -1).mean(0))
+        return float(self._holdout_error[self.elites].mean())
+
+    def _places(self, time_step: TimeStep, batch_info: BatchInfo) -> tuple[Tensor, Tensor]:
+        """:func:`transition_weights` of arriving at the steps of sequences ``[B, T, ...]``."""
+        device = time_step.step_type.device
+        positions = batch_info.positions.to(device).unsqueeze(1) + torch.arange(time_step.step_type.shape[1],
+                                                                               device=device)
+        env_ids = batch_info.env_ids.to(device).unsqueeze(1).expand_as(positions)
+        return transition_weights(env_ids, positions, self._num_replicas, self._bootstrap, self._holdout)
 
     # Training --------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,19 @@ def inverted_pendulum_reward(observation: Tensor, action: Tensor) -> Tensor:
     return (~inverted_pendulum_termination(observation)).float()
 
 
+def reacher_reward(observation: Tensor, action: Tensor) -> Tensor:
+    """Of Reacher: minus the distance between fingertip and target, and minus the squares of the torques.
+
+    Args:
+        observation: ``[N, 10]``, of which the last two numbers are from the target to the fingertip.
+        action: ``[N, 2]``.
+
+    Returns:
+        ``[N]``
+    """
+    return -observation[..., -2:].norm(dim=-1) - action.square().sum(-1)
+
+
 def no_termination(observation: Tensor) -> Tensor:
     """Of tasks that only a time limit ends: ``[N, D]`` to bool ``[N]``."""
     return torch.zeros(observation.shape[:-1], dtype=torch.bool, device=observation.device)
@@ -54,6 +67,7 @@ def inverted_pendulum_termination(observation: Tensor) -> Tensor:
 REWARDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     'pendulum': pendulum_reward,
     'inverted_pendulum': inverted_pendulum_reward,
+    'reacher': reacher_reward,
 }
 """``f(observation [N, D], action [N, A]) -> reward [N]`` by the name of the task."""
 

@@ -20,11 +20,11 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsLearningAlgorithm,
                                                          DynamicsState)
-from alfx.algorithms.known_tasks import TERMINATIONS
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.planning_algorithm import PlanAlgorithm
 from alfx.algorithms.predictive_representation_learner import PredictiveRepresentationLearner
-from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
+from alfx.algorithms.world_models import LearnsModel, termination_function
+from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
 from alfx.gin_utils.checks import Fraction, check_value, problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
@@ -38,7 +38,7 @@ MbrlInfo = namedtuple('MbrlInfo', ['dynamics', 'reward', 'planner'], default_val
 
 
 @configurable
-class MbrlAlgorithm(OffPolicyAlgorithm):
+class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
     """Acts by planning with a model that it learns.
 
     Args:
@@ -71,6 +71,8 @@ class MbrlAlgorithm(OffPolicyAlgorithm):
         SpecError: the planner or the model cannot work with the specs.
     """
 
+    _no_info = MbrlInfo()
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: BoundedTensorSpec, reward_module: Any,
                  planner_module_ctor: Callable[..., PlanAlgorithm], feature_spec: TensorSpec | None = None,
                  dynamics_module_ctor: Callable[..., DynamicsLearningAlgorithm] | None = None,
@@ -97,13 +99,7 @@ class MbrlAlgorithm(OffPolicyAlgorithm):
         self._planner_module = planner
         self._particles = check_value(owner, 'particles_per_replica', particles_per_replica, int, minimum=1)
         self._discount = check_value(owner, 'discount', discount, float, minimum=0, maximum=1)
-        if isinstance(termination_fn, str):
-            check_value(owner, 'termination_fn', termination_fn, str, choices=sorted(TERMINATIONS))
-            self._never_ends = termination_fn == 'none'
-            termination_fn = TERMINATIONS[termination_fn]
-        else:
-            self._never_ends = False
-        self._termination_fn = check_value(owner, 'termination_fn', termination_fn, callable)
+        self._termination_fn = termination_function(owner, termination_fn)
         planner.set_action_sequence_cost_func(self._calc_cost)
         self.set_epsilon_greedy(epsilon_greedy)
         for argument, given, module in (('dynamics_optimizer', dynamics_optimizer, dynamics),
@@ -148,41 +144,6 @@ class MbrlAlgorithm(OffPolicyAlgorithm):
         """Plan; what is learned is read from the replay buffer, so that ``info`` is empty."""
         return self._plan(time_step, state, 0.0)
 
-    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
-                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        """``preprocess_experience`` of the modules that learn."""
-        for field, module in self._learners():
-            root_inputs, info = module.preprocess_experience(root_inputs, getattr(rollout_info, field), batch_info)
-            rollout_info = rollout_info._replace(**{field: info})
-        return root_inputs, rollout_info
-
-    def _learners(self) -> list[tuple[str, Any]]:
-        modules = ('dynamics', self._dynamics_module), ('reward', self._reward_module)
-        return [(field, module) for field, module in modules if module is not None]
-
-    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any = MbrlInfo()) -> AlgStep:
-        """``train_step`` of the model and of the reward module."""
-        return self._train('train_step', inputs, state, rollout_info or MbrlInfo())
-
-    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any = MbrlInfo()) -> AlgStep:
-        """``train_sequence`` of both, ``[T, B, ...]``."""
-        return self._train('train_sequence', inputs, state, rollout_info or MbrlInfo())._replace(state=())
-
-    def _train(self, method: str, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        info = MbrlInfo()
-        for field, module in self._learners():
-            step = getattr(module, method)(inputs, getattr(state, field), getattr(rollout_info, field))
-            state, info = state._replace(**{field: step.state}), info._replace(**{field: step.info})
-        return AlgStep((), state, info)
-
-    def calc_loss(self, training_info: Any) -> LossInfo:
-        """The sum of the losses of the model and of the reward module, ``[T, B]``."""
-        infos = {field: module.calc_loss(getattr(training_info, field)) for field, module in self._learners()}
-        losses = [info.loss for info in infos.values() if isinstance(info.loss, Tensor)]
-        scalars = [info.scalar_loss for info in infos.values() if isinstance(info.scalar_loss, Tensor)]
-        return LossInfo(loss=sum(losses[1:], losses[0]), scalar_loss=sum(scalars[1:], scalars[0]) if scalars else (),
-                        extra={field: info.extra for field, info in infos.items()})
-
     def after_update(self, root_inputs: NestedTensor, training_info: Any) -> None:
         """``after_update`` of the modules."""
         for module in (self._dynamics_module, self._reward_module, self._planner_module):
@@ -215,7 +176,7 @@ class MbrlAlgorithm(OffPolicyAlgorithm):
             state = self._dynamics_module.predict_step(TimeStep(prev_action=action), state).state
             reward, reward_state = self._reward(state.feature, action, reward_state)
             total = total + factor * (reward if alive is None else reward * alive)
-            if not self._never_ends:
+            if self._termination_fn is not None:
                 ends = self._termination_fn(state.feature)
                 alive = ~ends if alive is None else alive & ~ends
             factor *= self._discount
@@ -293,8 +254,8 @@ class LatentMbrlAlgorithm(MbrlAlgorithm):
         learner = parts.get('repr')
         if not isinstance(learner, PredictiveRepresentationLearner):
             found = 'none' if learner is None else type(learner).__name__
-            raise ConfError([problem_at('Agent', 'representation_learner_cls', f': {self._name} plans with a '
-                                        f'PredictiveRepresentationLearner, found {found}',
+            raise ConfError([problem_at('Agent', 'representation_learner_cls', f'has to make what {self._name} plans '
+                                        f'with, a PredictiveRepresentationLearner; found {found}',
                                         'set Agent.representation_learner_cls = @PredictiveRepresentationLearner')])
         self.set_latent_predictive_representation_module(learner)
 

@@ -321,19 +321,19 @@ class PredictiveRepresentationLearner(EncoderAlgorithm):
         """
         owner = type(self).__name__
         if 'reward' not in self._target_fields:
-            raise ConfError([problem_at(owner, 'decoder_ctor', f': {name} plans with predicted rewards, and no decoder '
-                                        f"predicts 'reward'; there are those of {self._target_fields}",
+            raise ConfError([problem_at(owner, 'decoder_ctor', f"makes no decoder that predicts 'reward', with which "
+                                        f'{name} plans; there are those of {self._target_fields}',
                                         "add a SimpleDecoder with target_field = 'reward'")])
         if self._postprocessor is not None:
-            raise ConfError([problem_at(owner, 'postprocessor', f': {name} plans from the latent vector, which a '
-                                        'postprocessor hides', 'leave it out')])
+            raise ConfError([problem_at(owner, 'postprocessor', f'is set: {name} plans from the latent vector, which '
+                                        'it hides', 'leave it out')])
         if self._dynamics_net is None:
             raise ConfError([problem_at(owner, 'num_unroll_steps', f'= 0: {name} plans with what is predicted of later '
                                         'steps', 'set it to 1 or more')])
         if self._initial_state is None:
-            raise ConfError([problem_at(owner, 'dynamics_net_ctor', ': its state is that of the encoder, which is not '
-                                        f'part of what {name} sees', 'give its memory another size, or choose an '
-                                        'encoder without memory')])
+            raise ConfError([problem_at(owner, 'dynamics_net_ctor', 'makes a network whose state is that of the '
+                                        f'encoder, which {name} does not see',
+                                        'give its memory another size, or choose an encoder without memory')])
 
     # Steps -----------------------------------------------------------------------------------------------------
 

@@ -80,6 +80,8 @@ def shortened(name):
         params += ['create_environment.num_parallel_environments = 2',
                    'create_environment.nonparallel = True']
     bound = {binding.text: binding.value for binding in conf.bindings}
+    if any(text.startswith('ModelBasedPolicyAlgorithm.') for text in bound):
+        params += ['ModelBasedPolicyAlgorithm.max_model_updates = 2', 'ModelBasedPolicyAlgorithm.num_rollouts = 8']
     load_fn = bound.get('create_environment.env_load_fn')
     suite = load_fn.selector if load_fn is not None else 'suite_gym.load'
     return Short(params, [] if suite == ENDS_BY_ITSELF else [f'{suite}.max_episode_steps = {EPISODE_STEPS}'])

@@ -9,7 +9,7 @@ import torch
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsLearningAlgorithm,
                                                          DynamicsState, StochasticDynamicsAlgorithm)
-from alfx.algorithms.known_tasks import TERMINATIONS, pendulum_reward
+from alfx.algorithms.known_tasks import REWARDS, TERMINATIONS, pendulum_reward
 from alfx.algorithms.mbrl_algorithm import LatentMbrlAlgorithm, MbrlAlgorithm
 from alfx.algorithms.planning_algorithm import (CEMPlanAlgorithm, ICEMPlanAlgorithm, MPPIPlanAlgorithm, PlannerState,
                                                 RandomShootingAlgorithm)
@@ -206,6 +206,20 @@ def test_the_known_reward_of_pendulum_is_that_of_gymnasium():
         np.testing.assert_allclose(found, [reward], rtol=1e-4)
 
 
+@pytest.mark.parametrize('name, task', [('reacher', 'Reacher-v5'), ('inverted_pendulum', 'InvertedPendulum-v5')])
+def test_known_rewards_are_those_of_gymnasium_where_the_action_led(name, task):
+    gymnasium = pytest.importorskip('gymnasium')
+    pytest.importorskip('mujoco')
+    env = gymnasium.make(task)
+    env.action_space.seed(0)
+    env.reset(seed=0)
+    for _ in range(20):
+        action = env.action_space.sample()
+        observation, reward, *_ = env.step(action)
+        found = REWARDS[name](torch.as_tensor(observation).unsqueeze(0), torch.as_tensor(action).unsqueeze(0))
+        np.testing.assert_allclose(found, [reward], atol=1e-3)
+
+
 @pytest.mark.parametrize('name, task', [('hopper', 'Hopper-v5'), ('walker', 'Walker2d-v5'),
                                         ('inverted_pendulum', 'InvertedPendulum-v5')])
 def test_known_terminations_are_those_of_gymnasium(name, task):
@@ -314,8 +328,9 @@ def test_a_latent_planner_is_connected_with_the_representation_and_minimises_its
 @pytest.mark.parametrize('learner_args, message', [
     (dict(absent=True), 'found none(.|\n)*@PredictiveRepresentationLearner'),
     (dict(decoder_ctor=partial(SimpleDecoder, decoder_net_ctor=partial(EncodingNetwork, fc_layer_params=(2, )),
-                               target_field='observation')), "decoder_ctor.*no decoder predicts 'reward'"),
-    (dict(encoding_net_ctor=partial(LSTMEncodingNetwork, hidden_size=(6, ))), 'dynamics_net_ctor.*that of the encoder'),
+                               target_field='observation')), "decoder_ctor makes no decoder that predicts 'reward'"),
+    (dict(encoding_net_ctor=partial(LSTMEncodingNetwork, hidden_size=(6, ))),
+     'dynamics_net_ctor.*state is that of the encoder'),
     (dict(postprocessor=FC(6, 3)), 'postprocessor')])
 def test_a_latent_planner_refuses_a_representation_that_it_cannot_plan_with(learner_args, message):
     with pytest.raises(ConfError, match=message):

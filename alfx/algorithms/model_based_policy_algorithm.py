@@ -1,0 +1,360 @@
+"""Model-based policy optimization (Janner et al. 2019, MBPO, arXiv:1906.08253) around any off-policy algorithm.
+
+A model is learned from what was experienced. From stored observations the policy is rolled out in it for a few steps,
+and the policy algorithm trains on minibatches of which a small share is real and the rest imagined:
+
+    every ``model_period`` iterations:
+        train the model on the replay buffer until it no longer gets better on what is held out
+        for each of ``num_rollouts`` stored observations: imagine ``rollout_length`` steps, store them
+    every iteration:
+        updates from ``real_share * B`` real and ``(1 - real_share) * B`` imagined transitions
+
+What differs from the paper: the reward is learned by a network of its own, apart from the dynamics; and the model is
+trained a little further each time, in place of anew. So the updates of the policy are those of the algorithm that is
+wrapped, from minibatches of two sources (:meth:`~alfx.algorithms.algorithm.Algorithm.batch_shares`).
+"""
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx import context, nest, summary
+from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.data_transformer import IdentityDataTransformer, RewardTransformer, SequentialDataTransformer
+from alfx.algorithms.imagination import TransitionStore, imagined_transitions
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.algorithms.world_models import WorldModel
+from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
+from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils.checks import check_value, problem_at
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.traits import Traits
+from alfx.utils.schedulers import as_scheduler
+
+_CHECK_PERIOD = 50  # updates of the model between two looks at what is held out
+_PATIENCE = 5  # looks in a row without improvement after which training ends
+_IMPROVEMENT = 0.01  # relative to the best error so far
+_HOLDOUT_SAMPLE = 5000
+
+
+@configurable
+class ModelBasedPolicyAlgorithm(OffPolicyAlgorithm):
+    """Trains an off-policy algorithm on real and imagined transitions.
+
+    Args:
+        observation_spec: float32 ``[D]``.
+        action_spec: spec of one action.
+        rl_algorithm_cls: learns the policy; off-policy and without memory. Called as ``(observation_spec=,
+            action_spec=, reward_spec=, config=, debug_summaries=)``.
+        reward_spec: of rank 0 or 1.
+        model_optimizer: trains the model.
+        dynamics_module_ctor: makes the dynamics, see :class:`~alfx.algorithms.world_models.WorldModel`.
+        reward_module: see there.
+        termination_fn: see there.
+        real_share: share of each minibatch that is real, in [0, 1].
+        rollout_length: number of imagined steps, or a schedule of it.
+        num_rollouts: number of observations from which is imagined each time.
+        num_imagined: number of imagined transitions that are kept.
+        model_period: number of iterations between two times that the model is trained.
+        max_model_updates: number of its updates each time at most.
+        model_batch_size: number of transitions in each of them.
+        env: batched environment; only the root algorithm has it.
+        config: configuration; ``mini_batch_length`` is 2.
+        optimizer: owns what the policy algorithm's own optimizers do not.
+        checkpoint: as in ``Algorithm``.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+
+    Raises:
+        ConfError: an argument is out of range, or the policy algorithm is on-policy or has memory.
+        SpecError: the observation is no vector of floats.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 rl_algorithm_cls: Callable[..., Any], reward_spec: TensorSpec = TensorSpec(()),
+                 model_optimizer: Any = None, dynamics_module_ctor: Callable[..., Any] | None = None,
+                 reward_module: Any = None, termination_fn: Callable[[Tensor], Tensor] | str = 'none',
+                 real_share: float = 0.05, rollout_length: float | Callable[[], float] = 1, num_rollouts: int = 10000,
+                 num_imagined: int = 100000, model_period: int = 250, max_model_updates: int = 500,
+                 model_batch_size: int = 256, env: Any = None, config: TrainerConfig | None = None,
+                 optimizer: Any = None, checkpoint: str | None = None, debug_summaries: bool = False,
+                 name: str = 'ModelBasedPolicyAlgorithm'):
+        owner = type(self).__name__
+        rl = rl_algorithm_cls(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                              config=config, debug_summaries=debug_summaries)
+        _check_policy(owner, rl)
+        super().__init__(observation_spec, action_spec, train_state_spec=rl.train_state_spec,
+                         rollout_state_spec=rl.rollout_state_spec, predict_state_spec=rl.predict_state_spec,
+                         reward_spec=reward_spec, env=env, config=config, optimizer=optimizer, checkpoint=checkpoint,
+                         debug_summaries=debug_summaries, name=name)
+        if model_optimizer is None:
+            raise ConfError([problem_at(owner, 'model_optimizer', 'is not set', f'set {owner}.model_optimizer = '
+                                        '@model/Adam()')])
+        self._rl = rl
+        self._world_model = WorldModel(observation_spec, action_spec, reward_spec, dynamics_module_ctor, reward_module,
+                                       termination_fn, model_optimizer, f'{name}.model', owner)
+        self._real_share = check_value(owner, 'real_share', real_share, float, minimum=0, maximum=1)
+        self._rollout_length = as_scheduler(rollout_length)
+        if not callable(rollout_length):
+            check_value(owner, 'rollout_length', rollout_length, float, minimum=1)
+        for argument, value in dict(num_rollouts=num_rollouts, num_imagined=num_imagined, model_period=model_period,
+                                    max_model_updates=max_model_updates, model_batch_size=model_batch_size).items():
+            check_value(owner, argument, value, int, minimum=1)
+        self._num_rollouts, self._num_imagined = num_rollouts, num_imagined
+        self._model_period, self._max_model_updates = model_period, max_model_updates
+        self._model_batch_size = model_batch_size
+        self._wait: Tensor
+        self.register_buffer('_wait', torch.zeros((), dtype=torch.int64))  # iterations until the model is trained
+        self._real: Any = None  # the replay buffer, once it is known
+        self._imagined: TransitionStore | None = None
+        self._saved_imagination: dict[str, Any] = {}
+
+    # What it is ------------------------------------------------------------------------------------------------
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        return ['_world_model']
+
+    def own_traits(self) -> Traits:
+        """That of the policy algorithm."""
+        return super().own_traits()._replace(fixed_update=True, trains_sequences_at_once=True,
+                                             recomputes_rollout_info=True)
+
+    @property
+    def acting_part(self) -> Algorithm:
+        """The policy algorithm."""
+        return self._rl
+
+    @property
+    def world_model(self) -> WorldModel:
+        """The model."""
+        return self._world_model
+
+    def set_path(self, path: str) -> None:
+        """Set the path, and the same one for the policy algorithm, whose infos are those of this one."""
+        super().set_path(path)
+        self._rl.set_path(path)
+
+    def set_on_policy(self, is_on_policy: bool) -> None:
+        """Set it for the policy algorithm as well."""
+        super().set_on_policy(is_on_policy)
+        if hasattr(self, '_rl'):
+            self._rl.set_on_policy(is_on_policy)
+
+    def set_reward_weights(self, reward_weights: Tensor) -> None:
+        """Set them for the policy algorithm as well."""
+        super().set_reward_weights(reward_weights)
+        self._rl.set_reward_weights(reward_weights)
+
+    def set_epsilon_greedy(self, epsilon_greedy: float | None) -> None:
+        """Set it for the policy algorithm as well."""
+        super().set_epsilon_greedy(epsilon_greedy)
+        if hasattr(self, '_rl'):
+            self._rl.set_epsilon_greedy(epsilon_greedy)
+
+    def connect(self, parts: Mapping[str, Algorithm]) -> None:
+        """Refuse parts that see or reward what a model of the environment does not imagine.
+
+        Raises:
+            ConfError: there is a representation learner, a goal generator or an intrinsic reward module.
+        """
+        arguments = {'repr': 'representation_learner_cls', 'goal_generator': 'goal_generator',
+                     'irm': 'intrinsic_reward_module'}
+        for field, argument in arguments.items():
+            if field in parts:
+                raise ConfError([problem_at('Agent', argument, f'= {type(parts[field]).__name__} does not go with '
+                                            f'{self._name}, which imagines observations and rewards of the '
+                                            'environment', 'leave it out')])
+
+    def check_config(self, config: TrainerConfig) -> None:
+        """Refuse what imagined transitions do not go with.
+
+        Raises:
+            ConfError: sequences of another length than 2, a data transformer of observations, or several processes.
+        """
+        name = type(self).__name__
+        if config.mini_batch_length != 2:
+            raise ConfError([problem_at('TrainerConfig', 'mini_batch_length', f'= {config.mini_batch_length}: {name} '
+                                        'trains on transitions, which have 2 steps', 'set it to 2')])
+        if config.whole_replay_buffer_training:
+            raise ConfError([problem_at('TrainerConfig', 'whole_replay_buffer_training', f'= True: {name} samples from '
+                                        'the replay buffer', 'set it to False')])
+        transformer = config.data_transformer
+        members = [] if transformer is None else [m for m in transformer.modules() if hasattr(m, 'transform_timestep')]
+        allowed = IdentityDataTransformer, RewardTransformer, SequentialDataTransformer
+        wrong = [type(m).__name__ for m in members if not isinstance(m, allowed)]
+        if wrong:
+            raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', f'makes {", ".join(wrong)}: {name} '
+                                        'imagines observations as the environment gives them',
+                                        'transform observations in the environment, by a wrapper')])
+        if context.num_ranks() > 1:
+            raise ConfError([problem_at(name, 'model_optimizer', 'trains a model in one process alone', 'train without '
+                                        'data parallelism')])
+
+    # Steps: those of the policy algorithm ----------------------------------------------------------------------
+
+    def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        """That of the policy algorithm, as the others."""
+        return self._rl.predict_step(inputs, state)
+
+    def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        return self._rl.rollout_step(inputs, state)
+
+    def collect_step(self, inputs: TimeStep, state: Any) -> AlgStep:
+        return self._rl.collect_step(inputs, state)
+
+    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        return self._rl.train_step(inputs, state, rollout_info)
+
+    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        return self._rl.train_sequence(inputs, state, rollout_info)
+
+    def calc_loss(self, info: NestedTensor) -> LossInfo:
+        return self._rl.calc_loss(info)
+
+    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
+                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
+        return self._rl.preprocess_experience(root_inputs, rollout_info, batch_info)
+
+    def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
+        self._rl.after_update(root_inputs, info)
+
+    # Imagination -----------------------------------------------------------------------------------------------
+
+    def batch_shares(self, share: Any) -> Sequence[Any]:
+        """A minibatch of real and imagined transitions; all real before there are any imagined ones."""
+        if self._real is not share.source:
+            self._use(share.source)
+        if not self._imagined:
+            return [share]
+        size = share.batch_size
+        real = round(self._real_share * size)
+        sources = (share.source, real), (self._imagined, size - real)
+        return [share._replace(source=source, batch_size=count, weight=count / size)
+                for source, count in sources if count]
+
+    def _use(self, buffer: Any) -> None:
+        """Imagine from what this replay buffer holds."""
+        self._real = buffer
+        spec = buffer.data_spec
+        spec = spec._replace(time_step=_imaginable(spec.time_step), state=(),
+                             rollout_info=_part(spec.rollout_info, self._keys()))
+        self._imagined = TransitionStore(spec, self._num_imagined)
+        if self._saved_imagination:
+            self._imagined.load_state_dict(self._saved_imagination)
+            self._saved_imagination = {}
+
+    def _keys(self) -> list[str]:
+        return self._path.split('.') if self._path else []
+
+    def after_train_iter(self, root_inputs: TimeStep | None, rollout_info: Any) -> None:
+        """Train the model and imagine, if it is time to."""
+        self._rl.after_train_iter(root_inputs, rollout_info)
+        config = self._config
+        if self._real is None or config is None:
+            return
+        if int(self._real.current_pos.sum()) < max(config.initial_collect_steps, 2):
+            return
+        if int(self._wait) > 0:
+            self._wait -= 1
+            return
+        self._wait.fill_(self._model_period - 1)
+        with context.replay_context():
+            self.train_model(self._real)
+        self.imagine(self._real)
+
+    def train_model(self, buffer: Any) -> int:
+        """Train the model on a replay buffer, until it is no longer better on what is held out.
+
+        Returns:
+            the number of updates.
+        """
+        best, unimproved, number, loss = math.inf, 0, 0, 0.0
+        while number < self._max_model_updates and unimproved < _PATIENCE:
+            experience, batch_info = buffer.get_batch(self._model_batch_size, 2)
+            loss = self._world_model.update(experience.time_step, batch_info)
+            number += 1
+            if number % _CHECK_PERIOD == 0:
+                experience, batch_info = buffer.get_batch(min(_HOLDOUT_SAMPLE, buffer.total_size), 2)
+                error = self._world_model.dynamics.measure_holdout(experience.time_step, batch_info)
+                if error is None:
+                    continue
+                is_better = not math.isfinite(best) or error < best - _IMPROVEMENT * abs(best)
+                best, unimproved = (error, 0) if is_better else (best, unimproved + 1)
+        if context.should_record_summaries():
+            with summary.scope(self._name):
+                summary.scalar('model/updates', number)
+                summary.scalar('model/loss', loss)
+                if math.isfinite(best):
+                    summary.scalar('model/holdout', best)
+        return number
+
+    @torch.no_grad()
+    def imagine(self, buffer: Any) -> int:
+        """Roll out the policy in the model from observations of a replay buffer, and store what happens.
+
+        Returns:
+            the number of transitions.
+        """
+        assert self._imagined is not None, 'the replay buffer is known'
+        experience, _ = buffer.get_batch(self._num_rollouts, 1)
+        start = _imaginable(nest.map_structure(lambda x: x[:, 0], experience.time_step))
+        state = self._rl.get_initial_rollout_state(self._num_rollouts)
+        template = buffer.data_spec.rollout_info
+
+        def policy(step: TimeStep) -> tuple[Tensor, NestedTensor]:
+            chosen = self._rl.rollout_step(step, state)
+            return chosen.output, _part(template, self._keys(), chosen.info)
+
+        length = max(int(self._rollout_length()), 1)
+        with context.rollout_context(), context.record_if(False):
+            transitions = imagined_transitions(start, policy, self._world_model.imagine, length)
+        for each in transitions:
+            self._imagined.add(each)
+        count = sum(len(each.time_step.step_type) for each in transitions)
+        if context.should_record_summaries():
+            with summary.scope(self._name):
+                summary.scalar('imagined/steps', count)
+                summary.scalar('imagined/reward', torch.cat([e.time_step.reward[:, 1] for e in transitions]).mean())
+        return count
+
+    # Checkpoints -----------------------------------------------------------------------------------------------
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What was imagined belongs to it."""
+        state = super().get_extra_state()
+        saved = self._saved_imagination if self._imagined is None else self._imagined.state_dict()
+        return {**state, 'imagined': saved} if saved else state
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`get_extra_state`."""
+        super().set_extra_state(state)
+        self._saved_imagination = state.get('imagined', {})
+        self._real = self._imagined = None
+
+
+def _check_policy(owner: str, rl: Any) -> None:
+    if rl.on_policy:
+        raise ConfError([problem_at(owner, 'rl_algorithm_cls', f'makes {type(rl).__name__}, an on-policy algorithm, '
+                                    'which trains on what its own policy does',
+                                    'choose an off-policy one, such as @SacAlgorithm')])
+    if nest.flatten(rl.rollout_state_spec) or nest.flatten(rl.train_state_spec):
+        raise ConfError([problem_at(owner, 'rl_algorithm_cls', f'makes {type(rl).__name__} with memory, and imagined '
+                                    'transitions do not begin where its memory began',
+                                    'choose networks without memory')])
+
+
+def _imaginable(time_step: TimeStep) -> TimeStep:
+    """A time step, or its spec, without what is not imagined."""
+    return time_step._replace(env_info=(), untransformed=())
+
+
+def _part(info: Any, keys: Sequence[str], value: Any = None) -> Any:
+    """``info`` with ``()`` in place of all but the field at a path, and that replaced by ``value`` if there is one."""
+    if not keys:
+        return info if value is None else value
+    head, *rest = keys
+    return type(info)(**{field: _part(getattr(info, field), rest, value) if field == head else ()
+                         for field in info._fields})

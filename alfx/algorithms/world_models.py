@@ -1,0 +1,176 @@
+"""A model of the environment: what follows an action, which reward it gives, and whether the episode ends there.
+
+:class:`LearnsModel` is what algorithms have in common that learn one from experience; :class:`WorldModel` is nothing
+but the model, with updates of its own. Read next: :mod:`alfx.algorithms.mbrl_algorithm`, which plans with it, and
+:mod:`alfx.algorithms.model_based_policy_algorithm`, which imagines with it.
+"""
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx import nest
+from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.dynamics_learning_algorithm import (DynamicsLearningAlgorithm, DynamicsState,
+                                                         StochasticDynamicsAlgorithm)
+from alfx.algorithms.known_tasks import TERMINATIONS, no_termination
+from alfx.algorithms.reward_learning_algorithm import LearnedReward
+from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple, valid_masks
+from alfx.gin_utils.checks import check_value
+from alfx.tensor_specs import NestedTensorSpec, TensorSpec
+from alfx.traits import Traits
+
+ModelState = namedtuple('ModelState', ['dynamics', 'reward'], default_value=())
+"""The state of each module."""
+
+ModelInfo = namedtuple('ModelInfo', ['dynamics', 'reward'], default_value=())
+"""The info of each module."""
+
+
+def termination_function(owner: str, termination_fn: Any) -> Callable[[Tensor], Tensor] | None:
+    """The function of the argument ``termination_fn`` of ``owner``; ``None`` if an episode never ends.
+
+    Raises:
+        ConfError: there is no such function.
+    """
+    if isinstance(termination_fn, str):
+        check_value(owner, 'termination_fn', termination_fn, str, choices=sorted(TERMINATIONS))
+        termination_fn = TERMINATIONS[termination_fn]
+    check_value(owner, 'termination_fn', termination_fn, callable)
+    return None if termination_fn is no_termination else termination_fn
+
+
+class LearnsModel(Algorithm):
+    """Learns dynamics and rewards; its state and info have the fields ``dynamics`` and ``reward``."""
+
+    _dynamics_module: DynamicsLearningAlgorithm | None
+    _reward_module: Any
+    _no_info: Any = ModelInfo()
+
+    def _learners(self) -> list[tuple[str, Any]]:
+        """The modules that there are, by their fields."""
+        modules = ('dynamics', self._dynamics_module), ('reward', self._reward_module)
+        return [(field, module) for field, module in modules if module is not None]
+
+    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
+                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
+        """``preprocess_experience`` of the modules."""
+        for field, module in self._learners():
+            root_inputs, info = module.preprocess_experience(root_inputs, getattr(rollout_info, field), batch_info)
+            rollout_info = rollout_info._replace(**{field: info})
+        return root_inputs, rollout_info
+
+    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
+        """``train_step`` of the modules."""
+        return self._train('train_step', inputs, state, rollout_info or self._no_info)
+
+    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any = ()) -> AlgStep:
+        """``train_sequence`` of the modules, ``[T, B, ...]``."""
+        return self._train('train_sequence', inputs, state, rollout_info or self._no_info)._replace(state=())
+
+    def _train(self, method: str, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        info = self._no_info
+        for field, module in self._learners():
+            step = getattr(module, method)(inputs, getattr(state, field), getattr(rollout_info, field))
+            state, info = state._replace(**{field: step.state}), info._replace(**{field: step.info})
+        return AlgStep((), state, info)
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The sum of the losses of the modules, ``[T, B]``: at each step that of the transition which follows."""
+        infos = {field: module.calc_loss(getattr(info, field)) for field, module in self._learners()}
+        losses = [part.loss for part in infos.values() if isinstance(part.loss, Tensor)]
+        scalars = [part.scalar_loss for part in infos.values() if isinstance(part.scalar_loss, Tensor)]
+        return LossInfo(loss=sum(losses[1:], losses[0]) if losses else (),
+                        scalar_loss=sum(scalars[1:], scalars[0]) if scalars else (),
+                        extra={field: part.extra for field, part in infos.items()})
+
+
+class WorldModel(LearnsModel):
+    """A model with updates of its own.
+
+    Args:
+        observation_spec: float32 ``[D]``.
+        action_spec: spec of the action.
+        reward_spec: of rank 0 or 1.
+        dynamics_module_ctor: makes the dynamics, called as ``(feature_spec=, action_spec=)``; ``None``:
+            :class:`~alfx.algorithms.dynamics_learning_algorithm.StochasticDynamicsAlgorithm`.
+        reward_module: an algorithm, or a constructor called as ``(feature_spec=, action_spec=, reward_spec=)``;
+            ``None``: :class:`~alfx.algorithms.reward_learning_algorithm.LearnedReward`.
+        termination_fn: from an observation ``[N, D]`` to whether the episode ends there, or the name of one of
+            :data:`alfx.algorithms.known_tasks.TERMINATIONS`.
+        optimizer: owns all parameters.
+        name: name of this algorithm.
+        owner: whose arguments these are, for messages.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, reward_spec: TensorSpec,
+                 dynamics_module_ctor: Callable[..., DynamicsLearningAlgorithm] | None, reward_module: Any,
+                 termination_fn: Callable[[Tensor], Tensor] | str, optimizer: Any, name: str = 'WorldModel',
+                 owner: str = 'WorldModel'):
+        specs: dict[str, Any] = dict(feature_spec=observation_spec, action_spec=action_spec)
+        dynamics = (dynamics_module_ctor or StochasticDynamicsAlgorithm)(**specs)
+        reward_module = LearnedReward if reward_module is None else reward_module
+        if not isinstance(reward_module, Algorithm):
+            reward_module = reward_module(reward_spec=reward_spec, **specs)
+        super().__init__(train_state_spec=ModelState(dynamics.get_state_specs(), reward_module.train_state_spec),
+                         optimizer=optimizer, name=name)
+        self._dynamics_module = dynamics
+        self._reward_module = reward_module
+        self._termination_fn = termination_function(owner, termination_fn)
+        optimizer.add_param_group({'params': [p for p in self.parameters() if p.requires_grad]})
+
+    def own_traits(self) -> Traits:
+        """That of its modules."""
+        return super().own_traits()._replace(fixed_update=True, trains_sequences_at_once=True)
+
+    @property
+    def dynamics(self) -> DynamicsLearningAlgorithm:
+        """The dynamics."""
+        assert self._dynamics_module is not None
+        return self._dynamics_module
+
+    def update(self, time_step: TimeStep, batch_info: BatchInfo) -> float:
+        """One update from sequences ``[B, T, ...]`` of a replay buffer; the loss."""
+        time_step, info = self.preprocess_experience(time_step, ModelInfo(), batch_info)
+        inputs, info = nest.map_structure(lambda x: x.transpose(0, 1), (time_step, info))
+        loss_info = self.calc_loss(self.train_sequence(inputs, ModelState(), info).info)
+        loss_info, _ = self.update_with_gradient(loss_info, valid_masks(inputs.step_type))
+        return float(loss_info.loss)
+
+    @torch.no_grad()
+    def imagine(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What follows, for each row by one of the elites of the dynamics, drawn at random.
+
+        Each network computes about as many rows as it is drawn for: rows are dealt to the elites in equal numbers, in a
+        random order.
+
+        Args:
+            observation: ``[N, D]``.
+            action: ``[N, ...]``.
+
+        Returns:
+            the next observation ``[N, D]``, the reward ``[N]`` or ``[N, K]``, and whether the episode ends there: bool
+            ``[N]``.
+        """
+        model = self.dynamics
+        if model.num_replicas == 1:
+            following = model.predict_step(TimeStep(prev_action=action), DynamicsState(feature=observation)).output
+        else:
+            following = self._imagined_by_elites(observation, action)
+        reward, _ = self._reward_module.compute_reward(following, action, ())
+        ends = self._termination_fn
+        is_over = torch.zeros(len(reward), dtype=torch.bool, device=reward.device) if ends is None else ends(following)
+        return following, reward, is_over
+
+    def _imagined_by_elites(self, observation: Tensor, action: Tensor) -> Tensor:
+        elites = self.dynamics.elites
+        count, size = len(observation), -(-len(observation) // len(elites))
+        order = torch.randperm(count, device=observation.device)
+        dealt = torch.cat((order, order[:1].expand(size * len(elites) - count))).view(size, len(elites))
+        rows = order[:1].expand(size).unsqueeze(1).repeat(1, self.dynamics.num_replicas)
+        rows[:, elites] = dealt  # [size, n]: which row each network computes
+        step = self.dynamics.predict_step(TimeStep(prev_action=action[rows]), DynamicsState(feature=observation[rows]))
+        following = torch.empty_like(observation)
+        following[order] = step.output[:, elites].flatten(0, 1)[:count]
+        return following

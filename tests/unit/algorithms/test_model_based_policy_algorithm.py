@@ -1,0 +1,252 @@
+"""Imagined experience: what is imagined, what is kept of it, and an agent that trains on it."""
+from functools import partial
+
+import numpy as np
+import pytest
+import sac_agents
+import torch
+
+from alfx import context, nest
+from alfx.algorithms import model_based_policy_algorithm
+from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
+from alfx.algorithms.agent import Agent
+from alfx.algorithms.data_transformer import ObservationNormalizer, RewardScaling
+from alfx.algorithms.dynamics_learning_algorithm import StochasticDynamicsAlgorithm
+from alfx.algorithms.icm_algorithm import ICMAlgorithm
+from alfx.algorithms.imagination import TransitionStore, imagined_transitions
+from alfx.algorithms.model_based_policy_algorithm import ModelBasedPolicyAlgorithm
+from alfx.algorithms.reward_learning_algorithm import LearnedReward
+from alfx.algorithms.sac_algorithm import SacAlgorithm
+from alfx.algorithms.world_models import WorldModel
+from alfx.data_structures import AlgStep, BatchInfo, Experience, StepType, TimeStep
+from alfx.gin_utils import ConfError
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.value_networks import ValueNetwork
+from alfx.optimizers import Adam
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+
+on_policy = partial(ActorCriticAlgorithm, actor_network_ctor=partial(ActorDistributionNetwork, fc_layer_params=(4, )),
+                    value_network_ctor=partial(ValueNetwork, fc_layer_params=(4, )))
+OBSERVATION, ACTION = TensorSpec((2, )), BoundedTensorSpec((1, ), minimum=-1.0, maximum=1.0)
+
+
+def start(positions, step_type=StepType.MID):
+    count = len(positions)
+    observation = torch.stack((torch.tensor(positions), torch.ones(count)), -1)
+    return TimeStep(step_type=torch.full((count, ), step_type, dtype=torch.int32), reward=torch.zeros(count),
+                    discount=torch.ones(count), observation=observation, prev_action=torch.zeros(count, 1),
+                    env_id=torch.arange(count))
+
+
+def exact_model(observation, action):
+    """The position grows by the action, and the episode ends from 1 on; the reward is the position."""
+    following = observation + torch.cat((action, torch.zeros_like(action)), 1)
+    return following, following[:, 0], following[:, 0] >= 1
+
+
+def policy(step):
+    """Half of the way to 1.5."""
+    action = 0.5 * (1.5 - step.observation[:, :1])
+    return action, {'action': action}
+
+
+def test_imagined_transitions_are_those_of_the_environment_that_the_model_is():
+    """From 0: 0.75, 1.125 (over). From 1.4: 1.45 (over). From -0.5: 0.5, 1.0 (over)."""
+    first, second, *rest = imagined_transitions(start([0.0, 1.4, -0.5]), policy, exact_model, 5)
+    np.testing.assert_allclose(first.time_step.observation[:, :, 0], [[0, 0.75], [1.4, 1.45], [-0.5, 0.5]], rtol=1e-6)
+    np.testing.assert_allclose(second.time_step.observation[:, :, 0], [[0.75, 1.125], [0.5, 1.0]], rtol=1e-6)
+    assert not rest, 'all of them are over'
+    np.testing.assert_allclose(first.action[:, 0, 0], [0.75, 0.05, 1.0], rtol=1e-5)
+    torch.testing.assert_close(first.time_step.prev_action[:, 1], first.action[:, 0])
+    torch.testing.assert_close(first.rollout_info['action'][:, 0], first.action[:, 0])
+    torch.testing.assert_close(first.time_step.reward[:, 1], first.time_step.observation[:, 1, 0])
+    assert first.time_step.step_type.tolist() == [[1, 1], [1, 2], [1, 1]]
+    assert first.time_step.discount.tolist() == [[1, 1], [1, 0], [1, 1]]
+    assert second.time_step.discount.tolist() == [[1, 0], [1, 0]]
+    assert second.time_step.env_id[:, 0].tolist() == [0, 2]
+
+
+def test_nothing_is_imagined_where_an_episode_is_over():
+    steps = start([0.0, 0.5])
+    steps = steps._replace(step_type=torch.tensor([StepType.LAST, StepType.FIRST], dtype=torch.int32))
+    only, = imagined_transitions(steps, policy, exact_model, 1)
+    np.testing.assert_allclose(only.time_step.observation[:, :, 0], [[0.5, 1.0]])
+
+
+def filled_store(capacity, count):
+    spec = Experience(time_step=TensorSpec(()), action=TensorSpec((1, )))
+    store = TransitionStore(spec, capacity)
+    numbers = torch.arange(float(count))
+    action = numbers.view(-1, 1, 1).repeat(1, 2, 1)
+    store.add(Experience(time_step=torch.stack((numbers, numbers + 0.5), 1), action=action))
+    return store
+
+
+def test_no_sample_crosses_from_one_imagined_transition_into_another():
+    store = filled_store(capacity=50, count=40)
+    experience, info = store.get_batch(500, 2)
+    assert experience.time_step.shape == (500, 2) and info.env_ids.shape == (500, )
+    torch.testing.assert_close(experience.time_step[:, 1] - experience.time_step[:, 0], torch.full((500, ), 0.5))
+    assert set(experience.time_step[:, 0].tolist()) <= set(range(40))
+
+
+def test_the_latest_imagined_transitions_are_kept_and_saved():
+    store = filled_store(capacity=16, count=40)
+    assert len(store) == 16
+    other = filled_store(capacity=16, count=1)
+    other.load_state_dict(store.state_dict())
+    for each in (store, other):
+        experience, _ = each.get_batch(300, 2)
+        assert set(experience.time_step[:, 0].tolist()) == set(range(24, 40))
+    with pytest.raises(ValueError, match='2 steps, found batch_length 3'):
+        store.get_batch(4, 3)
+
+
+# The model ----------------------------------------------------------------------------------------------------
+
+
+def world_model(num_replicas=4, num_elites=2, **arguments):
+    torch.manual_seed(0)
+    dynamics = partial(StochasticDynamicsAlgorithm, hidden_size=(8, ), num_replicas=num_replicas, holdout=0.2,
+                       num_elites=num_elites)
+    return WorldModel(OBSERVATION, ACTION, TensorSpec(()), dynamics, partial(LearnedReward, hidden_size=(8, )),
+                      **{**dict(termination_fn='none', optimizer=Adam(lr=1e-2)), **arguments})
+
+
+@pytest.mark.parametrize('count', [1, 7, 64])
+def test_each_row_is_imagined_by_an_elite_of_the_ensemble(count, monkeypatch):
+    """Member i of the ensemble here adds 10^i: the rows are dealt evenly to the elites, 1 and 3."""
+    model = world_model()
+    model.dynamics._holdout_error.copy_(torch.tensor([9.0, 1.0, 9.0, 2.0]))
+
+    def predict(time_step, state):
+        added = torch.tensor([1.0, 10.0, 100.0, 1000.0]).view(1, 4, 1)
+        assert torch.equal(time_step.prev_action[..., 0], state.feature[..., 0]), 'action and observation stay together'
+        return AlgStep(state.feature + added, state, ())
+
+    monkeypatch.setattr(model.dynamics, 'predict_step', predict)
+    observation = torch.randn(count, 2)
+    following, reward, is_over = model.imagine(observation, observation[:, :1])
+    added = (following - observation).round()
+    assert (added[:, 0] == added[:, 1]).all()
+    by_1, by_3 = (added[:, 0] == 10).sum(), (added[:, 0] == 1000).sum()
+    assert by_1 + by_3 == count and abs(by_1 - by_3) <= 1
+    assert reward.shape == (count, ) and not is_over.any()
+
+
+def test_a_model_alone_learns_the_reward_and_what_follows():
+    model = world_model(termination_fn=lambda s: s[:, 0] > 3)
+    generator = torch.Generator().manual_seed(0)
+    for i in range(200):
+        before, action = torch.randn(64, 2, generator=generator), 2 * torch.rand(64, 1, generator=generator) - 1
+        after = before + torch.cat((action, -action), 1)
+        steps = TimeStep(step_type=torch.ones(64, 2, dtype=torch.int32), observation=torch.stack((before, after), 1),
+                         prev_action=torch.stack((action, action), 1),
+                         reward=torch.stack((torch.zeros(64), 5 * after[:, 0]), 1))
+        positions = 1000 * i + torch.arange(64)
+        model.update(steps, BatchInfo(env_ids=torch.zeros(64, dtype=torch.int64), positions=positions))
+    following, reward, is_over = model.imagine(before, action)
+    assert (following - after).abs().mean() < 0.15
+    assert (reward - 5 * following[:, 0]).abs().mean() < 0.5
+    assert torch.equal(is_over, following[:, 0] > 3)
+
+
+# In an agent --------------------------------------------------------------------------------------------------
+
+
+def make_agent(environment='continuous', transformer=None, config_args=None, agent_args=None, algorithm=SacAlgorithm,
+               length=2, **arguments):
+    def cls(actor_network_cls, critic_network_cls, q_network_cls=None, **given):
+        rl = partial(algorithm, actor_network_cls=actor_network_cls, critic_network_cls=critic_network_cls,
+                     q_network_cls=q_network_cls) if algorithm is SacAlgorithm else algorithm
+        return ModelBasedPolicyAlgorithm(rl_algorithm_cls=rl, **{**dict(
+            dynamics_module_ctor=partial(StochasticDynamicsAlgorithm, hidden_size=(8, ), num_replicas=2, holdout=0.2),
+            reward_module=partial(LearnedReward, hidden_size=(8, )), model_optimizer=Adam(lr=1e-3), real_share=0.25,
+            num_rollouts=20, num_imagined=100, model_period=3, max_model_updates=4), **arguments}, **given)
+
+    return sac_agents.make_agent(environment, cls, mini_batch_length=length, agent_args=agent_args,
+                                 config_args={**dict(initial_collect_steps=20), **(config_args or {})})
+
+
+@pytest.mark.parametrize('environment', ['continuous', 'discrete'])
+def test_an_agent_trains_on_real_and_imagined_transitions_in_the_stated_shares(environment, monkeypatch):
+    agent, _ = make_agent(environment)
+    algorithm = agent._rl_algorithm
+    drawn = []
+    monkeypatch.setattr(TransitionStore, 'get_batch', lambda self, size, length, own=TransitionStore.get_batch: (
+        drawn.append(size), own(self, size, length))[1])
+    for _ in range(20):
+        agent.train_iter()
+    assert drawn and set(drawn) == {6}, '3/4 of the 8 sequences of a minibatch'
+    assert len(algorithm._imagined) == 100
+    experience, _ = algorithm._imagined.get_batch(100, 2)
+    assert nest.flatten(experience.rollout_info.rl.action)
+    assert experience.time_step.observation.isfinite().all()
+
+
+def test_the_model_is_trained_apart_from_the_policy_and_every_period():
+    agent, _ = make_agent()
+    model, calls = agent._rl_algorithm.world_model, []
+    agent._rl_algorithm.train_model = lambda buffer, own=agent._rl_algorithm.train_model: (
+        calls.append(context.get_global_counter()), own(buffer))[1]
+    before = [p.clone() for p in model.parameters()]
+    owned = {id(p) for _, p in agent.what_is_updated()[1]}
+    assert owned and not owned & {id(p) for p in model.parameters()}
+    for _ in range(14):  # 4 environments, unrolls of 4 steps: 20 steps are there after the second one
+        agent.train_iter()
+    assert len(calls) == 5, 'in the iterations 2, 5, 8, 11 and 14'
+    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters()))
+
+
+def test_a_resumed_agent_goes_on_with_what_it_had_imagined():
+    agent, env = make_agent()
+    for _ in range(12):
+        agent.train_iter()
+    other, _ = make_agent()
+    other.load_state_dict(agent.state_dict())
+    algorithm = other._rl_algorithm
+    assert algorithm._imagined is None and int(algorithm._wait) == int(agent._rl_algorithm._wait)
+    for _ in range(6):
+        other.train_iter()
+        if algorithm._imagined is not None:
+            break
+    wanted = agent._rl_algorithm._imagined._buffer.gather_all()[0]
+    found = algorithm._imagined._buffer.gather_all()[0]
+    for a, b in zip(nest.flatten(wanted), nest.flatten(found)):
+        assert torch.equal(a, b)
+
+
+def test_training_of_the_model_ends_when_what_is_held_out_gets_no_better(monkeypatch):
+    monkeypatch.setattr(model_based_policy_algorithm, '_CHECK_PERIOD', 5)
+    agent, _ = make_agent(max_model_updates=5000)
+    for _ in range(3):
+        agent.train_iter()
+    algorithm = agent._rl_algorithm
+    errors = iter([5.0, 4.0, 4.0, 3.99, 3.98, 3.97, 3.965, 1.0])
+    algorithm.world_model.dynamics.measure_holdout = lambda time_step, batch_info: next(errors)
+    assert algorithm.train_model(agent.replay_buffer) == 35, '5 a look; after 4.0 there are 5 looks without 1% less'
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (dict(length=3), 'mini_batch_length = 3.*2 steps'), (dict(real_share=1.5), 'real_share'),
+    (dict(rollout_length=0), 'rollout_length'),
+    (dict(termination_fn='hoper'), 'ModelBasedPolicyAlgorithm.termination_fn'),
+    (dict(model_optimizer=None), 'model_optimizer is not set'), (dict(num_rollouts=0), 'num_rollouts'),
+    (dict(agent_args=dict(intrinsic_reward_module=partial(ICMAlgorithm, hidden_size=4))),
+     'intrinsic_reward_module = ICMAlgorithm'),
+    (dict(environment='recurrent'), 'rl_algorithm_cls makes SacAlgorithm with memory'),
+    (dict(algorithm=on_policy), 'an on-policy algorithm')])
+def test_what_does_not_go_with_imagination_is_refused_before_the_first_step(arguments, message):
+    with pytest.raises((ConfError, ValueError, TypeError), match=message):
+        make_agent(**arguments)
+
+
+def test_transformers_of_observations_are_refused_and_those_of_rewards_are_not():
+    config = sac_agents.TrainerConfig(root_dir='', algorithm_ctor=Agent, mini_batch_length=2,
+                                      whole_replay_buffer_training=False)
+    agent, env = make_agent()
+    config.data_transformer = RewardScaling(0.1, env.observation_spec())
+    agent._rl_algorithm.check_config(config)
+    config.data_transformer = ObservationNormalizer(env.observation_spec())
+    with pytest.raises(ConfError, match='makes ObservationNormalizer'):
+        agent._rl_algorithm.check_config(config)
