@@ -1,6 +1,6 @@
 """What an environment that batches by itself has sent: numbers that can be learned from, or whose they are not.
 
-The environments of alfx's own vector environments are looked at one by one (:mod:`alfx.environments.environment_group`).
+What is in alfx's own vector environments is looked at one by one (:mod:`alfx.environments.environment_group`).
 """
 from typing import Any
 
