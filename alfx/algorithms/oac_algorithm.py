@@ -22,6 +22,8 @@ from alfx.gin_utils.checks import NonNegative
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
 
+_ROUNDING = 4 * torch.finfo(torch.float32).eps  # of a critic, as a part of its value
+
 
 @configurable
 class OacAlgorithm(SacAlgorithm):
@@ -77,7 +79,8 @@ class OacAlgorithm(SacAlgorithm):
             critics, _ = self._critic_networks((observation, action))
             bound = upper_bound(critic_maths.weighted_sum(critics, self._reward_weights), self._beta_ub)
             gradients = critic_maths.action_gradient(bound, means)
-        shifts = exploration_shift(gradients, [normal.scale.detach() for normal in normals], self._explore_delta)
+        shifts = exploration_shift(gradients, [normal.scale.detach() for normal in normals], self._explore_delta,
+                                   _ROUNDING * critics.detach().abs().amax(tuple(range(1, critics.ndim))))
         shifted = [_with_mean(policy, mean.detach() + shift) for policy, mean, shift in zip(policies, means, shifts)]
         return nest.structure(distribution, nest.is_distribution).unflatten(shifted)
 
@@ -88,7 +91,8 @@ def upper_bound(critics: Tensor, beta: float) -> Tensor:
     return critics.mean(1) + beta * (variance + 1e-12).sqrt()
 
 
-def exploration_shift(gradients: Sequence[Tensor], scales: Sequence[Tensor], delta: float) -> list[Tensor]:
+def exploration_shift(gradients: Sequence[Tensor], scales: Sequence[Tensor], delta: float,
+                      resolution: Tensor | float = 0.0) -> list[Tensor]:
     """How far the mean of a diagonal normal policy moves to raise a linear function most within a bound on KL.
 
     With the gradient g at the mean and the covariance S (Ciosek et al. 2019, proposition 1, eq. 7):
@@ -99,13 +103,16 @@ def exploration_shift(gradients: Sequence[Tensor], scales: Sequence[Tensor], del
         gradients: g, one ``[B, ...]`` for each part of the action.
         scales: standard deviations, likewise; S is the diagonal matrix of their squares.
         delta: the bound on the KL divergence of the whole action.
+        resolution: ``[B]``: how far the function may be off by rounding. Where it would change by less than that,
+            sqrt(g' S g), over one standard deviation, its gradient may be rounding as well, and says no direction to
+            go all the way to the bound in: the square of this is added to g' S g.
 
     Returns:
         one ``[B, ...]`` for each part; 0 where g is 0.
     """
     steps = [g * scale.square() for g, scale in zip(gradients, scales)]
     squares = [(g * step).flatten(1).sum(1) for g, step in zip(gradients, steps)]
-    norm = torch.stack(squares).sum(0).clamp(min=1e-20).sqrt()
+    norm = (torch.stack(squares).sum(0) + resolution**2).clamp(min=1e-20).sqrt()
     factor = (2.0 * delta)**0.5 / norm
     return [step * factor.reshape(-1, *[1] * (step.ndim - 1)) for step in steps]
 

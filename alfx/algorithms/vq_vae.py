@@ -198,18 +198,20 @@ class Vqvae(Algorithm):
         self._usage.mul_(_USAGE_DECAY**len(indices)).add_(count)
 
     def predict_step(self, inputs: Tensor, state: NestedTensor = ()) -> AlgStep:
-        """Encode and measure.
+        """Reconstruct and measure; for the codes there is :meth:`encode`.
 
         Args:
             inputs: ``[B, ...]``.
             state: not used, there is none.
 
         Returns:
-            ``output``: the codes ``[B, ...]`` of ``output_spec``; ``info``: a ``VqvaeInfo`` of ``[B]``.
+            ``output``: the decoded codes, ``[B, ...]`` as the inputs; ``info``: a ``VqvaeInfo`` of ``[B]``.
         """
-        step = self.train_step(inputs)
+        quantized = self.encode(inputs)
+        decoded = self.decode(quantized.z)
         perplexity, use = (x.expand(len(inputs)) for x in self.codebook_statistics())
-        return step._replace(info=step.info.extra._replace(perplexity=perplexity, codebook_use=use))
+        info = self.losses(quantized, decoded - inputs).extra
+        return AlgStep(decoded, (), info._replace(perplexity=perplexity, codebook_use=use))
 
     def rollout_step(self, inputs: Tensor, state: NestedTensor = ()) -> AlgStep:
         """Encode, and count the use of the codes.

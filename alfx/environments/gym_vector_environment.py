@@ -12,7 +12,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from alfx import nest
 from alfx.data_structures import TimeStep
-from alfx.environments import autoreset, saved_state
+from alfx.environments import autoreset, received, saved_state
 from alfx.environments.alf_environment import AlfEnvironment, select
 from alfx.environments.errors import UnsupportedOperationError
 from alfx.environments.rendering import Window
@@ -116,7 +116,7 @@ class GymVectorEnvironment(AlfEnvironment):
         self._first = self._forced = None
         count = self._batch_size
         return TimeStep(torch.zeros(count, dtype=torch.int32), self._reward_spec.zeros((count, )), torch.ones(count),
-                        self._observations.decode(observation, self._owned),
+                        self._decode(observation, 'reset()'),
                         nest.map_structure(lambda spec: spec.zeros((count, )), self._actions.spec), self._env_ids, (),
                         self._decode_infos(infos) if self._info_specs else ())
 
@@ -128,8 +128,9 @@ class GymVectorEnvironment(AlfEnvironment):
         else:
             observation, reward, terminated, truncated, infos = self._step_and_force(encoded)
         if not self._owned:  # natively batched environments need not give numpy arrays
-            reward = np.asarray(reward)
-            terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
+            reward = received.checked_rewards(reward, first, self._name)
+            terminated = received.checked_flags(terminated, 'terminated', self._name)
+            truncated = received.checked_flags(truncated, 'truncated', self._name)
         rewards, step_types, discounts = reward.astype(np.float32), self._mid_types.copy(), self._mid_discounts.copy()
         # searched as bytes, which takes a third of the time of np.count_nonzero
         if first is not None or 1 in terminated.tobytes() or 1 in truncated.tobytes():
@@ -144,8 +145,14 @@ class GymVectorEnvironment(AlfEnvironment):
             self._first = done if np.count_nonzero(done) else None
         from_numpy = torch.from_numpy
         return TimeStep(from_numpy(step_types), from_numpy(rewards), from_numpy(discounts),
-                        self._observations.decode(observation, self._owned), self._actions.pack(given), self._env_ids,
-                        (), self._decode_infos(infos) if self._info_specs else ())
+                        self._decode(observation, 'step()'), self._actions.pack(given), self._env_ids, (),
+                        self._decode_infos(infos) if self._info_specs else ())
+
+    def _decode(self, observation: Any, during: str) -> NestedTensor:
+        decoded = self._observations.decode(observation, self._owned)
+        if not self._owned:
+            received.check_observation(decoded, during, self._name)
+        return decoded
 
     def _decode_infos(self, infos: dict[str, Any]) -> dict[str, torch.Tensor]:
         decoded = {}

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from alfx import nest
 from alfx.gin_utils import configurable
 from alfx.gin_utils.checks import Count
-from alfx.tensor_specs import Nested, NestedTensor, as_torch_dtype
+from alfx.tensor_specs import BoundedTensorSpec, Nested, NestedTensor, SpecError, TensorSpec, as_torch_dtype
 from alfx.utils import math_ops
 from alfx.utils.tensor_utils import scale_gradient
 
@@ -113,15 +113,30 @@ class OneHot(ElementwiseLayerBase):
     """Integers to one-hot vectors.
 
     Args:
-        num_classes: length of the vectors.
+        num_classes: length of the vectors; ``None``: as many as the input has values, which a network finds out that
+            has this layer as its input preprocessor.
     """
 
-    def __init__(self, num_classes: Count):
+    def __init__(self, num_classes: Count | None = None):
         super().__init__()
         self._num_classes = num_classes
 
+    def for_input(self, spec: TensorSpec) -> 'OneHot':
+        """This layer if it knows its length, else one for inputs like this.
+
+        Raises:
+            SpecError: they are not integers from 0 to an upper bound.
+        """
+        if self._num_classes is not None:
+            return self
+        if not isinstance(spec, BoundedTensorSpec) or not spec.is_discrete or (spec.minimum < 0).any():
+            raise SpecError(f'OneHot: expected integers from 0 to an upper bound, found {spec}; give it num_classes')
+        return OneHot(int(spec.maximum.max()) + 1)
+
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Integers ``[B, ...]`` in ``0 .. num_classes - 1`` to float32 ``[B, ..., num_classes]``."""
+        if self._num_classes is None:
+            raise ValueError('OneHot: num_classes is not known; give it, unless this is an input preprocessor')
         return F.one_hot(inputs.long(), self._num_classes).float()
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from alfx import nest
 from alfx.gin_utils import configurable
 from alfx.process_state import state
-from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError
+from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 
 
 class NestCombiner(nn.Module):
@@ -38,12 +38,18 @@ class NestCombiner(nn.Module):
         """``(path, leaf)`` of those leaves of ``nested`` which :meth:`forward` combines."""
         return nest.flatten_with_path(nested)
 
-    def forward(self, nested: NestedTensor) -> torch.Tensor:
+    def forward(self, nested: Any) -> Any:
         """Combine the leaves of ``nested``, each ``[B, ...]``, in visiting order.
+
+        Returns:
+            One tensor; of a nest of specs, the spec of what is made of such tensors.
 
         Raises:
             ValueError: the nest has no leaves.
         """
+        if any(isinstance(leaf, TensorSpec) for leaf in nest.flatten(nested)):
+            zeros = self(nest.map_structure(lambda spec: spec.zeros((2, ) * self._batch_dims), nested))
+            return TensorSpec(zeros.shape[self._batch_dims:], zeros.dtype)
         tensors = nest.flatten(nested)
         if not tensors:
             raise ValueError(f'{self._name}: the nest has no tensors to combine')
@@ -76,8 +82,8 @@ class NestConcat(NestCombiner):
         leaves = nest.flatten_with_path(nested)
         return leaves if self._selected is None else [x for x, selected in zip(leaves, self._selected) if selected]
 
-    def forward(self, nested: NestedTensor) -> torch.Tensor:
-        """Concatenate; see the class.
+    def forward(self, nested: Any) -> Any:
+        """Concatenate; see the base class.
 
         Raises:
             ValueError: the nest has not the structure of ``nest_mask``, or no tensors.

@@ -219,22 +219,22 @@ class Delay(Network):
 
     Args:
         input_tensor_spec: nest of specs of the input.
-        delay: number of steps, at least 1.
+        delay: number of steps; 0 for none.
         name: name of the network.
 
     Raises:
-        ValueError: ``delay`` < 1.
+        ValueError: ``delay`` < 0.
     """
 
     def __init__(self, input_tensor_spec: NestedTensorSpec, delay: int = 1, name: str = 'Delay'):
-        if delay < 1:
-            raise ValueError(f'{name}: delay must be at least 1, found {delay}')
+        if delay < 0:
+            raise ValueError(f'{name}: delay must be at least 0, found {delay}')
         super().__init__(input_tensor_spec, (input_tensor_spec, ) * delay, name)
         self._output_spec = input_tensor_spec
 
     def forward(self, inputs: NestedTensor, state: NestedTensor = ()) -> tuple[NestedTensor, NestedTensor]:
         """A nest of ``[B, ...]`` to such a nest."""
-        return state[0], (*state[1:], inputs)
+        return (state[0], (*state[1:], inputs)) if state else (inputs, state)
 
 
 @configurable

@@ -1,4 +1,5 @@
 """From a nest of observations to the one tensor that an encoder takes."""
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -6,7 +7,7 @@ import torch
 from torch import nn
 
 from alfx import nest
-from alfx.layers import Identity, copy_module, make_parallel_input, make_parallel_net
+from alfx.layers import Identity, OneHot, copy_module, make_parallel_input, make_parallel_net
 from alfx.layers.activations import out_of_place
 from alfx.layers.steps import add_child
 from alfx.nest.utils import NestCombiner
@@ -22,7 +23,9 @@ class PreprocessorNetwork(Network):
         input_tensor_spec: nest of specs of the input.
         input_preprocessors: nest of networks, layers or functions, whose structure is a prefix of that of
             ``input_tensor_spec``; ``None`` at a leaf leaves that part as it is. They are copied, with new
-            parameters, unless they are singletons; so one conf value can serve several networks.
+            parameters, unless they are singletons; so one conf value can serve several networks. A class, such as
+            ``@EmbeddingPreprocessor`` in a conf, is called with the spec of the part; ``@OneHot()`` finds its length
+            there.
         preprocessing_combiner: makes one tensor of the preprocessed parts, e.g.
             :class:`~alfx.nest.utils.NestConcat`.
         name: name of the network.
@@ -48,6 +51,7 @@ class PreprocessorNetwork(Network):
         except ValueError as error:
             raise SpecError(f'{self._name}: input_preprocessors do not match the input {self._input_tensor_spec}: '
                             f'{error}') from None
+        preprocessors = nest.map_structure_up_to(preprocessors, _for_input, preprocessors, self._input_tensor_spec)
         self._preprocessors = preprocessors
         for path, module in nest.flatten_with_path(preprocessors):
             if isinstance(module, nn.Module):
@@ -134,6 +138,13 @@ class PreprocessorNetwork(Network):
         return self._stacked_combiner(inputs) if stacked else self._combiner(inputs)
 
 
+def _for_input(preprocessor: Any, spec: NestedTensorSpec) -> Any:
+    """The preprocessor for inputs of this spec."""
+    if isinstance(preprocessor, OneHot):
+        return preprocessor.for_input(spec)
+    return preprocessor(spec) if inspect.isclass(preprocessor) else preprocessor  # type: ignore[call-arg]
+
+
 def _own_copy(preprocessor: Any) -> Any:
     if preprocessor is None:
         return Identity()
@@ -154,7 +165,8 @@ def _check_combinable(combiner: NestCombiner, nested: NestedTensor, where: str) 
         if not tensor.dtype.is_floating_point:
             raise SpecError(f"{where}: '{path}' is {torch_dtype_to_str(tensor.dtype)} {tuple(tensor.shape[1:])} and "
                             f'would be combined by {combiner.name} as if it were a quantity; choose an input '
-                            'preprocessor for it, e.g. @EmbeddingPreprocessor(), @OneHot(), or '
+                            'preprocessor for it, e.g. @OneHot(), @EmbeddingPreprocessor (and '
+                            'EmbeddingPreprocessor.embedding_dim = 16), or '
                             '@Cast() if it is a quantity; for images add @ImageScaleTransformer to '
                             'TrainerConfig.data_transformer_ctor')
 
@@ -164,4 +176,4 @@ def _several_tensors(name: str, spec: NestedTensorSpec) -> str:
     return (f'{name}: expected one tensor, found a nest of {len(parts)}: {nest.listed(parts)}. Say how to make one of '
             'them: preprocessing_combiner=@NestConcat() concatenates their last dimensions (also where all are '
             'vectors, nothing is combined unasked); with images or integers among them add input_preprocessors, '
-            'e.g. @EmbeddingPreprocessor()')
+            'e.g. @OneHot(), or @EmbeddingPreprocessor and EmbeddingPreprocessor.embedding_dim = 16')

@@ -13,8 +13,10 @@ from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec,
 
 
 def stacked_spec(spec: TensorSpec, stack_size: int, axis: int) -> TensorSpec:
-    """The spec of ``stack_size`` tensors joined along dimension ``axis``."""
-    shape = list(spec.shape)
+    """The spec of ``stack_size`` tensors joined along dimension ``axis``; of scalars, that of a vector of them."""
+    if stack_size == 1:
+        return spec
+    shape = list(spec.shape) or [1]
     shape[axis] *= stack_size
     if not isinstance(spec, BoundedTensorSpec):
         return spec.replace(shape=shape)
@@ -35,17 +37,14 @@ def plan_stacking(observation_spec: NestedTensorSpec, stack_size: int, stack_axi
 
     Raises:
         SpecError: a field does not exist or has no dimension ``stack_axis``.
-        ValueError: ``stack_size`` is less than 1.
     """
-    if stack_size < 1:
-        raise ValueError(f'FrameStacker.stack_size: expected at least 1, found {stack_size}')
     checked = check_fields('FrameStacker', observation_spec, fields)
     specs = [nest.get_field(observation_spec, field) for field in checked]
     for field, spec in zip(checked, specs):
-        if not -spec.ndim <= stack_axis < spec.ndim:
+        if not -max(spec.ndim, 1) <= stack_axis < max(spec.ndim, 1):
             raise SpecError(f"FrameStacker.stack_axis: {stack_axis} is not a dimension of '{field or 'observation'}', "
                             f'which is {spec}')
-    axes = [stack_axis % spec.ndim for spec in specs]
+    axes = [stack_axis % max(spec.ndim, 1) for spec in specs]
     for field, spec, axis in zip(checked, specs, axes):
         observation_spec = nest.set_field(observation_spec, field, stacked_spec(spec, stack_size, axis))
     previous = [stacked_spec(TensorSpec.from_spec(s), stack_size - 1, axis) for s, axis in zip(specs, axes)]
@@ -75,6 +74,7 @@ def stack_time_step(time_step: TimeStep, steps: Tensor, prev_frames: Sequence[Te
     observation, frames = time_step.observation, []
     for field, axis, previous in zip(fields, axes, prev_frames):
         frame = nest.get_field(observation, field)
+        frame = frame.unsqueeze(1) if frame.ndim == 1 else frame
         dim = axis + 1
         if some_begin:
             repeated = torch.cat([frame] * (stack_size - 1), dim)
@@ -139,6 +139,7 @@ def stack_from_replay(experience: Experience, fields: Sequence[str], axes: Seque
         frames = torch.cat([buffer.get_field(path, env_ids, positions), nest.get_field(observation, field)], dim=1)
         stacked = frames.flatten(0, 1).index_select(0, sources.flatten())
         stacked = stacked.view(*sources.shape, *frames.shape[2:])  # [B, T, stack_size, ...]
-        stacked = stacked.movedim(2, axis + 2).flatten(axis + 2, axis + 3)
+        if frames.ndim > 2:  # scalars are stacked where they are
+            stacked = stacked.movedim(2, axis + 2).flatten(axis + 2, axis + 3)
         observation = nest.set_field(observation, field, stacked)
     return observation

@@ -122,6 +122,25 @@ class TestFrameStacker:
         found = rolled_out(stacker, steps).observation
         assert torch.equal(found['camera']['back'], steps.observation['camera']['back'])
 
+    def test_scalars_become_a_vector(self):
+        spec = BoundedTensorSpec((), torch.float32, 0., 1.)
+        stacker = FrameStacker(spec, 3)
+        assert stacker.transformed_observation_spec == BoundedTensorSpec((3, ), torch.float32, 0., 1.)
+        assert FrameStacker(spec, 1).transformed_observation_spec == spec
+        steps = history(5, 2, spec)
+        as_vectors = steps._replace(observation=steps.observation.unsqueeze(-1))
+        vectors = FrameStacker(TensorSpec((1, )), 3)
+        assert torch.equal(rolled_out(stacker, steps).observation, rolled_out(vectors, as_vectors).observation)
+
+    def test_scalars_from_replay_are_those_of_the_rollout(self):
+        spec = BoundedTensorSpec((), torch.float32, 0., 1.)
+        stacker, steps = FrameStacker(spec, 3), history(20, 2, spec)
+        wanted = rolled_out(stacker, steps).observation
+        buffer = stored(steps, max_length=15, num_earliest_frames_ignored=2)
+        batch, info = buffer.get_batch(16, 3)
+        found = stacker.transform_experience(add_batch_info(batch, info, buffer)).observation
+        assert torch.equal(found, wanted[info.positions.unsqueeze(-1) + torch.arange(3), info.env_ids.unsqueeze(-1)])
+
     def test_bounds_are_stacked_too(self):
         spec = BoundedTensorSpec((2, ), torch.float32, [0., 1.], [2., 3.])
         stacked = FrameStacker(spec, 2).transformed_observation_spec
@@ -131,7 +150,7 @@ class TestFrameStacker:
         with pytest.raises(SpecError, match=r"stack_axis: 2 is not a dimension of 'observation'"):
             FrameStacker(IMAGE, stack_axis=2)
         with pytest.raises(SpecError, match='stack_axis'):
-            FrameStacker(TensorSpec(()))
+            FrameStacker(TensorSpec(()), stack_axis=1)
         with pytest.raises(ValueError, match='stack_size must be an int >= 1, found int 0'):
             FrameStacker(IMAGE, 0)
         with pytest.raises(ValueError, match='batch_info'):

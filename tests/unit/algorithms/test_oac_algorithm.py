@@ -77,6 +77,13 @@ def test_the_shift_reaches_the_bound_on_the_divergence_in_the_best_direction():
     assert torch.equal(exploration_shift([torch.zeros(1, 2)], [torch.ones(1, 2)], 2.0)[0], torch.zeros(1, 2))
 
 
+def test_a_gradient_within_rounding_is_no_direction():
+    gradients, scales = [torch.tensor([[1e-9, -1e-9], [1.0, -1.0]])], [torch.ones(2, 2)]
+    shift, = exploration_shift(gradients, scales, 0.5, torch.tensor([1e-5, 1e-5]))
+    assert shift[0].norm() < 1e-3
+    torch.testing.assert_close(shift[1], exploration_shift(gradients, scales, 0.5)[0][1])
+
+
 class LinearCritics(nn.Module):
     """``Q = a[0]`` and ``3 a[0]``."""
 

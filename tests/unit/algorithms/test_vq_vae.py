@@ -39,7 +39,8 @@ def test_steps_yield_codes_and_losses(batch_size):
     vae, inputs = make(), torch.rand(batch_size, 1, 8, 8)
     before = inputs.clone()
     train, predict, rollout = vae.train_step(inputs), vae.predict_step(inputs), vae.rollout_step(inputs)
-    assert torch.equal(train.output, predict.output) and torch.equal(train.output, rollout.output)
+    assert torch.equal(train.output, rollout.output) and torch.equal(predict.output, vae.decode(train.output))
+    assert predict.output.shape == inputs.shape
     assert train.output.shape == (batch_size, *vae.output_spec.shape) and rollout.info == ()
     codes = train.output.view(batch_size, 2, 3)
     assert (codes[:, :, None] == vae.codebook).all(-1).any(-1).all()

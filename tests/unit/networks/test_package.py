@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+import alfx.algorithms
 import alfx.networks
 from alfx.networks import encoding_networks, network
 
@@ -25,3 +26,12 @@ def test_importing_the_package_imports_none_of_them():
     done = subprocess.run([sys.executable, '-c', 'import alfx, alfx.networks, sys; '
                            'sys.exit(any(name.startswith("alfx.networks.") for name in sys.modules))'], timeout=120)
     assert done.returncode == 0
+
+
+def test_other_packages_hand_on_theirs_as_well():
+    from alfx.algorithms import Agent, SacAlgorithm
+    from alfx.experience_replayers import ReplayBuffer
+    assert Agent.__module__ == 'alfx.algorithms.agent' and SacAlgorithm.__name__ == 'SacAlgorithm'
+    assert ReplayBuffer.__module__ == 'alfx.experience_replayers.replay_buffer'
+    with pytest.raises(AttributeError, match="'alfx.algorithms' has no attribute 'Agnt'"):
+        alfx.algorithms.Agnt

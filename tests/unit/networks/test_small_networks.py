@@ -70,12 +70,12 @@ def test_samples_of_a_batch_may_be_at_different_steps_of_their_group():
     assert output.tolist() == [[5], [0]]
 
 
-@pytest.mark.parametrize('delay', [1, 3])
+@pytest.mark.parametrize('delay', [0, 1, 3])
 def test_delay_gives_what_was_there_some_steps_ago(delay):
     outputs = run(Delay(TensorSpec(()), delay), torch.arange(1.0, 6.0)[:, None])
     assert outputs[:, 0].tolist() == ([0] * delay + [1, 2, 3, 4, 5])[:5]
-    with pytest.raises(ValueError, match='at least 1'):
-        Delay(TensorSpec(()), 0)
+    with pytest.raises(ValueError, match='at least 0'):
+        Delay(TensorSpec(()), -1)
 
 
 def test_noise_enters_as_factorised_noise_on_the_weights():

@@ -1,0 +1,72 @@
+"""Environments that batch by themselves, such as EnvPool: what is no number is told of the one that sent it."""
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from alfx.environments.errors import EnvironmentStepError
+from alfx.environments.gym_vector_environment import GymVectorEnvironment
+
+
+class Pool(VectorEnv):
+    """Three environments in one; from the second step on it sends what it was told to."""
+
+    num_envs = 3
+    metadata = {'autoreset_mode': AutoresetMode.NEXT_STEP}
+    single_observation_space = spaces.Dict({'camera': spaces.Box(0, 255, (2, ), np.uint8),
+                                            'speed': spaces.Box(-np.inf, np.inf, (2, ), np.float32)})
+    single_action_space = spaces.Discrete(2)
+
+    def __init__(self, **sent):
+        self._sent, self._steps = sent, 0
+
+    def _observation(self, speed=None):
+        return {'camera': np.zeros((3, 2), np.uint8), 'speed': np.zeros((3, 2), np.float32) if speed is None else speed}
+
+    def reset(self, *, seed=None, options=None):
+        return self._observation(self._sent.get('speed_at_reset')), {}
+
+    def step(self, actions):
+        self._steps += 1
+        sent = self._sent if self._steps > 1 else {}
+        return (self._observation(sent.get('speed')), sent.get('reward', np.ones(3)),
+                sent.get('terminated', np.zeros(3, bool)), sent.get('truncated', np.zeros(3, bool)), {})
+
+
+def step_twice(**sent):
+    env = GymVectorEnvironment(Pool(**sent), name='Pool')
+    env.reset()
+    env.step(torch.zeros(3, dtype=torch.int64))
+    return env.step(torch.zeros(3, dtype=torch.int64))
+
+
+NAN = np.array([[0, 0], [0, 0], [0, np.nan]], np.float32)
+
+
+@pytest.mark.parametrize('sent, row, said', [
+    ({'reward': np.array([0.0, np.nan, np.inf])}, 1, 'its reward is .*nan.*, expected a finite number'),
+    ({'reward': np.array([0.0, 0.0, -np.inf], np.float32)}, 2, 'its reward is .*inf'),
+    ({'reward': [1.0, None, 1.0]}, 1, 'its reward is None, expected a number'),
+    ({'reward': [1.0, 1.0, '1.0']}, 2, "its reward is '1.0', expected a number"),
+    ({'terminated': np.array(['no', 'no', 'no'])}, 0, "terminated is 'no', expected True or False"),
+    ({'truncated': [0, 1, 2]}, 2, 'truncated is 2, expected True or False'),
+    ({'truncated': [False, None, False]}, 1, 'truncated is None'),
+    ({'speed': NAN}, 2, r'its observation\.speed has NaN in it'),
+])
+def test_what_is_no_number_names_the_environment_that_sent_it(sent, row, said):
+    with pytest.raises(EnvironmentStepError, match=rf"environment {row} of 'Pool' failed in step\(\): {said}"):
+        step_twice(**sent)
+
+
+def test_a_reset_is_looked_at_as_well():
+    with pytest.raises(EnvironmentStepError, match=r"environment 2 of 'Pool' failed in reset\(\): its observation"):
+        step_twice(speed_at_reset=NAN)
+
+
+def test_numbers_and_flags_are_what_they_say():
+    speed = np.array([[np.inf, -np.inf], [0, 1], [2, 3]], np.float32)
+    time_step = step_twice(reward=[1, 2, 3], terminated=[0, 1, 0], truncated=np.array([1, 0, 0]), speed=speed)
+    assert time_step.reward.tolist() == [1.0, 2.0, 3.0] and time_step.is_last().tolist() == [True, True, False]
+    assert time_step.discount.tolist() == [1.0, 0.0, 1.0] and torch.equal(time_step.observation['speed'],
+                                                                          torch.from_numpy(speed))

@@ -1,0 +1,63 @@
+"""Input preprocessors that find out from the spec what they have to know."""
+import gin
+import pytest
+import torch
+
+from alfx import BoundedTensorSpec, TensorSpec, gin_utils
+from alfx.layers import OneHot
+from alfx.nest.utils import NestConcat, NestOuterProduct, NestSum
+from alfx.networks.encoding_networks import EncodingNetwork
+from alfx.tensor_specs import SpecError
+
+FOUR = BoundedTensorSpec((), torch.int64, 0, 3)
+
+
+@pytest.fixture
+def conf(tmp_path):
+    path = tmp_path / 'c.gin'
+    path.write_text("""
+        EncodingNetwork.fc_layer_params = (8, )
+        one_hot/EncodingNetwork.input_preprocessors = @OneHot()
+        embedded/EncodingNetwork.input_preprocessors = @EmbeddingPreprocessor
+        scoped/EncodingNetwork.input_preprocessors = @wide/EmbeddingPreprocessor
+        EmbeddingPreprocessor.embedding_dim = 5
+        wide/EmbeddingPreprocessor.embedding_dim = 6
+    """)
+    gin_utils.load(str(path))
+    yield
+    gin_utils.clear()
+
+
+@pytest.mark.parametrize('scope, size', [('one_hot', 4), ('embedded', 5), ('scoped', 6)])
+@pytest.mark.usefixtures('conf')
+def test_what_the_error_for_integers_proposes_works_as_written(scope, size):
+    with gin.config_scope(scope):
+        network = EncodingNetwork(FOUR)
+    assert network.processed_input_tensor_spec == TensorSpec((size, ))
+    assert network(torch.tensor([0, 3]))[0].shape == (2, 8)
+    assert network.make_parallel(2)(torch.tensor([0, 3]))[0].shape == (2, 2, 8)
+
+
+def test_integers_without_a_preprocessor_are_refused_with_that_proposal():
+    with pytest.raises(SpecError, match=r'@OneHot\(\), or @EmbeddingPreprocessor and Emb.*embedding_dim'):
+        EncodingNetwork(FOUR, fc_layer_params=(8, ))
+
+
+@pytest.mark.parametrize('spec', [TensorSpec((), torch.int64), TensorSpec((3, )),
+                                  BoundedTensorSpec((), torch.int64, -1, 3)])
+def test_one_hot_vectors_need_integers_from_0_to_a_bound(spec):
+    with pytest.raises(SpecError, match='OneHot: expected integers from 0 to an upper bound'):
+        EncodingNetwork(spec, input_preprocessors=OneHot(), fc_layer_params=(8, ))
+
+
+def test_elsewhere_a_length_has_to_be_given():
+    with pytest.raises(ValueError, match='num_classes is not known'):
+        OneHot()(torch.tensor([1]))
+
+
+@pytest.mark.parametrize('combiner, expected', [
+    (NestConcat(), (5, )), (NestConcat(nest_mask={'a': True, 'b': False}), (2, )), (NestOuterProduct(), (6, ))])
+def test_a_combiner_of_specs_gives_the_spec_of_what_it_combines(combiner, expected):
+    specs = {'a': TensorSpec((2, )), 'b': TensorSpec((3, ))}
+    assert combiner(specs) == TensorSpec(expected)
+    assert NestSum()([specs['a'], specs['a']]) == specs['a']
