@@ -39,7 +39,7 @@ from alfx.algorithms.muzero.targets import TargetMaker, TargetSettings
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.checks import Count, Fraction, problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, extract_spec
 from alfx.traits import Traits
 from alfx.utils.expressions import function_from_text
@@ -154,8 +154,8 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
                  priority_func: Callable[[LossInfo], Tensor] |
                  str = "lambda loss_info: loss_info.extra['value'].sqrt().sum(dim=0)",
                  data_transformer_ctor: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
-                 data_augmenter: Callable[[NestedTensor], NestedTensor] | None = None, target_update_tau: float = 1.0,
-                 target_update_period: int = 1000, config: TrainerConfig | None = None, enable_amp: bool = True,
+                 data_augmenter: Callable[[NestedTensor], NestedTensor] | None = None,
+                 target_update_tau: Fraction = 1.0, target_update_period: Count = 1000, config: TrainerConfig | None = None, enable_amp: bool = True,
                  random_action_after_episode_end: bool = False, optimizer: Any = None, checkpoint: str | None = None,
                  debug_summaries: bool = False, name: str = 'MuzeroRepresentationImpl'):
         settings = TargetSettings(num_unroll_steps, discount, self._scalar_reward, train_reward_function, td_steps,
