@@ -45,9 +45,11 @@ def define_conf_flags(root_dir: bool = True) -> None:
 
 
 def define_unused_flag() -> None:
-    """Define ``--allow_unused``, for programs that train; call it when a program is imported."""
+    """Define ``--allow_unused`` and ``--must_be_used``, for programs that train; call it when a program is imported."""
     _define('allow_unused', flags.DEFINE_bool, False, 'train although nothing uses some bindings of the conf or of '
             '--conf_param; those are logged')
+    _define('must_be_used', flags.DEFINE_multi_string, [], 'with --allow_unused: a binding, with its complete '
+            'selector, that has to be used all the same; may be repeated')
 
 
 def define_device_flag() -> None:
@@ -90,8 +92,9 @@ def conf_from_flags(root_dir: Optional[str] = None, same_run: bool = True,
                                   "put include '...' statements into one file")
     if not given and root_dir is None:
         raise gin_utils.ConfError('no conf file is given', 'add --conf FILE')
+    must_be_used = FLAGS.must_be_used if 'must_be_used' in FLAGS else ()
     return gin_utils.load(given[0] if given else None, [*FLAGS.conf_param, *FLAGS.gin_param], root_dir,
-                          same_run, allow_unused, trusted)
+                          same_run, allow_unused, trusted, must_be_used)
 
 
 def root_dir_from_flags() -> str:

@@ -27,7 +27,8 @@ _NOT_WALKED = ('alfx.bin', 'alfx.examples', 'alfx.gin_utils')
 
 
 def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optional[str] = None,
-         same_run: bool = True, allow_unused: bool = False, trusted: bool = True) -> Conf:
+         same_run: bool = True, allow_unused: bool = False, trusted: bool = True,
+         must_be_used: Sequence[str] = ()) -> Conf:
     """Load a conf file in place of whatever was loaded before, after checking all of it.
 
     Args:
@@ -39,6 +40,8 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
         same_run: False for programs that do not go on with the run in ``root_dir``: the conf may differ.
         allow_unused: whether a run goes on if nothing uses a binding of ``conf`` or ``conf_params``; see
             :func:`~alfx.gin_utils.operative.refuse_unused`.
+        must_be_used: with ``allow_unused``, bindings that have to be used all the same; see
+            :func:`~alfx.gin_utils.operative.allow_unused`.
         trusted: False for the conf of a stranger: nothing that it names is imported but alfx and tasks of gymnasium.
 
     Returns:
@@ -68,7 +71,7 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
     _apply(resolved, imports)
     if conf is not None and not is_shipped(path):
         locations.written_by_user(path)
-    operative.allow_unused(allow_unused)
+    operative.allow_unused(allow_unused, must_be_used)
     result = Conf(path, tuple(reader.sources), tuple(conf_params), tuple(locations.bindings()), tuple(imports))
     if root_dir is not None and same_run:
         try:

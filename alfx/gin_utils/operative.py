@@ -17,6 +17,7 @@ __all__ = ['allow_unused', 'config_str', 'mistakes_of_unused', 'operative_config
 
 logger = logging.getLogger(__name__)
 _unused_is_allowed = False
+_must_be_used: frozenset[str] = frozenset()
 
 
 def config_str() -> str:
@@ -57,10 +58,15 @@ def warn_of_unused(bindings: Iterable[locations.Binding]) -> None:
             logger.warning('%s: nothing has used this binding so far: %s', binding.location, binding)
 
 
-def allow_unused(allowed: bool) -> None:
-    """Say whether :func:`refuse_unused` only logs what is wrong; holds until the next conf is loaded."""
-    global _unused_is_allowed
-    _unused_is_allowed = allowed
+def allow_unused(allowed: bool, but: Iterable[str] = ()) -> None:
+    """Say whether :func:`refuse_unused` only logs what is wrong; holds until the next conf is loaded.
+
+    Args:
+        allowed: whether it does.
+        but: bindings that it refuses all the same, each with the complete selector, as :func:`locations.line` begins.
+    """
+    global _unused_is_allowed, _must_be_used
+    _unused_is_allowed, _must_be_used = allowed, frozenset(but)
 
 
 def refuse_unused(bindings: Iterable[locations.Binding]) -> None:
@@ -74,7 +80,10 @@ def refuse_unused(bindings: Iterable[locations.Binding]) -> None:
             Others are logged.
     """
     unused = list(bindings)
-    mistakes = [] if _unused_is_allowed else mistakes_of_unused(unused)
+    mistakes = mistakes_of_unused(unused) if not _unused_is_allowed or _must_be_used else []
+    if _unused_is_allowed:
+        mistakes = [mistake for mistake in mistakes
+                    if locations.line(mistake[0]).partition(' = ')[0] in _must_be_used]
     if mistakes:
         problems = [Problem(binding.location, f'nothing uses this binding: {binding}', hint)
                     for binding, hint in mistakes]

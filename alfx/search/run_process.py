@@ -32,6 +32,7 @@ class Run(NamedTuple):
         function: ``@scopes/name`` to call; None to train.
         device: as ``--device`` of ``alfx.bin.train``.
         threads: of torch; None: as many as it likes.
+        must_be_used: bindings of the user that have to be used in each run.
     """
     trial: int
     repeat: int
@@ -42,6 +43,7 @@ class Run(NamedTuple):
     function: str | None = None
     device: str = 'cpu'
     threads: int | None = None
+    must_be_used: tuple[str, ...] = ()
 
     @property
     def log_file(self) -> str:
@@ -49,10 +51,10 @@ class Run(NamedTuple):
         return f'{self.root_dir}.log'
 
     def arguments(self) -> list[str]:
-        """Of ``alfx.bin.train``; what only some trials use may be bound for all of them."""
+        """Of ``alfx.bin.train``."""
         params = [part for param in self.params for part in ('--conf_param', param)]
         return ['--conf', self.base_file, '--root_dir', self.root_dir, '--device', self.device, '--allow_unused',
-                *params]
+                *(f'--must_be_used={name}' for name in self.must_be_used), *params]
 
 
 class StoppedError(RuntimeError):

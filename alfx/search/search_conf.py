@@ -33,6 +33,8 @@ class SearchConf(NamedTuple):
         base_text: the rest as a conf of its own: what trials have in common.
         text: all of it as one conf, includes and ``--conf_param`` resolved.
         location: where the space is written, as a message shows it.
+        must_be_used: those bindings of the user's own conf, and of the command line, that each trial has to use: one of
+            which nobody makes use would be found out after the search only.
     """
     settings: Search
     space: dict[str, space_module.Values]
@@ -40,6 +42,7 @@ class SearchConf(NamedTuple):
     base_text: str
     text: str
     location: str
+    must_be_used: tuple[str, ...] = ()
 
 
 def read(conf: gin_utils.Conf) -> SearchConf:
@@ -64,8 +67,36 @@ def read(conf: gin_utils.Conf) -> SearchConf:
     location = own['space'].location if 'space' in own else ''
     base = [binding for binding in conf.bindings if binding.selector != _OWNER]
     base = _without_macros_of(own.values(), base)
-    return SearchConf(settings, _read_space(settings.space, location), _function(settings.function),
-                      _text(conf.imports, base), _text(conf.imports, conf.bindings), location)
+    space = _read_space(settings.space, location)
+    return SearchConf(settings, space, _function(settings.function), _text(conf.imports, base),
+                      _text(conf.imports, conf.bindings), location, _always_used(conf, base, space))
+
+
+def _always_used(conf: gin_utils.Conf, base: Iterable[locations.Binding],
+                 space: dict[str, space_module.Values]) -> tuple[str, ...]:
+    """What the user binds himself; nothing if what is chosen may decide what is made, and so what is used."""
+    if any(isinstance(values, space_module.Choice) and not all(map(_is_number, values.texts))
+           for values in space.values()):
+        return ()
+    own = [binding for binding in base if binding.file in ('', conf.conf_file) and binding.selector != 'gin.macro']
+    searched = {_full_name_if_there_is_one(key) for key in space}
+    names = [locations.line(binding).partition(' = ')[0] for binding in own if not binding.is_for_evaluation]
+    return tuple(name for name in names if name not in searched)
+
+
+def _full_name_if_there_is_one(key: str) -> str:
+    try:
+        return full_name(key)
+    except (ValueError, KeyError, IndexError):  # reported where the space is checked
+        return key
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _text(imports: Sequence[str], bindings: Iterable[locations.Binding]) -> str:
@@ -117,6 +148,8 @@ def prepare(conf: gin_utils.Conf, folder: SearchFolder) -> SearchConf:
         search = read(conf)
     finally:
         gin_utils.clear()
+    if os.path.abspath(conf.conf_file) == folder.conf_file:  # it does not tell what the user has included
+        search = search._replace(must_be_used=())
     stored = read_text(folder.conf_file)
     if stored is not None and os.path.isfile(folder.study_file):  # a search that has begun
         check_same_search(stored, search, folder.root_dir)

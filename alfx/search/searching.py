@@ -219,7 +219,7 @@ class Searching:
         if self._conf.function is None:
             params.append(f'TrainerConfig.random_seed = {seed}')
         run = Run(active.number, repeat, root_dir, self._folder.base_file, tuple(params), seed, self._conf.function,
-                  self._settings.device, self._threads())
+                  self._settings.device, self._threads(), self._conf.must_be_used)
         os.makedirs(os.path.dirname(root_dir), exist_ok=True)
         earlier = _seconds_of(root_dir)
         started = time.monotonic()

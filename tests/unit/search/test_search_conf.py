@@ -3,6 +3,8 @@ from search_tools import BOWL, TRAINING, prepared
 
 from alfx import gin_utils
 from alfx.gin_utils import ConfError
+from alfx.search import search_conf
+from alfx.search.folder import SearchFolder
 from alfx.search.search_conf import full_name
 from alfx.search.settings import Search
 
@@ -86,3 +88,31 @@ def test_settings_that_are_wrong_or_would_be_ignored_are_refused(line, message, 
 def test_training_is_not_done_inline():
     with pytest.raises(ConfError, match='which is for a Search.function'):
         Search(space={'x': [1]}, executor='inline')
+
+
+def test_what_the_user_binds_has_to_be_used_in_each_trial_and_what_is_included_or_searched_need_not(tmp_path):
+    (tmp_path / 'base.gin').write_text('TrainerConfig.num_threads = 1\n')
+    text = "include 'base.gin'\n" + with_space("'TrainerConfig.unroll_length': [1, 2]")
+    used = prepared(tmp_path, text + 'TrainerConfig.mini_batch_size = 64\n').must_be_used
+    names = [name.split('.')[-1] for name in used]
+    assert 'mini_batch_size' in names and 'num_threads' not in names and 'unroll_length' not in names
+    resumed = search_conf.prepare(gin_utils.load(str(tmp_path / 'search' / 'search' / 'search.gin')),
+                                  SearchFolder(str(tmp_path / 'search')))
+    assert resumed.must_be_used == ()
+
+
+def test_where_it_is_chosen_what_is_made_nothing_has_to_be_used(tmp_path):
+    assert prepared(tmp_path, with_space("'TrainerConfig.evaluate': [True, False]")).must_be_used == ()
+
+
+def test_a_binding_that_has_to_be_used_is_refused_although_others_may_be_unused(tmp_path):
+    path = tmp_path / 'mine.gin'
+    path.write_text('TrainerConfig.mini_batch_size = 64\nAdam.eps = 1.0\n')
+    name = 'alfx.algorithms.config.TrainerConfig.mini_batch_size'
+    gin_utils.load(str(path), allow_unused=True, must_be_used=[name])
+    with pytest.raises(ConfError) as caught:
+        gin_utils.refuse_unused(gin_utils.unused_bindings())
+    assert 'mini_batch_size' in str(caught.value) and 'Adam.eps' not in str(caught.value)
+    gin_utils.load(str(path), allow_unused=True)
+    gin_utils.refuse_unused(gin_utils.unused_bindings())
+    gin_utils.clear()
