@@ -155,7 +155,8 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
                  str = "lambda loss_info: loss_info.extra['value'].sqrt().sum(dim=0)",
                  data_transformer_ctor: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
                  data_augmenter: Callable[[NestedTensor], NestedTensor] | None = None,
-                 target_update_tau: Fraction = 1.0, target_update_period: Count = 1000, config: TrainerConfig | None = None,
+                 target_update_tau: Fraction = 1.0, target_update_period: Count = 1000,
+                 config: TrainerConfig | None = None,
                  enable_amp: bool = True,
                  random_action_after_episode_end: bool = False, optimizer: Any = None, checkpoint: str | None = None,
                  debug_summaries: bool = False, name: str = 'MuzeroRepresentationImpl'):
