@@ -17,8 +17,6 @@ from alfx.gin_utils.checks import describe, problem_at, problem_of
 from alfx.gin_utils.settings import setting, wrong_values
 
 _OWNER = 'TrainerConfig'
-# What this version cannot do, and what has a meaning only together with it: nothing but the default is accepted.
-_NOT_AVAILABLE = ('eval_uncertainty', )
 
 
 @gin_utils.configurable
@@ -82,7 +80,7 @@ class TrainerConfig:
         num_evals: how many times; replaces eval_interval.
         eval_interval: iterations between evaluations.
         epsilon_greedy: chance of sampling instead of taking the best action while evaluating.
-        eval_uncertainty: evaluate uncertainty after training.
+        eval_uncertainty: evaluate uncertainty in each evaluation, and after training; of supervised learning.
         num_eval_episodes: episodes an evaluation.
         num_eval_environments: environments they run in.
         async_eval: evaluate in a process of its own while training goes on.
@@ -226,9 +224,7 @@ class TrainerConfig:
         if isinstance(self.root_dir, os.PathLike):
             self.root_dir = os.fspath(self.root_dir)
         self._data_transformer: Any = None
-        wrong = self._wrong_values()
-        problems = wrong or self._conflicts() + self._missing_files()
-        problems += self._not_available(already_told=' '.join(map(str, wrong)))
+        problems = self._wrong_values() or self._conflicts() + self._missing_files()
         if problems:
             raise gin_utils.ConfError(problems)
         self.root_dir = os.path.expanduser(self.root_dir)
@@ -308,6 +304,9 @@ class TrainerConfig:
                      'set one of them')
         if self.ml_type == 'rl':
             self._add_rl_conflicts(conflict)
+            if self.eval_uncertainty:
+                conflict('eval_uncertainty', "= True has a meaning only with TrainerConfig.ml_type = 'sl'",
+                         'leave it out')
         elif self.who_acts:
             conflict(self.who_acts, f"= {getattr(self, self.who_acts)!r}, but TrainerConfig.ml_type is 'sl': there is "
                      'nothing to act in', 'leave it out')
@@ -388,10 +387,3 @@ class TrainerConfig:
         return [problem_at(_OWNER, 'code_snapshots', f'names {path!r}, which is not in {package}',
                            "give paths relative to the alfx package, such as 'algorithms/agent.py'")
                 for path in missing]
-
-    def _not_available(self, already_told: str) -> list[gin_utils.Problem]:
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return [problem_at(_OWNER, name, f'= {getattr(self, name)!r} is not available yet in this version',
-                           f'leave it at {defaults[name]!r}')
-                for name in _NOT_AVAILABLE
-                if getattr(self, name) != defaults[name] and f'{_OWNER}.{name} ' not in already_told]

@@ -1,5 +1,7 @@
 """Evaluate a trained policy: the mean return with its 95% confidence interval, acting greedily and by sampling.
 
+Of a run of supervised learning: what its algorithm measures on test data.
+
 Examples:
 
   alfx evaluate /tmp/cart_pole --num_episodes 100
@@ -31,11 +33,16 @@ def main(argv: list[str]) -> int:
     """
     del argv
     from alfx.trainers.evaluator import evaluate
-    from alfx.trainers.playing import load_for_play
+    from alfx.trainers.playing import load_for_play, make_policy, run_config
     policy_flags.set_up_logging()
     root_dir = flags.root_dir_from_flags()
-    env, algorithm = policy_flags.policy_from_flags(root_dir, FLAGS.num_environments)
     results: dict[str, Any] = {'root_dir': root_dir}
+    policy_flags.run_from_flags(root_dir)
+    config = run_config(root_dir, FLAGS.random_seed)
+    if config.ml_type == 'sl':
+        _evaluate_supervised(config, results)
+        return 0
+    env, algorithm = make_policy(root_dir, FLAGS.num_environments, FLAGS.random_seed, FLAGS.epsilon_greedy)
     try:
         results['checkpoint_step'] = load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
         for name, epsilon_greedy in _modes():
@@ -45,6 +52,21 @@ def main(argv: list[str]) -> int:
     if FLAGS.json is not None:
         _write_json(results)
     return 0
+
+
+def _evaluate_supervised(config: Any, results: dict[str, Any]) -> None:
+    """What an algorithm says of itself on its own test data; ``--num_episodes`` and the like have no part in it."""
+    from alfx.trainers import building
+    from alfx.trainers.evaluator import evaluate_supervised
+    from alfx.trainers.playing import load_for_play
+    algorithm = building.create_algorithm(config, None, trains=False)
+    results['checkpoint_step'] = load_for_play(config.root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
+    results['measures'] = evaluate_supervised(algorithm, config)
+    if FLAGS.json != '-':
+        for name, value in results['measures'].items():
+            print(f'{name} {value:.6g}')
+    if FLAGS.json is not None:
+        _write_json(results)
 
 
 def _modes() -> list[tuple[str, float]]:

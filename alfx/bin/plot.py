@@ -94,9 +94,19 @@ def _run_folders(argument: str) -> list[str]:
 
 def _read(root_dir: str, evaluation: bool):
     from alfx.trainers import curves
-    if evaluation and FLAGS.y not in ('average_return', 'average_length'):
+    try:
+        return curves.read_curve(root_dir, FLAGS.x, FLAGS.y, evaluation)
+    except gin_utils.ConfError:  # a column of one of the two tables is enough
+        if not _has_column(root_dir, FLAGS.y, not evaluation):
+            raise
         return None
-    return curves.read_curve(root_dir, FLAGS.x, FLAGS.y, evaluation)
+
+
+def _has_column(root_dir: str, column: str, evaluation: bool) -> bool:
+    from alfx.trainers import run_files
+    path = run_files.eval_table(root_dir) if evaluation else os.path.join(root_dir, 'progress.csv')
+    rows = run_files.read_table(path) if os.path.isfile(path) else []
+    return bool(rows) and column in rows[0]
 
 
 if __name__ == '__main__':

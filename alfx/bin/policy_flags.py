@@ -41,6 +41,18 @@ def checkpoint_step_from_flags() -> int | str:
                               'ckpt-100 has the number 100')
 
 
+def run_from_flags(root_dir: str) -> None:
+    """Load the conf of the run in a folder, for the device that the flags say.
+
+    Raises:
+        ConfError: there is no such folder or device.
+    """
+    if not os.path.isdir(root_dir):
+        raise gin_utils.ConfError(f'there is no run folder {root_dir}', 'give the --root_dir of a run')
+    flags.device_from_flags()
+    flags.conf_from_flags(root_dir, same_run=False, trusted=not FLAGS.untrusted)
+
+
 def policy_from_flags(root_dir: str, num_environments: int) -> tuple[Any, Any]:
     """The environments, and the algorithm without its checkpoint, of the run in a folder.
 
@@ -55,10 +67,7 @@ def policy_from_flags(root_dir: str, num_environments: int) -> tuple[Any, Any]:
         ConfError: the folder holds no run in environments, or there is no such device.
     """
     from alfx.trainers import playing
-    if not os.path.isdir(root_dir):
-        raise gin_utils.ConfError(f'there is no run folder {root_dir}', 'give the --root_dir of a run')
-    flags.device_from_flags()
-    flags.conf_from_flags(root_dir, same_run=False, trusted=not FLAGS.untrusted)
+    run_from_flags(root_dir)
     return playing.make_policy(root_dir, num_environments, FLAGS.random_seed, FLAGS.epsilon_greedy)
 
 

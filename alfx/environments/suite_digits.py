@@ -17,6 +17,8 @@ from gymnasium import spaces
 
 from alfx.environments.errors import EnvironmentLoadError
 from alfx.environments.own_suites import make_load
+from alfx.gin_utils import ConfError
+from alfx.utils.datagen import digit_images
 
 SPLITS = ('all', 'test', 'train')
 """'test': every fifth image; 'train': the other ones."""
@@ -40,15 +42,12 @@ def load_digits(split: str = 'all') -> tuple[np.ndarray, np.ndarray]:
     if split not in SPLITS:
         raise ValueError(f'split: expected one of {SPLITS}, found {split!r}')
     try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise EnvironmentLoadError("the digits come with scikit-learn, which is not installed: pip install "
-                                   "'alfx[digits]'") from error
-    data = datasets.load_digits()
-    is_test = np.arange(len(data.target)) % 5 == 0
+        images, labels = digit_images()
+    except ConfError as error:
+        raise EnvironmentLoadError(str(error)) from error
+    is_test = np.arange(len(labels)) % 5 == 0
     chosen = {'all': np.ones_like(is_test), 'test': is_test, 'train': ~is_test}[split]
-    images = (data.images[chosen] / 16).astype(np.float32)[:, None]
-    labels = data.target[chosen].astype(np.int64)
+    images, labels = images[chosen], labels[chosen]
     images.setflags(write=False)
     labels.setflags(write=False)
     return images, labels

@@ -120,7 +120,11 @@ class GivenParameters:
         return module
 
     def _make_stack(self, n: int) -> _Stack:
-        stack: Any = make_parallel_net(self._module, n)
+        device = next(self._module.parameters()).device
+        # Its own initial parameters are never used: drawing them must not move the generators, or a run that goes on
+        # from a checkpoint, and makes its stacks anew, would draw other numbers than one that did not stop.
+        with torch.random.fork_rng([device] if device.type == 'cuda' else []):
+            stack: Any = make_parallel_net(self._module, n)
         slots = _slots(stack)
         places = [place for slot in slots for place in slot]
         if len(slots) != len(self._sizes) or len(set(places)) != len(places):

@@ -27,6 +27,8 @@ class ParamLayer(nn.Module):
         ValueError: the layer has no parameters.
     """
 
+    _theta: torch.Tensor
+
     def __init__(self, layer: nn.Module, n_groups: int | None):
         super().__init__()
         self._given = GivenParameters(layer, type(self).__name__)
@@ -87,7 +89,7 @@ class ParamLayer(nn.Module):
         if reinitialize:
             with torch.no_grad():
                 theta.copy_(self._given.initial_parameters(groups).view_as(theta))
-        self._theta = theta
+        self.__dict__['_theta'] = theta  # a parameter stays that of who gives it
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """``[B, ...]``, shared by the groups, or ``[B, n, ...]``, to ``[B, n, ...]`` (``[B, ...]`` for ``[D]``)."""

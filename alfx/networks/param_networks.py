@@ -40,6 +40,8 @@ class StackedParameters(Network):
         ValueError: the network has no parameters, shares some with others, or has batch norm.
     """
 
+    _theta: torch.Tensor
+
     def __init__(self, network: Network, n: int | None = None, name: str | None = None):
         name = name or 'given_' + network.name
         super().__init__(network.input_tensor_spec, (), name)
@@ -53,6 +55,11 @@ class StackedParameters(Network):
     def param_length(self) -> int:
         """``D``, the number of parameters of one network."""
         return self._given.param_length
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the parameters of one network, in the order of a row of ``theta``."""
+        return self._given.shapes
 
     @property
     def theta(self) -> torch.Tensor:
@@ -85,7 +92,7 @@ class StackedParameters(Network):
         if reinitialize:
             with torch.no_grad():
                 theta.copy_(self._given.initial_parameters(theta.numel() // self.param_length).view_as(theta))
-        self._theta = theta
+        self.__dict__['_theta'] = theta  # a parameter stays that of who gives it
         n = theta.shape[0] if theta.ndim == 2 else None
         if n != self._parallelism or self._output_spec is None:
             single = self._single_state_spec, self._single_output_spec

@@ -1,5 +1,4 @@
 """The value of a run, read from its folder while it runs and afterwards."""
-import glob
 import json
 import math
 import os
@@ -63,9 +62,9 @@ class Measure:
 
     def _values(self, root_dir: str) -> list[float]:
         """The column of the table; read again only when the files have changed."""
-        files = [self._table(root_dir), *self._event_files(root_dir)]
-        state = tuple((path, status.st_size, status.st_mtime_ns) for path in files
-                      if os.path.isfile(path) and (status := os.stat(path)))
+        path = self._table(root_dir)
+        status = os.stat(path) if os.path.isfile(path) else None
+        state = () if status is None else (status.st_size, status.st_mtime_ns)
         known = self._seen.get(root_dir)
         if known is None or known[0] != state:
             known = self._seen[root_dir] = (state, self._read(root_dir))
@@ -76,37 +75,23 @@ class Measure:
         if os.path.isfile(path):
             column = VALUE if self._is_function else self._settings.measure
             return [float(row[column]) for row in run_files.read_table(path) if row.get(column)]
-        return _read_events(run_files.eval_dir(root_dir), self._settings.measure) if self._event_files(root_dir) else []
+        return []
 
     def _table(self, root_dir: str) -> str:
         if self._is_function or self._settings.measured_in == 'training':
             return os.path.join(root_dir, 'progress.csv')
         return run_files.eval_table(root_dir)
 
-    def _event_files(self, root_dir: str) -> list[str]:
-        """Evaluations of supervised learning are in event files alone."""
-        if self._is_function or self._settings.measured_in == 'training' or os.path.isfile(self._table(root_dir)):
-            return []
-        return sorted(glob.glob(os.path.join(glob.escape(run_files.eval_dir(root_dir)), '*tfevents*')))
-
     def _missing(self, root_dir: str) -> str:
         settings, path = self._settings, self._table(root_dir)
         if not os.path.isfile(path):
             what = 'was never evaluated' if settings.measured_in == 'evaluation' else 'wrote no summary'
-            return f'the run {what}' + (f' with a measure {settings.measure!r}' if self._event_files(root_dir) else '')
+            return f'the run {what}'
         rows = run_files.read_table(path)
         if rows and settings.measure not in rows[0]:
             hint = hint_nearest(settings.measure, list(rows[0])) or f'its columns are {", ".join(rows[0])}'
             return f'{os.path.relpath(path, root_dir)} has no column {settings.measure!r}; {hint}'
         return f'{os.path.relpath(path, root_dir)} has no value of {settings.measure!r} yet'
-
-
-def _read_events(folder: str, measure: str) -> list[float]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    events = EventAccumulator(folder, size_guidance={'scalars': 0}).Reload()
-    tags = events.Tags()['scalars']
-    tag = next((tag for tag in (f'eval/{measure}', measure) if tag in tags), None)
-    return [event.value for event in events.Scalars(tag)] if tag else []
 
 
 def write_result(root_dir: str, value: float) -> None:

@@ -264,8 +264,30 @@ class SyncEvaluator:
         self._log.close()
 
 
+def evaluate_supervised(algorithm: Any, config: Any) -> dict[str, float]:
+    """What an algorithm that brings its own data says of itself, by name.
+
+    Nothing is trained by it, as by :func:`evaluate`.
+
+    Args:
+        algorithm: has ``evaluate()``, of which a dict of numbers counts, and with ``config.eval_uncertainty``
+            ``eval_uncertainty()``, which returns a named tuple of numbers.
+        config: ``evaluate``, ``eval_uncertainty``.
+    """
+    numbers: dict[str, float] = {}
+    with _evaluation_mode(algorithm):
+        if config.evaluate or not config.eval_uncertainty:
+            found = algorithm.evaluate()
+            numbers |= {name: float(value) for name, value in found.items()} if isinstance(found, dict) else {}
+        if config.eval_uncertainty:
+            numbers |= algorithm.eval_uncertainty()._asdict()
+    return numbers
+
+
 class SupervisedEvaluator:
     """Lets an algorithm that brings its own data evaluate itself.
+
+    What it gives goes to the ``eval`` folder, event files and ``progress.csv``, like results of policies.
 
     Args:
         config: the configuration of the run.
@@ -277,17 +299,29 @@ class SupervisedEvaluator:
     def __init__(self, config: Any):
         self._writer = summary.create_summary_writer(run_files.eval_dir(config.root_dir), config.summaries_flush_secs,
                                                      config.summary_max_queue)
+        self._table = run_files.ProgressLog(run_files.eval_table(config.root_dir),
+                                            ('global_counter', 'env_steps', 'iteration'))
+        self._config = config
         self._messages: list[str] = []
         self.unused_bindings: list[tuple[str, str, str]] | None = None
 
     def eval(self, algorithm: Any, step_metrics: dict[str, int]) -> None:
-        """Call ``algorithm.evaluate()``; numbers that it returns in a dict are written as well."""
-        with _evaluation_mode(algorithm), summary.push_summary_writer(self._writer), context.record_if(True):
-            numbers = algorithm.evaluate()
-            for name, value in numbers.items() if isinstance(numbers, dict) else ():
+        """Evaluate as the configuration says and write the result.
+
+        Args:
+            algorithm: what to evaluate.
+            step_metrics: counters that go with the result by name, 'Iterations' among them.
+        """
+        with summary.push_summary_writer(self._writer), context.record_if(True):
+            numbers = evaluate_supervised(algorithm, self._config)
+            for name, value in numbers.items():
                 summary.scalar(f'eval/{name}', value)
-        shown = ', '.join(f'{name} {value:.5g}' for name, value in self._writer.latest_scalars.items())
+        written = {name.removeprefix('eval/'): value for name, value in self._writer.latest_scalars.items()}
         self._writer.latest_scalars.clear()
+        self._table.append({'global_counter': context.get_global_counter(),
+                            'iteration': step_metrics.get('Iterations', ''), **written})
+        self._writer.flush()
+        shown = ', '.join(f'{name} {value:.5g}' for name, value in written.items())
         self._messages.append(f'evaluation at {context.get_global_counter()}: {shown or "done"}')
         self.unused_bindings = unused_for_evaluation()
 
@@ -307,5 +341,5 @@ def read_results(root_dir: str) -> list[dict[str, float]]:
     if not os.path.isfile(path):
         return []
     rows = [{key: float(value) for key, value in row.items() if value} for row in run_files.read_table(path)]
-    complete = [row for row in rows if {'global_counter', 'average_return'} <= row.keys()]
+    complete = [row for row in rows if 'global_counter' in row and row.keys() - {'global_counter', 'iteration'}]
     return sorted(complete, key=lambda row: row['global_counter'])

@@ -40,6 +40,22 @@ def load_for_play(root_dir: str, algorithm: Any, checkpoint_step: int | str = 'l
                              load_options={'alg': {'skip_preloded': False}})
 
 
+def run_config(root_dir: str, random_seed: int | None = None) -> TrainerConfig:
+    """The configuration of a run by the loaded conf; the generators are seeded as it says.
+
+    Args:
+        root_dir: the run folder.
+        random_seed: the seed; None for that of the run.
+    """
+    config = TrainerConfig(root_dir=root_dir)
+    if random_seed is not None:
+        config.random_seed = random_seed
+    elif config.random_seed is None:
+        config.random_seed = run_files.StartRecord(root_dir).read().get('random_seed')
+    config.random_seed = random_state.set_random_seed(config.random_seed)
+    return config
+
+
 def make_policy(root_dir: str, num_environments: int, random_seed: int | None = None,
                 epsilon_greedy: float | None = None) -> tuple[Any, Any]:
     """What the loaded conf of a run plays with.
@@ -56,14 +72,10 @@ def make_policy(root_dir: str, num_environments: int, random_seed: int | None = 
     Raises:
         ConfError: the folder holds no run in environments.
     """
-    config = TrainerConfig(root_dir=root_dir)
+    config = run_config(root_dir, random_seed)
     if config.ml_type != 'rl':
-        raise ConfError(f'{root_dir} holds a run of supervised learning: there is no policy to play')
-    if random_seed is not None:
-        config.random_seed = random_seed
-    elif config.random_seed is None:
-        config.random_seed = run_files.StartRecord(root_dir).read().get('random_seed')
-    config.random_seed = random_state.set_random_seed(config.random_seed)
+        raise ConfError(f'{root_dir} holds a run of supervised learning: there is no policy to play',
+                        f'python -m alfx.bin.evaluate --root_dir {root_dir} tells how good it is')
     env = building.create_eval_environment(config, num_environments)
     algorithm = building.create_algorithm(config, env, trains=False)
     if epsilon_greedy is not None:

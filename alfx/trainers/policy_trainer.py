@@ -271,6 +271,9 @@ class Trainer:
     def score(self) -> str:
         """The latest evaluation in words, or the latest episodes of training if there is none."""
         value, results = self.average_return(), read_results(self._config.root_dir)
+        if value is None and results:
+            measures = {name: x for name, x in results[-1].items() if name not in ('global_counter', 'iteration')}
+            return 'evaluation: ' + ', '.join(f'{name} {x:.5g}' for name, x in measures.items())
         if value is None:
             return f'{self.progress():.0%} of the run'
         if results:
@@ -345,7 +348,8 @@ class Trainer:
     def _finish(self) -> None:
         """The last evaluation and the last checkpoint."""
         stop_signal = self._signals.stop_signal
-        if stop_signal is None and self._config.evaluate and not self._team.decide(self._has_evaluation):
+        evaluates = self._config.evaluate or self._config.eval_uncertainty
+        if stop_signal is None and evaluates and not self._team.decide(self._has_evaluation):
             self._evaluate()
         if self._saved_counter != context.get_global_counter():
             self._save_checkpoint()
@@ -495,13 +499,15 @@ class SLTrainer(Trainer):
     """Trains without environments: an iteration is an epoch of the algorithm's own data.
 
     The algorithm does an epoch in ``train_iter()``. If it has ``evaluate()``, this is called where the configuration
-    asks for evaluations; what it writes as summaries goes to the ``eval`` folder.
+    asks for evaluations, and ``eval_uncertainty()`` with it if ``TrainerConfig.eval_uncertainty`` is set, at least at
+    the end of training. What they return by name, and what they write as summaries, goes to the ``eval`` folder.
 
     Args:
         config: the configuration of the run.
 
     Raises:
-        ConfError: ``TrainerConfig.evaluate`` is set and the algorithm has no ``evaluate()``.
+        ConfError: ``TrainerConfig.evaluate`` is set and the algorithm has no ``evaluate()``; or ``eval_uncertainty``
+            is, and it has no such method, or nothing to tell uncertainty by.
     """
 
     def __init__(self, config: TrainerConfig, ddp_rank: int = -1):
@@ -509,6 +515,14 @@ class SLTrainer(Trainer):
         if config.evaluate and not callable(getattr(self._algorithm, 'evaluate', None)):
             raise gin_utils.ConfError(f'TrainerConfig.evaluate = True, but {type(self._algorithm).__name__} has no '
                                       'evaluate()', 'set it to False')
+        if config.eval_uncertainty:
+            if not callable(getattr(self._algorithm, 'eval_uncertainty', None)):
+                raise gin_utils.ConfError('TrainerConfig.eval_uncertainty = True, but '
+                                          f'{type(self._algorithm).__name__} has no eval_uncertainty()',
+                                          'set it to False')
+            check = getattr(self._algorithm, 'check_uncertainty', None)
+            if check is not None:
+                check()
 
     def _create_environment(self) -> Any:
         return None

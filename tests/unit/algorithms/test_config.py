@@ -162,15 +162,6 @@ def test_unrolls_are_trained_on_whole_if_the_buffer_is_used_whole_and_cleared(wh
 
 
 @pytest.mark.parametrize('kwargs', [
-    dict(eval_uncertainty=True),
-])
-def test_what_is_not_available_is_refused_by_name(kwargs):
-    name = next(iter(kwargs))
-    found, = problems_of(**kwargs)
-    assert found.startswith(f'TrainerConfig.{name} = ') and 'not available yet' in found
-
-
-@pytest.mark.parametrize('kwargs', [
     dict(rl_train_after_update_steps=1), dict(rl_train_every_update_steps=2), dict(offline_buffer_length=10),
     dict(offline_mini_batch_size=8), dict(offline_loss_weight=0.5),
 ])
@@ -204,8 +195,8 @@ def test_datasets_are_named_by_one_text_or_several():
 
 
 def test_all_mistakes_are_listed():
-    assert [p.split(' ')[0] for p in problems_of(num_iterations=-1, epsilon_greedy=2, eval_uncertainty=True)] == [
-        'TrainerConfig.num_iterations', 'TrainerConfig.epsilon_greedy', 'TrainerConfig.eval_uncertainty']
+    assert [p.split(' ')[0] for p in problems_of(num_iterations=-1, epsilon_greedy=2, num_eval_episodes=0)] == [
+        'TrainerConfig.num_iterations', 'TrainerConfig.epsilon_greedy', 'TrainerConfig.num_eval_episodes']
 
 
 def test_a_mistake_in_a_conf_points_at_its_line(tmp_path, monkeypatch):

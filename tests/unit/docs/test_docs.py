@@ -14,7 +14,7 @@ from alfx.trainers.policy_trainer import RLTrainer
 ROOT = pathlib.Path(__file__).parents[3]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 _FILE = re.compile(r'<!-- file: (\S+) -->\n```\w*\n(.*?)```', re.DOTALL)
-_ROW = re.compile(r'^\| `(\w+)`( †)? \| (.*?) \| (.+) \|$', re.MULTILINE)
+_ROW = re.compile(r'^\| `(\w+)` \| (.*?) \| (.+) \|$', re.MULTILINE)
 
 
 def files_of(page):
@@ -23,35 +23,25 @@ def files_of(page):
 
 
 def config_rows():
-    """{field: (marked as not available, default as text)} of the tables in write_a_conf.md."""
+    """{field: default as text} of the tables in write_a_conf.md."""
     text = (ROOT / 'docs' / 'write_a_conf.md').read_text()
-    return {name: (bool(mark), default.strip('`')) for name, mark, default, _ in _ROW.findall(text)}
+    return {name: default.strip('`') for name, default, _ in _ROW.findall(text)}
 
 
 def test_the_table_of_the_configuration_has_every_field_with_its_default():
     expected = {field.name: 'required' if field.name in ('root_dir', 'algorithm_ctor') else repr(field.default)
                 for field in dataclasses.fields(TrainerConfig)}
-    assert {name: default for name, (_, default) in config_rows().items()} == expected
+    assert config_rows() == expected
 
 
-def other_value(field):
-    return not field.default if isinstance(field.default, bool) else (field.default or 0) + 1
-
-
-@pytest.mark.parametrize('name', [name for name, (marked, _) in config_rows().items() if marked])
-def test_a_field_marked_as_not_available_is_refused(name, tmp_path):
-    field = next(field for field in dataclasses.fields(TrainerConfig) if field.name == name)
-    with pytest.raises(gin_utils.ConfError, match=f'(?s){name}.*not available'):
-        TrainerConfig(root_dir=str(tmp_path), algorithm_ctor=dict, whole_replay_buffer_training=False,
-                      mini_batch_length=2, **{name: other_value(field)})
-
-
-def test_a_flag_that_is_not_marked_is_accepted(tmp_path):
+def test_every_flag_is_accepted(tmp_path):
     flags = {field.name: not field.default for field in dataclasses.fields(TrainerConfig)
-             if isinstance(field.default, bool) and not config_rows()[field.name][0]}
+             if isinstance(field.default, bool)}
+    del flags['eval_uncertainty']  # of supervised learning
     del flags['async_unroll']  # gradients of the unroll, another of the flags, cannot be had from another process
     TrainerConfig(root_dir=str(tmp_path), algorithm_ctor=dict, mini_batch_length=2, **flags)
     TrainerConfig(root_dir=str(tmp_path), algorithm_ctor=dict, async_unroll=True)
+    TrainerConfig(root_dir=str(tmp_path), algorithm_ctor=dict, ml_type='sl', eval_uncertainty=True)
 
 
 @pytest.mark.parametrize('conf, steps, reached', [

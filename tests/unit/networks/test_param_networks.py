@@ -69,6 +69,15 @@ def test_nothing_of_a_call_keeps_the_graph_that_made_the_parameters():
     assert alive() is None
 
 
+def test_computing_moves_no_generator_and_takes_parameters_of_others():
+    given = StackedParameters(network())
+    theta = torch.nn.Parameter(given.initial_parameters(2))
+    before = torch.get_rng_state()
+    given.set_parameters(theta)
+    given(torch.ones(5, 3))
+    assert torch.equal(torch.get_rng_state(), before) and not list(given.parameters())
+
+
 @pytest.mark.parametrize('theta', [torch.zeros(2, 25), torch.zeros(25), torch.zeros(1, 2, 26), torch.zeros(0, 26)])
 def test_parameters_of_another_length_are_refused(theta):
     with pytest.raises(ValueError, match=r'given_.*: expected parameters \[n, 26\] or \[26\], found'):

@@ -1,0 +1,295 @@
+"""Particles that are networks: ensembles whose members keep away from each other.
+
+With ``function_vi`` the particles attract and repel each other by what the networks answer to a batch, and to inputs
+around it (Wang et al. 2019, "Function space particle optimization", arXiv:1902.09754); else by their parameters. Either
+way all networks are computed at once (:mod:`alfx.networks.param_networks`), and memory grows with N times the number of
+parameters. ``par_vi=None`` is a deep ensemble (Lakshminarayanan et al. 2017, arXiv:1612.01474).
+
+The loss of a network is the negative log likelihood of a *batch*, plus that of the prior times batch size by number of
+samples. ``entropy_regularization`` of batch size by number of samples then makes the networks samples of the posterior;
+``None`` stands for it.
+"""
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx import summary
+from alfx.algorithms.particle_vi_algorithm import ParVIAlgorithm
+from alfx.algorithms.particles.supervised import SupervisedEnsemble, SupervisedTask, Uncertainty
+from alfx.data_structures import AlgStep, LossInfo
+from alfx.gin_utils import ConfError, check_value, configurable
+from alfx.gin_utils.checks import problem_at
+from alfx.layers.weights import Activation
+from alfx.networks.network import Network
+from alfx.networks.param_networks import ParamNetwork, StackedParameters, given_network
+from alfx.tensor_specs import TensorSpec
+from alfx.utils import particle_vi
+from alfx.utils.math_ops import identity
+
+
+class FunctionSpace:
+    """Networks seen by their answers to a batch, and to further inputs around it.
+
+    Args:
+        owner: the class of the algorithm, for messages.
+        network: computes ``n`` networks.
+        batch_size: number of inputs that the number of further inputs is a share of; ``None``: that of the batch.
+        extra_ratio: that share.
+        sampler: 'uniform': further inputs are between the least and the largest value of each number of the batch;
+            'normal': inputs of the batch with normal noise.
+        stddev: standard deviation of that noise.
+
+    Raises:
+        ConfError: a value that makes no sense.
+    """
+
+    def __init__(self, owner: str, network: StackedParameters, batch_size: int | None, extra_ratio: float, sampler: str,
+                 stddev: float):
+        check_value(owner, 'function_bs', batch_size, int, minimum=1, optional=True)
+        check_value(owner, 'function_extra_bs_ratio', extra_ratio, float, minimum=0)
+        check_value(owner, 'function_extra_bs_sampler', sampler, str, choices=['uniform', 'normal'])
+        check_value(owner, 'function_extra_bs_std', stddev, float, minimum=0)
+        self._network = network
+        self._batch_size, self._extra_ratio, self._sampler, self._stddev = batch_size, extra_ratio, sampler, stddev
+
+    def extra_inputs(self, inputs: Tensor) -> Tensor:
+        """``[E, ...]`` for a batch ``[B, ...]``."""
+        num = math.ceil((self._batch_size or len(inputs)) * self._extra_ratio)
+        if self._sampler == 'normal':
+            chosen = inputs[torch.randint(len(inputs), (num, ), device=inputs.device)]
+            return chosen + self._stddev * torch.randn_like(chosen)
+        low, high = inputs.amin(0), inputs.amax(0)
+        return low + (high - low) * torch.rand(num, *inputs.shape[1:], dtype=inputs.dtype, device=inputs.device)
+
+    def answers(self, params: Tensor, inputs: Tensor, extra_inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """``([N, B * C], [N, E * C])`` of networks with parameters ``[N, D]``."""
+        outputs, _ = self._network.apply_parameters(params, torch.cat([inputs, extra_inputs]))
+        rows = outputs.transpose(0, 1)
+        return rows[:, :len(inputs)].flatten(1), rows[:, len(inputs):].flatten(1)
+
+
+@configurable
+class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
+    """An ensemble of networks trained by particle-based variational inference; see the module.
+
+    Args:
+        data_creator: see :class:`~alfx.algorithms.particles.supervised.SupervisedTask`, as of those named there.
+        data_creator_outlier: see there.
+        input_tensor_spec: spec of the inputs; ``None``: from the data.
+        output_dim: number of outputs of a network; ``None``: ``num_train_classes``, or the number of targets.
+        param_net: the network: one with given parameters, or any other, or a function of the spec of the inputs that
+            makes one; its last layer has ``output_dim`` outputs. ``None``: made as the next arguments say.
+        conv_layer_params: see :class:`~alfx.networks.param_networks.ParamNetwork`, as of those that follow.
+        fc_layer_params: see there.
+        use_conv_bias: see there.
+        use_conv_ln: see there.
+        use_fc_bias: see there.
+        use_fc_ln: see there.
+        activation: see there.
+        last_activation: see there.
+        last_use_bias: see there.
+        last_use_ln: see there.
+        num_particles: N, the number of networks.
+        entropy_regularization: weight of the repulsion; ``None``: batch size by number of samples.
+        loss_type: 'classification' or 'regression'.
+        voting: 'soft': classes by the mean of the probabilities; 'hard': by the majority.
+        par_vi: 'svgd', 'gfsf', 'minmax' or ``None``.
+        function_vi: whether the answers of the networks are the particles; not with 'minmax'.
+        function_bs: see :class:`FunctionSpace`, as of those that follow.
+        function_extra_bs_ratio: see there.
+        function_extra_bs_sampler: see there.
+        function_extra_bs_std: see there.
+        critic_hidden_layers: see :class:`~alfx.algorithms.particle_vi_algorithm.ParVIAlgorithm`, as of those of
+        critics. critic_iter_num: see there. critic_l2_weight: see there. critic_use_bn: see there. num_train_classes:
+        number of classes in the training data. optimizer: moves the particles. critic_optimizer: trains the critic of
+        'minmax'. logging_network: log the network. logging_training: log the loss and the accuracy of each epoch.
+        logging_evaluate: log evaluations. config: the configuration of the run. debug_summaries: write more summaries.
+        name: name of this algorithm. prior_stddev: standard deviation of a normal prior of the parameters; ``None``:
+        flat. Not with ``function_vi``. noise_stddev: standard deviation of the noise of the targets of regression.
+
+    Raises:
+        ConfError: arguments that contradict each other or the data.
+    """
+
+    def __init__(self, data_creator: Callable | None = None, data_creator_outlier: Callable | None = None,
+                 input_tensor_spec: TensorSpec | None = None, output_dim: int | None = None, param_net: Any = None,
+                 conv_layer_params: Sequence[tuple] | None = None, fc_layer_params: Sequence[Any] | None = None,
+                 use_conv_bias: bool = False, use_conv_ln: bool = False, use_fc_bias: bool = True,
+                 use_fc_ln: bool = False, activation: Activation = torch.relu_,
+                 last_activation: Activation = identity, last_use_bias: bool = True, last_use_ln: bool = False,
+                 num_particles: int = 10, entropy_regularization: float | None = 1.0,
+                 loss_type: str = 'classification', voting: str = 'soft', par_vi: str | None = 'svgd',
+                 function_vi: bool = False, function_bs: int | None = None, function_extra_bs_ratio: float = 0.1,
+                 function_extra_bs_sampler: str = 'uniform', function_extra_bs_std: float = 1.0,
+                 critic_hidden_layers: Sequence[int] = (100, 100), critic_iter_num: int = 2,
+                 critic_l2_weight: float = 10.0, critic_use_bn: bool = True, num_train_classes: int = 10,
+                 optimizer: Any = None, critic_optimizer: Any = None, logging_network: bool = False,
+                 logging_training: bool = False, logging_evaluate: bool = False, config: Any = None,
+                 debug_summaries: bool = False, name: str = 'FuncParVIAlgorithm',
+                 prior_stddev: float | None = None, noise_stddev: float = 1.0):
+        owner = type(self).__name__
+        check_function_vi(owner, function_vi, par_vi, ('svgd', 'gfsf'), prior_stddev)
+        task = SupervisedTask(owner, data_creator, data_creator_outlier, input_tensor_spec, output_dim, loss_type,
+                              voting, num_train_classes, noise_stddev)
+        if param_net is None:
+            param_net = ParamNetwork(
+                task.input_spec, conv_layer_params, fc_layer_params, use_conv_bias, use_conv_ln, use_fc_bias,
+                use_fc_ln, activation=activation, last_layer_size=task.output_dim, last_activation=last_activation,
+                last_use_bias=last_use_bias, last_use_ln=last_use_ln)
+        elif not isinstance(param_net, Network):
+            param_net = param_net(task.input_spec)
+        network = given_network(param_net)
+        super().__init__(network.param_length, num_particles, 1.0, par_vi, critic_hidden_layers=critic_hidden_layers,
+                         critic_l2_weight=critic_l2_weight, critic_iter_num=critic_iter_num,
+                         critic_use_bn=critic_use_bn, critic_optimizer=critic_optimizer, optimizer=optimizer,
+                         debug_summaries=debug_summaries, name=name)
+        self._config, self._task = config, task
+        self._logs = {'training': logging_training, 'evaluate': logging_evaluate}
+        self._entropy_regularization = resolved_entropy_regularization(owner, entropy_regularization, task)
+        self._prior = Prior(prior_stddev)
+        self._param_net = network
+        self._function_space = FunctionSpace(owner, network, function_bs, function_extra_bs_ratio,
+                                             function_extra_bs_sampler, function_extra_bs_std) if function_vi else None
+        with torch.no_grad():
+            self._particles.copy_(network.initial_parameters(num_particles))
+        if logging_network:
+            log_network(name, network)
+
+    @property
+    def param_net(self) -> StackedParameters:
+        """Computes the networks; ``param_net.single_network(particles[i])`` is one of them."""
+        return self._param_net
+
+    def _answers(self, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self._param_net.apply_parameters(self._particles, inputs)[0]
+
+    def predict_step(self, inputs: Tensor, params: Tensor | None = None,  # type: ignore[override]
+                     state: Any = None) -> AlgStep:
+        """What the networks answer.
+
+        Args:
+            inputs: ``[B, ...]``.
+            params: ``[N, D]``, or ``[D]`` for one network; ``None``: the particles.
+            state: not used.
+
+        Returns:
+            ``output`` ``[B, N, C]``, or ``[B, C]``.
+        """
+        params = self._particles if params is None else params
+        return AlgStep(output=self._param_net.apply_parameters(params, inputs)[0], state=(), info=())
+
+    def train_step(self, inputs: tuple[Tensor, Tensor], entropy_regularization: float | None = None,  # type: ignore[override]
+                   loss_mask: Tensor | None = None, state: Any = None) -> AlgStep:
+        """One step of the particles, from one batch.
+
+        Args:
+            inputs: ``(inputs [B, ...], targets [B, ...])``.
+            entropy_regularization: in place of that of the constructor.
+            loss_mask: ``[B]``: 0 for samples that do not count.
+            state: not used.
+
+        Returns:
+            as :meth:`ParVIAlgorithm.train_step`.
+        """
+        data, targets = inputs
+        if self._function_space is None:
+            def loss_func(params: Tensor) -> Tensor:
+                outputs, _ = self._param_net.apply_parameters(params, data)
+                return self._task.loss(outputs, targets, loss_mask) + self._prior(params, self._task, len(data))
+
+            return super().train_step(loss_func, entropy_regularization=entropy_regularization)
+        space, num = self._function_space, len(data)
+        extra_inputs = space.extra_inputs(data)
+
+        def answers_loss(rows: Tensor) -> Tensor:
+            outputs = rows.unflatten(1, (num, -1)).transpose(0, 1)
+            return self._task.loss(outputs, targets, loss_mask)
+
+        return super().train_step(answers_loss, lambda params: space.answers(params, data, extra_inputs),
+                                  entropy_regularization)
+
+    def train_iter(self, state: Any = None) -> int:
+        """An update for each batch of the training data.
+
+        Args:
+            state: not used.
+
+        Returns:
+            the number of batches.
+
+        Raises:
+            ConfError: there is no data.
+        """
+        return self._train_epoch(self.train_step)
+
+    def evaluate(self) -> dict[str, float]:
+        """Measures of the test data: ``test_accuracy``, ``test_nll`` and others."""
+        return self._evaluate_with(self._answers)
+
+    def eval_uncertainty(self) -> Uncertainty:
+        """How well outliers are told, and how well calibrated the answers to the test data are.
+
+        Raises:
+            ConfError: there are no outliers, or no classes.
+        """
+        return self._uncertainty_with(self._answers)
+
+    def summarize_train(self, loss_info: LossInfo, params: Any,  # type: ignore[override]
+                        cum_loss: float | None = None, avg_acc: float | None = None) -> None:
+        """Write summaries after an epoch.
+
+        Args:
+            loss_info: the losses of its last update.
+            params: ``(name, parameter)`` of what was updated.
+            cum_loss: sum of the losses of its updates.
+            avg_acc: mean over its batches of the accuracy, or of the root of the mean squared error.
+        """
+        self._summarize_epoch(loss_info, params, cum_loss, avg_acc)
+        summary.scalar('particles/mean_distance', particle_vi.mean_pairwise_distance(self._particles.detach()))
+
+
+class Prior:
+    """Minus the log density of a normal prior of parameters, as the share of it that belongs to one batch.
+
+    Args:
+        stddev: its standard deviation; ``None``: flat.
+    """
+
+    def __init__(self, stddev: float | None):
+        self._stddev = stddev
+
+    def __call__(self, params: Tensor, task: SupervisedTask, batch_size: int) -> Tensor:
+        """``[N]`` (0 if it is flat) for parameters ``[N, D]``."""
+        if self._stddev is None:
+            return params.new_zeros(())
+        share = 1.0 if task.train_loader is None else batch_size / task.train_size
+        return params.square().sum(-1) * (0.5 * share / self._stddev**2)
+
+
+def check_function_vi(owner: str, function_vi: bool, par_vi: str | None, methods: Sequence[str],
+                      prior_stddev: float | None) -> None:
+    """Raise ``ConfError`` where ``function_vi`` has no meaning."""
+    check_value(owner, 'prior_stddev', prior_stddev, float, above=0, optional=True)
+    if function_vi and par_vi not in methods:
+        raise ConfError([problem_at(owner, 'function_vi', f'= True is not possible with par_vi={par_vi!r}',
+                                    f'choose one of {list(methods)}')])
+    if function_vi and prior_stddev is not None:
+        raise ConfError([problem_at(owner, 'prior_stddev', 'is a prior of parameters, and with function_vi=True the '
+                                    'particles are functions', 'leave out one of the two')])
+
+
+def resolved_entropy_regularization(owner: str, given: float | None, task: SupervisedTask) -> float | None:
+    """Batch size by number of samples for ``None``, if there is data already."""
+    check_value(owner, 'entropy_regularization', given, float, minimum=0, optional=True)
+    return task.batch_share if given is None and task.train_loader is not None else given
+
+
+def log_network(name: str, network: StackedParameters) -> None:
+    """Log a network with given parameters."""
+    import logging
+    logging.getLogger(__name__).info('%s: networks of %d parameters: %s', name, network.param_length,
+                                     network.single_network(network.initial_parameters(1)[0]))

@@ -1,0 +1,445 @@
+r"""Generators: networks that make samples of a distribution out of noise.
+
+The distribution is known by a loss, its negative log density up to a constant. A generator minimises
+``E[loss(x)] - a H(x)``, with ``a = entropy_regularization``; at ``a = 1`` this is the Kullback-Leibler divergence from
+the distribution. The entropy H of what a network makes is not known. Its gradient is taken from particle-based
+variational inference: a batch of outputs is moved as particles are, and the network after them (Feng et al. 2017,
+"Learning to draw samples with amortized Stein variational gradient descent", arXiv:1707.06626). With y another sample
+of outputs,
+
+    svgd    k(y_i, x_i) s(y_i) + a grad_{y_i} k(y_i, x_i): one y for each x, also where x has a condition
+    svgd2   the mean of that over y_j; x and y are halves of a batch
+    svgd3   the same; y is a batch of its own
+    gfsf    s(x_i) - a (estimate of grad log q)                                  (Liu et al. 2019, arXiv:1807.01750)
+    minmax  what a critic network finds                                          (Hu et al. 2018, arXiv:1810.03545)
+
+or, with ``functional_gradient``, from the gradient in the space of functions of the noise (GPVI,
+:mod:`alfx.algorithms.particles.inverse_mvp`). Read next: :mod:`alfx.algorithms.hypernetwork_algorithm`.
+"""
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alfx import nest
+from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.mi_estimator import MIEstimator
+from alfx.algorithms.particle_vi_algorithm import RIDGE, check_method, losses_of, moving_loss, score_of
+from alfx.algorithms.particles.critic import CriticAlgorithm as CriticAlgorithm
+from alfx.algorithms.particles.inverse_mvp import InverseMVPAlgorithm as InverseMVPAlgorithm
+from alfx.algorithms.particles.inverse_mvp import jacobian, solve_direct, transposed_product
+from alfx.data_structures import AlgStep, LossInfo, namedtuple
+from alfx.gin_utils import ConfError, check_value, configurable
+from alfx.gin_utils.checks import problem_at
+from alfx.nest.utils import NestConcat
+from alfx.networks.encoding_networks import EncodingNetwork
+from alfx.networks.network import Network
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils import particle_vi
+from alfx.utils.averager import ScalarAdaptiveAverager
+from alfx.utils.math_ops import identity
+from alfx.utils.target_updater import TargetUpdater
+
+GeneratorLossInfo = namedtuple('GeneratorLossInfo', ['generator', 'mi_estimator', 'inverse_mvp'], default_value=())
+"""Losses for summaries: ``generator`` ``[B]``, that of the outputs; the other two where there are such parts."""
+
+_METHODS = ('svgd', 'svgd2', 'svgd3', 'gfsf', 'minmax', None)
+_ROWS_AT_ONCE = 1 << 22
+"""Numbers of products with inverse Jacobians that are computed together: N^2 D of them would not fit."""
+
+
+@configurable
+class Generator(Algorithm):
+    """Makes outputs out of noise, and of inputs if there are any; see the module.
+
+    Args:
+        output_dim: D, the size of an output.
+        noise_dim: K, the size of the noise, which is standard normal.
+        input_tensor_spec: nest of specs of the inputs; ``None`` without.
+        hidden_layers: sizes of the hidden layers if there is no ``net``.
+        net: the network, called with the noise, or with ``[noise, inputs]``; ``None`` for fully connected layers.
+        net_moving_average_rate: if given, ``predict_step`` uses a moving average of the network, which moves by this
+            share at each update.
+        entropy_regularization: ``a``; 0 to minimise the loss alone.
+        mi_weight: weight of the mutual information of ``[noise, inputs]`` and outputs, which is maximised; ``None`` for
+            none (Hjelm et al. 2019, arXiv:1808.06670).
+        mi_estimator_cls: makes its estimator, called with ``x_spec``, ``y_spec`` and ``sampler``.
+        par_vi: 'svgd', 'svgd2', 'svgd3', 'gfsf', 'minmax', or ``None`` if nothing regularises.
+        use_kernel_averager: take a running average of the bandwidth of the kernel.
+        functional_gradient: use GPVI; ``par_vi`` is 'svgd3' or ``None`` then.
+        init_lambda: ``c``, the weight of the noise that is added to the output where ``noise_dim < output_dim``; for
+            GPVI, as all up to ``inverse_mvp_hidden_layers``.
+        lambda_trainable: whether ``c`` is trained.
+        block_inverse_mvp: solve ``noise_dim`` equations in place of ``output_dim``.
+        direct_jac_inverse: solve them exactly; else a network does that is trained for it.
+        inverse_mvp_solve_iters: updates of that network in each training step.
+        inverse_mvp_hidden_size: width of its hidden layers.
+        inverse_mvp_hidden_layers: their number.
+        critic_input_dim: number of inputs of the critic; ``None``: ``output_dim``. For 'minmax', as all of critics.
+        critic_hidden_layers: sizes of its hidden layers.
+        critic_l2_weight: weight of the squared length of its outputs.
+        critic_iter_num: updates of the critic in each training step.
+        critic_relu_mlp: use a network whose trace is computed exactly; not with ``critic_use_bn``.
+        critic_use_bn: whether the critic uses batch norm.
+        minmax_resample: whether each update of the critic has outputs of its own.
+        critic_optimizer: trains the critic; needed for 'minmax'.
+        inverse_mvp_optimizer: trains the network of inverse products; needed for it.
+        optimizer: trains the generator.
+        lambda_optimizer: trains ``c``; ``None``: ``optimizer``.
+        name: name of this algorithm.
+
+    Raises:
+        ConfError: arguments that contradict each other.
+    """
+
+    def __init__(self, output_dim: int, noise_dim: int = 32, input_tensor_spec: NestedTensorSpec = None,
+                 hidden_layers: Sequence[int] = (256, ), net: Network | None = None,
+                 net_moving_average_rate: float | None = None, entropy_regularization: float = 0.0,
+                 mi_weight: float | None = None, mi_estimator_cls: Callable = MIEstimator, par_vi: str | None = None,
+                 use_kernel_averager: bool = False, functional_gradient: bool = False, init_lambda: float = 1.0,
+                 lambda_trainable: bool = False, block_inverse_mvp: bool = False, direct_jac_inverse: bool = False,
+                 inverse_mvp_solve_iters: int = 1, inverse_mvp_hidden_size: int = 100,
+                 inverse_mvp_hidden_layers: int = 1, critic_input_dim: int | None = None,
+                 critic_hidden_layers: Sequence[int] = (100, 100), critic_l2_weight: float = 10.0,
+                 critic_iter_num: int = 2, critic_relu_mlp: bool = False, critic_use_bn: bool = True,
+                 minmax_resample: bool = True, critic_optimizer: Any = None, inverse_mvp_optimizer: Any = None,
+                 optimizer: Any = None, lambda_optimizer: Any = None, name: str = 'Generator'):
+        owner = type(self).__name__
+        check_value(owner, 'output_dim', output_dim, int, minimum=1)
+        check_value(owner, 'noise_dim', noise_dim, int, minimum=1)
+        check_value(owner, 'entropy_regularization', entropy_regularization, float, minimum=0)
+        check_value(owner, 'net_moving_average_rate', net_moving_average_rate, float, above=0, maximum=1, optional=True)
+        check_method(owner, par_vi, _METHODS, critic_optimizer)
+        _check_combination(owner, par_vi, functional_gradient, entropy_regularization, input_tensor_spec, output_dim,
+                           noise_dim, direct_jac_inverse, inverse_mvp_optimizer, lambda_trainable)
+        super().__init__(optimizer=optimizer, name=name)
+        self._noise_dim, self._output_dim = noise_dim, output_dim
+        self._has_inputs = input_tensor_spec is not None
+        self._entropy_regularization, self._par_vi = entropy_regularization, par_vi
+        noise_spec = TensorSpec((noise_dim, ))
+        net_spec: Any = [noise_spec, input_tensor_spec] if self._has_inputs else noise_spec
+        if net is None:
+            net = EncodingNetwork(net_spec, preprocessing_combiner=NestConcat() if self._has_inputs else None,
+                                  fc_layer_params=tuple(hidden_layers), last_layer_size=output_dim,
+                                  last_activation=identity)
+        self._net = net
+        self._average_net: Network | None = None
+        self._update_average: TargetUpdater | None = None
+        if net_moving_average_rate is not None:
+            self._average_net = net.copy(name=net.name + '_average')
+            self._update_average = TargetUpdater(net, self._average_net, tau=net_moving_average_rate)
+        self._mi_weight = mi_weight
+        self._mi_estimator: Any = None
+        if mi_weight is not None:
+            self._mi_estimator = mi_estimator_cls(x_spec=net_spec, y_spec=TensorSpec((output_dim, )), sampler='shift')
+        self._bandwidth_averager = ScalarAdaptiveAverager() if use_kernel_averager else None
+        self._critic: CriticAlgorithm | None = None
+        self._critic_iter_num, self._critic_l2_weight = critic_iter_num, critic_l2_weight
+        self._minmax_resample = minmax_resample
+        if par_vi == 'minmax':
+            self._critic = CriticAlgorithm(
+                TensorSpec((output_dim if critic_input_dim is None else critic_input_dim, )),
+                hidden_layers=critic_hidden_layers, use_relu_mlp=critic_relu_mlp, use_bn=critic_use_bn,
+                optimizer=critic_optimizer)
+        self._functional_gradient = functional_gradient
+        self._is_square = noise_dim == output_dim
+        self._block, self._solves_directly = block_inverse_mvp and not self._is_square, direct_jac_inverse
+        self._solve_iters = inverse_mvp_solve_iters
+        self._lambda: nn.Parameter | None = None
+        if functional_gradient and not self._is_square:
+            self._lambda = nn.Parameter(torch.tensor(float(init_lambda)), requires_grad=lambda_trainable)
+            if lambda_trainable and lambda_optimizer is not None:
+                self.add_optimizer(lambda_optimizer, [self._lambda])
+        self._inverse_mvp: InverseMVPAlgorithm | None = None
+        if functional_gradient and not direct_jac_inverse:
+            size = noise_dim if self._block else output_dim
+            self._inverse_mvp = InverseMVPAlgorithm(noise_dim, size, inverse_mvp_hidden_size, inverse_mvp_hidden_layers,
+                                                    optimizer=inverse_mvp_optimizer)
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        return ['_average_net']
+
+    @property
+    def noise_dim(self) -> int:
+        """K."""
+        return self._noise_dim
+
+    # What it makes ---------------------------------------------------------------------------------------------
+
+    def predict_step(self, inputs: NestedTensor = None, noise: Tensor | None = None,  # type: ignore[override]
+                     batch_size: int | None = None, training: bool = False, state: Any = None) -> AlgStep:
+        """Outputs.
+
+        Args:
+            inputs: nest ``[B, ...]``; ``None`` for a generator without inputs.
+            noise: ``[B, K]``, or ``[B, D]`` for GPVI with K < D; ``None``: drawn.
+            batch_size: B, if neither ``inputs`` nor ``noise`` tells it.
+            training: whether to use the network itself, and not its moving average.
+            state: not used.
+
+        Returns:
+            ``output`` ``[B, D]``.
+
+        Raises:
+            ValueError: B is not known, or ``inputs`` are missing or not expected.
+        """
+        noise = self._noise(inputs, batch_size) if noise is None else noise
+        average = None if training else self._average_net
+        return AlgStep(output=self._outputs(noise, inputs, average), state=(), info=())
+
+    def _noise(self, inputs: NestedTensor, batch_size: int | None) -> Tensor:
+        if (inputs is not None) != self._has_inputs:
+            raise ValueError(f'{self._name}: {"expected inputs" if self._has_inputs else "there are no inputs"}, found '
+                             f'{"none" if inputs is None else "some"}; see input_tensor_spec')
+        if inputs is not None:
+            batch_size = nest.get_nest_batch_size(inputs)
+        if batch_size is None:
+            raise ValueError(f'{self._name}: batch_size is needed where there are no inputs')
+        size = self._noise_dim if self._lambda is None else self._output_dim
+        return torch.randn(batch_size, size, device=self.device)
+
+    def _outputs(self, noise: Tensor, inputs: NestedTensor, net: Network | None = None) -> Tensor:
+        """``[B, D]``."""
+        net = self._net if net is None else net
+        if self._lambda is None:
+            return net([noise, inputs] if self._has_inputs else noise)[0]
+        return net(noise[:, :self._noise_dim])[0] + self._lambda * noise
+
+    # Training --------------------------------------------------------------------------------------------------
+
+    def train_step(self, inputs: NestedTensor, loss_func: Callable,  # type: ignore[override]
+                   batch_size: int | None = None, transform_func: Callable | None = None,
+                   entropy_regularization: float | None = None, state: Any = None) -> AlgStep:
+        """One step of the generator.
+
+        Args:
+            inputs: nest ``[B, ...]``, or ``None``.
+            loss_func: called with the outputs ``[B, D]`` (``[outputs, inputs]`` with inputs), or with the first result
+                of ``transform_func``; returns the loss ``[B]``, or a tuple that has it as ``loss``.
+            batch_size: B, if there are no inputs.
+            transform_func: if given, what the outputs are taken for, see
+                :meth:`~alfx.algorithms.particle_vi_algorithm.ParVIAlgorithm.train_step`; for 'svgd2', 'svgd3' and
+                'gfsf'. Called with outputs, or with ``(outputs, extra_samples)``; returns ``(outputs, extra_outputs,
+                extra_samples)``.
+            entropy_regularization: in place of that of the constructor.
+            state: not used.
+
+        Returns:
+            ``output`` ``[B, D]``; ``info``: a ``LossInfo`` whose ``loss`` ``[B]`` moves the outputs, with a
+            ``GeneratorLossInfo`` in ``extra``.
+
+        Raises:
+            ValueError: a ``transform_func`` with another method.
+        """
+        weight = self._entropy_regularization if entropy_regularization is None else entropy_regularization
+        if transform_func is not None and (self._par_vi not in ('svgd2', 'svgd3', 'gfsf') or self._functional_gradient):
+            raise ValueError(f'{self._name}: transform_func is possible with par_vi svgd2, svgd3 and gfsf, found '
+                             f'{"functional_gradient=True" if self._functional_gradient else self._par_vi}')
+        noise = self._noise(inputs, batch_size)
+        outputs = self._outputs(noise, inputs)
+
+        def loss_of(points: Tensor) -> Tensor:
+            return losses_of(loss_func([points, inputs] if self._has_inputs else points), self._name, len(points))[0]
+
+        extra = GeneratorLossInfo()
+        if weight == 0 or (self._par_vi is None and not self._functional_gradient):
+            points = outputs if transform_func is None else transform_func(outputs)[0]
+            moving = loss = loss_of(points)
+        elif self._functional_gradient:
+            direction, loss, inverse_loss = self._functional_direction(noise, loss_of, weight)
+            moving = moving_loss(direction, outputs)
+            extra = extra._replace(inverse_mvp=inverse_loss)
+        else:
+            moving, loss = self._moving_loss(outputs, inputs, loss_of, transform_func, weight)
+        mutual_information: Any = ()
+        if self._mi_estimator is not None:
+            mi_step = self._mi_estimator.train_step(([noise, inputs] if self._has_inputs else noise, outputs))
+            mutual_information = self._mi_weight * mi_step.info.loss.mean()
+            extra = extra._replace(mi_estimator=mi_step.info.loss.detach())
+        extra = extra._replace(generator=loss.detach())
+        return AlgStep(output=outputs, state=(),
+                       info=LossInfo(loss=moving, scalar_loss=mutual_information, extra=extra))
+
+    def after_update(self, training_info: NestedTensor, info: NestedTensor = ()) -> None:
+        """Move the average of the network."""
+        if self._update_average is not None:
+            self._update_average()
+
+    def _bandwidth(self, distances: Tensor, same: bool) -> Tensor:
+        bandwidth = particle_vi.median_bandwidth(distances, same)
+        if self._bandwidth_averager is None:
+            return bandwidth
+        return self._bandwidth_averager.average(bandwidth.float()).double()
+
+    def _moving_loss(self, outputs: Tensor, inputs: NestedTensor, loss_of: Callable[[Tensor], Tensor],
+                     transform_func: Callable | None, weight: float) -> tuple[Tensor, Tensor]:
+        """The loss that moves the outputs as ``par_vi`` does, and that of the outputs."""
+        if self._par_vi == 'minmax':
+            return self._minmax(outputs, inputs, loss_of, weight)
+        if self._par_vi == 'gfsf':
+            points, density, _ = _transformed(transform_func, outputs)
+            loss = loss_of(points)
+            fixed = density.detach()
+            distances = particle_vi.squared_distances(fixed, fixed)
+            bandwidth = self._bandwidth(distances, same=True)
+            kernels = particle_vi.kernel(distances, bandwidth)
+            repulsion = particle_vi.smoothed_repulsion(fixed, kernels, bandwidth, RIDGE)
+            return moving_loss(_padded(score_of(loss, points), density) + weight * repulsion, density), loss
+        if self._par_vi == 'svgd':
+            others = self._outputs(self._noise(inputs, len(outputs)), inputs).detach().requires_grad_()
+            loss = loss_of(others)
+            distances = (outputs.detach() - others.detach()).double().square().sum(-1)
+            bandwidth = self._bandwidth(distances, same=False)
+            direction = particle_vi.paired_svgd_direction(
+                outputs.detach(), others.detach(), score_of(loss, others), particle_vi.kernel(distances, bandwidth),
+                bandwidth, weight)
+            return moving_loss(direction, outputs), loss
+        if self._par_vi == 'svgd2':
+            half = len(outputs) // 2
+            moved, others = outputs[half:], outputs[:half].detach()
+        else:
+            moved, others = outputs, self._outputs(self._noise(inputs, len(outputs)), inputs).detach()
+        _, density, extra_samples = _transformed(transform_func, moved)
+        if transform_func is None:
+            others = other_density = others.requires_grad_()
+        else:
+            with torch.no_grad():
+                others, other_density, _ = transform_func((others, extra_samples))
+            others.requires_grad_()
+            other_density = torch.cat([others, other_density], dim=-1)
+        loss = loss_of(others)
+        fixed, other_fixed = density.detach(), other_density.detach()
+        distances = particle_vi.squared_distances(fixed, other_fixed)
+        bandwidth = self._bandwidth(distances, same=False)
+        direction = particle_vi.svgd_direction(fixed, other_fixed, _padded(score_of(loss, others), density),
+                                               particle_vi.kernel(distances, bandwidth), bandwidth, weight)
+        return moving_loss(direction, density), loss
+
+    def _minmax(self, outputs: Tensor, inputs: NestedTensor, loss_of: Callable[[Tensor], Tensor], weight: float
+                ) -> tuple[Tensor, Tensor]:
+        assert self._critic is not None
+        loss = loss_of(outputs)
+        points, score = outputs.detach(), score_of(loss, outputs)
+        for _ in range(self._critic_iter_num):
+            if self._minmax_resample:
+                with torch.no_grad():
+                    points = self._outputs(self._noise(inputs, len(outputs)), inputs)
+                points.requires_grad_()
+                score = score_of(loss_of(points), points)
+            self._critic.improve(points.detach(), score, weight, self._critic_l2_weight)
+        with torch.no_grad():
+            direction = self._critic.predict_step(outputs.detach()).output
+        return moving_loss(direction, outputs), loss
+
+    # GPVI ------------------------------------------------------------------------------------------------------
+
+    def _functional_direction(self, noise: Tensor, loss_of: Callable[[Tensor], Tensor], weight: float
+                              ) -> tuple[Tensor, Tensor, Tensor | tuple[()]]:
+        """Where to move the outputs of ``noise``, the loss of other outputs, and that of the inverse products."""
+        others = self._noise(None, len(noise))
+        with torch.no_grad():
+            points = self._outputs(others, None)
+        points.requires_grad_()
+        loss = loss_of(points)
+        score = score_of(loss, points)
+        distances = particle_vi.squared_distances(noise, others)
+        bandwidth = self._bandwidth(distances, same=False)
+        kernels = particle_vi.kernel(distances, bandwidth).to(noise.dtype)
+        inverse_loss: Any = ()
+        if self._inverse_mvp is not None:
+            for _ in range(self._solve_iters):
+                inverse_loss = self._train_inverse(noise, bandwidth.to(noise.dtype))
+        direction = kernels @ score
+        rows = max(1, _ROWS_AT_ONCE // (len(noise) * self._output_dim))
+        for z, k in zip(others.split(rows), kernels.split(rows, dim=1)):
+            # gradient of the kernel by the second argument, for each z and each row of noise: [m, N, D]
+            vec = (noise - z.unsqueeze(1)) * k.t().unsqueeze(2) * (2 / bandwidth).to(noise.dtype)
+            direction = direction + weight * self._inverse_products(z, vec).sum(0)
+        return direction / len(others), loss, inverse_loss
+
+    def _inverse_products(self, z: Tensor, vec: Tensor) -> Tensor:
+        """``J(z)^-T vec``, ``[m, N, D]``."""
+        link = None if self._lambda is None else self._lambda.detach()
+        if self._solves_directly:
+            head = z[:, :self._noise_dim].detach().requires_grad_()
+            return solve_direct(jacobian(self._net(head)[0], head), vec, link, self._block)
+        assert self._inverse_mvp is not None
+        with torch.no_grad():
+            if not self._block:
+                return self._inverse_mvp.predict_step((z, vec)).output[0]
+        vec, rest = self._reduced(z, vec.flatten(0, 1), vec.shape[1])
+        with torch.no_grad():
+            first = self._inverse_mvp.predict_step((z, vec.unflatten(0, (len(z), -1)))).output[0]
+            return torch.cat([first, rest.unflatten(0, (len(z), -1))], dim=-1)
+
+    def _reduced(self, z: Tensor, vec: Tensor, repeats: int) -> tuple[Tensor, Tensor]:
+        """``v_1 - G_2^T v_2 / c`` and ``y_2 = v_2 / c`` of ``vec [m * repeats, D]``."""
+        assert self._lambda is not None
+        rest = vec[:, self._noise_dim:] / self._lambda.detach()
+        head = z[:, :self._noise_dim].repeat_interleave(repeats, 0).detach().requires_grad_()
+        padded = torch.cat([torch.zeros_like(vec[:, :self._noise_dim]), rest], dim=-1)
+        product = transposed_product(self._net(head)[0], head, padded).detach()
+        return vec[:, :self._noise_dim] - product, rest
+
+    def _train_inverse(self, noise: Tensor, bandwidth: Tensor) -> Tensor:
+        """An update of the network of inverse products, on a pair of each row of noise with new noise."""
+        assert self._inverse_mvp is not None
+        z = torch.randn_like(noise)
+        difference = noise - z
+        vec = 2 / bandwidth * difference * torch.exp(-difference.square().sum(-1, keepdim=True) / bandwidth)
+        if self._block:
+            vec, _ = self._reduced(z, vec, 1)
+        head = z[:, :self._noise_dim].detach().requires_grad_()
+        y = self._inverse_mvp.predict_step((z, vec)).output[0]
+        cotangent = y
+        if self._block:
+            cotangent = torch.cat([y, y.new_zeros(len(y), self._output_dim - self._noise_dim)], dim=-1)
+        product = transposed_product(self._net(head)[0], head, cotangent)
+        if self._lambda is not None:
+            if not self._block:
+                product = torch.cat([product, y.new_zeros(len(y), self._output_dim - self._noise_dim)], dim=-1)
+            product = product + self._lambda.detach() * y
+        loss_info, _ = self._inverse_mvp.update_with_gradient(LossInfo(loss=(product - vec).square().sum(-1)))
+        return loss_info.loss.detach()
+
+
+def _transformed(transform_func: Callable | None, outputs: Tensor) -> tuple[Tensor, Tensor, Any]:
+    """Points of which the loss is, what attracts and repels, and further samples."""
+    if transform_func is None:
+        return outputs, outputs, None
+    points, extra, samples = transform_func(outputs)
+    return points, torch.cat([points, extra], dim=-1), samples
+
+
+def _padded(score: Tensor, like: Tensor) -> Tensor:
+    """With zeros where nothing is known of the loss."""
+    missing = like.shape[1] - score.shape[1]
+    return torch.cat([score, score.new_zeros(len(score), missing)], dim=-1) if missing else score
+
+
+def _check_combination(owner: str, par_vi: str | None, functional_gradient: bool, entropy_regularization: float,
+                       input_tensor_spec: NestedTensorSpec, output_dim: int, noise_dim: int, direct: bool,
+                       inverse_mvp_optimizer: Any, lambda_trainable: bool) -> None:
+    def refuse(name: str, message: str, hint: str) -> None:
+        raise ConfError([problem_at(owner, name, message, hint)])
+
+    if par_vi is None and not functional_gradient and entropy_regularization > 0:
+        refuse('entropy_regularization', f'= {entropy_regularization}, but nothing regularises with par_vi=None',
+               'choose a par_vi, or set it to 0')
+    if input_tensor_spec is not None and par_vi not in ('svgd', None):
+        refuse('par_vi', f'= {par_vi!r} compares outputs of different inputs', "choose 'svgd' where there are inputs")
+    if lambda_trainable and not functional_gradient:
+        refuse('lambda_trainable', '= True has a meaning only with functional_gradient=True', 'leave it out')
+    if not functional_gradient:
+        return
+    if par_vi not in ('svgd3', None):
+        refuse('par_vi', f'= {par_vi!r} and functional_gradient=True exclude each other', 'leave out one of the two')
+    if input_tensor_spec is not None:
+        refuse('functional_gradient', '= True is not possible with inputs', "choose par_vi='svgd'")
+    if noise_dim > output_dim:
+        refuse('noise_dim', f'= {noise_dim} is larger than output_dim = {output_dim}: the Jacobian has no inverse',
+               'make it smaller')
+    if not direct and inverse_mvp_optimizer is None:
+        refuse('inverse_mvp_optimizer', 'is needed: nothing says how to train the network of inverse products',
+               'set it, or direct_jac_inverse=True')

@@ -1,0 +1,177 @@
+r"""Particles that become samples of a distribution: particle-based variational inference.
+
+The distribution is known by a loss, its negative log density up to a constant. N particles are moved so that their
+distribution minimises ``E[loss] - a H``, with ``a = entropy_regularization`` and H the entropy; at ``a = 1`` they
+become samples of the distribution itself. With the score ``s = -grad loss`` a particle moves along
+
+    svgd    1/N sum_j [k(x_j, x_i) s(x_j) + a grad_{x_j} k(x_j, x_i)]          (Liu, Wang 2016, arXiv:1608.04471)
+    gfsf    s(x_i) - a (estimate of grad log q, the density of the particles)  (Liu et al. 2019, arXiv:1807.01750)
+    minmax  what a critic network finds                                        (Hu et al. 2018, arXiv:1810.03545)
+    None    s(x_i): each particle for itself, as of an ensemble
+
+The maths is in :mod:`alfx.utils.particle_vi` and :mod:`alfx.algorithms.particles.critic`. The loss of a particle is
+made so that its gradient is minus that direction: any optimizer can be used. Read next:
+:mod:`alfx.algorithms.functional_particle_vi_algorithm`, where particles are networks.
+"""
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alfx.algorithms.algorithm import Algorithm
+from alfx.algorithms.particles.critic import CriticAlgorithm
+from alfx.data_structures import AlgStep, LossInfo
+from alfx.gin_utils import ConfError, check_value, configurable
+from alfx.gin_utils.checks import problem_at
+from alfx.tensor_specs import TensorSpec
+from alfx.utils import particle_vi
+
+RIDGE = 1e-3
+"""Added to the diagonal of the kernel matrix by 'gfsf', which is 1: close particles make it singular."""
+
+LossFunction = Callable[[Any], Any]
+
+
+def losses_of(result: Any, where: str, num: int) -> tuple[Tensor, Any]:
+    """The loss ``[num]`` of what a loss function returned, and the rest of it.
+
+    Raises:
+        ValueError: it is no tensor ``[num]`` and has no such field ``loss``.
+    """
+    loss = result if isinstance(result, Tensor) else getattr(result, 'loss', None)
+    if not isinstance(loss, Tensor) or loss.shape != (num, ):
+        found = list(loss.shape) if isinstance(loss, Tensor) else type(result).__name__
+        raise ValueError(f'{where}: expected of loss_func a loss [{num}], or a tuple with one as loss, found {found}')
+    return loss, () if isinstance(result, Tensor) else getattr(result, 'extra', ())
+
+
+def score_of(loss: Tensor, outputs: Tensor) -> Tensor:
+    """``-d loss / d outputs``, for losses that depend on their own row of ``outputs`` only."""
+    return -torch.autograd.grad(loss.sum(), outputs, retain_graph=True)[0]
+
+
+def moving_loss(direction: Tensor, outputs: Tensor) -> Tensor:
+    """``[N]``: what has ``-direction`` as its gradient by ``outputs``, ``[N, D]`` both."""
+    return -(direction.detach() * outputs).sum(-1)
+
+
+@configurable
+class ParVIAlgorithm(Algorithm):
+    """A set of particles on their way to a distribution; see the module.
+
+    Args:
+        particle_dim: D.
+        num_particles: N.
+        entropy_regularization: ``a``, the weight of the repulsion.
+        par_vi: 'svgd', 'gfsf', 'minmax' or ``None``.
+        critic_input_dim: number of inputs of the critic; ``None``: ``particle_dim``. For 'minmax', as all that follows.
+        critic_hidden_layers: sizes of its hidden layers.
+        critic_l2_weight: weight of the squared length of its outputs.
+        critic_iter_num: updates of the critic in each training step.
+        critic_use_bn: whether the critic uses batch norm.
+        critic_optimizer: trains the critic; needed for 'minmax'.
+        optimizer: moves the particles.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+
+    Raises:
+        ConfError: an unknown method, 'minmax' without ``critic_optimizer``, or a number that is no positive int.
+    """
+
+    def __init__(self, particle_dim: int, num_particles: int = 10, entropy_regularization: float = 1.0,
+                 par_vi: str | None = 'gfsf', critic_input_dim: int | None = None,
+                 critic_hidden_layers: Sequence[int] = (100, 100), critic_l2_weight: float = 10.0,
+                 critic_iter_num: int = 2, critic_use_bn: bool = True, critic_optimizer: Any = None,
+                 optimizer: Any = None, debug_summaries: bool = False, name: str = 'ParVIAlgorithm'):
+        owner = type(self).__name__
+        check_value(owner, 'particle_dim', particle_dim, int, minimum=1)
+        check_value(owner, 'num_particles', num_particles, int, minimum=1)
+        check_method(owner, par_vi, ('svgd', 'gfsf', 'minmax', None), critic_optimizer)
+        super().__init__(optimizer=optimizer, debug_summaries=debug_summaries, name=name)
+        self._entropy_regularization: Any = entropy_regularization
+        self._par_vi = par_vi
+        self._particles = nn.Parameter(torch.randn(num_particles, particle_dim))
+        self._critic: CriticAlgorithm | None = None
+        self._critic_iter_num, self._critic_l2_weight = critic_iter_num, critic_l2_weight
+        if par_vi == 'minmax':
+            self._critic = CriticAlgorithm(
+                TensorSpec((particle_dim if critic_input_dim is None else critic_input_dim, )),
+                hidden_layers=critic_hidden_layers, use_bn=critic_use_bn, optimizer=critic_optimizer)
+
+    @property
+    def num_particles(self) -> int:
+        """N."""
+        return self._particles.shape[0]
+
+    @property
+    def particles(self) -> nn.Parameter:
+        """``[N, D]``."""
+        return self._particles
+
+    def predict_step(self, state: Any = None) -> AlgStep:  # type: ignore[override]
+        """The particles as ``output``, ``[N, D]``."""
+        return AlgStep(output=self._particles, state=(), info=())
+
+    def train_step(self, loss_func: LossFunction, transform_func: Callable | None = None,  # type: ignore[override]
+                   entropy_regularization: float | None = None, loss_mask: Tensor | None = None, state: Any = None
+                   ) -> AlgStep:
+        """One step of the particles.
+
+        Args:
+            loss_func: called with the particles ``[N, D]``, or with the first result of ``transform_func``; returns
+                the loss ``[N]``, or a tuple that has it as ``loss``.
+            transform_func: if given, what the particles are taken for: called with the particles, it returns
+                ``(outputs [N, O], extra_outputs [N, E])``, of networks with these parameters for instance. It is they
+                that attract and repel each other, and the particles follow; the loss is of ``outputs``.
+            entropy_regularization: in place of that of the constructor.
+            loss_mask: ``[N]``: 0 for particles that are not to move.
+            state: not used.
+
+        Returns:
+            ``output``: the particles; ``info``: a ``LossInfo`` whose ``loss`` ``[N]`` has minus the direction as its
+            gradient, with the loss of the particles in ``extra``.
+        """
+        weight = self._entropy_regularization if entropy_regularization is None else entropy_regularization
+        outputs: Tensor = self._particles
+        density = outputs
+        if transform_func is not None:
+            outputs, extra_outputs = transform_func(self._particles)
+            density = torch.cat([outputs, extra_outputs], dim=-1)
+        loss, more = losses_of(loss_func(outputs), self._name, self.num_particles)
+        extra = {'neg_log_density': loss.detach(), **({} if more == () else {'more': more})}
+        moving = loss
+        if self._par_vi is not None:
+            score = score_of(loss, outputs)
+            if density is not outputs:  # nothing is known of the loss at further points: they only repel
+                score = torch.cat([score, density.new_zeros(len(score), density.shape[1] - score.shape[1])], dim=-1)
+            direction, about = self._direction(density.detach(), score, weight)
+            moving = moving_loss(direction, density)
+            extra |= about
+        if loss_mask is not None:
+            moving = moving * loss_mask
+        return AlgStep(output=self._particles, state=(), info=LossInfo(loss=moving, extra=extra))
+
+    def _direction(self, points: Tensor, score: Tensor, weight: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """Where to move ``points`` ``[N, D]``, and what to tell of it."""
+        if self._critic is not None:
+            for _ in range(self._critic_iter_num):
+                critic_loss = self._critic.improve(points, score, weight, self._critic_l2_weight)
+            with torch.no_grad():
+                return self._critic.predict_step(points).output, {'critic_loss': critic_loss}
+        distances = particle_vi.squared_distances(points, points)
+        bandwidth = particle_vi.median_bandwidth(distances, same=True)
+        kernels = particle_vi.kernel(distances, bandwidth)
+        if self._par_vi == 'svgd':
+            direction = particle_vi.svgd_direction(points, points, score, kernels, bandwidth, weight)
+        else:
+            direction = score + weight * particle_vi.smoothed_repulsion(points, kernels, bandwidth, RIDGE)
+        return direction, {'kernel_bandwidth': bandwidth.float()}
+
+
+def check_method(owner: str, par_vi: str | None, methods: tuple[str | None, ...], critic_optimizer: Any) -> None:
+    """Raise ``ConfError`` for a method that does not exist, or a critic that nothing trains."""
+    check_value(owner, 'par_vi', par_vi, str, choices=[m for m in methods if m], optional=None in methods)
+    if par_vi == 'minmax' and critic_optimizer is None:
+        raise ConfError([problem_at(owner, 'par_vi', "= 'minmax' trains a critic, and nothing says how",
+                                    f'set {owner}.critic_optimizer, such as @Adam(lr=1e-3)')])

@@ -1,0 +1,1 @@
+"""What the algorithms of particles, generators and hypernetworks share; see the modules."""

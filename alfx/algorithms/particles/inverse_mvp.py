@@ -1,0 +1,118 @@
+"""The gradient of a generator in function space, where the inverse of its Jacobian is needed.
+
+A generator f makes ``x = f(z)`` of noise. Moving f along functions of the kernel k in the space of noise, the steepest
+descent of ``KL(f(z) || p)`` at ``z_i`` is minus (Ratzlaff, Bai et al. 2021, "Generative particle variational inference
+via estimation of functional gradients", arXiv:2103.01291)
+
+    phi(z_i) = 1/M sum_j [k(z'_j, z_i) s(f(z'_j)) + a J(z'_j)^-T grad_{z'_j} k(z'_j, z_i)]
+
+with J the Jacobian of f by z. A network g of K < D inputs is made ``f(z) = g(z_1 .. z_K) + c z``, whose J = [G 0] + c I
+has an inverse for almost any ``c``. With G_1 the first K rows of G and G_2 the others, ``J^T y = v`` falls apart into
+
+    y_2 = v_2 / c,     (G_1 + c I)^T y_1 = v_1 - G_2^T v_2 / c                   (the block form)
+
+of which only K equations have to be solved: directly, or by a network that has learned to (InverseMVPAlgorithm).
+"""
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx.algorithms.algorithm import Algorithm
+from alfx.data_structures import AlgStep
+from alfx.gin_utils import configurable
+from alfx.layers.weights import Activation
+from alfx.nest.utils import NestConcat
+from alfx.networks.encoding_networks import EncodingNetwork
+from alfx.tensor_specs import TensorSpec
+from alfx.utils.math_ops import identity
+
+
+_DAMPING = 1e-8
+
+
+@configurable
+class InverseMVPAlgorithm(Algorithm):
+    """A network from ``(z, v)`` to ``y = J(z)^-T v``; who uses it trains it to make ``|J^T y - v|^2`` small.
+
+    Args:
+        input_dim: K, the number of components of z that J depends on.
+        output_dim: the size of v and of y.
+        hidden_size: width of the hidden layers.
+        num_hidden_layers: their number.
+        activation: their activation.
+        optimizer: trains the network.
+        name: name of this algorithm.
+    """
+
+    def __init__(self, input_dim: int, output_dim: int, hidden_size: int = 100, num_hidden_layers: int = 1,
+                 activation: Activation = torch.relu_, optimizer: Any = None, name: str = 'InverseMVPAlgorithm'):
+        super().__init__(optimizer=optimizer, name=name)
+        self._input_dim, self._output_dim = input_dim, output_dim
+        self._net = EncodingNetwork([TensorSpec((input_dim, )), TensorSpec((output_dim, ))],
+                                    preprocessing_combiner=NestConcat(),
+                                    fc_layer_params=(hidden_size, ) * num_hidden_layers, activation=activation,
+                                    last_layer_size=output_dim, last_activation=identity)
+
+    def predict_step(self, inputs: tuple[Tensor, Tensor], state: Any = None) -> AlgStep:
+        """Inverse products.
+
+        Args:
+            inputs: ``(z, v)``: ``z [M, K]`` or longer, of which the first K count; ``v [M, D]``, or ``[M, N, D]`` for
+                N vectors for each z.
+            state: not used.
+
+        Returns:
+            ``output``: y of the shape of v, and the K components of each z.
+        """
+        z, vec = inputs
+        z = z[:, :self._input_dim]
+        if vec.ndim == 3:
+            repeated = z.repeat_interleave(vec.shape[1], 0)
+            return AlgStep(output=(self._net([repeated, vec.flatten(0, 1)])[0].view_as(vec), z), state=(), info=())
+        return AlgStep(output=(self._net([z, vec])[0], z), state=(), info=())
+
+
+def jacobian(outputs: Tensor, inputs: Tensor) -> Tensor:
+    """``d outputs[b, d] / d inputs[b, k]``, ``[B, D, K]``, of outputs that depend on their own row of inputs alone."""
+    size = outputs.shape[1]
+    chosen = torch.eye(size, dtype=outputs.dtype, device=outputs.device).unsqueeze(1).expand(size, len(outputs), size)
+    rows = torch.autograd.grad(outputs, inputs, grad_outputs=chosen, is_grads_batched=True)[0]
+    return rows.transpose(0, 1)
+
+
+def transposed_product(outputs: Tensor, inputs: Tensor, vec: Tensor) -> Tensor:
+    """``G^T vec``: ``[B, K]`` for ``vec [B, D]``, with gradients by ``vec``."""
+    return torch.autograd.grad(outputs, inputs, grad_outputs=vec, create_graph=True)[0]
+
+
+def solve_direct(jac: Tensor, vec: Tensor, link: float | Tensor | None, block: bool) -> Tensor:
+    """``J^-T v``, of least squares where J has no inverse.
+
+    Args:
+        jac: G, ``[M, D, K]``; K = D without ``link``.
+        vec: ``[M, N, D]``.
+        link: ``c``; ``None``: J is G itself.
+        block: solve K equations in place of D.
+
+    Returns:
+        ``[M, N, D]``.
+    """
+    size, inputs = jac.shape[1:]
+    if link is None:
+        # least squares, damped: with ReLU some points have a Jacobian without an inverse
+        a, b = jac.double(), vec.double()
+        normal = a.transpose(1, 2) @ a
+        scale = normal.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=1e-30)[:, None, None]
+        normal = normal + _DAMPING * scale * torch.eye(inputs, dtype=a.dtype, device=a.device)
+        # J^T y = v with y = J w
+        solved = torch.cholesky_solve(b.transpose(1, 2), torch.linalg.cholesky(normal))
+        return (a @ solved).transpose(1, 2).to(vec.dtype)
+    if not block:
+        full = torch.cat([jac, jac.new_zeros(len(jac), size, size - inputs)], dim=2)
+        full = full + link * torch.eye(size, dtype=jac.dtype, device=jac.device)
+        return solve_direct(full, vec, None, False)
+    rest = vec[..., inputs:] / link
+    first = solve_direct(jac[:, :inputs] + link * torch.eye(inputs, dtype=jac.dtype, device=jac.device),
+                         vec[..., :inputs] - rest @ jac[:, inputs:], None, False)
+    return torch.cat([first, rest], dim=-1)

@@ -1,0 +1,130 @@
+"""A perceptron whose Jacobian is written down: with ReLU it is a product of masked weights."""
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alfx.gin_utils import configurable
+from alfx.layers.fc import FC
+from alfx.layers.weights import Activation
+from alfx.networks.network import Network
+from alfx.tensor_specs import NestedTensor, TensorSpec
+from alfx.utils.math_ops import identity
+
+
+@configurable
+class SimpleFC(FC):
+    """A fully connected layer that remembers its latest output.
+
+    Args:
+        input_size: number of inputs.
+        output_size: number of outputs.
+        activation: applied to the result.
+    """
+
+    def __init__(self, input_size: int, output_size: int, activation: Activation = identity):
+        super().__init__(input_size, output_size, activation)
+        self._hidden_neurons: Tensor | None = None
+
+    @property
+    def hidden_neurons(self) -> Tensor | None:
+        """The latest output ``[B, output_size]``, detached; ``None`` before the first call."""
+        return self._hidden_neurons
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """``[B, input_size]`` to ``[B, output_size]``."""
+        output = super().forward(inputs)
+        self._hidden_neurons = output.detach()
+        return output
+
+
+@configurable
+class ReluMLP(Network):
+    """Fully connected layers with ReLU, but for the last one.
+
+    With W_l the weights and M_l the diagonal matrix of the units that are active, its Jacobian is
+    ``W_L M_{L-1} W_{L-1} ... M_1 W_1``. Gradients flow from it to the weights.
+
+    Args:
+        input_tensor_spec: spec of the input, a vector.
+        output_size: number of outputs; ``None``: as many as inputs.
+        hidden_layers: sizes of the hidden layers.
+        name: name of the network.
+
+    Raises:
+        ValueError: the input is no vector, or there is no hidden layer.
+    """
+
+    def __init__(self, input_tensor_spec: TensorSpec, output_size: int | None = None,
+                 hidden_layers: Sequence[int] = (64, 64), name: str = 'ReluMLP'):
+        if input_tensor_spec.ndim != 1 or not hidden_layers:
+            raise ValueError(f'{name}: expected a vector and at least one hidden layer, found '
+                             f'{tuple(input_tensor_spec.shape)} and {tuple(hidden_layers)}')
+        super().__init__(input_tensor_spec, (), name)
+        size = input_tensor_spec.numel
+        self._output_size = size if output_size is None else output_size
+        self._output_spec = TensorSpec((self._output_size, ))
+        sizes = [size, *hidden_layers, self._output_size]
+        activations: list[Any] = [torch.relu] * len(hidden_layers) + [identity]
+        self._layers: Any = nn.ModuleList([SimpleFC(*x) for x in zip(sizes, sizes[1:], activations)])
+
+    def forward(self, inputs: Tensor, state: NestedTensor = (), requires_jac: bool = False,
+                requires_jac_diag: bool = False) -> tuple[Any, NestedTensor]:
+        """``[B, I]`` to ``[B, O]``, or to a pair of that and the Jacobian, or its diagonal, if required."""
+        output, masks = self._run(inputs)
+        if requires_jac:
+            return (output, self._jacobian(masks)), state
+        if requires_jac_diag:
+            return (output, self._jacobian_diagonal(masks)), state
+        return output, state
+
+    def compute_jac(self, inputs: Tensor) -> Tensor:
+        """``d output_o / d input_i``: ``[B, O, I]``."""
+        return self._jacobian(self._run(inputs)[1])
+
+    def compute_jac_diag(self, inputs: Tensor) -> Tensor:
+        """The diagonal of the Jacobian, ``[B, O]``.
+
+        Raises:
+            ValueError: the numbers of inputs and outputs differ.
+        """
+        return self._jacobian_diagonal(self._run(inputs)[1])
+
+    def compute_vjp(self, inputs: Tensor, vec: Tensor) -> Tensor:
+        """``vec^T J``: ``[B, I]`` for ``vec [B, O]``."""
+        masks = self._run(inputs)[1]
+        vec = vec @ self._layers[-1].weight
+        for layer, mask in zip(reversed(self._layers[:-1]), reversed(masks)):
+            vec = (vec * mask) @ layer.weight
+        return vec
+
+    def compute_jvp(self, inputs: Tensor, vec: Tensor) -> Tensor:
+        """``J vec``: ``[B, O]`` for ``vec [B, I]``."""
+        for layer, mask in zip(self._layers, self._run(inputs)[1]):
+            vec = (vec @ layer.weight.t()) * mask
+        return vec @ self._layers[-1].weight.t()
+
+    def _run(self, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The output, and for each hidden layer which units are active."""
+        masks = []
+        for layer in self._layers[:-1]:
+            inputs = layer(inputs)
+            masks.append((inputs > 0).to(inputs.dtype))
+        return self._layers[-1](inputs), masks
+
+    def _behind_first(self, masks: list[Tensor]) -> Tensor:
+        """``W_L M_{L-1} ... W_2 M_1``: ``[B, O, H]``."""
+        product = self._layers[-1].weight * masks[-1].unsqueeze(1)
+        for layer, mask in zip(reversed(self._layers[1:-1]), reversed(masks[:-1])):
+            product = (product @ layer.weight) * mask.unsqueeze(1)
+        return product
+
+    def _jacobian(self, masks: list[Tensor]) -> Tensor:
+        return self._behind_first(masks) @ self._layers[0].weight
+
+    def _jacobian_diagonal(self, masks: list[Tensor]) -> Tensor:
+        if self._output_size != self._input_tensor_spec.numel:
+            raise ValueError(f'{self._name}: a Jacobian of {self._output_size} outputs by '
+                             f'{self._input_tensor_spec.numel} inputs has no diagonal')
+        return (self._behind_first(masks) * self._layers[0].weight.t()).sum(-1)

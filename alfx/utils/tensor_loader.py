@@ -1,0 +1,71 @@
+"""Batches of data that are tensors already."""
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TensorData(NamedTuple):
+    """Samples and what belongs to them.
+
+    Attributes:
+        inputs: ``[n, ...]``.
+        targets: int64 ``[n]`` classes, or ``[n, C]`` numbers.
+    """
+    inputs: Tensor
+    targets: Tensor
+
+
+class TensorLoader:
+    """Iterates over batches ``(inputs [B, ...], targets [B, ...])``, each made by one ``index_select``.
+
+    The order of an epoch comes from torch's generator, which a checkpoint holds: a run that goes on sees the same
+    batches.
+
+    Args:
+        inputs: ``[n, ...]``.
+        targets: ``[n]`` or ``[n, C]``.
+        batch_size: B; the last batch of an epoch may be smaller.
+        shuffle: whether each epoch has an order of its own.
+
+    Raises:
+        ValueError: the numbers of inputs and targets differ, or are 0, or ``batch_size`` is less than 1.
+    """
+
+    def __init__(self, inputs: Tensor, targets: Tensor, batch_size: int, shuffle: bool = True):
+        if len(inputs) != len(targets) or not len(inputs):
+            raise ValueError(f'TensorLoader: expected as many targets as inputs, found {len(targets)} and '
+                             f'{len(inputs)}')
+        if batch_size < 1:
+            raise ValueError(f'TensorLoader.batch_size: expected at least 1, found {batch_size}')
+        self._data = TensorData(inputs, targets)
+        self._batch_size = min(batch_size, len(inputs))
+        self._shuffle = shuffle
+
+    @property
+    def dataset(self) -> Tensor:
+        """The inputs; ``len`` of it is the number of samples."""
+        return self._data.inputs
+
+    @property
+    def data(self) -> TensorData:
+        """All samples."""
+        return self._data
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples of a batch, but for the last one."""
+        return self._batch_size
+
+    def __len__(self) -> int:
+        return math.ceil(len(self._data.inputs) / self._batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        inputs, targets = self._data
+        if not self._shuffle:
+            yield from zip(inputs.split(self._batch_size), targets.split(self._batch_size))
+            return
+        for index in torch.randperm(len(inputs)).to(inputs.device).split(self._batch_size):
+            yield inputs.index_select(0, index), targets.index_select(0, index)

@@ -1,0 +1,114 @@
+"""Runs of supervised learning, as a user makes them: confs, resuming, evaluation, curves."""
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from alfx import context, gin_utils
+from alfx.algorithms.config import TrainerConfig
+from alfx.gin_utils import ConfError
+from alfx.trainers import playing
+from alfx.trainers.policy_trainer import SLTrainer
+
+BASE = '''
+TrainerConfig.ml_type = 'sl'
+TrainerConfig.algorithm_ctor = @{name}
+TrainerConfig.evaluate = True
+TrainerConfig.eval_uncertainty = True
+TrainerConfig.eval_interval = 2
+TrainerConfig.summary_interval = 1
+TrainerConfig.num_checkpoints = 2
+TrainerConfig.random_seed = 1
+TrainerConfig.num_threads = 1
+TrainerConfig.float32_matmul_precision = 'highest'
+{name}.data_creator = @inlier/load_digits
+{name}.data_creator_outlier = @outlier/load_digits
+{name}.num_train_classes = 6
+{name}.num_particles = 3
+{name}.entropy_regularization = None
+{name}.fc_layer_params = (8,)
+{name}.optimizer = @Adam()
+Adam.lr = 3e-3
+inlier/load_digits.label_idx = (0, 1, 2, 3, 4, 5)
+outlier/load_digits.label_idx = (6, 7, 8, 9)
+{more}
+'''
+PARTICLES = dict(name='FuncParVIAlgorithm',
+                 more='FuncParVIAlgorithm.function_vi = True')
+HYPER = dict(name='HyperNetwork', more='HyperNetwork.hidden_layers = (8,)')
+
+pytest.importorskip('sklearn')
+
+
+@pytest.fixture(autouse=True)
+def empty():
+    yield
+    gin_utils.clear()
+    context.reset()
+
+
+def train(tmp_path, folder, epochs=4, **kind):
+    context.reset()
+    conf = tmp_path / 'mine.gin'
+    conf.write_text(BASE.format(**(kind or PARTICLES)))
+    root_dir = str(tmp_path / folder)
+    with gin_utils.loaded(str(conf), [f'TrainerConfig.num_iterations = {epochs}'], root_dir) as loaded:
+        gin_utils.write_conf(root_dir, loaded, ['train'])
+        trainer = SLTrainer(TrainerConfig(root_dir=root_dir, conf_file=str(conf)))
+        trainer.train()
+        return trainer
+
+
+def table(path):
+    lines = path.read_text().splitlines()
+    return [dict(zip(lines[0].split(','), line.split(','))) for line in lines[1:]]
+
+
+@pytest.mark.parametrize('kind', [PARTICLES, HYPER], ids=['particles', 'hypernetwork'])
+def test_a_run_that_stopped_goes_on_as_if_it_had_not(tmp_path, kind):
+    whole = train(tmp_path, 'whole', **kind)
+    train(tmp_path, 'part', epochs=2, **kind)
+    resumed = train(tmp_path, 'part', **kind)
+    for (name, a), (_, b) in zip(whole.algorithm.state_dict().items(), resumed.algorithm.state_dict().items()):
+        assert not isinstance(a, torch.Tensor) or torch.equal(a, b), name
+    assert (tmp_path / 'whole/eval/progress.csv').read_text() == (tmp_path / 'part/eval/progress.csv').read_text()
+
+
+def test_evaluations_are_in_a_table_that_says_how_well_outliers_are_told(tmp_path):
+    trainer = train(tmp_path, 'run')
+    rows = table(tmp_path / 'run/eval/progress.csv')
+    assert [row['iteration'] for row in rows] == ['2', '4']
+    assert {'test_accuracy', 'test_nll', 'test_brier', 'test_ece', 'auroc_entropy', 'auroc_variance'} <= rows[0].keys()
+    assert float(rows[-1]['auroc_entropy']) == pytest.approx(trainer.algorithm.eval_uncertainty().auroc_entropy)
+    assert 'test_accuracy' in trainer.score()
+    assert 'loss' in table(tmp_path / 'run/progress.csv')[0]
+
+
+def program(name, *arguments):
+    return subprocess.run([sys.executable, '-m', f'alfx.bin.{name}', *arguments], capture_output=True, text=True,
+                          timeout=100)
+
+
+def test_evaluate_and_plot_take_the_run_and_play_says_where_to_look(tmp_path):
+    train(tmp_path, 'run')
+    root_dir = str(tmp_path / 'run')
+    expected = table(tmp_path / 'run/eval/progress.csv')[-1]
+    measures = json.loads(program('evaluate', '--root_dir', root_dir, '--json', '-').stdout)['measures']
+    assert measures['test_accuracy'] == pytest.approx(float(expected['test_accuracy']))
+    assert measures['auroc_variance'] == pytest.approx(float(expected['auroc_variance']), rel=1e-6)
+    with gin_utils.loaded(None, [], root_dir, same_run=False):
+        with pytest.raises(ConfError, match='there is no policy to play\n.*alfx.bin.evaluate'):
+            playing.make_policy(root_dir, 1)
+    picture = tmp_path / 'curve.png'
+    said = program('plot', root_dir, '--x', 'iteration', '--y', 'test_accuracy', '--output', str(picture)).stdout
+    assert f"{float(expected['test_accuracy']):.6g} at 4" in said and picture.stat().st_size
+
+
+def test_nothing_to_tell_uncertainty_by_is_told_before_training(tmp_path):
+    kind = dict(PARTICLES, more='FuncParVIAlgorithm.data_creator_outlier = None')
+    with pytest.raises(ConfError, match='data_creator_outlier is not set'):
+        train(tmp_path, 'run', **kind)
+    assert not os.path.exists(tmp_path / 'run/progress.csv')
