@@ -48,8 +48,9 @@ class ActorCriticLoss(Loss):
         td_lambda: lambda of the estimation, in [0, 1].
         use_td_lambda_return: with ``use_gae``, train the value towards ``advantage + value`` rather than towards
             the discounted return.
-        normalize_advantages: to zero mean and unit variance within a batch.
-        advantage_clip: clip advantages to [-x, x].
+        normalize_advantages: to zero mean and unit variance within a batch; with several rewards, of the sum of the
+            advantages of each times its weight, whose relative size the weights thus decide alone.
+        advantage_clip: clip advantages to [-x, x]; with several rewards, that sum.
         entropy_regularization: weight of the entropy; ``None``: no such term.
         td_loss_weight: weight of the value error.
         debug_summaries: write more summaries.

@@ -21,6 +21,7 @@ from alfx.environments.suite_gym import VectorEnvCtor
 from alfx.environments.vector_env import SerialVectorEnv
 
 _log = logging.getLogger(__name__)
+_VERY_MANY = 10_000  # environments
 EnvLoadFn = Callable[..., Any]
 
 
@@ -76,6 +77,9 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
         EnvironmentStepError: a constructor raised.
     """
     _refuse(flatten, num_spare_envs, num_parallel_environments)
+    if num_parallel_environments >= _VERY_MANY:
+        _log.warning('create_environment.num_parallel_environments = %d: making so many takes long, unless they batch '
+                     'by themselves', num_parallel_environments)
     if for_evaluation:
         env_load_fn = eval_env_load_fn or env_load_fn
         batch_size_per_env = eval_batch_size_per_env or batch_size_per_env

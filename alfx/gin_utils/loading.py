@@ -166,17 +166,27 @@ def _do_imports(statements: Sequence[Statement]) -> tuple[list[str], list[Proble
         try:
             importlib.import_module(module)
         except ImportError as error:
-            hint = hint_nearest(module, list(_module_names(importlib.import_module('alfx').__path__, 'alfx.')))
-            top, _, rest = module.partition('.')
-            if top == 'alf':
-                hint = f"this package is called alfx: did you mean '{f'alfx.{rest}' if rest else 'alfx'}'?"
-            problems.append(Problem(statement.location, f"cannot import '{module}': {error}", hint))
+            problems.append(Problem(statement.location, f"cannot import '{module}': {error}", _hint_for(module)))
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the code of the module does
             problems.append(Problem(statement.location, *_failed_import(module, error)))
         else:
             if statement.value not in texts:
                 texts.append(statement.value)
     return texts, problems
+
+
+def _hint_for(module: str) -> str:
+    """What to write in place of a module that there is not."""
+    names = list(_module_names(importlib.import_module('alfx').__path__, 'alfx.'))
+    top, _, rest = module.partition('.')
+    if top not in ('alf', 'alfx'):
+        return hint_nearest(module, names)
+    name = f'alfx.{rest}' if rest else 'alfx'
+    if top == 'alf' and name in ('alfx', *names):
+        return f"this package is called alfx: did you mean '{name}'?"
+    return (hint_nearest(name, names, 0.85)
+            or 'leave the line out: a conf can name everything of alfx without importing it, '
+            'and what has another name here is told where it is used')
 
 
 def _failed_import(module: str, error: BaseException) -> tuple[str, str]:

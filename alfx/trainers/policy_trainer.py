@@ -16,7 +16,7 @@ import torch
 from alfx import context, gin_utils, summary
 from alfx.algorithms.config import TrainerConfig
 from alfx.engine.errors import NonFiniteLossError
-from alfx.trainers import building, cpu_tuning, exactness, run_files, run_lock
+from alfx.trainers import building, cpu_tuning, exactness, run_files, run_lock, sizes
 from alfx.trainers.acting import sources as acting
 from alfx.trainers.async_evaluator import Evaluator
 from alfx.trainers.cadence import compute_summary_or_eval_interval
@@ -68,6 +68,8 @@ class Trainer:
         logger.info('random seed %d', config.random_seed)
         summary.should_summarize_output(config.summarize_output)
         self._env = self._create_environment()
+        if self._env is not None:
+            sizes.warn_of_unroll(self._env, config)
         self._algorithm = building.create_algorithm(config, self._env, trains=True)
         if config.summarize_output:
             summarize_outputs(self._algorithm)

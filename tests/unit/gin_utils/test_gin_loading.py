@@ -604,3 +604,12 @@ def test_looking_for_bindings_that_nothing_uses_takes_time_in_proportion_to_the_
     mistakes = gin_utils.mistakes_of_unused(gin_utils.unused_bindings())
     assert [binding.scope for binding, _ in mistakes] == [f'other_{i:b}' for i in range(count)]
     assert len(calls) < 10 * count
+
+
+@pytest.mark.parametrize('module, hint', [
+    ('alf', "this package is called alfx: did you mean 'alfx'?"),
+    ('alf.utils.schedulers', "this package is called alfx: did you mean 'alfx.utils.schedulers'?"),
+    ('alf.utils.common', 'leave the line out'), ('alfx.math', 'leave the line out'),
+    ('alfx.utils.schedulrs', "did you mean 'alfx.utils.schedulers'?")])
+def test_a_module_that_there_is_not_is_told_what_to_write_instead(conf, module, hint):
+    assert hint in message_of(conf(f'import {module}'))

@@ -1,0 +1,42 @@
+"""Sizes that no machine is made for are told when a run starts, before its memory or its patience ends."""
+import logging
+import os
+from typing import Any
+
+from alfx import context, nest
+from alfx.algorithms.config import TrainerConfig
+
+logger = logging.getLogger(__name__)
+_GIBIBYTE = 2**30
+_SHARE_OF_MEMORY = 0.5
+_MANY_PROCESSES = 4  # for each core
+
+
+def warn_of_processes(count: int, what: str) -> None:
+    """Warn if so many processes would share the cores of this machine that they mostly wait for each other.
+
+    Args:
+        count: how many there will be.
+        what: they are, and how many are a conf's or a flag's to say.
+    """
+    cores = os.cpu_count() or 1
+    if count > _MANY_PROCESSES * cores:
+        logger.warning('%s: %d processes share the %d core(s) of this machine, and mostly wait for each other', what,
+                       count, cores)
+
+
+def warn_of_unroll(env: Any, config: TrainerConfig) -> None:
+    """Warn if the observations of one unroll take more than half of this machine's memory.
+
+    Args:
+        env: the environments of this process.
+        config: of the run.
+    """
+    length = max(1, int(config.unroll_length or config.max_unroll_length))
+    specs = nest.flatten(env.observation_spec())
+    num_bytes = sum(spec.numel * spec.dtype.itemsize for spec in specs) * length * env.batch_size * context.num_ranks()
+    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    if num_bytes > _SHARE_OF_MEMORY * memory:
+        logger.warning('the observations of one unroll (TrainerConfig.unroll_length = %d steps of %d environments) '
+                       'take %.0f GiB, and this machine has %.0f', length, env.batch_size * context.num_ranks(),
+                       num_bytes / _GIBIBYTE, memory / _GIBIBYTE)

@@ -1,0 +1,34 @@
+"""What is far too large is told at the start."""
+import logging
+import os
+
+import pytest
+from trainer_fakes import WalkEnv, make_config
+
+from alfx import TensorSpec
+from alfx.environments.utils import create_environment
+from alfx.trainers import sizes
+
+
+class LargeEnv(WalkEnv):
+
+    def observation_spec(self):
+        return {'video': TensorSpec((2**40, )), 'speed': TensorSpec(())}
+
+
+@pytest.mark.parametrize('env, warned', [(LargeEnv(), True), (WalkEnv(), False)])
+def test_observations_that_do_not_fit_into_memory(tmp_path, caplog, env, warned):
+    with caplog.at_level(logging.WARNING):
+        sizes.warn_of_unroll(env, make_config(tmp_path, unroll_length=8))
+    assert ('TrainerConfig.unroll_length = 8 steps of 4 environments) take 131072 GiB' in caplog.text) is warned
+
+
+@pytest.mark.parametrize('count, warned', [(os.cpu_count(), False), (100 * os.cpu_count(), True)])
+def test_processes_that_wait_for_each_other(caplog, count, warned):
+    sizes.warn_of_processes(count, f'--num_processes={count}')
+    assert (f'--num_processes={count}: {count} processes share' in caplog.text) is warned
+
+
+def test_a_million_environments(caplog):
+    create_environment('CartPole-v1', num_parallel_environments=1_000_000, only_described=True)
+    assert 'num_parallel_environments = 1000000: making so many takes long' in caplog.text
