@@ -21,7 +21,7 @@ from alfx.algorithms.particle_vi_algorithm import ParVIAlgorithm
 from alfx.algorithms.particles.supervised import SupervisedEnsemble, SupervisedTask, Uncertainty
 from alfx.data_structures import AlgStep, LossInfo
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.checks import Count, problem_at
 from alfx.layers.weights import Activation
 from alfx.networks.network import Network
 from alfx.networks.param_networks import ParamNetwork, StackedParameters, given_network
@@ -116,7 +116,8 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
 
     def __init__(self, data_creator: Callable | None = None, data_creator_outlier: Callable | None = None,
                  input_tensor_spec: TensorSpec | None = None, output_dim: int | None = None, param_net: Any = None,
-                 conv_layer_params: Sequence[tuple] | None = None, fc_layer_params: Sequence[Any] | None = None,
+                 conv_layer_params: Sequence[tuple] | None = None,
+                 fc_layer_params: Sequence[Count | tuple[Count, bool]] | None = None,
                  use_conv_bias: bool = False, use_conv_ln: bool = False, use_fc_bias: bool = True,
                  use_fc_ln: bool = False, activation: Activation = torch.relu_,
                  last_activation: Activation = identity, last_use_bias: bool = True, last_use_ln: bool = False,

@@ -22,6 +22,7 @@ from alfx.algorithms.generator import Generator
 from alfx.algorithms.particles.supervised import SupervisedEnsemble, SupervisedTask, Uncertainty
 from alfx.data_structures import AlgStep, LossInfo
 from alfx.gin_utils import check_value, configurable
+from alfx.gin_utils.checks import Count
 from alfx.layers.weights import Activation
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.param_networks import ParamNetwork, StackedParameters
@@ -94,7 +95,8 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
 
     def __init__(self, data_creator: Callable | None = None, data_creator_outlier: Callable | None = None,
                  input_tensor_spec: TensorSpec | None = None, output_dim: int | None = None,
-                 conv_layer_params: Sequence[tuple] | None = None, fc_layer_params: Sequence[Any] | None = None,
+                 conv_layer_params: Sequence[tuple] | None = None,
+                 fc_layer_params: Sequence[Count | tuple[Count, bool]] | None = None,
                  activation: Activation = torch.relu_, last_activation: Activation = identity,
                  last_use_bias: bool = True, last_use_ln: bool = False, noise_dim: int = 32,
                  hidden_layers: Sequence[int] = (64, 64), use_conv_bias: bool = False, use_conv_ln: bool = False,
