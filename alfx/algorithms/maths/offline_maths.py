@@ -64,11 +64,14 @@ class StoredActions(nn.Module):
 
     def squared_error(self, output: NestedTensor, action: NestedTensor) -> Tensor:
         """``[N]``: the squared difference of two continuous actions, summed, in units of half their range."""
-        total: Any = 0.0
-        for x, y, name in zip(nest.flatten(output), nest.flatten(action), self._names):
-            error = x - y
+        return (self.flat(output) - self.flat(action)).square().sum(1)
+
+    def flat(self, action: NestedTensor) -> Tensor:
+        """Continuous actions ``[N, ...]`` as one tensor ``[N, D]``, in units of half their range."""
+        leaves = []
+        for x, name in zip(nest.flatten(action), self._names):
             if name:
                 low, high = self._buffers[name]  # type: ignore[misc]
-                error = 2 * error / (high - low)
-            total = total + error.square().reshape(len(error), -1).sum(1)
-        return total
+                x = 2 * x / (high - low)
+            leaves.append(x.flatten(1) if x.ndim > 1 else x.unsqueeze(1))
+        return leaves[0] if len(leaves) == 1 else torch.cat(leaves, 1)

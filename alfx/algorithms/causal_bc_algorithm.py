@@ -1,0 +1,125 @@
+"""Causal behavior cloning: ResiduIL (Swamy et al. 2022, "Causal Imitation Learning under Temporally Correlated Noise",
+arXiv:2202.01312).
+
+Where something unseen has disturbed an action and the one before it alike, the observation in between has seen it as
+well: the policy that is closest to the actions then answers to the disturbance in place of the observation. The
+observation of the step before has not seen it. So the policy is to leave nothing that can be predicted from there, and
+with residuals ``e[t] = a[t] - pi(o[t])`` it plays a game against a predictor f of them (section 4.2)::
+
+    min over pi, max over f of  E[ 2 e[t] . f(o[t-1]) - |f(o[t-1])|^2 ]
+
+For the best f that is ``E[|E[e[t] | o[t-1]]|^2]``. Each side makes a gradient step at each update. As the paper's
+experiments do, the policy stays near the actions (``bc_regulatization_weight``) and f near zero
+(``f_norm_penalty_weight``). The norm of the latter is that of a sample, so that its weight means the same for
+minibatches of any size. Actions are in units of half their range, as in :mod:`alfx.algorithms.bc_algorithm`.
+"""
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx import nest
+from alfx.algorithms.bc_algorithm import BcAlgorithm, BcState
+from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
+from alfx.gin_utils import ConfError, check_value, configurable, takes_arguments_of
+from alfx.gin_utils.checks import problem_at
+from alfx.utils.math_ops import identity
+from alfx.networks.action_specs import check_actor
+from alfx.networks.encoding_networks import EncodingNetwork
+from alfx.tensor_specs import NestedTensorSpec
+from alfx.traits import Traits
+
+BcInfo = namedtuple('BcInfo', ['actor', 'discriminator', 'target', 'step_type'], default_value=())
+"""``actor``: what the policy does; ``discriminator``: f at this observation; ``target``: what was done; ``[B, D]``
+each, in units of half the range of the actions. ``step_type``: ``[B]``."""
+
+BcLossInfo = namedtuple('LossInfo', ['actor', 'discriminator'], default_value=())
+"""The parts of the loss ``[T, B]``: ``actor`` is that of the policy."""
+
+
+@configurable
+class CausalBcAlgorithm(BcAlgorithm):
+    """Clones actions that were disturbed by noise which is correlated in time; see the module.
+
+    It needs pairs of steps: ``TrainerConfig.mini_batch_length`` of 2 or more.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: nest of ``BoundedTensorSpec`` of continuous actions.
+        discriminator_network_cls: called as ``(input_tensor_spec=, last_layer_size=, last_activation=)``; makes f, a
+            network without memory whose output has as many elements as the action.
+        discriminator_optimizer: owns the parameters of f.
+        f_norm_penalty_weight: weight of the norm of f in the loss of f, at least 0.
+        bc_regulatization_weight: weight of the squared residual in the loss of the policy, at least 0.
+        kwargs: those of :class:`~alfx.algorithms.bc_algorithm.BcAlgorithm`; ``actor_network_cls`` makes a network that
+            gives actions, not distributions, so that ``epsilon_greedy`` has no effect.
+
+    Raises:
+        ConfError: an action is discrete, a network is not of the right kind, or a weight is negative.
+    """
+
+    @takes_arguments_of(
+        BcAlgorithm, defaults={'name': 'CausalBcAlgorithm'},
+        after={'discriminator_network_cls': 'actor_network_cls', 'discriminator_optimizer': 'actor_optimizer'})
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 discriminator_network_cls: Callable[..., Any] = EncodingNetwork, discriminator_optimizer: Any = None,
+                 f_norm_penalty_weight: float = 1e-3, bc_regulatization_weight: float = 5e-2, **kwargs: Any):
+        owner = type(self).__name__
+        check_value(owner, 'f_norm_penalty_weight', f_norm_penalty_weight, float, minimum=0)
+        check_value(owner, 'bc_regulatization_weight', bc_regulatization_weight, float, minimum=0)
+        if any(spec.is_discrete for spec in nest.flatten(action_spec)):
+            raise ConfError([problem_at('create_environment', 'env_name', f'has a discrete action, {action_spec}, and '
+                                        f'{owner} clones continuous ones', 'clone them with BcAlgorithm')])
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, **kwargs)
+        check_actor(owner, 'actor_network_cls', self._actor_network, gives_distributions=False)
+        size = sum(spec.numel for spec in nest.flatten(action_spec))
+        discriminator = discriminator_network_cls(input_tensor_spec=observation_spec, last_layer_size=size,
+                                                  last_activation=identity)
+        shape = getattr(discriminator.output_spec, 'shape', discriminator.output_spec)
+        if discriminator.is_rnn or tuple(shape) != (size, ):
+            raise ConfError([problem_at(owner, 'discriminator_network_cls', f'expected a network without memory that '
+                                        f'gives ({size},), found {type(discriminator).__name__} of {shape}',
+                                        'set it to @EncodingNetwork')])
+        self._discriminator_network = discriminator
+        self._add_given_optimizers((discriminator_optimizer, discriminator))
+        self._f_norm_penalty_weight, self._bc_weight = f_norm_penalty_weight, bc_regulatization_weight
+
+    def own_traits(self) -> Traits:
+        """That of cloning; but each step needs the one before."""
+        return super().own_traits()._replace(needs_previous_step=True)
+
+    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
+        """A :class:`BcInfo`, of which the losses of pairs of steps are made; the output is what was done."""
+        output, actor_state = self._actor_network(inputs.observation, state.actor)
+        prediction, _ = self._discriminator_network(inputs.observation)
+        target = self._stored_actions.flat(rollout_info.action)
+        info = BcInfo(self._stored_actions.flat(output), prediction, target, inputs.step_type)
+        return AlgStep(rollout_info.action, BcState(actor_state), info)
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The losses of policy and f, added up, ``[T, B]``; 0 where there is no step before."""
+        later = slice(1, None)
+        actor, discriminator = residual_losses(info.target[later] - info.actor[later], info.discriminator[:-1],
+                                               self._bc_weight, self._f_norm_penalty_weight)
+        follows = info.step_type[later] != StepType.FIRST
+        actor, discriminator = (torch.cat((torch.zeros_like(x[:1]), x * follows)) for x in (actor, discriminator))
+        return LossInfo(loss=actor + discriminator, extra=BcLossInfo(actor, discriminator))
+
+
+def residual_losses(residual: Tensor, prediction: Tensor, bc_weight: float, norm_weight: float
+                    ) -> tuple[Tensor, Tensor]:
+    """The losses of the two sides of the game of the module.
+
+    Args:
+        residual: e, ``[..., D]``, with gradient to the policy.
+        prediction: f, ``[..., D]``, of the step before.
+        bc_weight: of the squared residual.
+        norm_weight: of the norm of f.
+
+    Returns:
+        ``[...]`` each: the loss of the policy, without gradient to f, and that of f, without gradient to the policy.
+    """
+    actor = (2 * residual * prediction.detach()).sum(-1) + bc_weight * residual.square().sum(-1)
+    gain = (2 * residual.detach() * prediction - prediction.square()).sum(-1)
+    return actor, norm_weight * torch.linalg.vector_norm(prediction, dim=-1) - gain
