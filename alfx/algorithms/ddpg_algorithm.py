@@ -213,19 +213,18 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             taken = choose(probability, self._bounds.sample_like(action), taken)
         new_state = DdpgState(state.actor._replace(actor=actor_state), state.critics, noise_state)
         if self._is_recurrent and self.need_full_rollout_state():
-            new_state = self._with_critic_states(new_state, inputs.observation, action, taken)
+            new_state = self._with_critic_states(new_state, inputs, action, taken)
         return AlgStep(taken, new_state, DdpgInfo(action=taken))
 
     def _random_action_probability(self) -> float:
         """The probability of a random action in this step of the rollout."""
         return self._rollout_random_action()
 
-    def _with_critic_states(self, state: Any, observation: NestedTensor, action: NestedTensor,
-                            taken: NestedTensor) -> Any:
+    def _with_critic_states(self, state: Any, inputs: TimeStep, action: NestedTensor, taken: NestedTensor) -> Any:
         """``state`` with the states that only training needs one step further."""
-        _, actor_critics = self._critic_networks((observation, action), state.actor.critics)
-        _, critics = self._critic_networks((observation, taken), state.critics.critics)
-        _, target_actor, target_critics = self._target_values(observation, state.critics)
+        _, actor_critics = self._critic_networks((inputs.observation, action), state.actor.critics)
+        _, critics = self._critic_networks((inputs.observation, taken), state.critics.critics)
+        _, target_actor, target_critics = self._target_values(Rows((inputs, DdpgInfo(action=taken))), state.critics)
         return state._replace(actor=state.actor._replace(critics=actor_critics),
                               critics=DdpgCriticState(critics, target_actor, target_critics))
 
@@ -235,7 +234,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """The action of the policy and its loss ``[N]``, in an update that trains it."""
         if not self._is_actor_trained():
             return ((), ()), state
-        action, loss, actor_state = self._actor_step(rows.observation, state.actor)
+        action, loss, actor_state = self._actor_step(rows, state.actor)
         return (action, loss), state._replace(actor=actor_state)
 
     def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
@@ -245,7 +244,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
         """The lowest target critic of the action of the target policy."""
-        target, target_actor, target_critics = self._target_values(rows.observation, state.critics)
+        target, target_actor, target_critics = self._target_values(rows, state.critics)
         return target, state._replace(critics=DdpgCriticState(state.critics.critics, target_actor, target_critics))
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
@@ -257,36 +256,45 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                                 discounted_return=rollout_info.discounted_return)
 
     @torch.no_grad()
-    def _target_values(self, observation: NestedTensor, state: Any) -> tuple[Tensor, NestedTensor, NestedTensor]:
+    def _target_values(self, rows: Rows, state: Any) -> tuple[Tensor, NestedTensor, NestedTensor]:
         """Values ``[B]`` or ``[B, K]`` to bootstrap from, and the states of target actor and target critics."""
-        action, actor_state = self._target_actor_network(observation, state.target_actor)
-        q_values, critics_state = self._target_critic_networks((observation, self._target_action(action)),
-                                                               state.target_critics)
-        return critic_maths.lowest_critic(q_values, self._reward_weights), actor_state, critics_state
+        action, actor_state = self._target_actor_network(rows.observation, state.target_actor)
+        action = self._target_action(action)
+        q_values, critics_state = self._target_critic_networks((rows.observation, action), state.target_critics)
+        value = critic_maths.lowest_critic(q_values, self._reward_weights)
+        return self._regularized_target(value, action, rows), actor_state, critics_state
 
     def _target_action(self, action: NestedTensor) -> NestedTensor:
         """The action to bootstrap from, given that of the target actor."""
         return action
 
+    def _regularized_target(self, value: Tensor, action: NestedTensor, rows: Rows) -> Tensor:
+        """What is bootstrapped from, given the value of the action that :meth:`_target_action` yields."""
+        return value
+
     def _is_actor_trained(self) -> bool:
         """Whether the next update trains the actor."""
         return True
 
-    def _actor_step(self, observation: NestedTensor, state: Any) -> tuple[NestedTensor, Tensor, Any]:
+    def _actor_step(self, rows: Rows, state: Any) -> tuple[NestedTensor, Tensor, Any]:
         """The action of the policy ``[B, ...]``, its loss ``[B]``, and the next ``DdpgActorState``.
 
         The gradient of the loss with respect to the action is minus that of the value, dQ/da (clipped), plus that of
         ``action_l2 * |a|^2``. The critics get no gradient.
         """
-        action, actor_state = self._actor_network(observation, state.actor)
+        action, actor_state = self._actor_network(rows.observation, state.actor)
         leaves = critic_maths.leaves_of_graph(action)
-        value, critics_state = self._objective((observation, leaves), state.critics)
+        value, critics_state = self._objective((rows.observation, leaves), state.critics)
         value = critic_maths.weighted_sum(value, self._reward_weights)
         gradient = critic_maths.action_gradient(value, leaves, self._dqda_clipping)
-        loss = critic_maths.deterministic_policy_loss(gradient, action)
+        loss = self._regularized_loss(critic_maths.deterministic_policy_loss(gradient, action), value, action, rows)
         if self._action_l2 > 0:
             loss = loss + self._action_l2 * sum(a.square().reshape(len(a), -1).sum(1) for a in nest.flatten(action))
         return action, loss, DdpgActorState(actor_state, critic_maths.detached(critics_state))
+
+    def _regularized_loss(self, loss: Tensor, value: Tensor, action: NestedTensor, rows: Rows) -> Tensor:
+        """The loss ``[B]`` of the policy, given that of maximising ``value`` ``[B]``, which its ``action`` has."""
+        return loss
 
     def _objective(self, inputs: NestedTensor, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
         """The values ``[B]`` or ``[B, K]`` that the policy maximises, and the next state of the critics.

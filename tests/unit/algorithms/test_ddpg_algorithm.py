@@ -13,6 +13,7 @@ from alfx.algorithms.exploration_noise import GaussianNoise
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.algorithms.td_loss import TDLoss
+from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.data_structures import StepType, TimeStep, valid_masks
 from alfx.engine.update import reduce_loss
 from alfx.gin_utils import ConfError
@@ -23,6 +24,10 @@ from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 ALGORITHMS = {'ddpg': DdpgAlgorithm, 'td3': partial(Td3Algorithm, policy_update_period=1)}
 every_algorithm = pytest.mark.parametrize('algorithm', list(ALGORITHMS))
 every_environment = pytest.mark.parametrize('environment', list(ENVIRONMENTS))
+
+
+def rows_of(observation):
+    return Rows((TimeStep(observation=observation), ()))
 
 
 def agent_of(algorithm, environment='continuous', **args):
@@ -223,7 +228,7 @@ def test_the_policy_follows_the_gradient_of_the_value_and_leaves_the_critics_alo
     agent, _ = agent_of(algorithm, num_critic_replicas=2)
     rl = agent._rl_algorithm
     observation = torch.randn(7, 1)
-    _, loss, _ = rl._actor_step(observation, rl.train_state_spec.actor)
+    _, loss, _ = rl._actor_step(rows_of(observation), rl.train_state_spec.actor)
     loss.mean().backward()
     assert all(p.grad is None for p in rl._critic_networks.parameters())
     found = [p.grad.clone() for p in rl._actor_network.parameters()]
@@ -249,7 +254,7 @@ def test_the_gradient_of_the_value_is_clipped_elementwise(clipping, expected):
     spec = BoundedTensorSpec((2, ), torch.float32, -1, 1)
     algorithm = DdpgAlgorithm(TensorSpec((1, )), spec, dqda_clipping=clipping)
     algorithm._critic_networks = LinearCritic()
-    action, loss, _ = algorithm._actor_step(torch.randn(4, 1), algorithm.train_state_spec.actor)
+    action, loss, _ = algorithm._actor_step(rows_of(torch.randn(4, 1)), algorithm.train_state_spec.actor)
     found, = torch.autograd.grad(loss.sum(), action)
     torch.testing.assert_close(found, torch.tensor([expected] * 4))
 
@@ -258,7 +263,7 @@ def test_the_norm_of_the_action_is_penalised():
     spec = BoundedTensorSpec((2, ), torch.float32, -1, 1)
     algorithm = DdpgAlgorithm(TensorSpec((1, )), spec, action_l2=0.5)
     algorithm._critic_networks = LinearCritic()
-    action, loss, _ = algorithm._actor_step(torch.randn(4, 1), algorithm.train_state_spec.actor)
+    action, loss, _ = algorithm._actor_step(rows_of(torch.randn(4, 1)), algorithm.train_state_spec.actor)
     found, = torch.autograd.grad(loss.sum(), action)
     torch.testing.assert_close(found, torch.tensor([[-3.0, 0.1]]) + action)  # the derivative of a^2 / 2 is a
 

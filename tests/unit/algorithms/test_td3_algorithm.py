@@ -7,9 +7,14 @@ from deterministic_agents import make_agent
 from alfx import context, nest
 from alfx.algorithms import td3_algorithm
 from alfx.algorithms.td3_algorithm import Td3Algorithm
+from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.data_structures import StepType, TimeStep
 from alfx.gin_utils import ConfError
 from alfx.optimizers import SGD, Adam, AdamW
+
+
+def rows_of(observation):
+    return Rows((TimeStep(observation=observation), ()))
 
 
 def copied(module):
@@ -136,7 +141,7 @@ def test_targets_take_the_smaller_value_and_the_policy_the_first_critic():
     rl = agent._rl_algorithm
     q_values = torch.tensor([[1.0, 2.0], [4.0, 3.0]])
     rl._target_critic_networks.forward = lambda inputs, state: (q_values, state)
-    assert rl._target_values(torch.zeros(2, 1), rl.train_state_spec.critics)[0].tolist() == [1.0, 3.0]
+    assert rl._target_values(rows_of(torch.zeros(2, 1)), rl.train_state_spec.critics)[0].tolist() == [1.0, 3.0]
     inputs = torch.randn(3, 1), torch.randn(3, 1)
     assert torch.equal(rl._objective(inputs, ())[0], rl._critic_networks(inputs)[0][:, 0])
 
@@ -145,11 +150,11 @@ def test_the_loss_of_the_policy_does_not_compute_the_second_critic():
     agent, _ = make_agent(Td3Algorithm)
     rl = agent._rl_algorithm
     observation = torch.randn(3, 1)
-    expected = rl._actor_step(observation, rl.train_state_spec.actor)[1]
+    expected = rl._actor_step(rows_of(observation), rl.train_state_spec.actor)[1]
     for p in rl._critic_networks.parameters():
         p.data[1] = torch.nan  # 0 * nan is nan, so that its gradient would be seen too
     assert expected.isfinite().all()
-    assert torch.equal(rl._actor_step(observation, rl.train_state_spec.actor)[1], expected)
+    assert torch.equal(rl._actor_step(rows_of(observation), rl.train_state_spec.actor)[1], expected)
 
 
 def test_the_target_is_that_of_a_slow_loop(monkeypatch):
@@ -160,7 +165,7 @@ def test_the_target_is_that_of_a_slow_loop(monkeypatch):
     noise = torch.randn(5, 1)
     monkeypatch.setattr(td3_algorithm, 'gaussian_like', lambda x, stddev, clip: (noise * stddev).clamp(-clip, clip))
     observation = torch.randn(5, 1)
-    found, _, _ = rl._target_values(observation, rl.train_state_spec.critics)
+    found, _, _ = rl._target_values(rows_of(observation), rl.train_state_spec.critics)
     for b in range(5):
         action = rl._target_actor_network(observation[b:b + 1])[0].item()
         action = max(-1.0, min(1.0, action + max(-0.1, min(0.1, 0.2 * noise[b].item()))))

@@ -1,0 +1,74 @@
+"""TD3 that stays near the data: TD3+BC (Fujimoto and Gu 2021, arXiv:2106.06860) and ReBRAC (Tarasov et al. 2023,
+arXiv:2305.09836).
+
+:mod:`alfx.algorithms.td3_algorithm` with two penalties, of the squared distance to the action of the data::
+
+    policy   minimises  -Q(s, pi(s)) / mean|Q(s, pi(s))| + actor_penalty |pi(s) - a|^2            (eq. 3 and 5 there)
+    targets  r + gamma (min_i Q'_i(s', a') - critic_penalty |a' - a_data(s')|^2)                  (ReBRAC, eq. 4)
+
+with ``a'`` the smoothed action of the target policy and ``a_data(s')`` what was done next. TD3+BC has the first alone;
+its alpha, a factor of the value in place of one of the penalty, is ``1 / (D actor_penalty)``, as its penalty is a mean
+over the D elements of an action. Distances are in units of half the range of the actions, which the papers have as -1
+to 1. At LAST nothing was done, so that there is no penalty. ReBRAC's other choices, such as layer normalisation in the
+critics, deeper networks and larger minibatches, are made in a conf.
+"""
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx.algorithms.bootstrapped_algorithm import Rows
+from alfx.algorithms.maths.offline_maths import StoredActions
+from alfx.algorithms.td3_algorithm import Td3Algorithm
+from alfx.data_structures import StepType
+from alfx.gin_utils import ConfError, check_value, configurable, takes_arguments_of
+from alfx.gin_utils.checks import problem_at
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+
+
+@configurable
+class Td3BcAlgorithm(Td3Algorithm):
+    """TD3 with penalties of the distance to the actions of the data; see the module.
+
+    Args:
+        action_spec: nest of ``BoundedTensorSpec`` of continuous actions with finite bounds.
+        reward_spec: of rank 0, or of rank 1 for K rewards; then without ``critic_penalty``.
+        actor_penalty: weight of the squared distance in the loss of the policy, at least 0; 0.4 is that of TD3+BC for
+            an action of one element.
+        critic_penalty: weight of the squared distance in the targets of the critics, at least 0; 0 is TD3+BC.
+        normalize_value: divide the value in the loss of the policy by its mean size over the minibatch, so that
+            ``actor_penalty`` means the same for rewards of any size.
+        kwargs: those of :class:`~alfx.algorithms.td3_algorithm.Td3Algorithm`.
+
+    Raises:
+        ConfError: a number is out of range, or ``critic_penalty`` is given with K rewards.
+        SpecError: an action is discrete, or has no finite bounds.
+    """
+
+    @takes_arguments_of(Td3Algorithm, defaults={'name': 'Td3BcAlgorithm'}, after={'actor_penalty': 'reward_weights'})
+    def __init__(self, action_spec: NestedTensorSpec, reward_spec: TensorSpec, actor_penalty: float = 0.4,
+                 critic_penalty: float = 0.0, normalize_value: bool = True, **kwargs: Any):
+        owner = type(self).__name__
+        check_value(owner, 'actor_penalty', actor_penalty, float, minimum=0)
+        check_value(owner, 'critic_penalty', critic_penalty, float, minimum=0)
+        check_value(owner, 'normalize_value', normalize_value, bool)
+        if critic_penalty and reward_spec.ndim:
+            raise ConfError([problem_at(owner, 'critic_penalty', f'= {critic_penalty}: it is a penalty of one return, '
+                                        f'but there are {reward_spec.numel} rewards', 'set it to 0')])
+        super().__init__(action_spec=action_spec, reward_spec=reward_spec, **kwargs)
+        self._stored_actions = StoredActions(action_spec)
+        self._actor_penalty, self._critic_penalty = actor_penalty, critic_penalty
+        self._normalize_value = normalize_value
+
+    own_traits = Td3Algorithm.own_traits
+
+    def _regularized_loss(self, loss: Tensor, value: Tensor, action: NestedTensor, rows: Rows) -> Tensor:
+        if self._normalize_value:
+            loss = loss / value.detach().abs().mean().clamp(min=1e-6)
+        return loss + self._actor_penalty * self._stored_actions.squared_error(action, rows.rollout_info.action)
+
+    def _regularized_target(self, value: Tensor, action: NestedTensor, rows: Rows) -> Tensor:
+        if not self._critic_penalty:
+            return value
+        distance = self._stored_actions.squared_error(action, rows.rollout_info.action)
+        return value - self._critic_penalty * torch.where(rows.inputs.step_type == StepType.LAST, 0.0, distance)
