@@ -44,13 +44,14 @@ from alfx.utils.target_updater import TargetUpdater
 DqnState = namedtuple('DqnState', ['critic', 'target_critic', 'exploration'], default_value=())
 """The states of the critics and the target critics, ``()`` without memory, and of the exploration in the rollout."""
 
-DqnInfo = namedtuple('DqnInfo', ['reward', 'step_type', 'discount', 'action', 'critic', 'target_critic', 'q_values'],
-                     default_value=())
+DqnInfo = namedtuple('DqnInfo', ['reward', 'step_type', 'discount', 'action', 'critic', 'target_critic', 'q_values',
+                                 'discounted_return'], default_value=())
 """What the steps yield, ``[B, ...]`` each; what is not needed is ``()``.
 
 ``critic`` are the values of the action that was taken, ``[B, n]``, ``[B, n, K]`` for K rewards, or log-probabilities
 ``[B, n, N]`` of N atoms. ``target_critic`` is the value to bootstrap from, the same without n (probabilities of the
-atoms). ``q_values`` ``[B, A]``, in evaluation, is what the action was chosen by.
+atoms). ``q_values`` ``[B, A]``, in evaluation, is what the action was chosen by. ``discounted_return`` is there if the
+replay buffer gives it.
 """
 
 DqnLossInfo = namedtuple('DqnLossInfo', ['critic'], default_value=())
@@ -254,10 +255,14 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         if self._target_net_target_action:
             details, critic_state = self._outputs(self._critic_networks, rows.observation, state.critic)
             state = state._replace(critic=critic_state)
+        return self._of_action_taken(details, rows), state
+
+    def _of_action_taken(self, outputs: Tensor, rows: Rows) -> Any:
+        """What is trained of the outputs ``[N, n, ...]`` of the critics, see :meth:`trained_values`."""
         index = self._discrete.index(rows.rollout_info.action)
         if self._atoms is not None:
-            return torch.log_softmax(q_maths.of_action(details, index, 2), -1), state
-        return q_maths.of_action(details, index, -1), state
+            return torch.log_softmax(q_maths.of_action(outputs, index, 2), -1)
+        return q_maths.of_action(outputs, index, -1)
 
     @torch.no_grad()
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
@@ -277,7 +282,8 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """The action taken, and a :class:`DqnInfo`."""
         action = rollout_info.action
         return action, DqnInfo(reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount,
-                               action=action, critic=terms.values, target_critic=terms.target)
+                               action=action, critic=terms.values, target_critic=terms.target,
+                               discounted_return=rollout_info.discounted_return)
 
     def num_steps_with_gradient(self, length: int) -> tuple[int, int]:
         """Where the values are trained, twice: the policy is that of their critics."""
@@ -303,7 +309,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             policy, _, _ = self.policy_terms(end_of_return, state)
         target, _ = self.bootstrap_values(end_of_return, policy, state)
         target = target.new_zeros(length, batch, *target.shape[1:]).index_put_((step, column), target)
-        values = with_zeros_after(values.unsqueeze(0), length - 1)
+        values = nest.map_structure(lambda x: with_zeros_after(x.unsqueeze(0), length - 1), values)
         output, info = self.train_info(inputs, rollout_info, Terms((), (), values, target))
         return AlgStep(output, (), info)
 

@@ -137,7 +137,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         ValueError: arguments that contradict each other or are out of range.
     """
 
-    _log_alpha: nn.Parameter
+    _log_alpha: Any
     _target_entropy: Tensor
     _training_started: Tensor
 
@@ -198,7 +198,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._prior_actor = None
         if prior_actor_ctor is not None:
             self._prior_actor = prior_actor_ctor(observation_spec, action_spec, debug_summaries=debug_summaries)
-        self._log_alpha = nn.Parameter(initial_log_alphas(parts, initial_log_alpha, max_log_alpha))
+        self._log_alpha = (nn.Parameter(initial_log_alphas(parts, initial_log_alpha, max_log_alpha))
+                           if self._has_temperature else None)
         self.register_buffer('_target_entropy', targets_of_alpha(
             parts, target_entropy, None if prior_actor_ctor is None else target_kld_per_dim), persistent=False)
         self._add_given_optimizers((actor_optimizer, actor), (critic_optimizer, critics),
@@ -211,6 +212,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries, name='critic_loss')
 
     _num_quantiles: int | None = None  # of the critics, in a subclass
+    _has_temperature = True  # False in a subclass whose policy is not that of an entropy
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks', '_prior_actor']
@@ -376,15 +378,17 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """An action of the policy, and a :class:`SacInfo` with the loss of alpha."""
         policy, loss = terms.policy, terms.loss
         log_pi = policy.log_pi.detach()
-        neg_entropy = log_pi.sum(-1) if self._log_alpha.ndim else log_pi
-        is_last_left_out = inputs.step_type.ndim == 2 and not self._train_actor_on_last_step
-        alpha_loss = sac_losses.temperature_loss(self._log_alpha, log_pi[:-1] if is_last_left_out else log_pi,
-                                                 self._target_entropy)
+        alpha_loss: Any = ()
+        neg_entropy = log_pi.sum(-1) if self._has_temperature and self._log_alpha.ndim else log_pi
+        if self._has_temperature:
+            is_last_left_out = inputs.step_type.ndim == 2 and not self._train_actor_on_last_step
+            alpha_loss = sac_losses.temperature_loss(self._log_alpha, log_pi[:-1] if is_last_left_out else log_pi,
+                                                     self._target_entropy)
+            alpha_loss = with_zeros_after(alpha_loss, 1) if is_last_left_out else alpha_loss
         return policy.action, SacInfo(
             reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=rollout_info.action,
             action_distribution=policy.distribution, critic=SacCriticInfo(terms.values, terms.target), log_pi=log_pi,
-            alpha=with_zeros_after(alpha_loss, 1) if is_last_left_out else alpha_loss,
-            actor=LossInfo(loss=loss, extra=SacActorInfo(loss, neg_entropy)),
+            alpha=alpha_loss, actor=LossInfo(loss=loss, extra=SacActorInfo(loss, neg_entropy)),
             discounted_return=rollout_info.discounted_return)
 
     def num_steps_with_gradient(self, length: int) -> tuple[int, int]:
@@ -419,13 +423,14 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def calc_loss(self, info: Any) -> LossInfo:
         """The loss of critics, actor and alpha ``[T, B]``, from infos ``[T, B, ...]``."""
         critic_loss = self._calc_critic_loss(info)
-        policy_loss = info.alpha if isinstance(info.actor.loss, tuple) else info.actor.loss + info.alpha
+        terms = [loss for loss in (info.actor.loss, info.alpha) if isinstance(loss, Tensor)]
+        policy_loss = sum(terms[1:], start=terms[0])
         if self._reproduce_locomotion:
             policy_loss = with_zeros_before(policy_loss[1:], 1)
         elif self._is_recurrent and not self._train_actor_on_last_step:  # otherwise train_sequence has left it out
             policy_loss = with_zeros_after(policy_loss[:-1], 1)
         priority = critic_maths.sequence_priority(critic_loss, info.step_type) if self._calculate_priority else ()
-        if summary.should_record_summaries():
+        if summary.should_record_summaries() and self._has_temperature:
             for i, alpha in enumerate(self._log_alpha.detach().exp().reshape(-1)):  # of a mixed action: discrete first
                 summary.scalar(f'{self._name}/alpha/{i}', alpha)
         return LossInfo(loss=critic_loss + policy_loss, priority=priority,

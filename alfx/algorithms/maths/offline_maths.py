@@ -1,4 +1,5 @@
 """The maths of learning from the actions of others, without state. ``N`` is any batch."""
+import math
 from typing import Any
 
 import torch
@@ -24,6 +25,21 @@ def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
 def advantage_weights(advantage: Tensor, temperature: float, maximum: float) -> Tensor:
     """``min(exp(A / temperature), maximum)`` without gradient: how much an action is cloned (eq. 7 there)."""
     return (advantage.detach() / temperature).exp().clamp(max=maximum)
+
+
+def log_integral_exp(values: Tensor, log_density: Tensor) -> Tensor:
+    """``log of the integral of exp(Q(s, a)) over a``, estimated by importance sampling (Kumar et al. 2020,
+    arXiv:2006.04779, appendix F).
+
+    Args:
+        values: Q of m sampled actions, ``[m, N, ...]``.
+        log_density: ``[m, N]``, that by which each of them was sampled.
+
+    Returns:
+        ``[N, ...]``.
+    """
+    log_density = log_density.reshape(*log_density.shape, *[1] * (values.ndim - 2))
+    return torch.logsumexp(values - log_density, 0) - math.log(len(values))
 
 
 class StoredActions(nn.Module):

@@ -1,0 +1,76 @@
+"""Advantage-weighted actor-critic (Nair et al. 2020, arXiv:2006.09359).
+
+The critics are those of :mod:`alfx.algorithms.sac_algorithm` without entropy. The policy clones the actions that were
+taken, own or recorded ones, by how good they were::
+
+    pi  maximises  E[ min(exp(A(s, a) / temperature), max) log pi(a | s) ]                                (eq. 13)
+    A(s, a) = min_i Q_i(s, a) - min_i Q_i(s, a'),  a' ~ pi(. | s)
+
+so that it never asks for actions far from the data, and yet goes on learning when it acts itself. Differs from the
+paper: weights are bounded, as in most implementations, and not divided by their sum over a minibatch.
+"""
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx.algorithms.bootstrapped_algorithm import Rows
+from alfx.algorithms.maths.offline_maths import StoredActions, advantage_weights
+from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice
+from alfx.algorithms.sac_algorithm import SacAlgorithm
+from alfx.gin_utils import ConfError, check_value, configurable, takes_arguments_of
+from alfx.gin_utils.checks import problem_at
+from alfx.tensor_specs import NestedTensorSpec
+
+_OF_ENTROPY = ('use_entropy_reward', 'normalize_entropy_reward', 'target_entropy', 'prior_actor_ctor',
+               'target_kld_per_dim', 'initial_log_alpha', 'max_log_alpha', 'alpha_optimizer')
+
+
+@configurable
+class AwacAlgorithm(SacAlgorithm):
+    """Advantage-weighted actor-critic; see the module.
+
+    Args:
+        action_spec: nest of specs of continuous actions.
+        temperature: of the weights, above 0; the paper's lambda.
+        max_exp_advantage: the largest weight, above 0.
+        kwargs: those of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm` that are not about its entropy, discrete
+            actions or the gradient of the value. ``train_actor_on_last_step`` is False unless given.
+
+    Raises:
+        ConfError: a number is out of range, or an action is discrete.
+    """
+
+    _has_temperature = False
+
+    @takes_arguments_of(
+        SacAlgorithm, without=(*_OF_ENTROPY, 'q_network_cls', 'dqda_clipping', 'reproduce_locomotion'),
+        defaults={'train_actor_on_last_step': False, 'name': 'AwacAlgorithm'},
+        after={'temperature': 'critic_loss_ctor'})
+    def __init__(self, action_spec: NestedTensorSpec, temperature: float = 1.0, max_exp_advantage: float = 100.0,
+                 **kwargs: Any):
+        owner = type(self).__name__
+        check_value(owner, 'temperature', temperature, float, above=0)
+        check_value(owner, 'max_exp_advantage', max_exp_advantage, float, above=0)
+        if ActionParts(action_spec).type != ActionType.Continuous:
+            raise ConfError([problem_at('create_environment', 'env_name', f'has a discrete action, {action_spec}, and '
+                                        f'{owner} learns continuous ones', 'choose another environment or algorithm')])
+        super().__init__(action_spec=action_spec, use_entropy_reward=False, **kwargs)
+        self._stored_actions = StoredActions(action_spec)
+        self._temperature, self._max_weight = temperature, max_exp_advantage
+
+    own_traits = SacAlgorithm.own_traits
+
+    def policy_loss(self, rows: Rows, policy: Any, details: Choice, state: Any) -> tuple[Any, Any]:
+        """The loss ``[N]`` of the policy: minus the weighted log-probability of the action taken."""
+        weights, actor_state = self._weights(rows, details, state)
+        log_prob = self._stored_actions.log_prob(details.distribution, rows.rollout_info.action)
+        return -weights * log_prob, state._replace(actor=actor_state)
+
+    @torch.no_grad()
+    def _weights(self, rows: Rows, details: Choice, state: Any) -> tuple[Tensor, Any]:
+        """``[N]``, and the state of the critics for the policy's actions."""
+        taken, _ = self._critic_networks((rows.observation, rows.rollout_info.action), state.critic.critics)
+        own, actor_state = self._critic_networks((rows.observation, details.continuous), state.actor)
+        advantage = self._actor_value(taken) - self._actor_value(own)
+        return advantage_weights(advantage, self._temperature, self._max_weight), actor_state

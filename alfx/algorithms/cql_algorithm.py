@@ -1,0 +1,208 @@
+"""Conservative Q-learning (Kumar et al. 2020, arXiv:2006.04779) and its calibrated form, Cal-QL (Nakamoto et al. 2023,
+arXiv:2303.05479).
+
+Values of actions that are not in the data are not corrected by any experience, and a policy finds those that are too
+high. So to the loss of each critic is added (CQL(H), eq. 4)::
+
+    penalty_weight * E_D[ log sum_a exp(Q(s, a)) - Q(s, a_data) ]
+
+which lowers values of other actions as far as they compete with those in the data. It lowers them below what any policy
+is worth, and a policy that goes on learning by acting has to unlearn that first. Calibrated, no value is lowered below
+the return R(s) that followed in the data: ``max(Q(s, a), R(s))`` stands for ``Q(s, a)`` in the sum (Cal-QL, eq. 5.1).
+
+:class:`CqlAlgorithm` is soft actor-critic with that penalty; the sum is an integral there, which is estimated from
+uniformly random actions and actions of the policy, of which only the latter are calibrated. Where the published code
+samples the policy of the next step as well, it follows appendix F of the paper. :class:`DiscreteCqlAlgorithm` is deep
+Q-learning with it.
+"""
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alfx import nest
+from alfx.algorithms.bootstrapped_algorithm import Rows, Terms
+from alfx.algorithms.dqn_algorithm import DqnAlgorithm, DqnInfo, DqnLossInfo
+from alfx.algorithms.exploration_noise import ActionBounds
+from alfx.algorithms.maths import critic_maths, q_maths
+from alfx.algorithms.maths.offline_maths import log_integral_exp
+from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice
+from alfx.algorithms.sac_algorithm import SacAlgorithm, SacInfo, SacLossInfo
+from alfx.data_structures import LossInfo, TimeStep, namedtuple
+from alfx.gin_utils import ConfError, check_value, configurable, takes_arguments_of
+from alfx.gin_utils.checks import problem_at
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec
+from alfx.utils import dist_utils
+
+CqlInfo = namedtuple('CqlInfo', [*SacInfo._fields, 'penalty'], default_value=())  # type: ignore[attr-defined]
+"""``SacInfo``, and the ``penalty`` ``[B]``: the sum of those of all critics."""
+
+CqlLossInfo = namedtuple('CqlLossInfo', [*SacLossInfo._fields, 'penalty'], default_value=())  # type: ignore[attr-defined]
+"""The parts of the loss; that of the critics is without the penalty, which has its weight."""
+
+DiscreteCqlInfo = namedtuple('DiscreteCqlInfo', [*DqnInfo._fields, 'penalty'], default_value=())  # type: ignore[attr-defined]
+"""``DqnInfo``, and the ``penalty`` ``[B]``: the sum of those of all critics."""
+
+DiscreteCqlLossInfo = namedtuple('DiscreteCqlLossInfo', [*DqnLossInfo._fields, 'penalty'], default_value=())  # type: ignore[attr-defined]
+"""The parts of the loss, as in ``CqlLossInfo``."""
+
+
+def _return_in_data(rows: Rows, owner: str) -> Tensor:
+    """What followed in the data, ``[N]``.
+
+    Raises:
+        ConfError: that is not known.
+    """
+    found = rows.rollout_info.discounted_return
+    if not isinstance(found, Tensor):
+        raise ConfError([problem_at(owner, 'calibrated', '= True, but the replay buffer does not know the returns of '
+                                    'its episodes', 'set ReplayBuffer.record_episodic_return to True, and '
+                                    'ReplayBuffer.gamma to that of the loss')])
+    return found
+
+
+def _with_penalty(loss_info: LossInfo, penalty: Tensor, extra_cls: Any) -> LossInfo:
+    """``loss_info`` with a further loss ``[T, B]``."""
+    return loss_info._replace(loss=loss_info.loss + penalty, extra=extra_cls(*loss_info.extra, penalty))
+
+
+def _without_last_step(penalty: Tensor) -> Tensor:
+    """``[T, B]``; 0 at the last step of a sequence, whose critics are not trained."""
+    return torch.cat((penalty[:-1], torch.zeros_like(penalty[-1:])))
+
+
+@configurable
+class CqlAlgorithm(SacAlgorithm):
+    """Soft actor-critic whose critics are conservative; see the module.
+
+    With K rewards it is the value of their weighted sum that is lowered.
+
+    Args:
+        action_spec: nest of ``BoundedTensorSpec`` of continuous actions with finite bounds.
+        penalty_weight: at least 0; alpha in the paper.
+        num_sampled_actions: of each kind, to estimate the integral from.
+        calibrated: do not lower values below the returns in the data. It takes a replay buffer with
+            ``record_episodic_return``; where a return is not known, ``default_return`` stands for it. Rewards must not
+            be scaled by a transformer then, as the replay buffer does not know of that.
+        kwargs: those of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`, without those for discrete actions;
+            ``use_entropy_reward`` is False unless given.
+
+    Raises:
+        ConfError: a number is out of range, or an action is discrete.
+        SpecError: an action has no finite bounds.
+    """
+
+    @takes_arguments_of(SacAlgorithm, without=('q_network_cls', ),
+                        defaults={'use_entropy_reward': False, 'name': 'CqlAlgorithm'},
+                        after={'penalty_weight': 'critic_loss_ctor'})
+    def __init__(self, action_spec: NestedTensorSpec, penalty_weight: float = 5.0, num_sampled_actions: int = 10,
+                 calibrated: bool = False, **kwargs: Any):
+        owner = type(self).__name__
+        check_value(owner, 'penalty_weight', penalty_weight, float, minimum=0)
+        check_value(owner, 'num_sampled_actions', num_sampled_actions, int, minimum=1)
+        check_value(owner, 'calibrated', calibrated, bool)
+        if ActionParts(action_spec).type != ActionType.Continuous:
+            raise ConfError([problem_at('create_environment', 'env_name', f'has a discrete action, {action_spec}, and '
+                                        f'{owner} learns continuous ones', 'use DiscreteCqlAlgorithm')])
+        super().__init__(action_spec=action_spec, **kwargs)
+        self._bounds = ActionBounds(action_spec, owner)
+        self._log_uniform = -sum(float(np.log(np.broadcast_to(spec.maximum - spec.minimum, spec.shape)).sum())
+                                 for spec in nest.flatten(action_spec))
+        self._penalty_weight, self._num_samples, self._calibrated = penalty_weight, num_sampled_actions, calibrated
+
+    own_traits = SacAlgorithm.own_traits
+
+    def trained_values(self, rows: Rows, details: Choice, state: Any) -> tuple[Any, Any]:
+        """The critics ``[N, n]`` of the action taken (``[N, n, K]``), and the penalty ``[N]``."""
+        observation, critics_state = rows.observation, state.critic.critics
+        values, state = super().trained_values(rows, details, state)
+        actions, log_density = self._sampled_actions_of(rows.of(details.distribution))
+        count = 2 * self._num_samples
+        repeated = nest.map_structure(lambda x: _repeated(x, count), (observation, critics_state))
+        sampled, _ = self._critic_networks((repeated[0], actions), repeated[1])
+        sampled, taken = (critic_maths.weighted_sum(x, self._reward_weights) for x in (sampled, values))
+        sampled = sampled.unflatten(0, (count, -1))
+        if self._calibrated:
+            least = critic_maths.weighted_sum(_return_in_data(rows, type(self).__name__), self._reward_weights)
+            of_policy = torch.maximum(sampled[self._num_samples:], least.unsqueeze(-1))
+            sampled = torch.cat((sampled[:self._num_samples], of_policy))
+        return (values, (log_integral_exp(sampled, log_density) - taken).sum(1)), state
+
+    @torch.no_grad()
+    def _sampled_actions_of(self, distribution: Any) -> tuple[NestedTensor, Tensor]:
+        """Actions ``[2 m * N, ...]``, uniformly random ones and then those of the policy, and log densities
+        ``[2 m, N]``."""
+        repeated = nest.map_structure(lambda x: _repeated(x, self._num_samples), distribution)
+        own, log_prob = dist_utils.rsample_action_distribution(repeated, return_log_prob=True)
+        log_prob = log_prob.unflatten(0, (self._num_samples, -1))
+        uniform = torch.full_like(log_prob, self._log_uniform)
+        actions = nest.map_structure(lambda a, b: torch.cat((a, b)), self._bounds.sample_like(own), own)
+        return actions, torch.cat((uniform, log_prob))
+
+    def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
+        """An action of the policy, and a :class:`CqlInfo`."""
+        values, penalty = terms.values
+        output, info = super().train_info(inputs, rollout_info, terms._replace(values=values))
+        return output, CqlInfo(*info, penalty)
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """That of soft actor-critic with the penalty, ``[T, B]``."""
+        penalty = self._penalty_weight * _without_last_step(info.penalty)
+        return _with_penalty(super().calc_loss(info), penalty, CqlLossInfo)
+
+
+@configurable
+class DiscreteCqlAlgorithm(DqnAlgorithm):
+    """Deep Q-learning whose critics are conservative; see the module.
+
+    With K rewards it is the value of their weighted sum that is lowered, with distributions their mean.
+
+    Args:
+        penalty_weight: at least 0; alpha in the paper.
+        calibrated: do not lower values below the returns in the data, see :class:`CqlAlgorithm`.
+        kwargs: those of :class:`~alfx.algorithms.dqn_algorithm.DqnAlgorithm`.
+
+    Raises:
+        ConfError: ``penalty_weight`` is negative.
+        ValueError: as ``DqnAlgorithm``.
+    """
+
+    @takes_arguments_of(DqnAlgorithm, defaults={'name': 'DiscreteCqlAlgorithm'},
+                        after={'penalty_weight': 'critic_loss_ctor'})
+    def __init__(self, penalty_weight: float = 1.0, calibrated: bool = False, **kwargs: Any):
+        check_value(type(self).__name__, 'penalty_weight', penalty_weight, float, minimum=0)
+        check_value(type(self).__name__, 'calibrated', calibrated, bool)
+        super().__init__(**kwargs)
+        self._penalty_weight, self._calibrated = penalty_weight, calibrated
+
+    own_traits = DqnAlgorithm.own_traits
+
+    def _of_action_taken(self, outputs: Tensor, rows: Rows) -> Any:
+        """What is trained towards targets, and the penalty ``[N]``."""
+        values = outputs if self._atoms is None else q_maths.expected_values(outputs, self._atoms)
+        if self._reward_weights is not None:
+            values = torch.einsum('k,bnka->bna', self._reward_weights, values)
+        taken = q_maths.of_action(values, self._discrete.index(rows.rollout_info.action), -1)
+        if self._calibrated:
+            least = critic_maths.weighted_sum(_return_in_data(rows, type(self).__name__), self._reward_weights)
+            values = torch.maximum(values, least.reshape(-1, 1, 1))
+        return super()._of_action_taken(outputs, rows), (torch.logsumexp(values, -1) - taken).sum(1)
+
+    def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
+        """The action taken, and a :class:`DiscreteCqlInfo`."""
+        values, penalty = terms.values
+        output, info = super().train_info(inputs, rollout_info, terms._replace(values=values))
+        return output, DiscreteCqlInfo(*info, penalty)
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """That of deep Q-learning with the penalty, ``[T, B]``."""
+        penalty = self._penalty_weight * _without_last_step(info.penalty)
+        if self._train_first_step_only:
+            penalty = q_maths.first_step_only(penalty)
+        return _with_penalty(super().calc_loss(info), penalty, DiscreteCqlLossInfo)
+
+
+def _repeated(x: Tensor, count: int) -> Tensor:
+    """``[N, ...]`` to ``[count * N, ...]``."""
+    return x.expand(count, *x.shape).flatten(0, 1)
