@@ -18,8 +18,8 @@ from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.algorithms.maths.offline_maths import StoredActions, advantage_weights
 from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice
 from alfx.algorithms.sac_algorithm import SacAlgorithm
-from alfx.gin_utils import ConfError, check_value, configurable, takes_arguments_of
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils import ConfError, configurable, takes_arguments_of
+from alfx.gin_utils.checks import Positive, problem_at
 from alfx.tensor_specs import NestedTensorSpec
 
 _OF_ENTROPY = ('use_entropy_reward', 'normalize_entropy_reward', 'target_entropy', 'prior_actor_ctor',
@@ -47,14 +47,12 @@ class AwacAlgorithm(SacAlgorithm):
         SacAlgorithm, without=(*_OF_ENTROPY, 'q_network_cls', 'dqda_clipping', 'reproduce_locomotion'),
         defaults={'train_actor_on_last_step': False, 'name': 'AwacAlgorithm'},
         after={'temperature': 'critic_loss_ctor'})
-    def __init__(self, action_spec: NestedTensorSpec, temperature: float = 1.0, max_exp_advantage: float = 100.0,
+    def __init__(self, action_spec: NestedTensorSpec, temperature: Positive = 1.0, max_exp_advantage: Positive = 100.0,
                  **kwargs: Any):
-        owner = type(self).__name__
-        check_value(owner, 'temperature', temperature, float, above=0)
-        check_value(owner, 'max_exp_advantage', max_exp_advantage, float, above=0)
         if ActionParts(action_spec).type != ActionType.Continuous:
-            raise ConfError([problem_at('create_environment', 'env_name', f'has a discrete action, {action_spec}, and '
-                                        f'{owner} learns continuous ones', 'choose another environment or algorithm')])
+            raise ConfError([problem_at(
+                'create_environment', 'env_name', f'has a discrete action, {action_spec}, and {type(self).__name__} '
+                'learns continuous ones', 'choose another environment or algorithm')])
         super().__init__(action_spec=action_spec, use_entropy_reward=False, **kwargs)
         self._stored_actions = StoredActions(action_spec)
         self._temperature, self._max_weight = temperature, max_exp_advantage

@@ -22,8 +22,8 @@ from torch import Tensor
 from alfx import nest
 from alfx.algorithms.bc_algorithm import BcAlgorithm, BcState
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, check_value, configurable, takes_arguments_of
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils import ConfError, configurable, takes_arguments_of
+from alfx.gin_utils.checks import NonNegative, problem_at
 from alfx.utils.math_ops import identity
 from alfx.networks.action_specs import check_actor
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -64,10 +64,9 @@ class CausalBcAlgorithm(BcAlgorithm):
         after={'discriminator_network_cls': 'actor_network_cls', 'discriminator_optimizer': 'actor_optimizer'})
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  discriminator_network_cls: Callable[..., Any] = EncodingNetwork, discriminator_optimizer: Any = None,
-                 f_norm_penalty_weight: float = 1e-3, bc_regulatization_weight: float = 5e-2, **kwargs: Any):
+                 f_norm_penalty_weight: NonNegative = 1e-3, bc_regulatization_weight: NonNegative = 5e-2,
+                 **kwargs: Any):
         owner = type(self).__name__
-        check_value(owner, 'f_norm_penalty_weight', f_norm_penalty_weight, float, minimum=0)
-        check_value(owner, 'bc_regulatization_weight', bc_regulatization_weight, float, minimum=0)
         if any(spec.is_discrete for spec in nest.flatten(action_spec)):
             raise ConfError([problem_at('create_environment', 'env_name', f'has a discrete action, {action_spec}, and '
                                         f'{owner} clones continuous ones', 'clone them with BcAlgorithm')])

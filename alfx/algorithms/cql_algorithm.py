@@ -30,8 +30,8 @@ from alfx.algorithms.maths.offline_maths import log_integral_exp
 from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice
 from alfx.algorithms.sac_algorithm import SacAlgorithm, SacInfo, SacLossInfo
 from alfx.data_structures import LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, check_value, configurable, takes_arguments_of
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils import ConfError, configurable, takes_arguments_of
+from alfx.gin_utils.checks import Count, NonNegative, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
 
@@ -96,12 +96,9 @@ class CqlAlgorithm(SacAlgorithm):
     @takes_arguments_of(SacAlgorithm, without=('q_network_cls', ),
                         defaults={'use_entropy_reward': False, 'name': 'CqlAlgorithm'},
                         after={'penalty_weight': 'critic_loss_ctor'})
-    def __init__(self, action_spec: NestedTensorSpec, penalty_weight: float = 5.0, num_sampled_actions: int = 10,
-                 calibrated: bool = False, **kwargs: Any):
+    def __init__(self, action_spec: NestedTensorSpec, penalty_weight: NonNegative = 5.0,
+                 num_sampled_actions: Count = 10, calibrated: bool = False, **kwargs: Any):
         owner = type(self).__name__
-        check_value(owner, 'penalty_weight', penalty_weight, float, minimum=0)
-        check_value(owner, 'num_sampled_actions', num_sampled_actions, int, minimum=1)
-        check_value(owner, 'calibrated', calibrated, bool)
         if ActionParts(action_spec).type != ActionType.Continuous:
             raise ConfError([problem_at('create_environment', 'env_name', f'has a discrete action, {action_spec}, and '
                                         f'{owner} learns continuous ones', 'use DiscreteCqlAlgorithm')])
@@ -170,9 +167,7 @@ class DiscreteCqlAlgorithm(DqnAlgorithm):
 
     @takes_arguments_of(DqnAlgorithm, defaults={'name': 'DiscreteCqlAlgorithm'},
                         after={'penalty_weight': 'critic_loss_ctor'})
-    def __init__(self, penalty_weight: float = 1.0, calibrated: bool = False, **kwargs: Any):
-        check_value(type(self).__name__, 'penalty_weight', penalty_weight, float, minimum=0)
-        check_value(type(self).__name__, 'calibrated', calibrated, bool)
+    def __init__(self, penalty_weight: NonNegative = 1.0, calibrated: bool = False, **kwargs: Any):
         super().__init__(**kwargs)
         self._penalty_weight, self._calibrated = penalty_weight, calibrated
 

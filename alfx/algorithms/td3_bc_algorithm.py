@@ -21,8 +21,8 @@ from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.algorithms.maths.offline_maths import StoredActions
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.data_structures import StepType
-from alfx.gin_utils import ConfError, check_value, configurable, takes_arguments_of
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils import ConfError, configurable, takes_arguments_of
+from alfx.gin_utils.checks import NonNegative, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 
@@ -46,15 +46,12 @@ class Td3BcAlgorithm(Td3Algorithm):
     """
 
     @takes_arguments_of(Td3Algorithm, defaults={'name': 'Td3BcAlgorithm'}, after={'actor_penalty': 'reward_weights'})
-    def __init__(self, action_spec: NestedTensorSpec, reward_spec: TensorSpec, actor_penalty: float = 0.4,
-                 critic_penalty: float = 0.0, normalize_value: bool = True, **kwargs: Any):
-        owner = type(self).__name__
-        check_value(owner, 'actor_penalty', actor_penalty, float, minimum=0)
-        check_value(owner, 'critic_penalty', critic_penalty, float, minimum=0)
-        check_value(owner, 'normalize_value', normalize_value, bool)
+    def __init__(self, action_spec: NestedTensorSpec, reward_spec: TensorSpec, actor_penalty: NonNegative = 0.4,
+                 critic_penalty: NonNegative = 0.0, normalize_value: bool = True, **kwargs: Any):
         if critic_penalty and reward_spec.ndim:
-            raise ConfError([problem_at(owner, 'critic_penalty', f'= {critic_penalty}: it is a penalty of one return, '
-                                        f'but there are {reward_spec.numel} rewards', 'set it to 0')])
+            raise ConfError([problem_at(
+                type(self).__name__, 'critic_penalty', f'= {critic_penalty}: it is a penalty of one return, but there '
+                f'are {reward_spec.numel} rewards', 'set it to 0')])
         super().__init__(action_spec=action_spec, reward_spec=reward_spec, **kwargs)
         self._stored_actions = StoredActions(action_spec)
         self._actor_penalty, self._critic_penalty = actor_penalty, critic_penalty
