@@ -22,7 +22,7 @@ def make_buffer(datasets: Sequence[Dataset], experience_spec: Experience, **opti
     Args:
         datasets: fit the spec.
         experience_spec: of a step, its ``rollout_info`` as of :func:`info_of_action`; without ``state``.
-        options: arguments of ``ReplayBuffer`` besides; bindings in the scope ``offline/`` come after them.
+        options: arguments of ``ReplayBuffer`` besides; bindings in the scope ``offline/`` decide about the others.
     """
     spec = nest.map_structure(lambda x: x, experience_spec)
     step_spec = spec.time_step
