@@ -80,6 +80,7 @@ class BcAlgorithm(OffPolicyAlgorithm):
 
     def check_config(self, config: TrainerConfig) -> None:
         """Refuse to clone nothing but its own actions."""
+        super().check_config(config)
         if not config.offline_datasets() and not self.overwrite_policy_output:
             raise ConfError([problem_at('TrainerConfig', 'offline_buffer_dir', f'is not set: {self._name} would learn '
                                         'to do what it does anyway', 'name a dataset (docs/offline.md)')])

@@ -205,7 +205,7 @@ class TrainerConfig:
     priority_replay_alpha: Union[float, Callable] = setting(0.7, minimum=0)
     priority_replay_beta: Union[float, Callable] = setting(0.4, minimum=0)
     priority_replay_eps: float = setting(1e-6, minimum=0)
-    offline_buffer_dir: Union[None, str, Sequence[str]] = None
+    offline_buffer_dir: Union[None, str, Sequence[str]] = setting(None, may_change=True)
     offline_buffer_length: Optional[int] = setting(None, minimum=1)
     rl_train_after_update_steps: int = setting(0, minimum=0)
     rl_train_every_update_steps: int = setting(1, minimum=1)

@@ -7,7 +7,8 @@ file lists; transformers that look into the replay buffer come first in such a l
 
 ``B`` is the batch size and ``T`` the length of sequences: time steps are ``[B, ...]``, experience is ``[B, T, ...]``.
 """
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Optional, Union
 
 import torch
@@ -18,8 +19,8 @@ from alfx.algorithms.transformers.checks import check_images, check_order
 from alfx.algorithms.transformers.frame_stacking import plan_stacking, stack_from_replay, stack_time_step
 from alfx.algorithms.transformers.hindsight import GoalRelabeler
 from alfx.algorithms.transformers.specs import ModuleWithSpecs
-from alfx.algorithms.transformers.statistics import (make_normalizer, make_reward_normalizer, plan_normalizing,
-                                                     update_condition)
+from alfx.algorithms.transformers.statistics import (OFFLINE, exact_moments, make_normalizer,
+                                                     make_reward_normalizer, plan_normalizing, update_condition)
 from alfx.data_structures import Experience, TimeStep, namedtuple
 from alfx.gin_utils import configurable, register_function
 from alfx.gin_utils.checks import Count, Fraction, Positive, StepLimit
@@ -53,6 +54,19 @@ class DataTransformer(ModuleWithSpecs):
     def stack_size(self) -> int:
         """How many frames one transformed observation consists of."""
         return 1
+
+    @property
+    def fits_offline_data(self) -> bool:
+        """Whether :meth:`fit` does anything."""
+        return False
+
+    def fit(self, experiences: Callable[[], Iterator[Experience]]) -> None:
+        """Look at all offline data once, before anything is trained.
+
+        Args:
+            experiences: yields all of it, ``[B, T, ...]`` at a time, each time it is called; as it is when it comes to
+                this transformer.
+        """
 
     def transform_timestep(self, timestep: TimeStep, state: NestedTensor) -> tuple[TimeStep, NestedTensor]:
         """Transform one time step.
@@ -148,6 +162,22 @@ class SequentialDataTransformer(DataTransformer):
         """The transformers in order."""
         return list(self._data_transformers)  # type: ignore[arg-type]
 
+    @property
+    def fits_offline_data(self) -> bool:
+        """Whether one of the transformers does."""
+        return any(transformer.fits_offline_data for transformer in self.members())
+
+    def fit(self, experiences: Callable[[], Iterator[Experience]]) -> None:
+        def after(count: int) -> Iterator[Experience]:
+            for experience in experiences():
+                for transformer in self.members()[:count]:
+                    experience = transformer.transform_experience(experience)
+                yield experience
+
+        for i, transformer in enumerate(self.members()):
+            if transformer.fits_offline_data:
+                transformer.fit(partial(after, i))
+
     def transform_timestep(self, timestep: TimeStep, state: NestedTensor) -> tuple[TimeStep, NestedTensor]:
         new_state = []
         for transformer, own_state in zip(self.members(), state):
@@ -239,7 +269,8 @@ class ObservationNormalizer(SimpleDataTransformer):
     """Shifts and scales observations by running statistics of them.
 
     The statistics are part of the ``state_dict``. They are updated whenever observations are transformed in the run
-    mode ``update_mode``, never in another one; evaluation leaves them alone.
+    mode ``update_mode``, never in another one; evaluation leaves them alone. With ``update_mode = 'offline'`` they are
+    mean and variance of all offline data (``TrainerConfig.offline_buffer_dir``) from the start, and stay so.
 
     Args:
         observation_spec: nest of specs of the observation.
@@ -249,7 +280,7 @@ class ObservationNormalizer(SimpleDataTransformer):
         update_rate: of ``EMNormalizer``.
         speed: of ``AdaptiveNormalizer``.
         zero_mean: whether the mean is subtracted.
-        update_mode: 'replay', 'rollout' or 'pretrain'.
+        update_mode: 'replay', 'rollout', 'pretrain' or 'offline'.
         mode: 'adaptive', 'window' or 'em': which normalizer.
 
     Raises:
@@ -265,8 +296,24 @@ class ObservationNormalizer(SimpleDataTransformer):
         super().__init__(observation_spec)
         self._is_update_mode = update_condition('ObservationNormalizer', update_mode)
         self._clipping = clipping
+        self._is_fitted = update_mode == OFFLINE
+        if self._is_fitted and mode != 'adaptive':
+            raise ValueError(f"ObservationNormalizer.mode: expected it to be left out with update_mode = 'offline', "
+                             f'found {mode!r}')
         self._normalizer = make_normalizer('ObservationNormalizer', mode, specs, zero_mean, speed, window_size,
                                            update_rate)
+
+    @property
+    def fits_offline_data(self) -> bool:
+        """Whether the statistics are those of offline data."""
+        return self._is_fitted
+
+    def fit(self, experiences: Callable[[], Iterator[Experience]]) -> None:
+        def parts() -> Iterator[list[Tensor]]:
+            for experience in experiences():
+                yield [nest.get_field(experience.observation, field) for field in self._fields]
+
+        self._normalizer.set_moments(exact_moments(parts, num_dims=2))
 
     def _transform(self, time_step: TimeStep) -> TimeStep:
         observation = time_step.observation
@@ -312,6 +359,30 @@ class FunctionalRewardTransformer(RewardTransformer):
 
     def forward(self, reward: Tensor) -> Tensor:
         return self._func(reward)
+
+
+@configurable
+class RewardBySource(SimpleDataTransformer):
+    """Rewards steps of a dataset with one number, and own steps with another one, whatever they were rewarded with.
+
+    With 1 and 0 an off-policy algorithm learns to be where the dataset is: soft Q imitation learning (Reddy et al.
+    2019, arXiv:1905.11108). Steps of datasets have an ``env_id`` below 0.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        offline: the reward of arriving at a step of a dataset.
+        online: that of own steps.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec = (), offline: float = 1.0, online: float = 0.0) -> None:
+        super().__init__(observation_spec)
+        self._offline, self._online = offline, online
+
+    def _transform(self, time_step: TimeStep) -> TimeStep:
+        reward, is_offline = time_step.reward, time_step.env_id < 0
+        chosen = torch.where(is_offline, self._offline, self._online).to(reward.dtype)
+        return time_step._replace(reward=chosen.reshape(*chosen.shape, *(1, ) * (reward.ndim - chosen.ndim))
+                                  .expand_as(reward))
 
 
 @configurable

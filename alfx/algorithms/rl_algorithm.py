@@ -93,6 +93,7 @@ class RLAlgorithm(Algorithm):
         self._env = env
         self._rollout_info_spec: NestedTensorSpec = None
         self._offline_replay_buffer: ReplayBuffer | None = None
+        self._offline_data: list[list[Any]] = []  # name, fingerprint and number of steps of each dataset
         self._reward_weights: torch.Tensor | None
         self.register_buffer('_reward_weights', torch.ones(reward_spec.numel) if reward_spec.ndim else None)
         if reward_weights is not None:
@@ -238,6 +239,13 @@ class RLAlgorithm(Algorithm):
         """Whether the configuration names stored datasets to train on."""
         return self._config is not None and bool(self._config.offline_datasets())
 
+    def check_config(self, config: TrainerConfig) -> None:
+        """Refuse statistics of offline data where there is none."""
+        if self._env is not None and self.data_transformer is not None and self.data_transformer.fits_offline_data and (
+                not self.has_offline):
+            raise ConfError([problem_at('ObservationNormalizer', 'update_mode', "= 'offline', but "
+                                        'TrainerConfig.offline_buffer_dir is not set', 'name a dataset there')])
+
     @property
     def offline_replay_buffer(self) -> ReplayBuffer | None:
         """The replay buffer that holds them; ``None`` where nothing is trained."""
@@ -273,12 +281,38 @@ class RLAlgorithm(Algorithm):
         specs = untransformed_observation_spec, self._action_spec, self._reward_spec
         datasets = loading.load(config.offline_datasets(), config.offline_buffer_length, *specs,
                                 config.mini_batch_length or 1)
+        self._offline_data = [[x.name, x.fingerprint, x.episodes.num_steps] for x in datasets]
         plain = nest.map_structure(TensorSpec.from_spec, time_step_spec(*specs))
         spec = Experience(plain, plain.prev_action, info_of_action(self._rollout_info_spec, plain.prev_action))
         transformer = self.data_transformer
         self._offline_replay_buffer = make_buffer(
             datasets, spec, prioritized_sampling=config.priority_replay, name=f'{self._name}_offline_replay_buffer',
             keep_episodic_info=True if getattr(transformer, 'needs_episodic_info', False) else None)
+        if transformer is not None and transformer.fits_offline_data:
+            transformer.fit(self.learner.all_offline_data)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """As of ``Algorithm``, and which datasets it is trained on; not what they hold."""
+        extra = super().get_extra_state()
+        return {**extra, 'offline_data': self._offline_data} if self._offline_data else extra
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`get_extra_state`.
+
+        Raises:
+            ConfError: it has been trained on other datasets than those that are loaded.
+        """
+        super().set_extra_state(state)
+        before = state.get('offline_data')
+        if before is None or self._offline_replay_buffer is None:
+            return
+        if [x[1:] for x in before] != [x[1:] for x in self._offline_data]:
+            found, expected = ('; '.join(f'{name}: {steps} steps, SHA-256 {digest[:16]}...'
+                                         for name, digest, steps in x) for x in (self._offline_data, before))
+            raise ConfError([problem_at(
+                'TrainerConfig', 'offline_buffer_dir', 'or offline_buffer_length names other data than the run has '
+                f'been trained on so far:\n  found     {found}\n  expected  {expected}',
+                'name the old data, wherever it lies now; or begin another run')])
 
     def _check_trains_offline(self) -> None:
         if self.on_policy:

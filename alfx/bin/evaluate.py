@@ -17,6 +17,7 @@ from alfx.bin import flags, policy_flags
 
 flags.define_conf_flags()
 policy_flags.define_policy_flags()
+policy_flags.define_reference_flag()
 absl_flags.DEFINE_integer('num_episodes', 20, 'how many episodes, in all environments together', lower_bound=1)
 absl_flags.DEFINE_integer('num_environments', 1, 'how many environments', lower_bound=1)
 absl_flags.DEFINE_enum('mode', 'both', ['both', 'greedy', 'sampled'], 'take the most likely action (greedy) or sample; '
@@ -35,6 +36,7 @@ def main(argv: list[str]) -> int:
     from alfx.trainers.evaluator import evaluate
     from alfx.trainers.playing import load_for_play, make_policy, run_config
     policy_flags.set_up_logging()
+    reference = policy_flags.reference_returns()
     root_dir = flags.root_dir_from_flags()
     results: dict[str, Any] = {'root_dir': root_dir}
     policy_flags.run_from_flags(root_dir)
@@ -46,7 +48,8 @@ def main(argv: list[str]) -> int:
     try:
         results['checkpoint_step'] = load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
         for name, epsilon_greedy in _modes():
-            results[name] = _evaluate(evaluate, env, algorithm, name, epsilon_greedy)
+            results[name] = _evaluate(evaluate, env, algorithm, name, epsilon_greedy,
+                                      reference or policy_flags.reference_returns_of_run(root_dir))
     finally:
         env.close()
     if FLAGS.json is not None:
@@ -77,15 +80,20 @@ def _modes() -> list[tuple[str, float]]:
     return [mode for mode in modes if FLAGS.mode in ('both', mode[0])]
 
 
-def _evaluate(evaluate: Any, env: Any, algorithm: Any, name: str, epsilon_greedy: float) -> dict[str, Any]:
+def _evaluate(evaluate: Any, env: Any, algorithm: Any, name: str, epsilon_greedy: float,
+              reference: tuple[float, float] | None) -> dict[str, Any]:
+    from alfx.offline.dataset import normalized_score
     from alfx.trainers import building
     building.set_epsilon_greedy(algorithm, epsilon_greedy)
     result = evaluate(env, algorithm, FLAGS.num_episodes)
     statistics = result.statistics()
+    if reference is not None:
+        statistics['normalized_score'] = normalized_score(statistics['average_return'], reference)
     if FLAGS.json != '-':
+        score = '' if reference is None else f"normalized score {statistics['normalized_score']:.1f}, "
         means = ''.join(f'{name} {mean:.6g}, ' for name, mean in result.further_means().items())
         print(f"{name}: return {statistics['average_return']:.6g} +- {statistics['ci95_return']:.4g} (95%), standard "
-              f"deviation {statistics['std_return']:.4g}, {means}length {statistics['average_length']:.6g}, "
+              f"deviation {statistics['std_return']:.4g}, {score}{means}length {statistics['average_length']:.6g}, "
               f"{statistics['episodes']} episodes", flush=True)
     return {**{key: None if value != value else value for key, value in statistics.items()},
             'returns': result.returns.tolist(), 'lengths': result.lengths.tolist(),

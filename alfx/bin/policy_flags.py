@@ -29,6 +29,44 @@ def define_policy_flags() -> None:
                             'one; default: what the conf says', lower_bound=0, upper_bound=1)
 
 
+def define_dataset_flags() -> None:
+    """Define ``--overwrite`` and ``--reference_returns``, for programs that write datasets."""
+    absl_flags.DEFINE_bool('overwrite', False, 'take the place of a dataset that is there')
+    define_reference_flag()
+
+
+def define_reference_flag() -> None:
+    """Define ``--reference_returns``."""
+    absl_flags.DEFINE_list('reference_returns', None, 'the returns of a random and of an expert policy, R,E: scores '
+                           'are normalized by them')
+
+
+def reference_returns() -> tuple[float, float] | None:
+    """The two numbers of ``--reference_returns``.
+
+    Raises:
+        ConfError: they are not two numbers, or the second one is not the larger.
+    """
+    given = FLAGS.reference_returns
+    if given is None:
+        return None
+    try:
+        low, high = map(float, given)
+        if low < high:
+            return low, high
+    except ValueError:
+        pass
+    raise gin_utils.ConfError('--reference_returns: expected the return of a random policy and a higher one, found '
+                              f'{",".join(given)}', 'write --reference_returns=-1200,-150')
+
+
+def reference_returns_of_run(root_dir: str) -> tuple[float, float] | None:
+    """Those that a dataset tells which the run in a folder, whose conf has been loaded, is trained on."""
+    from alfx.algorithms.config import TrainerConfig
+    from alfx.offline import sources
+    return sources.reference_returns(TrainerConfig(root_dir=root_dir).offline_datasets())
+
+
 def checkpoint_step_from_flags() -> int | str:
     """The value of ``--checkpoint_step``.
 

@@ -27,9 +27,7 @@ absl_flags.DEFINE_enum('mode', 'sampled', ['sampled', 'greedy', 'random'], 'samp
                        'first two')
 absl_flags.DEFINE_float('noise', 0.0, 'standard deviation of noise on continuous actions, in units of half their range',
                         lower_bound=0)
-absl_flags.DEFINE_bool('overwrite', False, 'take the place of a dataset that is there')
-absl_flags.DEFINE_list('reference_returns', None, 'the returns of a random and of an expert policy, R,E: scores are '
-                       'normalized by them')
+policy_flags.define_dataset_flags()
 FLAGS = absl_flags.FLAGS
 
 
@@ -45,7 +43,7 @@ def main(argv: list[str]) -> int:
     policy_flags.set_up_logging()
     if not FLAGS.dataset:
         raise gin_utils.ConfError('no dataset is named', 'add --dataset FOLDER')
-    reference = _reference_returns()
+    reference = policy_flags.reference_returns()
     folder.check_writable(FLAGS.dataset, FLAGS.overwrite)
     env, act, about = _actor()
     try:
@@ -103,19 +101,6 @@ def _record(env: Any, act: Any) -> Any:
     from alfx.offline import recorder
     with tqdm(total=FLAGS.num_steps, unit='steps', disable=not sys.stderr.isatty()) as bar:
         return recorder.record(env, act, FLAGS.num_steps, lambda done: bar.update(done - bar.n))
-
-
-def _reference_returns() -> tuple[float, float] | None:
-    if FLAGS.reference_returns is None:
-        return None
-    try:
-        low, high = map(float, FLAGS.reference_returns)
-        if low < high:
-            return low, high
-    except ValueError:
-        pass
-    raise gin_utils.ConfError('--reference_returns: expected the return of a random policy and a higher one, found '
-                              f'{",".join(FLAGS.reference_returns)}', 'write --reference_returns=-1200,-150')
 
 
 if __name__ == '__main__':

@@ -38,6 +38,7 @@ from alfx.traits import Traits
 from alfx.utils.schedulers import as_scheduler
 
 logger = logging.getLogger(__name__)
+_STEPS_AT_ONCE = 2**12
 
 
 class Learner:
@@ -403,6 +404,12 @@ class Learner:
     def processed(self, experience: Experience, batch_info: BatchInfo) -> Experience:
         """What is trained on of a batch ``[B, T, ...]`` from the replay buffer."""
         return self._preprocessed(self.transformed(experience, batch_info, self._buffer), batch_info)
+
+    def all_offline_data(self) -> Iterator[Experience]:
+        """All stored datasets, ``[1, T, ...]`` at a time, for data transformers."""
+        buffer = self._algorithm.offline_replay_buffer
+        for experience, batch_info in buffer.everything(_STEPS_AT_ONCE):
+            yield add_batch_info(experience, batch_info, buffer)
 
     def transformed(self, experience: Experience, batch_info: BatchInfo, buffer: Any) -> Experience:
         """What the data transformer makes of a batch ``[B, T, ...]`` from ``buffer``."""

@@ -4,7 +4,7 @@ Storing and looking up is in :mod:`~alfx.experience_replayers.ring_buffer`, draw
 :mod:`~alfx.experience_replayers.sampling` and :mod:`~alfx.experience_replayers.priorities`, what is known of episodes
 in :mod:`~alfx.experience_replayers.episodes` and :mod:`~alfx.experience_replayers.episodic_returns`.
 """
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, Optional
 
@@ -335,6 +335,19 @@ class ReplayBuffer(RingBuffer):
         envs, steps = self._held('get_sequences', env_ids, positions)
         self._held('get_sequences', env_ids, positions + (length - 1))
         return self._batch(envs, steps, length)
+
+    def everything(self, length: int) -> Iterator[tuple[NestedTensor, BatchInfo]]:
+        """All that is stored, of one environment after the other.
+
+        Args:
+            length: of a part, at most.
+
+        Yields:
+            parts ``[1, T, ...]``, each as of :meth:`get_batch`
+        """
+        for env_id, (first, end) in enumerate(zip(self._rings.first(), self._rings.positions())):
+            for start in range(int(first), int(end), length):
+                yield self._batch(np.array([env_id]), np.array([start]), min(length, int(end) - start))
 
     @atomic
     def dequeue(self, n: int = 1, env_ids: Optional[Tensor] = None) -> tuple[NestedTensor, BatchInfo]:

@@ -17,24 +17,24 @@ declare_scope(SCOPE)
 
 
 def make_buffer(datasets: Sequence[Dataset], experience_spec: Experience, **options: Any) -> ReplayBuffer:
-    """A replay buffer that holds each dataset as the steps of an environment of its own.
+    """A replay buffer that holds each dataset as the steps of an environment of its own, whose ``env_id`` is below 0.
 
     Args:
         datasets: fit the spec.
         experience_spec: of a step, its ``rollout_info`` as of :func:`info_of_action`; without ``state``.
-        options: arguments of ``ReplayBuffer`` besides; bindings in the scope ``offline/`` come after them.
+        options: arguments of ``ReplayBuffer`` besides; bindings in the scope ``offline/`` decide about the others.
     """
     spec = nest.map_structure(lambda x: x, experience_spec)
     step_spec = spec.time_step
     with gin.config_scope(SCOPE):
         buffer = ReplayBuffer(spec, len(datasets), max(x.episodes.num_steps for x in datasets),
                               **{'enable_checkpoint': False, **options})
-    for env_id, dataset in enumerate(datasets):
-        for time_step, action in stored.steps(dataset.episodes, env_id, step_spec.observation, spec.action,
+    for number, dataset in enumerate(datasets):
+        for time_step, action in stored.steps(dataset.episodes, -1 - number, step_spec.observation, spec.action,
                                               step_spec.reward):
             experience = Experience(time_step, action, info_of_action(spec.rollout_info, action))
             buffer.add_sequence(nest.map_structure(lambda x: x.unsqueeze(1), experience),
-                                env_ids=[env_id] if len(datasets) > 1 else None)
+                                env_ids=[number] if len(datasets) > 1 else None)
     return buffer
 
 

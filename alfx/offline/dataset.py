@@ -70,6 +70,24 @@ def episodes_of(arrays: dict[str, np.ndarray]) -> Episodes:
     return Episodes(of('observation'), of('action'), arrays['reward'], arrays['discount'], arrays['lengths'])
 
 
+def check_alike(datasets: Sequence[Dataset]) -> None:
+    """Refuse to join datasets whose arrays have other names, types or shapes.
+
+    Raises:
+        DatasetError: names the first difference.
+    """
+    def forms(dataset: Dataset) -> dict[str, str]:
+        return {name: f'{x.dtype} {x.shape[1:]}' for name, x in arrays_of(dataset.episodes).items()}
+
+    first = forms(datasets[0])
+    for dataset in datasets[1:]:
+        own = forms(dataset)
+        for name in sorted(first.keys() | own.keys()):
+            if first.get(name) != own.get(name):
+                raise DatasetError(f'{dataset.name}: {name} is {own.get(name)}, in {datasets[0].name} it is '
+                                   f'{first.get(name)}', 'only datasets of one environment can be joined')
+
+
 def digest(array: np.ndarray) -> str:
     """SHA-256 of type, shape and contents."""
     array = np.ascontiguousarray(array)

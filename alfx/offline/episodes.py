@@ -175,7 +175,16 @@ def from_steps(time_step: TimeStep, action: NestedTensor) -> Episodes | None:
     Returns:
         ``None`` if there is no action.
     """
-    step_type = time_step.step_type.numpy()
+    def flat(nested: NestedTensor) -> dict[str, np.ndarray]:
+        return {path: leaf.numpy() for path, leaf in nest.flatten_with_path(nested)}
+
+    return from_arrays(time_step.step_type.numpy(), time_step.reward.numpy(), time_step.discount.numpy(),
+                       flat(time_step.observation), flat(action))
+
+
+def from_arrays(step_type: np.ndarray, reward: np.ndarray, discount: np.ndarray, observation: dict[str, np.ndarray],
+                action: dict[str, np.ndarray]) -> Episodes | None:
+    """:func:`from_steps` of arrays ``[R, ...]``."""
     if not len(step_type):
         return None
     begins = (step_type == int(StepType.FIRST))
@@ -190,8 +199,5 @@ def from_steps(time_step: TimeStep, action: NestedTensor) -> Episodes | None:
     if not arrived.any():
         return None
 
-    def leaves(nested: NestedTensor, where: np.ndarray) -> dict[str, np.ndarray]:
-        return {path: leaf.numpy()[where] for path, leaf in nest.flatten_with_path(nested)}
-
-    return Episodes(leaves(time_step.observation, kept), leaves(action, left), time_step.reward.numpy()[arrived],
-                    time_step.discount.numpy()[arrived], counts[counts > 1] - 1)
+    return Episodes({path: x[kept] for path, x in observation.items()}, {path: x[left] for path, x in action.items()},
+                    reward[arrived], discount[arrived], counts[counts > 1] - 1)

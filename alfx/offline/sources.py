@@ -1,7 +1,8 @@
 """From a name in a conf to a dataset, wherever it lies."""
 import os
+from collections.abc import Sequence
 
-from alfx.offline import folder
+from alfx.offline import folder, saved_replay
 from alfx.offline.dataset import Dataset, DatasetError
 
 
@@ -9,7 +10,8 @@ def read(name: str) -> Dataset:
     """Read a dataset.
 
     Args:
-        name: the path of a folder that ``python -m alfx.bin.record`` has written; ``~`` is expanded.
+        name: the path of a folder that ``python -m alfx.bin.record`` has written, or of a checkpoint with a replay
+            buffer; ``~`` is expanded.
 
     Raises:
         DatasetError: there is none, or it is damaged.
@@ -17,15 +19,29 @@ def read(name: str) -> Dataset:
     path = os.path.expanduser(name)
     if folder.is_dataset(path):
         return folder.read(path)._replace(name=name)
+    if os.path.isfile(path):
+        return saved_replay.read(path)._replace(name=name)
     raise DatasetError(f'{name}: {_what_is_there(path)}', 'record one with python -m alfx.bin.record --dataset '
                        f'{name}')
+
+
+def reference_returns(names: Sequence[str]) -> tuple[float, float] | None:
+    """The returns of a random and of an expert policy, as the first of these datasets that knows them says.
+
+    ``None`` if none does. A dataset that is not there any more is passed over: scores do without it.
+    """
+    for name in names:
+        path = os.path.expanduser(name)
+        if folder.is_dataset(path):
+            found = folder.read_manifest(path)['about'].get('reference_returns')
+            if found and found[0] < found[1]:
+                return found[0], found[1]
+    return None
 
 
 def _what_is_there(path: str) -> str:
     if os.path.isdir(path):
         return f'this folder holds no {folder.MANIFEST}, so it is no dataset, or its writer was killed'
-    if os.path.exists(path):
-        return 'this file is no dataset'
     parent = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(parent):
         return f'there is no such folder, nor {parent}'

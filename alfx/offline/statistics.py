@@ -37,6 +37,16 @@ def lines(dataset: Dataset) -> list[str]:
     return result
 
 
+def array_lines(episodes: Episodes) -> list[str]:
+    """Type, shape and range of each leaf of observation and action, a line each."""
+    result = []
+    for field in ('observation', 'action'):
+        for path, array in getattr(episodes, field).items():
+            name = f'{field}.{path}' if path else field
+            result.append(f'{name}: {array.dtype} {array.shape[1:]}, from {array.min():.6g} to {array.max():.6g}')
+    return result
+
+
 def observation_moments(episodes: list[Episodes], path: str) -> tuple[np.ndarray, np.ndarray]:
     """Mean and variance of a leaf of the observation over all steps of several datasets, float64 ``[...]``."""
     arrays = [x.observation[path] for x in episodes]

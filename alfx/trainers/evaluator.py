@@ -16,6 +16,8 @@ from alfx import context, gin_utils, nest, summary
 from alfx.data_structures import StepType, TimeStep, reset_at_first
 from alfx.metrics.metrics import (AverageEnvInfoMetric, AverageEpisodeLengthMetric, AverageEpisodicAggregationMetric,
                                   AverageReturnMetric, update_metrics)
+from alfx.offline.dataset import normalized_score
+from alfx.offline.sources import reference_returns
 from alfx.trainers import building, random_state, run_files
 from alfx.trainers.step_measures import EpisodeMeans
 from alfx.utils.confidence import confidence_interval
@@ -185,6 +187,7 @@ class EvalLog:
     def __init__(self, root_dir: str, config: Any):
         folder = run_files.eval_dir(root_dir)
         self._writer = summary.create_summary_writer(folder, config.summaries_flush_secs, config.summary_max_queue)
+        self._reference = reference_returns(config.offline_datasets())
         self._table = run_files.ProgressLog(run_files.eval_table(root_dir), _FIRST_COLUMNS)
 
     def write(self, result: EvalResult, global_counter: int, step_metrics: dict[str, int], walltime: float) -> None:
@@ -201,8 +204,10 @@ class EvalLog:
             for metric in result.metrics:
                 metric.gen_summaries(global_counter)
             statistics = result.statistics()
+            if self._reference is not None:
+                statistics['normalized_score'] = normalized_score(statistics['average_return'], self._reference)
             for name, value in statistics.items():
-                if name in ('std_return', 'ci95_return') and np.isfinite(value):
+                if name in ('std_return', 'ci95_return', 'normalized_score') and np.isfinite(value):
                     summary.scalar(f'Metrics/{name}', value, step=global_counter)
                 elif name.startswith('measure/'):
                     summary.scalar(name, value, step=global_counter)

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from alfx.gin_utils import ConfError
 from alfx.utils import user_key
 from alfx.utils.user_key import NoKeyError
 
@@ -189,6 +190,8 @@ class Checkpointer:
             _check_keys(path, name, module, state)
             try:
                 module.load_state_dict(state, **(load_options or {}).get(name, {}))
+            except ConfError:  # says itself what to do
+                raise
             except (RuntimeError, ValueError, KeyError) as error:
                 raise CheckpointError(f'{path} does not fit what is to be loaded, part {name!r}: {error}; was it '
                                       'written by another conf?') from error

@@ -3,7 +3,7 @@
 The statistics are in buffers, hence in a checkpoint, and are never updated in evaluation: neither in the run mode
 'eval' nor after ``.eval()``. The arithmetic is in :mod:`alfx.utils.running_stats`.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -75,6 +75,12 @@ class Normalizer(nn.Module):
             stats.update(leaf)
         if self._debug_summaries and summary.should_record_summaries():
             self._summarize()
+
+    def set_moments(self, moments: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Take these for the statistics: mean and variance of each leaf, ``[*spec.shape]``."""
+        for stats, (mean, variance) in zip(self._stats_list, moments):
+            stats.mean.copy_(mean)
+            stats.variance.copy_(variance)
 
     def normalize(self, tensor: NestedTensor, clip_value: float = -1.0) -> NestedTensor:
         """Normalize by the statistics as they are.

@@ -1,13 +1,18 @@
 """The running statistics of data transformers; for :mod:`alfx.algorithms.data_transformer`."""
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from alfx import context, nest
 from alfx.algorithms.transformers.checks import check_fields
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec, TensorSpec
 from alfx.utils.normalizers import AdaptiveNormalizer, EMNormalizer, Normalizer, WindowNormalizer
 
-_UPDATE_MODES = {'replay': context.is_replay, 'rollout': context.is_rollout, 'pretrain': context.is_pretrain}
+OFFLINE = 'offline'
+_UPDATE_MODES = {'replay': context.is_replay, 'rollout': context.is_rollout, 'pretrain': context.is_pretrain,
+                 OFFLINE: lambda: False}
 
 
 def update_condition(owner: str, update_mode: str, choices: Sequence[str] = tuple(_UPDATE_MODES)) -> Callable[[], bool]:
@@ -19,6 +24,30 @@ def update_condition(owner: str, update_mode: str, choices: Sequence[str] = tupl
     if update_mode not in choices:
         raise ValueError(f'{owner}.update_mode: expected one of {list(choices)}, found {update_mode!r}')
     return _UPDATE_MODES[update_mode]
+
+
+def exact_moments(parts: Callable[[], Iterator[Sequence[Tensor]]], num_dims: int) -> list[tuple[Tensor, Tensor]]:
+    """Mean and variance of each leaf over everything.
+
+    Args:
+        parts: called twice; yields the leaves of one part after the other, of the same structure each.
+        num_dims: number of dimensions of a leaf that are averaged over.
+
+    Returns:
+        float64 ``[*spec.shape]`` each
+    """
+    def sums(of: Callable[[int, Tensor], Tensor]) -> list[Tensor]:
+        total: list[Any] = []
+        for leaves in parts():
+            values = [of(i, x.to(torch.float64).flatten(0, num_dims - 1)) for i, x in enumerate(leaves)]
+            found = [torch.cat([x.sum(0).flatten(), x.new_tensor([len(x)])]) for x in values]
+            total = [a + b for a, b in zip(total, found)] if total else found
+        return [x[:-1] / x[-1] for x in total]
+
+    shapes = [x.shape[num_dims:] for x in next(parts())]
+    means = [x.view(shape) for x, shape in zip(sums(lambda i, x: x), shapes)]
+    variances = sums(lambda i, x: (x - means[i]).square())
+    return [(mean, x.view(mean.shape)) for mean, x in zip(means, variances)]
 
 
 def plan_normalizing(owner: str, observation_spec: NestedTensorSpec, fields: Sequence[str] | None,

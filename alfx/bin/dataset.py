@@ -1,0 +1,140 @@
+"""Look at datasets, check them, and make new ones of them.
+
+Examples:
+
+  python -m alfx.bin.dataset show data/pendulum
+  python -m alfx.bin.dataset check data/pendulum --conf iql_pendulum
+  python -m alfx.bin.dataset mix data/random data/expert --output data/both
+  python -m alfx.bin.dataset filter data/both --top 0.1 --output data/best
+  python -m alfx.bin.dataset convert runs/sac/train/algorithm/ckpt-20000 --output data/replay
+
+A dataset is a folder, or a checkpoint with a replay buffer.
+"""
+import json
+import sys
+from typing import Any
+
+import numpy as np
+from absl import app
+from absl import flags as absl_flags
+
+from alfx import gin_utils
+from alfx.bin import flags, policy_flags
+
+flags.define_conf_flags()
+absl_flags.DEFINE_string('output', None, 'mix, filter, convert: the folder to write, which is a dataset then')
+policy_flags.define_dataset_flags()
+absl_flags.DEFINE_float('top', None, 'filter: keep the episodes with the highest return, this share of all',
+                        lower_bound=0, upper_bound=1)
+absl_flags.DEFINE_float('min_return', None, 'filter: keep episodes with at least this return')
+absl_flags.DEFINE_float('max_return', None, 'filter: keep episodes with at most this return')
+absl_flags.DEFINE_integer('num_steps', None, 'filter, mix, convert: keep at most so many steps from the start of each; '
+                          'the last episode is cut off', lower_bound=2)
+absl_flags.DEFINE_bool('json', False, 'show: write JSON')
+FLAGS = absl_flags.FLAGS
+_COMMANDS = ('show', 'check', 'mix', 'filter', 'convert')
+
+
+def main(argv: list[str]) -> int:
+    """Do what the first argument says with the datasets that the others name.
+
+    Returns:
+        The exit code.
+    """
+    command, names = argv[1] if len(argv) > 1 else None, argv[2:]
+    if command not in _COMMANDS:
+        raise gin_utils.ConfError(f'expected one of {", ".join(_COMMANDS)}, found {command}', '--help tells more')
+    if not names:
+        raise gin_utils.ConfError('no dataset is named', f'python -m alfx.bin.dataset {command} FOLDER')
+    if command in ('filter', 'convert') and len(names) > 1:
+        raise gin_utils.ConfError(f'{command} takes one dataset, found {len(names)}', 'mix joins several into one')
+    policy_flags.set_up_logging()
+    if command == 'show':
+        _show(names)
+    elif command == 'check':
+        _check(names)
+    else:
+        _write(command, names)
+    return 0
+
+
+def _show(names: list[str]) -> None:
+    """What each dataset is like."""
+    from alfx.offline import sources, statistics
+    shown: dict[str, Any] = {}
+    for name in names:
+        dataset = sources.read(name)
+        if FLAGS.json:
+            shown[name] = {**statistics.summary(dataset), 'arrays': statistics.array_lines(dataset.episodes),
+                           'about': dataset.about, 'sha256': dataset.fingerprint}
+            continue
+        print('\n'.join([*statistics.lines(dataset), *(f'  {x}' for x in statistics.array_lines(dataset.episodes)),
+                         *(f'  {key}: {value}' for key, value in sorted(dataset.about.items())),
+                         f'  SHA-256 {dataset.fingerprint}']))
+    if FLAGS.json:
+        json.dump(shown, sys.stdout, indent=2)
+
+
+def _check(names: list[str]) -> None:
+    """Whether each is sound, and, with ``--conf`` or ``--root_dir``, fits the environment of that."""
+    from alfx.offline import checks, loading, sources
+    if not FLAGS.conf and not FLAGS.root_dir:
+        for name in names:
+            checks.check_consistent(sources.read(name))
+            print(f'{name}: sound')
+        return
+    from alfx.algorithms.config import TrainerConfig
+    from alfx.trainers import building
+    flags.conf_from_flags(FLAGS.root_dir, same_run=False)
+    config = TrainerConfig(root_dir=FLAGS.root_dir or '')
+    env = building.create_eval_environment(config, 1)
+    try:
+        loading.load(names, None, env.observation_spec(), env.action_spec(), env.reward_spec(),
+                     config.mini_batch_length or 1, env.name)
+    finally:
+        env.close()
+    print(f'{", ".join(names)}: sound, and right for this environment')
+
+
+def _write(command: str, names: list[str]) -> None:
+    """Make a dataset of others."""
+    from alfx.offline import checks, folder, sources, statistics
+    from alfx.offline.dataset import Dataset, DatasetError, check_alike
+    from alfx.offline.episodes import joined, shortened
+    if not FLAGS.output:
+        raise gin_utils.ConfError(f'{command} writes a dataset, and none is named', 'add --output FOLDER')
+    folder.check_writable(FLAGS.output, FLAGS.overwrite)
+    reference = policy_flags.reference_returns()
+    datasets = [sources.read(name) for name in names]
+    for dataset in datasets:
+        checks.check_consistent(dataset)
+    check_alike(datasets)
+    parts = [shortened(x.episodes if command != 'filter' else _filtered(x), FLAGS.num_steps) for x in datasets]
+    episodes = joined([part for part in parts if len(part.lengths)] or parts)
+    if not len(episodes.lengths):
+        raise DatasetError(f'{", ".join(names)}: no episode is left', 'ask for less')
+    about = {**datasets[0].about, 'made': command, 'from': [[x.name, x.fingerprint] for x in datasets]}
+    if reference is not None:
+        about['reference_returns'] = reference
+    folder.write(FLAGS.output, episodes, about, FLAGS.overwrite)
+    print('\n'.join(statistics.lines(Dataset(FLAGS.output, episodes, about, ''))))
+
+
+def _filtered(dataset: Any) -> Any:
+    """The episodes that the flags ask for."""
+    episodes = dataset.episodes
+    if FLAGS.top is None and FLAGS.min_return is None and FLAGS.max_return is None and FLAGS.num_steps is None:
+        raise gin_utils.ConfError('filter: nothing says what to keep',
+                                  'add --top, --min_return, --max_return or --num_steps')
+    returns = episodes.returns()
+    returns = returns if returns.ndim == 1 else returns.sum(1)
+    low, high = (x if x is not None else sign * np.inf for x, sign in ((FLAGS.min_return, -1), (FLAGS.max_return, 1)))
+    kept = np.flatnonzero((returns >= low) & (returns <= high))
+    if FLAGS.top is not None:
+        count = max(round(FLAGS.top * len(returns)), 1)
+        kept = np.intersect1d(kept, np.argsort(-returns, kind='stable')[:count])
+    return episodes.select(kept) if len(kept) else episodes.part(0, 0)
+
+
+if __name__ == '__main__':
+    app.run(lambda argv: flags.call(lambda _: main(argv), argv[:1]), flags_parser=flags.parse)

@@ -1,0 +1,174 @@
+"""Runs on datasets from first to last: recorded, trained, resumed, evaluated; and what is refused on the way."""
+import glob
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from alfx import context, gin_utils
+from alfx.algorithms.config import TrainerConfig
+from alfx.gin_utils import ConfError
+from alfx.offline import folder, recorder, sources
+from alfx.offline.episodes import steps
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+from alfx.trainers import building
+from alfx.trainers.policy_trainer import RLTrainer
+from alfx.utils.checkpoint_utils import read_checkpoint
+
+SMALL = ('TrainerConfig.num_updates_per_train_iter = 3', 'TrainerConfig.mini_batch_size = 8',
+         'TrainerConfig.random_seed = 7', 'TrainerConfig.num_threads = 1',
+         "TrainerConfig.float32_matmul_precision = 'highest'", 'suite_gym.load.max_episode_steps = 20')
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    gin_utils.clear()
+
+
+def record(path, num_steps=100, seed=0):
+    with gin_utils.loaded('iql_pendulum', SMALL):
+        config = TrainerConfig(root_dir='')
+        config.random_seed = seed
+        torch.manual_seed(seed)
+        env = building.create_eval_environment(config, 1)
+        folder.write(path, recorder.record(env, recorder.random_policy(env.action_spec(), 1), num_steps), {},
+                     overwrite=True)
+        env.close()
+
+
+def train(conf, root_dir, *params):
+    context.reset()
+    with gin_utils.loaded(conf, [*SMALL, *params], root_dir) as loaded:
+        gin_utils.write_conf(root_dir, loaded, ['train'])
+        trainer = RLTrainer(TrainerConfig(root_dir=root_dir, conf_file=loaded.conf_file))
+        trainer.train()
+        return trainer
+
+
+def final_state(root_dir):
+    newest = max(glob.glob(os.path.join(root_dir, 'train', 'algorithm', 'ckpt-*')),
+                 key=lambda path: (int(path.split('-')[-1]) if path.split('-')[-1].isdigit() else -1))
+    return read_checkpoint(newest)['alg'], newest
+
+
+KINDS = {'offline': (), 'pretraining': ('TrainerConfig.unroll_length = 4', 'TrainerConfig.num_iterations = 6',
+                                        'TrainerConfig.rl_train_after_update_steps = 4'),
+         'hybrid': ('TrainerConfig.unroll_length = 4', 'TrainerConfig.num_iterations = 6')}
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_run_that_goes_on_ends_as_if_it_had_not_stopped(kind):
+    record('data/pendulum')
+    train('iql_pendulum', 'whole', *KINDS[kind], 'TrainerConfig.num_iterations = 6')
+    train('iql_pendulum', 'parts', *KINDS[kind], 'TrainerConfig.num_iterations = 3')
+    train('iql_pendulum', 'parts', *KINDS[kind], 'TrainerConfig.num_iterations = 6')
+    (whole, path), (parts, _) = final_state('whole'), final_state('parts')
+    for name, value in whole.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, parts[name]), name
+    assert os.path.getsize(path) < 5_000_000
+    assert whole['_extra_state']['offline_data'][0][0] == 'data/pendulum'
+
+
+def test_other_data_is_refused_when_a_run_goes_on_and_moved_data_is_not():
+    record('data/pendulum')
+    train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 2')
+    os.rename('data/pendulum', 'data/moved')
+    train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 3', "TrainerConfig.offline_buffer_dir = 'data/moved'")
+    record('data/pendulum', seed=1)
+    with pytest.raises(ConfError, match='(?s)other data than the run has been trained on.*found.*expected'):
+        train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 4',
+              "TrainerConfig.offline_buffer_dir = 'data/pendulum'")
+    with pytest.raises(ConfError, match='offline_buffer_length is 50, but the run in run has None'):
+        train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 4', 'TrainerConfig.offline_buffer_length = 50',
+              "TrainerConfig.offline_buffer_dir = 'data/moved'")
+
+
+def test_a_policy_is_evaluated_without_its_data():
+    from alfx.trainers.evaluator import evaluate
+    from alfx.trainers.playing import load_for_play
+    record('data/pendulum')
+    train('bc_pendulum', 'run', 'TrainerConfig.num_iterations = 2')
+    os.rename('data', 'gone')
+    with gin_utils.loaded(None, [], 'run', same_run=False):
+        config = TrainerConfig(root_dir='run')
+        config.random_seed = 0
+        env = building.create_eval_environment(config, 1)
+        algorithm = building.create_algorithm(config, env, trains=False)
+        load_for_play('run', algorithm)
+        assert len(evaluate(env, algorithm, 2).returns) == 2
+        env.close()
+
+
+def test_statistics_of_the_data_are_exact_and_stay_so():
+    record('data/pendulum')
+    record('data/more', 60, seed=3)
+    trainer = train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 2', 'TrainerConfig.unroll_length = 4',
+                    "TrainerConfig.offline_buffer_dir = ['data/pendulum', 'data/more']",
+                    'TrainerConfig.data_transformer_ctor = [@RewardScaling, @ObservationNormalizer]',
+                    "ObservationNormalizer.update_mode = 'offline'")
+    data = np.concatenate([sources.read(name).episodes.observation[''] for name in ('data/pendulum', 'data/more')])
+    transformer = trainer.algorithm.data_transformer
+    stats = transformer.members()[1]._normalizer._stats_list[0]
+    np.testing.assert_allclose(stats.mean.numpy(), data.mean(0, np.float64), rtol=1e-5)
+    np.testing.assert_allclose(stats.variance.numpy(), data.var(0, dtype=np.float64), rtol=1e-5)
+
+
+def test_statistics_of_data_need_data():
+    with pytest.raises(ConfError, match='offline_buffer_dir is not set'):
+        train('sac_pendulum', 'run', 'TrainerConfig.data_transformer_ctor = @ObservationNormalizer',
+              "ObservationNormalizer.update_mode = 'offline'")
+
+
+def test_the_replay_buffer_of_a_run_is_a_dataset():
+    train('sac_pendulum', 'run', 'TrainerConfig.num_env_steps = 70', 'TrainerConfig.initial_collect_steps = 30',
+          'TrainerConfig.replay_buffer_length = 50')
+    _, path = final_state('run')
+    state = read_checkpoint(path)['alg']['_extra_state']['replay_buffer']
+    dataset = sources.read(path)
+    episodes = dataset.episodes
+    assert episodes.num_steps <= 50 and not episodes.terminated().any() and episodes.lengths.max() == 20
+    with gin_utils.loaded('sac_pendulum', []):
+        trainer = RLTrainer(TrainerConfig(root_dir='other'))
+    buffer = trainer.algorithm.replay_buffer
+    assert state['max_length'] == 50
+    time_step, action = next(steps(episodes, 0, TensorSpec((3, )), BoundedTensorSpec((1, )), TensorSpec(())))
+    rewards = time_step.reward[time_step.step_type != 0]
+    assert len(rewards) == episodes.num_actions and (rewards < 0).all() and buffer.total_size == 0
+    angles = time_step.observation[:, :2].square().sum(1)
+    torch.testing.assert_close(angles, torch.ones_like(angles))
+
+
+def test_a_dataset_fits_what_the_environment_gives_and_every_pair_obeys_its_dynamics():
+    """Pendulum's reward for an action is a function of the observation before it and of the torque."""
+    record('data/pendulum')
+    train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 1')
+    with gin_utils.loaded('iql_pendulum', SMALL):
+        trainer = RLTrainer(TrainerConfig(root_dir='other'))
+    experience, _ = trainer.algorithm.offline_replay_buffer.get_batch(500, 2)
+    first, second = (experience.time_step.observation[:, t] for t in range(2))
+    is_pair = experience.time_step.step_type[:, 0] != 2
+    torque = 2 * experience.action[:, 0, 0]
+    angle = torch.atan2(first[:, 1], first[:, 0])
+    expected = -(angle**2 + 0.1 * first[:, 2]**2 + 0.001 * torque**2)
+    torch.testing.assert_close(experience.time_step.reward[is_pair, 1], expected[is_pair], atol=1e-4, rtol=1e-4)
+    assert (experience.time_step.step_type[is_pair, 1] != 0).all() and is_pair.sum() > 400
+    torch.testing.assert_close(experience.time_step.prev_action[is_pair, 1], experience.action[is_pair, 0])
+    assert not torch.equal(first[is_pair], second[is_pair])
+
+
+@pytest.mark.parametrize('conf, params, message', [
+    ('ac_cart_pole', ['TrainerConfig.whole_replay_buffer_training = False', 'TrainerConfig.mini_batch_length = 2'],
+     'trained on-policy'),
+    ('taac_pendulum', [], 'learns from more than the actions of the rollout: rl.'),
+    ('sac_lunar_lander_continuous', [], 'does not fit the environment of this run'),
+])
+def test_what_cannot_learn_from_a_dataset_says_why(conf, params, message):
+    if conf == 'sac_lunar_lander_continuous':
+        pytest.importorskip('Box2D')
+    record('data/pendulum')
+    with pytest.raises(ConfError, match=f'(?s){message}'):
+        train(conf, 'run', "TrainerConfig.offline_buffer_dir = 'data/pendulum'", *params)

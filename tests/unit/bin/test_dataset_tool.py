@@ -1,0 +1,110 @@
+"""``bin.dataset`` and ``bin.record``: new datasets of old ones, and what they refuse."""
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from absl.testing import flagsaver
+
+from alfx.bin import dataset as tool
+from alfx.gin_utils import ConfError
+from alfx.offline import folder
+from alfx.offline.episodes import Episodes
+
+
+@pytest.fixture
+def run(capsys):
+    """A function that runs the tool and returns what it says."""
+    def call(*arguments, **flags):
+        tool.FLAGS.mark_as_parsed()
+        with flagsaver.flagsaver(**flags):
+            assert tool.main(['dataset', *arguments]) == 0
+        return capsys.readouterr().out
+    return call
+
+
+def write(path, returns=(1.0, 2.0, 3.0, 4.0), columns=2, **about):
+    """Episodes of two actions each with these returns."""
+    n = len(returns)
+    reward = np.repeat(returns, 2) / 2
+    observation = np.arange(3 * n * columns, dtype=np.float32).reshape(3 * n, columns)
+    folder.write(str(path), Episodes({'': observation}, {'': np.zeros((2 * n, 1), np.float32)},
+                                     reward.astype(np.float32), np.ones(2 * n, np.float32), np.full(n, 2)), about)
+    return str(path)
+
+
+def returns_of(path):
+    return folder.read(str(path)).episodes.returns().tolist()
+
+
+def test_a_dataset_is_shown_with_its_numbers(run, tmp_path):
+    path = write(tmp_path / 'a', env_name='Here-v1', reference_returns=[0.0, 5.0])
+    said = run('show', path)
+    for part in ('4 episodes, 8 actions', 'return 2.5', 'from 1 to 4', 'length 2', 'Here-v1', 'SHA-256',
+                 'normalized score 50.0', 'observation: float32 (2,), from 0 to 23'):
+        assert part in said, part
+    assert json.loads(run('show', path, json=True))[path]['return_mean'] == 2.5
+
+
+def test_the_best_episodes_are_kept(run, tmp_path):
+    path = write(tmp_path / 'a', returns=(1.0, 9.0, 3.0, 8.0))
+    run('filter', path, output=str(tmp_path / 'best'), top=0.5)
+    assert returns_of(tmp_path / 'best') == [9.0, 8.0]
+    assert folder.read(str(tmp_path / 'best')).episodes.observation[''][0].tolist() == [6.0, 7.0]
+    run('filter', path, output=str(tmp_path / 'middle'), min_return=2.0, max_return=8.0)
+    assert returns_of(tmp_path / 'middle') == [3.0, 8.0]
+    run('filter', path, output=str(tmp_path / 'start'), num_steps=5)
+    assert folder.read(str(tmp_path / 'start')).episodes.lengths.tolist() == [2, 1]
+
+
+def test_datasets_are_joined_and_remember_where_they_are_from(run, tmp_path):
+    first, second = write(tmp_path / 'a', returns=(1.0, )), write(tmp_path / 'b', returns=(2.0, 3.0))
+    run('mix', first, second, output=str(tmp_path / 'both'), reference_returns=['0', '10'])
+    found = folder.read(str(tmp_path / 'both'))
+    assert found.episodes.returns().tolist() == [1.0, 2.0, 3.0]
+    assert found.about['from'] == [[x, folder.read(x).fingerprint] for x in (first, second)]
+    assert found.reference_returns() == (0.0, 10.0)
+
+
+def test_a_sound_dataset_is_told_from_one_that_is_not(run, tmp_path):
+    assert 'sound' in run('check', write(tmp_path / 'a'))
+    bad = write(tmp_path / 'b', returns=(1.0, float('nan')))
+    with pytest.raises(ConfError, match='reward: NaN or infinite in episode 1, step 0'):
+        run('check', bad)
+
+
+@pytest.mark.parametrize('arguments, flags, message', [
+    ([], {}, 'expected one of show, check, mix'), (['shwo', 'a'], {}, 'expected one of'), (['show'], {}, 'no dataset'),
+    (['mix', 'a'], {}, 'add --output'), (['filter', 'a', 'b'], {}, 'takes one dataset'),
+    (['filter', 'a'], dict(output='c'), 'nothing says what to keep'),
+    (['filter', 'a'], dict(output='c', min_return=99.0), 'no episode is left'),
+    (['convert', 'a'], dict(output='b'), 'already'),
+    (['mix', 'a', 'wide'], dict(output='c'), r'wide: observation is float32 \(3,\), in a it is float32 \(2,\)'),
+    (['convert', 'a'], dict(output='c', reference_returns=['3', '1']), 'a higher one'),
+    (['convert', 'a'], dict(output='c', reference_returns=['3', 'x']), 'a higher one'),
+    (['convert', 'file'], dict(output='c'), 'file: .*name a checkpoint'),
+])
+def test_what_cannot_be_done_is_said(run, tmp_path, monkeypatch, arguments, flags, message):
+    monkeypatch.chdir(tmp_path)
+    write('a'), write('b'), write('wide', columns=3)
+    (tmp_path / 'file').write_text('no checkpoint')
+    with pytest.raises(ConfError, match=f'(?s){message}'):
+        run(*arguments, **flags)
+
+
+def program(*arguments, code=0):
+    result = subprocess.run([sys.executable, '-m', 'alfx.bin.record', *arguments], capture_output=True, text=True,
+                            timeout=120)
+    assert result.returncode == code, result.stdout + result.stderr
+    return result
+
+
+def test_random_actions_are_recorded_and_not_over_another_dataset(tmp_path):
+    arguments = ('--conf', 'sac_pendulum', '--mode', 'random', '--num_steps', '400', '--num_environments', '2',
+                 '--random_seed', '5', '--dataset', str(tmp_path / 'a'), '--reference_returns=-1200,-150')
+    said = program(*arguments).stdout
+    episodes = folder.read(str(tmp_path / 'a')).episodes
+    assert episodes.lengths.tolist() == [200, 200] and '2 episodes' in said and 'normalized score' in said
+    result = program(*arguments, code=2)
+    assert 'there is a dataset already' in result.stderr and 'Traceback' not in result.stderr
