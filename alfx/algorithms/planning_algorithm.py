@@ -249,6 +249,8 @@ class ICEMPlanAlgorithm(CEMPlanAlgorithm):
         noise_beta: exponent of the colour of the noise.
         population_decay: by which the population shrinks from iteration to iteration.
         keep_fraction: of the elites that are candidates again.
+        return_mean_elites: whether to do the mean of the distribution rather than the best plan, which is steadier
+            where many plans cost the same.
         kwargs: those of :class:`CEMPlanAlgorithm`.
     """
 
@@ -256,9 +258,9 @@ class ICEMPlanAlgorithm(CEMPlanAlgorithm):
                                                     'epsilon': 0.0},
                         after={'noise_beta': 'scalar_var'})
     def __init__(self, noise_beta: float = 2.0, population_decay: float = 1.25, keep_fraction: float = 0.3,
-                 **kwargs: Any):
+                 return_mean_elites: bool = False, **kwargs: Any):
         self._icem_arguments: dict[str, Any] = dict(noise_beta=noise_beta, population_decay=population_decay,
-                                    keep_fraction=keep_fraction)
+                                    keep_fraction=keep_fraction, return_mean_elites=return_mean_elites)
         super().__init__(**kwargs)
 
     def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
