@@ -117,6 +117,18 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
         """That of its modules; what it learns, it learns from two steps that follow each other."""
         return super().own_traits()._replace(fixed_update=True, trains_sequences_at_once=True)
 
+    def connect(self, parts: Mapping[str, Algorithm]) -> None:
+        """Refuse parts that change the observation, which the model is learned from.
+
+        Raises:
+            ConfError: there is a representation learner or a goal generator.
+        """
+        for field, argument in (('repr', 'representation_learner_cls'), ('goal_generator', 'goal_generator')):
+            if field in parts:
+                raise ConfError([problem_at('Agent', argument, f'= {type(parts[field]).__name__} does not go with '
+                                            f'{self._name}, which plans with observations of the environment',
+                                            'leave it out, or plan in a latent space (LatentMbrlAlgorithm)')])
+
     def check_config(self, config: TrainerConfig) -> None:
         """Refuse sequences of one step, in which there is no transition.
 

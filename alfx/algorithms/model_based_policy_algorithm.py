@@ -314,7 +314,7 @@ class ModelBasedPolicyAlgorithm(OffPolicyAlgorithm):
         for each in transitions:
             self._imagined.add(each)
         count = sum(len(each.time_step.step_type) for each in transitions)
-        if context.should_record_summaries():
+        if count and context.should_record_summaries():
             with summary.scope(self._name):
                 summary.scalar('imagined/steps', count)
                 summary.scalar('imagined/reward', torch.cat([e.time_step.reward[:, 1] for e in transitions]).mean())

@@ -249,6 +249,8 @@ class ICEMPlanAlgorithm(CEMPlanAlgorithm):
         noise_beta: exponent of the colour of the noise.
         population_decay: by which the population shrinks from iteration to iteration.
         keep_fraction: of the elites that are candidates again.
+        return_mean_elites: whether to do the mean of the distribution rather than the best plan, which is steadier
+            where many plans cost the same.
         kwargs: those of :class:`CEMPlanAlgorithm`.
     """
 
@@ -256,9 +258,13 @@ class ICEMPlanAlgorithm(CEMPlanAlgorithm):
                                                     'epsilon': 0.0},
                         after={'noise_beta': 'scalar_var'})
     def __init__(self, noise_beta: float = 2.0, population_decay: float = 1.25, keep_fraction: float = 0.3,
-                 **kwargs: Any):
+                 return_mean_elites: bool = False, **kwargs: Any):
+        owner = type(self).__name__
+        check_value(owner, 'noise_beta', noise_beta, float, minimum=0)
+        check_value(owner, 'population_decay', population_decay, float, minimum=1)
+        check_value(owner, 'keep_fraction', keep_fraction, float, minimum=0, maximum=1)
         self._icem_arguments: dict[str, Any] = dict(noise_beta=noise_beta, population_decay=population_decay,
-                                    keep_fraction=keep_fraction)
+                                    keep_fraction=keep_fraction, return_mean_elites=return_mean_elites)
         super().__init__(**kwargs)
 
     def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
@@ -287,7 +293,11 @@ class MPPIPlanAlgorithm(RandomShootingAlgorithm):
                         after={'max_iter_num': 'planning_horizon'})
     def __init__(self, max_iter_num: int = 3, temperature: float = 0.1, noise_beta: float = 0.0,
                  scalar_var: float | None = None, **kwargs: Any):
-        self._scalar_var = check_value(type(self).__name__, 'scalar_var', scalar_var, float, above=0, optional=True)
+        owner = type(self).__name__
+        self._scalar_var = check_value(owner, 'scalar_var', scalar_var, float, above=0, optional=True)
+        check_value(owner, 'max_iter_num', max_iter_num, int, minimum=1)
+        check_value(owner, 'temperature', temperature, float, above=0)
+        check_value(owner, 'noise_beta', noise_beta, float, minimum=0)
         self._mppi_arguments: dict[str, Any] = dict(max_iter_num=max_iter_num, temperature=temperature,
                                                     noise_beta=noise_beta)
         super().__init__(**kwargs)

@@ -31,6 +31,20 @@ def _make(constructor: Constructor, max_episode_steps: StepLimit | None, env_arg
     return env
 
 
+def constructor_of(kind: str, environments: Mapping[str, Constructor], name: str,
+                   max_episode_steps: StepLimit | None, env_args: Mapping[str, Any] | None,
+                   wrappers: Sequence[EnvWrapper]) -> Callable[[], gymnasium.Env]:
+    """What makes one environment of a suite, in its wrappers; for the arguments see :func:`make_load` and ``load``.
+
+    Raises:
+        EnvironmentLoadError: an unknown name.
+    """
+    if name not in environments:
+        hint = nearest(name, environments) or sorted(environments)
+        raise EnvironmentLoadError(f'no {kind} is called {name!r}; did you mean {" or ".join(map(repr, hint))}?')
+    return partial(_make, environments[name], max_episode_steps, dict(env_args or {}), wrappers)
+
+
 def make_load(module: str, kind: str, environments: Mapping[str, Constructor], wrappers: Sequence[EnvWrapper] = (),
               env_info_keys: Sequence[str] = ()) -> Callable[..., AlfEnvironment]:
     """The function ``load`` of a suite, which conf files know as ``<module>.load``.
@@ -68,14 +82,10 @@ def make_load(module: str, kind: str, environments: Mapping[str, Constructor], w
         Raises:
             EnvironmentLoadError: an unknown name, or no environment at all.
         """
-        if environment_name not in environments:
-            hint = nearest(environment_name, environments) or sorted(environments)
-            raise EnvironmentLoadError(f'no {kind} is called {environment_name!r}; did you mean '
-                                       f'{" or ".join(map(repr, hint))}?')
+        make = constructor_of(kind, environments, environment_name, max_episode_steps, env_args,
+                              (*wrappers, *gym_env_wrappers))
         if batch_size < 1:
             raise EnvironmentLoadError(f'batch_size: expected at least 1, found {batch_size}')
-        make = partial(_make, environments[environment_name], max_episode_steps, dict(env_args or {}),
-                       (*wrappers, *gym_env_wrappers))
         return suite_gym.wrap_env(vector_env([make] * batch_size), env_id=env_id, discount=discount,
                                   alf_env_wrappers=alf_env_wrappers, image_channel_first=False,
                                   env_info_keys=env_info_keys)

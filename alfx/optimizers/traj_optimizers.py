@@ -220,6 +220,7 @@ class ICEMOptimizer(CEMOptimizer):
         population_decay: the population of iteration i is divided by the i-th power of that, from 1 on; there are at
             least twice as many candidates as elites.
         keep_fraction: of the elites, in [0, 1].
+        return_mean_elites: the solution is the mean instead, which is steadier where many candidates cost the same.
         kwargs: those of :class:`CEMOptimizer`; a solution has a shape ``(H, dim)``.
 
     Raises:
@@ -230,7 +231,7 @@ class ICEMOptimizer(CEMOptimizer):
     def __init__(self, solution_dim: int | Sequence[int], population_size: int, cost_func: CostFunction,
                  upper_bound: Any, lower_bound: Any, elite_size: int = 10, max_iter_num: int = 3,
                  epsilon: float = 0.0, tau: float = 0.9, min_var: float = 1e-5, noise_beta: float = 2.0,
-                 population_decay: float = 1.25, keep_fraction: float = 0.3):
+                 population_decay: float = 1.25, keep_fraction: float = 0.3, return_mean_elites: bool = False):
         super().__init__(solution_dim, population_size, cost_func, upper_bound, lower_bound, elite_size, max_iter_num,
                          epsilon, tau, min_var)
         name = type(self).__name__
@@ -240,13 +241,14 @@ class ICEMOptimizer(CEMOptimizer):
         self._population_decay = check_value(name, 'population_decay', population_decay, float, minimum=1)
         keep = check_value(name, 'keep_fraction', keep_fraction, float, minimum=0, maximum=1)
         self._num_kept = int(keep * self._elite_size)
+        self._return_mean_elites = return_mean_elites
 
     def _noise(self, batch: int, count: int) -> Tensor:
         return coloured_noise((batch, count, *self._shape), self._noise_beta, self._low.device)
 
     def obtain_solution(self, observation: NestedTensor, init_mean: Tensor | None = None,
                         init_var: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """See the base class; the cost is that of the solution."""
+        """See the base class; the cost is that of the best candidate."""
         mean, var = self._start(observation, init_mean, init_var)
         kept = self._clipped(mean).unsqueeze(1)  # what is tried besides what is drawn
         best, best_cost = kept[:, 0], mean.new_full((len(mean), ), _WORST)
@@ -270,7 +272,7 @@ class ICEMOptimizer(CEMOptimizer):
             best = torch.where(is_better.view(-1, 1, 1), elites[:, 0], best)
             best_cost = torch.where(is_better, cost[:, 0], best_cost)
             kept = elites[:, :self._num_kept]
-        return best, best_cost
+        return self._clipped(mean) if self._return_mean_elites else best, best_cost
 
 
 class MPPIOptimizer(TrajOptimizer):

@@ -141,6 +141,20 @@ def test_mppi_weights_candidates_by_their_costs():
     np.testing.assert_allclose(solution.item(), weight / (1 + weight), rtol=1e-5)
 
 
+def test_where_all_plans_cost_the_same_the_mean_of_the_elites_stays_near_the_middle():
+    def flat(observation, solutions):
+        return torch.zeros(solutions.shape[:2])
+
+    sizes = []
+    for mean in (False, True):
+        torch.manual_seed(0)
+        planner = MAKE['iCEM'](cost_func=flat, max_iter_num=3, return_mean_elites=mean)
+        solution, cost = planner.obtain_solution(OBSERVATION)
+        sizes.append(solution.abs().mean())
+        assert (cost == 0).all()
+    assert sizes[1] < 0.5 * sizes[0]
+
+
 def test_costs_that_are_not_numbers_are_the_worst():
     def cost(observation, solutions):
         return torch.where(solutions[:, :, 0, 0] > 0, torch.nan, quadratic(observation, solutions))

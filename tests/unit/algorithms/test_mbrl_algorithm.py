@@ -9,6 +9,7 @@ import torch
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsLearningAlgorithm,
                                                          DynamicsState, StochasticDynamicsAlgorithm)
+from alfx.algorithms.encoding_algorithm import EncodingAlgorithm
 from alfx.algorithms.known_tasks import REWARDS, TERMINATIONS, pendulum_reward
 from alfx.algorithms.mbrl_algorithm import LatentMbrlAlgorithm, MbrlAlgorithm
 from alfx.algorithms.planning_algorithm import (CEMPlanAlgorithm, ICEMPlanAlgorithm, MPPIPlanAlgorithm, PlannerState,
@@ -262,12 +263,12 @@ models = {
 }
 
 
-def make_agent(model='deterministic', **arguments):
+def make_agent(model='deterministic', agent_args=None, **arguments):
     algorithm = partial(MbrlAlgorithm, dynamics_module_ctor=models.get(model), **{**dict(
         reward_module=partial(LearnedReward, hidden_size=(16, )),
         planner_module_ctor=partial(CEMPlanAlgorithm, elite_size=4, **small)), **arguments})
 
-    return sac_agents.make_agent('continuous', without_networks(algorithm))
+    return sac_agents.make_agent('continuous', without_networks(algorithm), agent_args=agent_args)
 
 
 def without_networks(algorithm):
@@ -292,6 +293,12 @@ def test_sequences_of_one_step_are_refused():
     algorithm = make()
     with pytest.raises(ConfError, match='mini_batch_length = 1.*the next one'):
         algorithm.check_config(sac_agents.TrainerConfig(root_dir='', algorithm_ctor=Agent, mini_batch_length=1))
+
+
+def test_parts_that_change_the_observation_are_refused():
+    learner = partial(EncodingAlgorithm, encoder_cls=partial(EncodingNetwork, fc_layer_params=(4, )))
+    with pytest.raises(ConfError, match='representation_learner_cls = EncodingAlgorithm(.|\n)*LatentMbrlAlgorithm'):
+        make_agent(agent_args=dict(representation_learner_cls=learner))
 
 
 # In a latent space --------------------------------------------------------------------------------------------
