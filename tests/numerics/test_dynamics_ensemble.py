@@ -4,7 +4,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsInfo, DynamicsState,
                                                          StochasticDynamicsAlgorithm, hashed_uniform,
@@ -13,6 +12,8 @@ from alfx.data_structures import BatchInfo, LossInfo, TimeStep
 from alfx.gin_utils import ConfError
 from alfx.networks.dynamics_networks import BoundedVarianceProjectionNetwork, DynamicsNetwork, softly_bounded
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
+
+stats = pytest.importorskip('scipy.stats')  # of an extra
 
 FEATURE = TensorSpec((3, ))
 ACTION = BoundedTensorSpec((2, ), minimum=-1.0, maximum=1.0)
