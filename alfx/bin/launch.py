@@ -35,7 +35,7 @@ def launch(command: Sequence[str], count: int) -> int:
     with socket.create_server((_ADDRESS, 0)) as listener:  # left to itself it listens to every network
         port = listener.getsockname()[1]
         store = dist.TCPStore(_ADDRESS, port, is_master=True, wait_for_workers=False,
-                              master_listen_fd=listener.detach())
+                              master_listen_fd=listener.detach(), use_libuv=False)  # which in torch 2.6 cannot take it
     endings = dist.PrefixStore(PREFIX, store)
     ranks: list[subprocess.Popen] = []
     codes: dict[int, int] = {}
