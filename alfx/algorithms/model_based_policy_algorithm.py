@@ -23,11 +23,11 @@ from torch import Tensor
 from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.containers import RLAlgWrapper
 from alfx.algorithms.data_transformer import IdentityDataTransformer, RewardTransformer, SequentialDataTransformer
 from alfx.algorithms.imagination import TransitionStore, imagined_transitions
-from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.world_models import WorldModel
-from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
+from alfx.data_structures import TimeStep
 from alfx.gin_utils import ConfError, configurable
 from alfx.gin_utils.checks import check_value, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
@@ -41,7 +41,7 @@ _HOLDOUT_SAMPLE = 5000
 
 
 @configurable
-class ModelBasedPolicyAlgorithm(OffPolicyAlgorithm):
+class ModelBasedPolicyAlgorithm(RLAlgWrapper):
     """Trains an off-policy algorithm on real and imagined transitions.
 
     Args:
@@ -64,7 +64,6 @@ class ModelBasedPolicyAlgorithm(OffPolicyAlgorithm):
         env: batched environment; only the root algorithm has it.
         config: configuration; ``mini_batch_length`` is 2.
         optimizer: owns what the policy algorithm's own optimizers do not.
-        checkpoint: as in ``Algorithm``.
         debug_summaries: write more summaries.
         name: name of this algorithm.
 
@@ -80,20 +79,16 @@ class ModelBasedPolicyAlgorithm(OffPolicyAlgorithm):
                  real_share: float = 0.05, rollout_length: float | Callable[[], float] = 1, num_rollouts: int = 10000,
                  num_imagined: int = 100000, model_period: int = 250, max_model_updates: int = 500,
                  model_batch_size: int = 256, env: Any = None, config: TrainerConfig | None = None,
-                 optimizer: Any = None, checkpoint: str | None = None, debug_summaries: bool = False,
-                 name: str = 'ModelBasedPolicyAlgorithm'):
+                 optimizer: Any = None, debug_summaries: bool = False, name: str = 'ModelBasedPolicyAlgorithm'):
         owner = type(self).__name__
         rl = rl_algorithm_cls(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                               config=config, debug_summaries=debug_summaries)
         _check_policy(owner, rl)
-        super().__init__(observation_spec, action_spec, train_state_spec=rl.train_state_spec,
-                         rollout_state_spec=rl.rollout_state_spec, predict_state_spec=rl.predict_state_spec,
-                         reward_spec=reward_spec, env=env, config=config, optimizer=optimizer, checkpoint=checkpoint,
-                         debug_summaries=debug_summaries, name=name)
+        super().__init__(observation_spec, action_spec, rl, env=env, reward_spec=reward_spec, config=config,
+                         optimizer=optimizer, debug_summaries=debug_summaries, name=name)
         if model_optimizer is None:
             raise ConfError([problem_at(owner, 'model_optimizer', 'is not set', f'set {owner}.model_optimizer = '
                                         '@model/Adam()')])
-        self._rl = rl
         self._world_model = WorldModel(observation_spec, action_spec, reward_spec, dynamics_module_ctor, reward_module,
                                        termination_fn, model_optimizer, f'{name}.model', owner)
         self._real_share = check_value(owner, 'real_share', real_share, float, minimum=0, maximum=1)
@@ -114,45 +109,19 @@ class ModelBasedPolicyAlgorithm(OffPolicyAlgorithm):
 
     # What it is ------------------------------------------------------------------------------------------------
 
-    def _trainable_attributes_to_ignore(self) -> list[str]:
-        return ['_world_model']
+    _hands_offline_on = True
 
     def own_traits(self) -> Traits:
         """That of the policy algorithm."""
-        return super().own_traits()._replace(fixed_update=True, trains_sequences_at_once=True,
-                                             recomputes_rollout_info=True)
+        return super().own_traits()
 
-    @property
-    def acting_part(self) -> Algorithm:
-        """The policy algorithm."""
-        return self._rl
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        return ['_world_model']
 
     @property
     def world_model(self) -> WorldModel:
         """The model."""
         return self._world_model
-
-    def set_path(self, path: str) -> None:
-        """Set the path, and the same one for the policy algorithm, whose infos are those of this one."""
-        super().set_path(path)
-        self._rl.set_path(path)
-
-    def set_on_policy(self, is_on_policy: bool) -> None:
-        """Set it for the policy algorithm as well."""
-        super().set_on_policy(is_on_policy)
-        if hasattr(self, '_rl'):
-            self._rl.set_on_policy(is_on_policy)
-
-    def set_reward_weights(self, reward_weights: Tensor) -> None:
-        """Set them for the policy algorithm as well."""
-        super().set_reward_weights(reward_weights)
-        self._rl.set_reward_weights(reward_weights)
-
-    def set_epsilon_greedy(self, epsilon_greedy: float | None) -> None:
-        """Set it for the policy algorithm as well."""
-        super().set_epsilon_greedy(epsilon_greedy)
-        if hasattr(self, '_rl'):
-            self._rl.set_epsilon_greedy(epsilon_greedy)
 
     def connect(self, parts: Mapping[str, Algorithm]) -> None:
         """Refuse parts that see or reward what a model of the environment does not imagine.
@@ -167,6 +136,7 @@ class ModelBasedPolicyAlgorithm(OffPolicyAlgorithm):
                 raise ConfError([problem_at('Agent', argument, f'= {type(parts[field]).__name__} does not go with '
                                             f'{self._name}, which imagines observations and rewards of the '
                                             'environment', 'leave it out')])
+        self._alg.connect(parts)
 
     def check_config(self, config: TrainerConfig) -> None:
         """Refuse what imagined transitions do not go with.
@@ -192,34 +162,6 @@ class ModelBasedPolicyAlgorithm(OffPolicyAlgorithm):
         if context.num_ranks() > 1:
             raise ConfError([problem_at(name, 'model_optimizer', 'trains a model in one process alone', 'train without '
                                         'data parallelism')])
-
-    # Steps: those of the policy algorithm ----------------------------------------------------------------------
-
-    def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        """That of the policy algorithm, as the others."""
-        return self._rl.predict_step(inputs, state)
-
-    def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        return self._rl.rollout_step(inputs, state)
-
-    def collect_step(self, inputs: TimeStep, state: Any) -> AlgStep:
-        return self._rl.collect_step(inputs, state)
-
-    def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        return self._rl.train_step(inputs, state, rollout_info)
-
-    def train_sequence(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
-        return self._rl.train_sequence(inputs, state, rollout_info)
-
-    def calc_loss(self, info: NestedTensor) -> LossInfo:
-        return self._rl.calc_loss(info)
-
-    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
-                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
-        return self._rl.preprocess_experience(root_inputs, rollout_info, batch_info)
-
-    def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
-        self._rl.after_update(root_inputs, info)
 
     # Imagination -----------------------------------------------------------------------------------------------
 
@@ -251,7 +193,7 @@ class ModelBasedPolicyAlgorithm(OffPolicyAlgorithm):
 
     def after_train_iter(self, root_inputs: TimeStep | None, rollout_info: Any) -> None:
         """Train the model and imagine, if it is time to."""
-        self._rl.after_train_iter(root_inputs, rollout_info)
+        self._alg.after_train_iter(root_inputs, rollout_info)
         config = self._config
         if self._real is None or config is None:
             return
@@ -301,11 +243,11 @@ class ModelBasedPolicyAlgorithm(OffPolicyAlgorithm):
         assert self._imagined is not None, 'the replay buffer is known'
         experience, _ = buffer.get_batch(self._num_rollouts, 1)
         start = _imaginable(nest.map_structure(lambda x: x[:, 0], experience.time_step))
-        state = self._rl.get_initial_rollout_state(self._num_rollouts)
+        state = self._alg.get_initial_rollout_state(self._num_rollouts)
         template = buffer.data_spec.rollout_info
 
         def policy(step: TimeStep) -> tuple[Tensor, NestedTensor]:
-            chosen = self._rl.rollout_step(step, state)
+            chosen = self._alg.rollout_step(step, state)
             return chosen.output, _part(template, self._keys(), chosen.info)
 
         length = max(int(self._rollout_length()), 1)

@@ -56,6 +56,7 @@ class LearnsModel(Algorithm):
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
         """``preprocess_experience`` of the modules."""
+        rollout_info = rollout_info or self._no_info  # of a dataset nothing is known
         for field, module in self._learners():
             root_inputs, info = module.preprocess_experience(root_inputs, getattr(rollout_info, field), batch_info)
             rollout_info = rollout_info._replace(**{field: info})

@@ -2,6 +2,7 @@
 from functools import partial
 
 import numpy as np
+import offline_agents
 import pytest
 import sac_agents
 import torch
@@ -287,6 +288,18 @@ def test_an_agent_learns_its_model_and_its_reward(model):
     assert agent.traits.fixed_update and agent.traits.bootstraps_sequences
     if model == 'stochastic ensemble':
         assert (agent._rl_algorithm._dynamics_module.holdout_error != 0).all()
+
+
+def test_a_model_is_learned_from_a_dataset_alone(tmp_path):
+    algorithm = partial(MbrlAlgorithm, dynamics_module_ctor=models['stochastic ensemble'],
+                        reward_module=partial(LearnedReward, hidden_size=(16, )),
+                        planner_module_ctor=partial(CEMPlanAlgorithm, elite_size=4, **small))
+    agent = offline_agents.make_agent(algorithm, offline_agents.record(tmp_path / 'data'))
+    before = {name: x.clone() for name, x in agent.named_parameters()}
+    for _ in range(6):
+        agent.train_iter()
+    assert all(not torch.equal(before[name], x) for name, x in agent.named_parameters())
+    assert (agent._rl_algorithm._dynamics_module.holdout_error != 0).all()
 
 
 def test_sequences_of_one_step_are_refused():
