@@ -52,6 +52,11 @@ class _Forwarding(Algorithm):
         for alg in self._inner().values():
             alg.set_on_policy(is_on_policy)
 
+    def connect(self, parts: Mapping[str, Algorithm]) -> None:
+        """Tell those inside which other parts there are."""
+        for alg in self._inner().values():
+            alg.connect(parts)
+
     def own_traits(self) -> Traits:
         """Nothing of its own: ``after_train_iter`` only hands on, unless it is overridden."""
         forwarding = AlgorithmContainer.after_train_iter, _Wrapper.after_train_iter
@@ -472,6 +477,10 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
     def train_sequence(self, inputs: NestedTensor, state: Any, rollout_info: Any) -> AlgStep:
         """That of the algorithm; nests ``[T, B, ...]``."""
         return self._alg.train_sequence(inputs, state, rollout_info)
+
+    def batch_shares(self, share: Any) -> Sequence[Any]:
+        """What the algorithm mixes into minibatches."""
+        return self._alg.batch_shares(share)
 
     def auxiliary_reference(self, info: NestedTensor) -> NestedTensor:
         """That of the algorithm."""

@@ -136,7 +136,7 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
                 raise ConfError([problem_at('Agent', argument, f'= {type(parts[field]).__name__} does not go with '
                                             f'{self._name}, which imagines observations and rewards of the '
                                             'environment', 'leave it out')])
-        self._alg.connect(parts)
+        super().connect(parts)
 
     def check_config(self, config: TrainerConfig) -> None:
         """Refuse what imagined transitions do not go with.

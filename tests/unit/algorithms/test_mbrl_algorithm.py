@@ -8,6 +8,7 @@ import sac_agents
 import torch
 
 from alfx.algorithms.agent import Agent
+from alfx.algorithms.containers import RLAlgWrapper
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsLearningAlgorithm,
                                                          DynamicsState, StochasticDynamicsAlgorithm)
 from alfx.algorithms.encoding_algorithm import EncodingAlgorithm
@@ -317,6 +318,10 @@ def test_parts_that_change_the_observation_are_refused():
 # In a latent space --------------------------------------------------------------------------------------------
 
 
+def make_latent(observation_spec):
+    return LatentMbrlAlgorithm(observation_spec, ACTION, partial(CEMPlanAlgorithm, elite_size=4, **small))
+
+
 def latent_agent(**learner_args):
     decoder = partial(EncodingNetwork, fc_layer_params=(8, ), last_layer_size=1, last_activation=identity,
                       output_tensor_spec=TensorSpec(()))
@@ -343,6 +348,13 @@ def test_a_latent_planner_is_connected_with_the_representation_and_minimises_its
             assert rewards.shape == (1, 4)
             torch.testing.assert_close(cost[b, p], -rewards[0, 1:].sum(), rtol=1e-4, atol=1e-5)
     assert not list(algorithm.parameters()), 'the representation belongs to the agent'
+
+
+def test_a_latent_planner_in_a_wrapper_is_connected_as_well():
+    algorithm = make_latent(OBSERVATION)
+    learner = latent_agent()[0]._representation_learner
+    RLAlgWrapper(OBSERVATION, ACTION, algorithm).connect({'repr': learner})
+    assert algorithm._representation == (learner, )
 
 
 @pytest.mark.parametrize('learner_args, message', [
