@@ -63,12 +63,16 @@ def check_model(name: str, model: Any, num_unroll_steps: int, trains: dict[str, 
                              f'{value}')
 
 
-def check_transformer(name: str, transformer: Any, is_own: bool) -> None:
-    """Refuse transformers whose work is not in the replay buffer.
+def check_transformer(name: str, transformer: Any, is_own: bool, is_policy: bool) -> None:
+    """Refuse transformers whose work is not in the replay buffer, and one of its own where the run's is used.
 
     Raises:
         ConfError: names it.
     """
+    if is_own and is_policy:
+        raise ConfError([problem_at(
+            _LEARNER, 'data_transformer_ctor', 'has no effect under MuzeroAlgorithm, which acts and learns on what the '
+            'data transformer of the run makes', 'bind TrainerConfig.data_transformer_ctor in place of it')])
     for part in [] if transformer is None else transformer.modules():
         if isinstance(part, (RewardTransformer, HindsightExperienceTransformer)):
             raise ConfError([problem_at(

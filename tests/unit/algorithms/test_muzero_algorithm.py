@@ -398,6 +398,12 @@ def test_a_reward_transformer_of_the_run_is_refused():
     torch.testing.assert_close(batch.rollout_info.rl.target.reward[:, 0, 0], stored * 0.1)
 
 
+def test_a_data_transformer_of_its_own_is_refused_where_that_of_the_run_is_used(monkeypatch):
+    monkeypatch.setattr(context, 'get_raw_observation_spec', lambda: TensorSpec((1, )))
+    with pytest.raises(ConfError, match='data_transformer_ctor has no effect under MuzeroAlgorithm'):
+        muzero(data_transformer_ctor=UntransformedTimeStep)
+
+
 def test_an_encoder_before_it_is_refused_if_it_has_to_look_at_observations():
     encoder = partial(EncodingAlgorithm, encoder_cls=partial(EncodingNetwork, fc_layer_params=(5, )))
     muzero(agent_args=dict(representation_learner_cls=encoder))
