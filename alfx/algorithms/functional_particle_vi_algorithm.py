@@ -9,6 +9,7 @@ The loss of a network is the negative log likelihood of a *batch*, plus that of 
 samples. ``entropy_regularization`` of batch size by number of samples then makes the networks samples of the posterior;
 ``None`` stands for it.
 """
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +29,8 @@ from alfx.networks.param_networks import ParamNetwork, StackedParameters, given_
 from alfx.tensor_specs import TensorSpec
 from alfx.utils import particle_vi
 from alfx.utils.math_ops import identity
+
+logger = logging.getLogger(__name__)
 
 
 class FunctionSpace:
@@ -287,6 +290,5 @@ def resolved_entropy_regularization(given: float | None, task: SupervisedTask) -
 
 def log_network(name: str, network: StackedParameters) -> None:
     """Log a network with given parameters."""
-    import logging
-    logging.getLogger(__name__).info('%s: networks of %d parameters: %s', name, network.param_length,
-                                     network.single_network(network.initial_parameters(1)[0]))
+    logger.info('%s: networks of %d parameters: %s', name, network.param_length,
+                network.single_network(network.initial_parameters(1)[0]))
