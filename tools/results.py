@@ -131,7 +131,8 @@ def read_task(conf: str) -> Task:
     """
     loaded = gin_utils.load(conf)
     bindings = {str(binding).split(' = ', 1)[0]: str(binding) for binding in loaded.bindings}
-    text = bindings.get('create_environment.env_name', ' = ?').split(' = ', 1)[1].strip("'\"")
+    data = next((value for name, value in bindings.items() if name.endswith('.data_creator')), ' = ?')
+    text = bindings.get('create_environment.env_name', data).split(' = ', 1)[1].strip("'\"")
     fingerprint = hashlib.sha256('\n'.join(sorted(bindings.values())).encode()).hexdigest()[:8]
     bars = stated_results(Path(loaded.conf_file).read_text())
     epsilon_greedy = bindings.get('TrainerConfig.epsilon_greedy', ' = 0').split(' = ', 1)[1]
@@ -182,14 +183,17 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
                  '--num_episodes', str(episodes), '--json', '-'], log, threads)
     last = read_table(str(root_dir / 'progress.csv'))[-1]
     versions = json.loads((root_dir / 'conf' / 'versions.json').read_text())
-    evaluation = json.loads(text)[f'epsilon_greedy={task.epsilon_greedy:g}']
+    said = json.loads(text)
+    measures = {name: [value] for name, value in said.get('measures', {}).items()}  # of supervised learning
+    supervised = {'returns': [], 'env_info': {}, 'measures': measures}
+    evaluation = said.get(f'epsilon_greedy={task.epsilon_greedy:g}', supervised)
     further = {**evaluation['env_info'], **evaluation['measures']}
     for bar in task.bars:
         if bar.measure != _RETURN and bar.measure not in further:
             raise RuntimeError(f"the head of {task.name} states '{bar.measure}', but evaluation gives "
                                f"{sorted(further) or 'no further numbers'}")
     return {'returns': evaluation['returns'], 'env_info': further, 'epsilon_greedy': task.epsilon_greedy,
-            'env_steps': int(float(last['env_steps'])),
+            'env_steps': int(float(last['env_steps'])) or int(float(last['iteration'])),  # epochs, without environments
             'seconds': float(last['seconds']), 'jobs': jobs, 'cores': os.cpu_count(),
             'date': datetime.date.today().isoformat(), 'versions': versions}
 

@@ -9,6 +9,7 @@ The loss of a network is the negative log likelihood of a *batch*, plus that of 
 samples. ``entropy_regularization`` of batch size by number of samples then makes the networks samples of the posterior;
 ``None`` stands for it.
 """
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,13 +22,15 @@ from alfx.algorithms.particle_vi_algorithm import ParVIAlgorithm
 from alfx.algorithms.particles.supervised import SupervisedEnsemble, SupervisedTask, Uncertainty
 from alfx.data_structures import AlgStep, LossInfo
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import Count, problem_at
+from alfx.gin_utils.checks import Count, NonNegative, Positive, problem_at
 from alfx.layers.weights import Activation
 from alfx.networks.network import Network
 from alfx.networks.param_networks import ParamNetwork, StackedParameters, given_network
 from alfx.tensor_specs import TensorSpec
 from alfx.utils import particle_vi
 from alfx.utils.math_ops import identity
+
+logger = logging.getLogger(__name__)
 
 
 class FunctionSpace:
@@ -48,10 +51,7 @@ class FunctionSpace:
 
     def __init__(self, owner: str, network: StackedParameters, batch_size: int | None, extra_ratio: float, sampler: str,
                  stddev: float):
-        check_value(owner, 'function_bs', batch_size, int, minimum=1, optional=True)
-        check_value(owner, 'function_extra_bs_ratio', extra_ratio, float, minimum=0)
         check_value(owner, 'function_extra_bs_sampler', sampler, str, choices=['uniform', 'normal'])
-        check_value(owner, 'function_extra_bs_std', stddev, float, minimum=0)
         self._network = network
         self._batch_size, self._extra_ratio, self._sampler, self._stddev = batch_size, extra_ratio, sampler, stddev
 
@@ -115,22 +115,23 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
     """
 
     def __init__(self, data_creator: Callable | None = None, data_creator_outlier: Callable | None = None,
-                 input_tensor_spec: TensorSpec | None = None, output_dim: int | None = None, param_net: Any = None,
+                 input_tensor_spec: TensorSpec | None = None, output_dim: Count | None = None, param_net: Any = None,
                  conv_layer_params: Sequence[tuple] | None = None,
                  fc_layer_params: Sequence[Count | tuple[Count, bool]] | None = None,
                  use_conv_bias: bool = False, use_conv_ln: bool = False, use_fc_bias: bool = True,
                  use_fc_ln: bool = False, activation: Activation = torch.relu_,
                  last_activation: Activation = identity, last_use_bias: bool = True, last_use_ln: bool = False,
-                 num_particles: int = 10, entropy_regularization: float | None = 1.0,
+                 num_particles: Count = 10, entropy_regularization: NonNegative | None = 1.0,
                  loss_type: str = 'classification', voting: str = 'soft', par_vi: str | None = 'svgd',
-                 function_vi: bool = False, function_bs: int | None = None, function_extra_bs_ratio: float = 0.1,
-                 function_extra_bs_sampler: str = 'uniform', function_extra_bs_std: float = 1.0,
-                 critic_hidden_layers: Sequence[int] = (100, 100), critic_iter_num: int = 2,
-                 critic_l2_weight: float = 10.0, critic_use_bn: bool = True, num_train_classes: int = 10,
+                 function_vi: bool = False, function_bs: Count | None = None,
+                 function_extra_bs_ratio: NonNegative = 0.1, function_extra_bs_sampler: str = 'uniform',
+                 function_extra_bs_std: NonNegative = 1.0,
+                 critic_hidden_layers: Sequence[Count] = (100, 100), critic_iter_num: Count = 2,
+                 critic_l2_weight: NonNegative = 10.0, critic_use_bn: bool = True, num_train_classes: Count = 10,
                  optimizer: Any = None, critic_optimizer: Any = None, logging_network: bool = False,
                  logging_training: bool = False, logging_evaluate: bool = False, config: Any = None,
                  debug_summaries: bool = False, name: str = 'FuncParVIAlgorithm',
-                 prior_stddev: float | None = None, noise_stddev: float = 1.0):
+                 prior_stddev: Positive | None = None, noise_stddev: Positive = 1.0):
         owner = type(self).__name__
         check_function_vi(owner, function_vi, par_vi, ('svgd', 'gfsf'), prior_stddev)
         task = SupervisedTask(owner, data_creator, data_creator_outlier, input_tensor_spec, output_dim, loss_type,
@@ -149,7 +150,7 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
                          debug_summaries=debug_summaries, name=name)
         self._config, self._task = config, task
         self._logs = {'training': logging_training, 'evaluate': logging_evaluate}
-        self._entropy_regularization = resolved_entropy_regularization(owner, entropy_regularization, task)
+        self._entropy_regularization = resolved_entropy_regularization(entropy_regularization, task)
         self._prior = Prior(prior_stddev)
         self._param_net = network
         self._function_space = FunctionSpace(owner, network, function_bs, function_extra_bs_ratio,
@@ -274,7 +275,6 @@ class Prior:
 def check_function_vi(owner: str, function_vi: bool, par_vi: str | None, methods: Sequence[str],
                       prior_stddev: float | None) -> None:
     """Raise ``ConfError`` where ``function_vi`` has no meaning."""
-    check_value(owner, 'prior_stddev', prior_stddev, float, above=0, optional=True)
     if function_vi and par_vi not in methods:
         raise ConfError([problem_at(owner, 'function_vi', f'= True is not possible with par_vi={par_vi!r}',
                                     f'choose one of {list(methods)}')])
@@ -283,14 +283,12 @@ def check_function_vi(owner: str, function_vi: bool, par_vi: str | None, methods
                                     'particles are functions', 'leave out one of the two')])
 
 
-def resolved_entropy_regularization(owner: str, given: float | None, task: SupervisedTask) -> float | None:
+def resolved_entropy_regularization(given: float | None, task: SupervisedTask) -> float | None:
     """Batch size by number of samples for ``None``, if there is data already."""
-    check_value(owner, 'entropy_regularization', given, float, minimum=0, optional=True)
     return task.batch_share if given is None and task.train_loader is not None else given
 
 
 def log_network(name: str, network: StackedParameters) -> None:
     """Log a network with given parameters."""
-    import logging
-    logging.getLogger(__name__).info('%s: networks of %d parameters: %s', name, network.param_length,
-                                     network.single_network(network.initial_parameters(1)[0]))
+    logger.info('%s: networks of %d parameters: %s', name, network.param_length,
+                network.single_network(network.initial_parameters(1)[0]))

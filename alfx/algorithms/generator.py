@@ -30,8 +30,8 @@ from alfx.algorithms.particles.critic import CriticAlgorithm as CriticAlgorithm
 from alfx.algorithms.particles.inverse_mvp import InverseMVPAlgorithm as InverseMVPAlgorithm
 from alfx.algorithms.particles.inverse_mvp import jacobian, solve_direct, transposed_product
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
-from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils.checks import Count, Fraction, NonNegative, problem_at
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
@@ -93,23 +93,20 @@ class Generator(Algorithm):
         ConfError: arguments that contradict each other.
     """
 
-    def __init__(self, output_dim: int, noise_dim: int = 32, input_tensor_spec: NestedTensorSpec = None,
-                 hidden_layers: Sequence[int] = (256, ), net: Network | None = None,
-                 net_moving_average_rate: float | None = None, entropy_regularization: float = 0.0,
-                 mi_weight: float | None = None, mi_estimator_cls: Callable = MIEstimator, par_vi: str | None = None,
-                 use_kernel_averager: bool = False, functional_gradient: bool = False, init_lambda: float = 1.0,
+    def __init__(self, output_dim: Count, noise_dim: Count = 32, input_tensor_spec: NestedTensorSpec = None,
+                 hidden_layers: Sequence[Count] = (256, ), net: Network | None = None,
+                 net_moving_average_rate: Fraction | None = None, entropy_regularization: NonNegative = 0.0,
+                 mi_weight: NonNegative | None = None, mi_estimator_cls: Callable = MIEstimator,
+                 par_vi: str | None = None, use_kernel_averager: bool = False,
+                 functional_gradient: bool = False, init_lambda: float = 1.0,
                  lambda_trainable: bool = False, block_inverse_mvp: bool = False, direct_jac_inverse: bool = False,
-                 inverse_mvp_solve_iters: int = 1, inverse_mvp_hidden_size: int = 100,
-                 inverse_mvp_hidden_layers: int = 1, critic_input_dim: int | None = None,
-                 critic_hidden_layers: Sequence[int] = (100, 100), critic_l2_weight: float = 10.0,
-                 critic_iter_num: int = 2, critic_relu_mlp: bool = False, critic_use_bn: bool = True,
+                 inverse_mvp_solve_iters: Count = 1, inverse_mvp_hidden_size: Count = 100,
+                 inverse_mvp_hidden_layers: Count = 1, critic_input_dim: Count | None = None,
+                 critic_hidden_layers: Sequence[Count] = (100, 100), critic_l2_weight: NonNegative = 10.0,
+                 critic_iter_num: Count = 2, critic_relu_mlp: bool = False, critic_use_bn: bool = True,
                  minmax_resample: bool = True, critic_optimizer: Any = None, inverse_mvp_optimizer: Any = None,
                  optimizer: Any = None, lambda_optimizer: Any = None, name: str = 'Generator'):
         owner = type(self).__name__
-        check_value(owner, 'output_dim', output_dim, int, minimum=1)
-        check_value(owner, 'noise_dim', noise_dim, int, minimum=1)
-        check_value(owner, 'entropy_regularization', entropy_regularization, float, minimum=0)
-        check_value(owner, 'net_moving_average_rate', net_moving_average_rate, float, above=0, maximum=1, optional=True)
         check_method(owner, par_vi, _METHODS, critic_optimizer)
         _check_combination(owner, par_vi, functional_gradient, entropy_regularization, input_tensor_spec, output_dim,
                            noise_dim, direct_jac_inverse, inverse_mvp_optimizer, lambda_trainable)

@@ -22,7 +22,7 @@ from alfx.algorithms.generator import Generator
 from alfx.algorithms.particles.supervised import SupervisedEnsemble, SupervisedTask, Uncertainty
 from alfx.data_structures import AlgStep, LossInfo
 from alfx.gin_utils import check_value, configurable
-from alfx.gin_utils.checks import Count
+from alfx.gin_utils.checks import Count, NonNegative, Positive
 from alfx.layers.weights import Activation
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.param_networks import ParamNetwork, StackedParameters
@@ -94,26 +94,26 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
     """
 
     def __init__(self, data_creator: Callable | None = None, data_creator_outlier: Callable | None = None,
-                 input_tensor_spec: TensorSpec | None = None, output_dim: int | None = None,
+                 input_tensor_spec: TensorSpec | None = None, output_dim: Count | None = None,
                  conv_layer_params: Sequence[tuple] | None = None,
                  fc_layer_params: Sequence[Count | tuple[Count, bool]] | None = None,
                  activation: Activation = torch.relu_, last_activation: Activation = identity,
-                 last_use_bias: bool = True, last_use_ln: bool = False, noise_dim: int = 32,
-                 hidden_layers: Sequence[int] = (64, 64), use_conv_bias: bool = False, use_conv_ln: bool = False,
+                 last_use_bias: bool = True, last_use_ln: bool = False, noise_dim: Count = 32,
+                 hidden_layers: Sequence[Count] = (64, 64), use_conv_bias: bool = False, use_conv_ln: bool = False,
                  use_fc_bias: bool = True, use_fc_ln: bool = False, generator_use_fc_bn: bool = False,
-                 num_particles: int = 10, entropy_regularization: float | None = 1.0,
-                 critic_hidden_layers: Sequence[int] = (100, 100), critic_iter_num: int = 2,
-                 critic_l2_weight: float = 10.0, functional_gradient: bool = False, init_lambda: float = 1.0,
+                 num_particles: Count = 10, entropy_regularization: NonNegative | None = 1.0,
+                 critic_hidden_layers: Sequence[Count] = (100, 100), critic_iter_num: Count = 2,
+                 critic_l2_weight: NonNegative = 10.0, functional_gradient: bool = False, init_lambda: float = 1.0,
                  lambda_trainable: bool = False, block_inverse_mvp: bool = False, direct_jac_inverse: bool = False,
-                 inverse_mvp_solve_iters: int = 1, inverse_mvp_hidden_size: int = 100,
-                 inverse_mvp_hidden_layers: int = 1, function_vi: bool = False, function_bs: int | None = None,
-                 function_extra_bs_ratio: float = 0.1, function_extra_bs_sampler: str = 'uniform',
-                 function_extra_bs_std: float = 1.0, loss_type: str = 'classification', voting: str = 'soft',
-                 par_vi: str = 'svgd', num_train_classes: int = 10, critic_optimizer: Any = None,
+                 inverse_mvp_solve_iters: Count = 1, inverse_mvp_hidden_size: Count = 100,
+                 inverse_mvp_hidden_layers: Count = 1, function_vi: bool = False, function_bs: Count | None = None,
+                 function_extra_bs_ratio: NonNegative = 0.1, function_extra_bs_sampler: str = 'uniform',
+                 function_extra_bs_std: NonNegative = 1.0, loss_type: str = 'classification', voting: str = 'soft',
+                 par_vi: str = 'svgd', num_train_classes: Count = 10, critic_optimizer: Any = None,
                  inverse_mvp_optimizer: Any = None, optimizer: Any = None, lambda_optimizer: Any = None,
                  logging_network: bool = False, logging_training: bool = False, logging_evaluate: bool = False,
-                 config: Any = None, name: str = 'HyperNetwork', prior_stddev: float | None = None,
-                 noise_stddev: float = 1.0):
+                 config: Any = None, name: str = 'HyperNetwork', prior_stddev: Positive | None = None,
+                 noise_stddev: Positive = 1.0):
         owner = type(self).__name__
         check_value(owner, 'par_vi', par_vi, str, choices=['svgd', 'svgd2', 'svgd3', 'gfsf', 'minmax'])
         check_function_vi(owner, function_vi, par_vi, ('svgd', 'svgd2', 'svgd3', 'gfsf'), prior_stddev)
@@ -122,7 +122,7 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         super().__init__(config=config, optimizer=optimizer, name=name)
         self._task = task
         self._logs = {'training': logging_training, 'evaluate': logging_evaluate}
-        self._entropy_regularization = resolved_entropy_regularization(owner, entropy_regularization, task)
+        self._entropy_regularization = resolved_entropy_regularization(entropy_regularization, task)
         self._prior = Prior(prior_stddev)
         self._param_net = ParamNetwork(
             task.input_spec, conv_layer_params, fc_layer_params, use_conv_bias, use_conv_ln, use_fc_bias, use_fc_ln,

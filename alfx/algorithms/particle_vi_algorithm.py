@@ -23,7 +23,7 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.particles.critic import CriticAlgorithm
 from alfx.data_structures import AlgStep, LossInfo
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.checks import Count, NonNegative, problem_at
 from alfx.tensor_specs import TensorSpec
 from alfx.utils import particle_vi
 
@@ -79,14 +79,12 @@ class ParVIAlgorithm(Algorithm):
         ConfError: an unknown method, 'minmax' without ``critic_optimizer``, or a number that is no positive int.
     """
 
-    def __init__(self, particle_dim: int, num_particles: int = 10, entropy_regularization: float = 1.0,
-                 par_vi: str | None = 'gfsf', critic_input_dim: int | None = None,
-                 critic_hidden_layers: Sequence[int] = (100, 100), critic_l2_weight: float = 10.0,
-                 critic_iter_num: int = 2, critic_use_bn: bool = True, critic_optimizer: Any = None,
+    def __init__(self, particle_dim: Count, num_particles: Count = 10, entropy_regularization: NonNegative = 1.0,
+                 par_vi: str | None = 'gfsf', critic_input_dim: Count | None = None,
+                 critic_hidden_layers: Sequence[Count] = (100, 100), critic_l2_weight: NonNegative = 10.0,
+                 critic_iter_num: Count = 2, critic_use_bn: bool = True, critic_optimizer: Any = None,
                  optimizer: Any = None, debug_summaries: bool = False, name: str = 'ParVIAlgorithm'):
         owner = type(self).__name__
-        check_value(owner, 'particle_dim', particle_dim, int, minimum=1)
-        check_value(owner, 'num_particles', num_particles, int, minimum=1)
         check_method(owner, par_vi, ('svgd', 'gfsf', 'minmax', None), critic_optimizer)
         super().__init__(optimizer=optimizer, debug_summaries=debug_summaries, name=name)
         self._entropy_regularization: Any = entropy_regularization

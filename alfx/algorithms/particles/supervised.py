@@ -66,8 +66,6 @@ class SupervisedTask:
         self._owner = owner
         check_value(owner, 'loss_type', loss_type, str, choices=['classification', 'regression'])
         check_value(owner, 'voting', voting, str, choices=['soft', 'hard'])
-        check_value(owner, 'noise_stddev', noise_stddev, float, above=0)
-        check_value(owner, 'num_train_classes', num_train_classes, int, minimum=2)
         self.is_classification = loss_type == 'classification'
         self._voting, self._noise_stddev = voting, noise_stddev
         self.train_loader: Any = None

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from alfx import context
+from alfx.algorithms import generator as generator_module
 from alfx.algorithms.functional_particle_vi_algorithm import FuncParVIAlgorithm
 from alfx.algorithms.generator import Generator, GeneratorLossInfo, InverseMVPAlgorithm
 from alfx.algorithms.hypernetwork_algorithm import HyperNetwork
@@ -266,6 +267,19 @@ def test_generators_that_make_no_sense_are_refused(kwargs, message):
 def test_answers_as_particles_are_refused_where_there_is_no_second_sample():
     with pytest.raises(ValueError, match='transform_func is possible with par_vi svgd2, svgd3 and gfsf, found svgd'):
         Generator(2, par_vi='svgd', entropy_regularization=1.0).train_step(None, squares, 4, lambda x: (x, x, x))
+
+
+@pytest.mark.parametrize('kwargs', [dict(direct_jac_inverse=True), dict(direct_jac_inverse=True, noise_dim=2),
+                                    dict(direct_jac_inverse=True, noise_dim=2, block_inverse_mvp=True)])
+def test_products_with_inverse_jacobians_are_the_same_in_pieces(kwargs, monkeypatch):
+    generator = Generator(3, **{'noise_dim': 3, **kwargs}, hidden_layers=(8, ), functional_gradient=True,
+                          entropy_regularization=1.0)
+    losses = []
+    for numbers in (1 << 22, 1):
+        monkeypatch.setattr(generator_module, '_ROWS_AT_ONCE', numbers)
+        torch.manual_seed(2)
+        losses.append(generator.train_step(None, squares, batch_size=7).info.loss)
+    torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-5)
 
 
 def test_inverse_products_of_several_vectors_for_each_point_are_those_of_each():

@@ -9,7 +9,7 @@ import pytest
 
 from alfx import gin_utils
 from alfx.algorithms.config import TrainerConfig
-from alfx.trainers.policy_trainer import RLTrainer
+from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
 
 ROOT = pathlib.Path(__file__).parents[3]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
@@ -42,6 +42,16 @@ def test_every_flag_is_accepted(tmp_path):
     TrainerConfig(root_dir=str(tmp_path), algorithm_ctor=dict, mini_batch_length=2, **flags)
     TrainerConfig(root_dir=str(tmp_path), algorithm_ctor=dict, async_unroll=True)
     TrainerConfig(root_dir=str(tmp_path), algorithm_ctor=dict, ml_type='sl', eval_uncertainty=True)
+
+
+def test_the_ensemble_of_the_page_on_uncertainty_trains(tmp_path, monkeypatch):
+    pytest.importorskip('sklearn')
+    for name, text in files_of('uncertainty.md').items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    gin_utils.load('my_digits.gin', ['TrainerConfig.num_iterations = 2', 'TrainerConfig.num_checkpoints = 1'])
+    SLTrainer(TrainerConfig(root_dir='run')).train()
+    assert 'auroc_entropy' in (tmp_path / 'run/eval/progress.csv').read_text()
 
 
 @pytest.mark.parametrize('conf, steps, reached', [

@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.gin_utils import ConfError
+from alfx.search.measure import Measure
 from alfx.trainers import playing
 from alfx.trainers.policy_trainer import SLTrainer
 
@@ -84,6 +86,9 @@ def test_evaluations_are_in_a_table_that_says_how_well_outliers_are_told(tmp_pat
     assert {'test_accuracy', 'test_nll', 'test_brier', 'test_ece', 'auroc_entropy', 'auroc_variance'} <= rows[0].keys()
     assert float(rows[-1]['auroc_entropy']) == pytest.approx(trainer.algorithm.eval_uncertainty().auroc_entropy)
     assert 'test_accuracy' in trainer.score()
+    settings = SimpleNamespace(function=None, direction='maximize', measured_in='evaluation', measure='test_accuracy',
+                               score='last', score_window=None)
+    assert Measure(settings).final(str(tmp_path / 'run')) == float(rows[-1]['test_accuracy'])
     assert 'loss' in table(tmp_path / 'run/progress.csv')[0]
 
 
