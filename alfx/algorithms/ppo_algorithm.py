@@ -42,7 +42,7 @@ class PPOAlgorithm(ActorCriticAlgorithm):
 
     def collect_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """Sample an action and keep its distribution; :meth:`preprocess_experience` computes the rest."""
-        distribution, _ = self._actor_network(inputs.observation)
+        distribution, _ = self._policy(inputs, ())
         info = self._sampled_for_replay(distribution)
         return AlgStep(info.action, self._no_state, info)
 
