@@ -20,7 +20,8 @@ NETWORKS = dict(actor_network_ctor=partial(ActorDistributionNetwork, fc_layer_pa
 
 def make(environment='discrete', rl=None, **arguments):
     rl = rl or partial(PPOAlgorithm, loss_class=partial(PPOLoss, gamma=[0.99, 0.5]), **NETWORKS)
-    return make_agent('ppo', environment, rl_algorithm_cls=rl, intrinsic_reward_module=partial(CountBonusAlgorithm, counting='grid', grid_size=4),
+    bonus = partial(CountBonusAlgorithm, counting='grid', grid_size=4)
+    return make_agent('ppo', environment, rl_algorithm_cls=rl, intrinsic_reward_module=bonus,
                       intrinsic_reward_as_dimension=True, intrinsic_reward_coef=0.3, extrinsic_reward_coef=2.0,
                       **arguments)[0]
 
