@@ -80,6 +80,7 @@ class _TimeStepFields(NamedTuple):
     env_id: Any = ()
     untransformed: Any = ()
     env_info: Any = ()
+    action_mask: Any = ()
 
 
 class TimeStep(_Timed, _TimeStepFields):
@@ -94,6 +95,8 @@ class TimeStep(_Timed, _TimeStepFields):
         env_id: int64 ``[B]``.
         untransformed: this step before any data transformer, where one keeps it.
         env_info: nest ``[B, ...]`` of further numbers from the environment.
+        action_mask: bool ``[B, ..., N]``: which of the N values of a discrete action are valid at this step, or a nest
+            of such masks like the action; put there by the data transformer ``ActionMask``.
     """
 
     __slots__ = ()

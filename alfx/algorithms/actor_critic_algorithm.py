@@ -84,19 +84,21 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
         self._has_batch_dependence = any(
             isinstance(m, (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)) for m in self.modules())
 
+    honours_action_mask = True
+
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """The state of the policy network."""
         return state.actor
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """The most likely action, or with probability ``epsilon_greedy`` a sampled one."""
-        distribution, state = self._actor_network(inputs.observation, state=state)
+        distribution, state = self._policy(inputs, state)
         action = dist_utils.epsilon_greedy_sample(distribution, self._epsilon_greedy)
         return AlgStep(action, state, ActorCriticInfo(action_distribution=distribution))
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """Sample an action ``[B, ...]``; estimate the value ``[B]`` or ``[B, K]``."""
-        distribution, actor_state = self._actor_network(inputs.observation, state=state.actor if state else ())
+        distribution, actor_state = self._policy(inputs, state.actor if state else ())
         value, value_state = self._value(inputs.observation, state.value if state else ())
         if self.on_policy:
             action = dist_utils.sample_action_distribution(distribution)
@@ -108,7 +110,7 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
 
     def collect_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """Only sample an action; :meth:`train_step` computes the rest for all steps at once."""
-        distribution, _ = self._actor_network(inputs.observation)
+        distribution, _ = self._policy(inputs, ())
         action = dist_utils.sample_action_distribution(distribution)
         return AlgStep(action, self._no_state, ActorCriticInfo(action=action))
 
@@ -125,14 +127,19 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
         """Whether it can be trained, and the steps that must agree with each other are all those of ``cls``."""
         return self._value_network is not None and all(
             getattr(type(self), name) is getattr(cls, name)
-            for name in ('rollout_step', 'collect_step', 'train_step', '_value', '_info', '_train_info'))
+            for name in ('rollout_step', 'collect_step', 'train_step', '_policy', '_value', '_info', '_train_info'))
 
     def train_step(self, inputs: TimeStep, state: NestedTensor, rollout_info: Any) -> AlgStep:
         """The infos of ``rollout_step`` for the action that was taken, with the networks as they are now."""
-        distribution, actor_state = self._actor_network(inputs.observation, state=state.actor if state else ())
+        distribution, actor_state = self._policy(inputs, state.actor if state else ())
         value, value_state = self._value(inputs.observation, state.value if state else ())
         info = self._train_info(inputs, rollout_info, distribution, value)
         return AlgStep(rollout_info.action, ActorCriticState(actor_state, value_state), info)
+
+    def _policy(self, inputs: TimeStep, state: NestedTensor) -> tuple[NestedTensor, NestedTensor]:
+        """The distribution of the valid actions, and the next state of the policy network."""
+        distribution, state = self._actor_network(inputs.observation, state=state)
+        return dist_utils.mask_actions(distribution, inputs.action_mask), state
 
     def _value(self, observation: NestedTensor, state: NestedTensor) -> tuple[torch.Tensor, NestedTensor]:
         if self._value_network is None:

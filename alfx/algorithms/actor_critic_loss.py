@@ -109,7 +109,7 @@ class ActorCriticLoss(Loss):
             self._summarize(info.value, returns, advantages)
         advantages = self._processed_advantages(info, advantages)
         pg_loss = self._pg_loss(info, advantages.detach())
-        td_loss = self._td_error_loss_fn(returns.detach(), info.value)
+        td_loss = self._value_error(info, returns.detach())
         neg_entropy, neg_entropy_for_gradient = self._neg_entropy(info)
         loss = torch.add(pg_loss, td_loss if td_loss.ndim == 2 else td_loss.mean(dim=2), alpha=self._td_loss_weight)
         if self._entropy_regularization is not None:
@@ -157,6 +157,10 @@ class ActorCriticLoss(Loss):
     def _pg_loss(self, info: Any, advantages: torch.Tensor) -> torch.Tensor:
         """``-A log pi(a)``, ``[T, B]``."""
         return -advantages * dist_utils.compute_log_probability(info.action_distribution, info.action)
+
+    def _value_error(self, info: Any, returns: torch.Tensor) -> torch.Tensor:
+        """The error of the value, of the shape of ``returns``."""
+        return self._td_error_loss_fn(returns, info.value)
 
     def _neg_entropy(self, info: Any) -> tuple[Any, Any]:
         """``-H(pi)`` ``[T, B]`` and what to take its gradient from; ``()`` twice where nobody asks for it."""

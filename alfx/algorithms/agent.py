@@ -19,7 +19,8 @@ from alfx.algorithms.intrinsic_reward import IntrinsicRewardAlgorithm
 from alfx.algorithms.policy_loss_addons import PolicyLossAddOns
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
-from alfx.gin_utils import configurable
+from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils.checks import problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.traits import Traits
@@ -98,6 +99,13 @@ class Agent(RLAlgorithm):
         policy_loss_addons: make terms that are added to the loss of the policy, see
             :mod:`alfx.algorithms.policy_loss_addons`; called as ``(observation_spec=, action_spec=,
             debug_summaries=)``.
+        intrinsic_reward_as_dimension: the intrinsic reward is not added to that of the environment but is one reward
+            more of the policy algorithm, the last one: it has a value of its own, and a discount of its own if
+            ``gamma`` of the loss is a list. The coefficients are the reward weights then.
+
+    Raises:
+        ConfError: ``intrinsic_reward_as_dimension`` without an ``intrinsic_reward_module``, or with a
+            ``goal_generator`` or ``reward_weight_algorithm_cls``.
     """
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -111,7 +119,9 @@ class Agent(RLAlgorithm):
                  intrinsic_reward_coef: float = 1.0, extrinsic_reward_coef: float = 1.0,
                  enforce_entropy_target: bool = False, entropy_target_cls: Callable[..., Any] | None = None,
                  optimizer: Any = None, debug_summaries: bool = False, name: str = 'AgentAlgorithm',
-                 policy_loss_addons: Sequence[Callable[..., Any]] = ()):
+                 policy_loss_addons: Sequence[Callable[..., Any]] = (), intrinsic_reward_as_dimension: bool = False):
+        _check_dimension(intrinsic_reward_as_dimension, intrinsic_reward_module, goal_generator=goal_generator,
+                         reward_weight_algorithm_cls=reward_weight_algorithm_cls)
         common = dict(action_spec=action_spec, reward_spec=reward_spec, config=config,
                       debug_summaries=debug_summaries)
         parts, spec = _Parts(), observation_spec
@@ -125,6 +135,8 @@ class Agent(RLAlgorithm):
             spec = [spec, goals.action_spec]
         irm = parts.add('irm', _made(intrinsic_reward_module, observation_spec=spec, action_spec=action_spec),
                         spec, 'intrinsic reward')
+        if intrinsic_reward_as_dimension:
+            common['reward_spec'] = TensorSpec((reward_spec.numel + 1, ))
         rl_algorithm = parts.add('rl', rl_algorithm_cls(observation_spec=spec, **common), spec, action_spec)
         entropy_target = parts.add('entropy_target', _make_entropy_target(
             enforce_entropy_target, entropy_target_cls, action_spec, debug_summaries), 'action distribution', 'loss')
@@ -157,8 +169,12 @@ class Agent(RLAlgorithm):
         self._extrinsic_reward_coef = extrinsic_reward_coef
         self._policy_acts_alone = False  # until it is known whether it is on-policy
         self._changes_reward = irm is not None or goals is not None or extrinsic_reward_coef != 1.0
+        self._intrinsic_reward_as_dimension = intrinsic_reward_as_dimension
         if reward_weight_algorithm is not None:
             rl_algorithm.set_reward_weights(reward_weight_algorithm.reward_weights)
+        elif intrinsic_reward_as_dimension:
+            own = [extrinsic_reward_coef] * reward_spec.numel
+            rl_algorithm.set_reward_weights(torch.tensor([*own, intrinsic_reward_coef]))
         known = {connection.field: connection.part for connection in parts.connections}
         for part in known.values():
             part.connect(known)
@@ -394,6 +410,12 @@ class Agent(RLAlgorithm):
 
     def _training_reward(self, reward: torch.Tensor, rewards: dict[str, torch.Tensor]) -> torch.Tensor:
         """The reward that the policy is trained on: a new tensor, the environment's own is left as it is."""
+        if self._intrinsic_reward_as_dimension:
+            for name, value in (('extrinsic', reward), *rewards.items()):
+                summary_utils.add_mean_hist_summary(f'reward/{name}', value)
+            intrinsic = rewards['irm']
+            own = reward if reward.ndim > intrinsic.ndim else reward.unsqueeze(-1)
+            return torch.cat((own, intrinsic.unsqueeze(-1)), -1)
         coefficients = self.reward_coefficients()
         extra = [r.unsqueeze(-1) if r.ndim < reward.ndim else r for r in rewards.values()]
         return AgentHelper.accumulate_algorithm_rewards(
@@ -485,6 +507,17 @@ def _rewards_unrolls_at_once(module: Any, rl_algorithm: RLAlgorithm, config: Tra
 def _make_addons(addons: Sequence[Callable[..., Any]], **arguments: Any) -> Algorithm | None:
     """The terms that are added to the loss of the policy, if there are any."""
     return PolicyLossAddOns([addon(**arguments) for addon in addons]) if addons else None
+
+
+def _check_dimension(is_asked_for: bool, module: Any, **without: Any) -> None:
+    """Refuse an intrinsic reward as a dimension where there is none, or where others know of the dimensions."""
+    if not is_asked_for:
+        return
+    reasons = [] if module is not None else ['there is no intrinsic_reward_module']
+    reasons += [f'{name} is set' for name, part in without.items() if part is not None]
+    if reasons:
+        raise ConfError([problem_at('Agent', 'intrinsic_reward_as_dimension', f'= True, but {reason}',
+                                    'change one of the two') for reason in reasons])
 
 
 def _make_entropy_target(enforce: bool, cls: Callable[..., Any] | None, action_spec: NestedTensorSpec,

@@ -392,6 +392,30 @@ class Algorithm(AlgorithmInterface):
         """
         return self.learner.apply_gradients(loss_info, valid_masks, weight, batch_info)
 
+    def compute_gradients(self, loss_info: LossInfo, valid_masks: torch.Tensor | None = None, weight: float = 1.0,
+                          batch_info: BatchInfo | None = None) -> list[torch.Tensor | None]:
+        """The first half of :meth:`update_with_gradient`, with the same arguments; no parameter is changed.
+
+        Returns:
+            One gradient for each parameter of :meth:`what_is_updated`, in that order, or ``None`` where the loss does
+            not depend on it. They are those of this process alone.
+
+        Raises:
+            NonFiniteLossError: the loss is not finite.
+        """
+        return self.learner.compute_gradients(loss_info, valid_masks, weight, batch_info)
+
+    def apply_gradient_list(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """The second half: averages the gradients over all processes, and makes the steps of the optimizers.
+
+        Args:
+            gradients: as :meth:`compute_gradients` returned them, here or for another copy of this algorithm.
+
+        Raises:
+            ValueError: they are more or fewer than the parameters, or have other shapes.
+        """
+        self.learner.apply_gradient_list(gradients)
+
     def observe_for_metrics(self, time_step: TimeStep) -> None:
         """Record a time step ``[B, ...]`` in the metrics; an algorithm without metrics does nothing."""
 

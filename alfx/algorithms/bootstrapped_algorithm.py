@@ -56,6 +56,11 @@ class Rows:
         return self.cut(self.whole[0])
 
     @cached_property
+    def action_mask(self) -> Any:
+        """bool ``[N, ..., A]``, or ``()``: which actions are valid."""
+        return self.cut(self.whole[0].action_mask)
+
+    @cached_property
     def rollout_info(self) -> Any:
         """The info of ``rollout_step`` ``[N, ...]``."""
         return self.cut(self.whole[1])

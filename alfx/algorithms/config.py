@@ -37,6 +37,10 @@ class TrainerConfig:
             first, since the buffer stores observations as the environment gave them.
         random_seed: seeds everything; None draws one and logs it.
         num_iterations: stop after so many iterations ('sl': epochs); 0 for no such limit.
+        num_episodes: stop at the end of the iteration in which so many episodes of all environments have ended; 0 for
+            no such limit.
+        stop_at_return: stop after an evaluation with at least this mean return (summed over the dimensions of the
+            reward); None for no such limit. Needs evaluate.
         num_env_steps: stop acting after so many environment steps, summed over environments; 0 for no such
             limit. A run with both limits goes on training from its replay buffer until num_iterations.
 
@@ -158,6 +162,8 @@ class TrainerConfig:
     random_seed: Optional[int] = setting(None, minimum=0, maximum=2**32 - 1)
     num_iterations: int = setting(1000, minimum=0, may_change=True)
     num_env_steps: int = setting(0, minimum=0, may_change=True)
+    num_episodes: int = setting(0, minimum=0, may_change=True)
+    stop_at_return: Optional[float] = setting(None, may_change=True)
     unroll_length: float = setting(8, minimum=0)
     unroll_with_grad: bool = False
     async_unroll: bool = setting(False, may_change=True)
@@ -300,8 +306,20 @@ class TrainerConfig:
         if self.ml_type == 'sl' and self.num_iterations == 0:
             conflict('num_iterations', 'is 0: supervised learning needs a number of epochs', 'set it to 1 or more')
         elif self.num_iterations == 0 and self.num_env_steps == 0:
-            conflict('num_iterations', 'and TrainerConfig.num_env_steps are both 0: the run would never end',
-                     'set one of them')
+            if not self.num_episodes:
+                conflict('num_iterations', 'and TrainerConfig.num_env_steps are both 0: the run would never end',
+                         'set one of them')
+            for name in ('num_summaries', 'num_evals'):
+                if self.num_episodes and getattr(self, name) is not None:
+                    conflict(name, f'= {getattr(self, name)} needs the number of iterations of the run, and '
+                             f'TrainerConfig.num_episodes = {self.num_episodes} does not tell it',
+                             f"set it to None and {'summary' if name == 'num_summaries' else 'eval'}_interval instead")
+        if self.ml_type == 'sl' and self.num_episodes:
+            conflict('num_episodes', f"= {self.num_episodes}, but TrainerConfig.ml_type is 'sl': there are none",
+                     'leave it out')
+        if self.stop_at_return is not None and not (self.evaluate and self.ml_type == 'rl'):
+            conflict('stop_at_return', f'= {self.stop_at_return:g} is compared with evaluations, and there are none',
+                     'set TrainerConfig.evaluate = True, or leave it out')
         if self.ml_type == 'rl':
             self._add_rl_conflicts(conflict)
             if self.eval_uncertainty:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.algorithms.transformers.checks import check_images, check_order
+from alfx.algorithms.transformers.checks import check_images, check_mask_field, check_order
 from alfx.algorithms.transformers.frame_stacking import plan_stacking, stack_from_replay, stack_time_step
 from alfx.algorithms.transformers.hindsight import GoalRelabeler
 from alfx.algorithms.transformers.specs import ModuleWithSpecs
@@ -48,6 +48,7 @@ class DataTransformer(ModuleWithSpecs):
     changes_time_steps = True  # those that look into the replay buffer have to come before this one
     changes_experience = True  # what is trained on are not the tensors that the replay buffer returned
     stacked_fields: Sequence[str] = ()  # paths in the observation of what a FrameStacker stacks
+    has_action_mask = False  # it says which actions are valid
     goal_fields: Sequence[str] = ()  # paths in the observation of what is compared and relabelled in hindsight
 
     @property
@@ -151,6 +152,7 @@ class SequentialDataTransformer(DataTransformer):
         check_order(transformers)
         super().__init__(observation_spec, [transformer.state_spec for transformer in transformers])
         self._data_transformers = nn.ModuleList(transformers)
+        self.has_action_mask = any(transformer.has_action_mask for transformer in transformers)
         self.needs_episodic_info = any(transformer.needs_episodic_info for transformer in transformers)
 
     @property
@@ -262,6 +264,79 @@ class ImageScaleTransformer(SimpleDataTransformer):
             observation = nest.transform_nest(
                 observation, field, lambda image: image.to(torch.float32).mul_(self._scale).add_(self._min))
         return time_step._replace(observation=observation)
+
+
+@configurable
+class ActionMask(DataTransformer):
+    """Takes a field of the observation for the mask of valid actions: policies and Q networks then choose among these.
+
+    The mask goes to the field ``action_mask`` of the time step. If a nest of one other field is left as observation,
+    that field becomes the observation. The last step of an episode may have no valid action; it then counts as if all
+    were valid.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        field: path of the mask in the observation, ``[N]`` for one discrete action with N values, ``[..., N]`` for an
+            action of shape ``[...]``, a nest of these for several actions; what is not 0 is valid.
+        keep: whether the networks see the field as well, as float32.
+
+    Raises:
+        SpecError: there is no such field, it is a number, or nothing but it is observed.
+    """
+
+    has_action_mask = True
+
+    def __init__(self, observation_spec: NestedTensorSpec, field: str = 'valid_action_mask',
+                 keep: bool = False) -> None:
+        self._field, self._keep = check_mask_field('ActionMask', observation_spec, field), keep
+        seen = nest.map_structure(lambda spec: TensorSpec(spec.shape), nest.get_field(observation_spec, field))
+        super().__init__(nest.set_field(observation_spec, field, seen) if keep else self._without(observation_spec),
+                         TensorSpec((), torch.int64))
+
+    def transform_timestep(self, timestep: TimeStep, state: Any) -> tuple[TimeStep, Any]:
+        """The state is the number of the step in its episode.
+
+        Raises:
+            ValueError: no action is valid at a step that is not LAST; names environments and steps.
+        """
+        steps = torch.where(timestep.is_first(), 0, state)
+        transformed = self._transform(timestep)
+        nothing = ~_some_valid(transformed.action_mask, 1)
+        if bool(nothing.any()):
+            where = [f'environment {int(e)} at step {int(s)} of its episode' for e, s in
+                     zip(timestep.env_id[nothing], steps[nothing])]
+            raise ValueError(f"ActionMask: the field '{self._field}' leaves no valid action in {', '.join(where[:5])}; "
+                             'expected at least one wherever the episode goes on')
+        return transformed, steps + 1
+
+    def transform_experience(self, experience: Experience) -> Experience:
+        return experience._replace(time_step=self._transform(experience.time_step))
+
+    def _transform(self, time_step: TimeStep) -> TimeStep:
+        observation = time_step.observation
+        mask = nest.map_structure(lambda x: x != 0, nest.get_field(observation, self._field))
+        if self._keep:
+            observation = nest.set_field(observation, self._field, nest.map_structure(Tensor.float, mask))
+        else:
+            observation = self._without(observation)
+        is_over = time_step.is_last() & ~_some_valid(mask, time_step.step_type.ndim)
+        mask = nest.map_structure(lambda x: x | is_over.reshape(*is_over.shape, *[1] * (x.ndim - is_over.ndim)), mask)
+        return time_step._replace(observation=observation, action_mask=mask)
+
+    def _without(self, observation: Any) -> Any:
+        """The observation without the field."""
+        *path, last = self._field.split('.')
+        parent = nest.get_field(observation, '.'.join(path)) if path else observation
+        rest = {key: value for key, value in parent.items() if key != last}
+        if len(rest) == 1:
+            rest = next(iter(rest.values()))
+        return nest.set_field(observation, '.'.join(path), rest) if path else rest
+
+
+def _some_valid(masks: NestedTensor, ndim: int) -> Tensor:
+    """Whether every component of every action has a valid value, over all but the first ``ndim`` dimensions."""
+    each = [x.any(-1) if x.ndim == ndim + 1 else x.any(-1).flatten(ndim).all(-1) for x in nest.flatten(masks)]
+    return torch.stack(each).all(0)
 
 
 @configurable

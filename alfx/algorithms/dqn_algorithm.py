@@ -37,7 +37,7 @@ from alfx.gin_utils.checks import Count, Fraction
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.traits import Traits
-from alfx.utils.discrete_action import DiscreteAction, LongExploration
+from alfx.utils.discrete_action import without_invalid, DiscreteAction, LongExploration
 from alfx.utils.schedulers import as_scheduler
 from alfx.utils.target_updater import TargetUpdater
 
@@ -164,6 +164,8 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks']
 
+    honours_action_mask = True
+
     def convert_train_state_to_predict_state(self, state: Any) -> NestedTensor:
         """The state of the critics."""
         return state.critic
@@ -177,7 +179,8 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """The best action, or with probability ``epsilon_greedy`` a random one."""
         q_values, state = self._q_values(inputs.observation, state)
-        best = self._discrete.explore(q_values.argmax(-1), self._epsilon_greedy)
+        mask = self._discrete.mask_of(inputs)
+        best = self._discrete.explore(without_invalid(q_values, mask).argmax(-1), self._epsilon_greedy, mask)
         return AlgStep(self._discrete.action(best), state, DqnInfo(q_values=q_values))
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
@@ -192,34 +195,36 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             tensor: Any = self._buffers['_epsilon']  # as an attribute it is found in ten times as long
             if (epsilon, tensor._version) != self._filled_epsilon:
                 self._filled_epsilon = epsilon, tensor.fill_(epsilon)._version
-            action = self._exploring(inputs.observation)
+            action = self._exploring((inputs.observation, self._discrete.mask_of(inputs)))
             return AlgStep(action, state, DqnInfo(action=action))
+        mask = self._discrete.mask_of(inputs)
         has_memory = self._greedy is None and self._critic_networks.is_rnn
         if epsilon >= 1.0 and not has_memory:
             greedy, new_state = inputs.step_type.new_zeros(inputs.step_type.shape, dtype=torch.int64), ()
         elif self._greedy is not None:
-            greedy, new_state = self._greedy(inputs.observation), ()
+            greedy, new_state = self._greedy((inputs.observation, mask)), ()
         else:
             q_values, new_state = self._q_values(inputs.observation, state.critic)
-            greedy = q_values.argmax(-1)
+            greedy = without_invalid(q_values, mask).argmax(-1)
         target_state = state.target_critic
         if has_memory and self.need_full_rollout_state():
             target_state = self._target_critic_networks(inputs.observation, target_state)[1]
         exploration = state.exploration
         if self._long_exploration is None:
-            index = self._discrete.explore(greedy, epsilon)
+            index = self._discrete.explore(greedy, epsilon, mask)
         else:
-            index, exploration = self._long_exploration(greedy, epsilon, exploration)
+            index, exploration = self._long_exploration(greedy, epsilon, exploration, mask)
         action = self._discrete.action(index)
         return AlgStep(action, DqnState(new_state, target_state, exploration), DqnInfo(action=action))
 
-    def _best_index(self, observation: NestedTensor) -> Tensor:
-        """The index ``[B]`` of the best action, for critics without memory."""
-        return self._q_values(observation, ())[0].argmax(-1)
+    def _best_index(self, seen: tuple[NestedTensor, NestedTensor]) -> Tensor:
+        """The index ``[B]`` of the best action, for critics without memory, from observation and mask."""
+        observation, mask = seen
+        return without_invalid(self._q_values(observation, ())[0], mask).argmax(-1)
 
-    def _exploring_action(self, observation: NestedTensor) -> NestedTensor:
+    def _exploring_action(self, seen: tuple[NestedTensor, NestedTensor]) -> NestedTensor:
         """The best action ``[B]``, or with probability ``_epsilon`` a random one."""
-        return self._discrete.action(self._discrete.replace_some(self._best_index(observation), self._epsilon))
+        return self._discrete.action(self._discrete.replace_some(self._best_index(seen), self._epsilon, seen[1]))
 
     def _q_values(self, observation: NestedTensor, state: NestedTensor) -> tuple[Tensor, NestedTensor]:
         """What actions are compared by, ``[B, A]``, and the next state of the critics."""
@@ -269,10 +274,10 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """The value to bootstrap from, ``[N]``, ``[N, K]`` or probabilities of the atoms."""
         outputs, target_state = self._outputs(self._target_critic_networks, rows.observation, state.target_critic)
         state = state._replace(target_critic=target_state)
-        is_double = not self._target_net_target_action
+        is_double, mask = not self._target_net_target_action, self._discrete.leaf_of_mask(rows.action_mask)
         if not is_double and self._atoms is None and self._reward_weights is None:
-            return q_maths.least_values(outputs, None).amax(-1), state
-        action = self._preference(rows.of(policy) if is_double else outputs).argmax(-1)
+            return without_invalid(q_maths.least_values(outputs, None), mask).amax(-1), state
+        action = without_invalid(self._preference(rows.of(policy) if is_double else outputs), mask).argmax(-1)
         if self._atoms is not None:
             probs = torch.softmax(q_maths.of_action(outputs, action, 2), -1)
             return q_maths.least_distribution(probs, self._atoms), state

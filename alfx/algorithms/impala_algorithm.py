@@ -98,7 +98,7 @@ class ImpalaAlgorithm(ActorCriticAlgorithm):
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """Sample an action ``[B, ...]`` and keep its distribution; the value is of no use here, only its state."""
-        distribution, actor_state = self._actor_network(inputs.observation, state=state.actor if state else ())
+        distribution, actor_state = self._policy(inputs, state.actor if state else ())
         value_state = () if self._value_is_stateless else self._value(inputs.observation, state.value)[1]
         info = self._sampled_for_replay(distribution)
         return AlgStep(info.action, ActorCriticState(actor_state, value_state), info)

@@ -368,6 +368,7 @@ class MemoryBasedActor(OnPolicyAlgorithm):
         """
         recalled, state = self._recall(time_step.observation, state)
         distribution, _ = self._actor_network(torch.cat([time_step.observation, recalled], dim=-1))
+        distribution = dist_utils.mask_actions(distribution, time_step.action_mask)
         action = dist_utils.epsilon_greedy_sample(distribution, self._epsilon_greedy)
         return AlgStep(action, state, ActorCriticInfo(action_distribution=distribution))
 
@@ -381,6 +382,7 @@ class MemoryBasedActor(OnPolicyAlgorithm):
         latent = time_step.observation.detach()
         recalled, state = self._recall(latent, state)
         distribution, _ = self._actor_network(torch.cat([latent, recalled], dim=-1))
+        distribution = dist_utils.mask_actions(distribution, time_step.action_mask)
         value, _ = self._value_network(torch.cat([time_step.observation, recalled], dim=-1))
         action = dist_utils.sample_action_distribution(distribution)
         weights = () if self._reward_weights is None else self._reward_weights.expand(time_step.reward.shape)
@@ -450,6 +452,8 @@ class MerlinAlgorithm(OnPolicyAlgorithm):
         """See ``RLAlgorithm``; the actor uses them."""
         super().set_reward_weights(reward_weights)
         self._mba.set_reward_weights(reward_weights)
+
+    honours_action_mask = True
 
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
         """The most likely action, or with probability ``TrainerConfig.epsilon_greedy`` a sampled one."""

@@ -42,7 +42,7 @@ MpoState = namedtuple('MpoState', ['actor', 'target_actor', 'critic', 'target_cr
 
 MpoInfo = namedtuple('MpoInfo', [
     'reward', 'step_type', 'discount', 'action', 'observation', 'action_distribution', 'target_distribution', 'samples',
-    'sample_values', 'critics', 'target_value'
+    'sample_values', 'critics', 'target_value', 'action_mask'
 ], default_value=())
 """What the steps yield, ``[B, ...]`` each; what is not needed is ``()``.
 
@@ -235,6 +235,11 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """The target networks."""
         return ['_target_actor_network', '_target_critic_networks']
 
+    @property
+    def honours_action_mask(self) -> bool:  # type: ignore[override]
+        """Of a discrete action."""
+        return self._is_discrete
+
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """The state of the policy network."""
         return state.actor
@@ -244,12 +249,14 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """The most likely action ``[B, ...]``, or with probability ``epsilon_greedy`` a sampled one."""
         distribution, state = self._actor_network(inputs.observation, state)
+        distribution = dist_utils.mask_actions(distribution, inputs.action_mask)
         action = self._policy.clip(dist_utils.epsilon_greedy_sample(distribution, self._epsilon_greedy))
         return AlgStep(action, state, MpoInfo(action_distribution=distribution))
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
         """Sample an action ``[B, ...]`` of the policy."""
         distribution, actor_state = self._actor_network(inputs.observation, state.actor)
+        distribution = dist_utils.mask_actions(distribution, inputs.action_mask)
         action = self._policy.clip(dist_utils.sample_action_distribution(distribution))
         new_state = state._replace(actor=actor_state)
         if self._is_recurrent and self.need_full_rollout_state():
@@ -274,6 +281,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         policy, actor_state = self._actor_network(rows.observation, state.actor)
         with torch.no_grad():
             target, target_state = self._target_actor_network(rows.observation, state.target_actor)
+        policy, target = (dist_utils.mask_actions(x, rows.action_mask) for x in (policy, target))
         return (policy, target), (), state._replace(actor=actor_state, target_actor=target_state)
 
     def trained_values(self, rows: Rows, details: Any, state: Any) -> tuple[Any, Any]:
@@ -311,7 +319,8 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         (distribution, target_distribution), (samples, sample_values, target_value) = terms.policy, terms.target
         return rollout_info.action, MpoInfo(
             reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=rollout_info.action,
-            observation=inputs.observation if self._mstep_iterations > 1 else (), action_distribution=distribution,
+            observation=inputs.observation if self._mstep_iterations > 1 else (),
+            action_mask=inputs.action_mask if self._mstep_iterations > 1 else (), action_distribution=distribution,
             target_distribution=target_distribution, samples=samples, sample_values=sample_values, critics=terms.values,
             target_value=target_value)
 
@@ -353,9 +362,9 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def _trained_states(self, info: Any) -> tuple[Any, Tensor]:
         """The steps at which the policy is trained, and which of them count: those that are not LAST."""
-        states = MpoInfo(observation=info.observation, action_distribution=info.action_distribution,
-                         target_distribution=info.target_distribution, samples=info.samples,
-                         sample_values=info.sample_values)
+        states = MpoInfo(observation=info.observation, action_mask=info.action_mask,
+                         action_distribution=info.action_distribution, target_distribution=info.target_distribution,
+                         samples=info.samples, sample_values=info.sample_values)
         mask = (info.step_type != StepType.LAST).to(info.sample_values.dtype)
         if self._train_actor_on_first_step or mask.shape[0] == 1:
             return states, mask
@@ -406,9 +415,11 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """The iterations of the M-step after the first; ``count`` steps share the loss, as in the first."""
         with torch.no_grad():
             weights, _, _ = self._improve(states, mask)
-        observation = nest.map_structure(lambda x: x.detach().flatten(0, 1), states.observation)
+        observation, mask_of_actions = nest.map_structure(lambda x: x.detach().flatten(0, 1),
+                                                          (states.observation, states.action_mask))
         for _ in range(self._mstep_iterations - 1):
             policy, _ = self._actor_network(observation)
+            policy = dist_utils.mask_actions(policy, mask_of_actions)
             policy = nest.map_structure(lambda x: x.unflatten(0, mask.shape), policy)
             loss, divergences = self._policy_loss(states, weights, policy)
             self._actor_optimizer.zero_grad()

@@ -31,6 +31,7 @@ from alfx.networks.projection_networks import CategoricalProjectionNetwork, Norm
 from alfx.networks.value_networks import ValueNetworkBase
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.traits import Traits
+from alfx.utils import dist_utils
 
 PPGTrainInfo = namedtuple('PPGTrainInfo', [*PPOInfo()._fields, 'aux_value'], default_value=())
 """What ``train_step`` yields, ``[B, ...]`` each: that of PPO, and the value that the policy's network predicts."""
@@ -149,6 +150,7 @@ class PPGAlgorithm(PPOAlgorithm):
         """As PPO, and the value that the network of the policy predicts."""
         (distribution, aux_value), actor_state = self._actor_network.with_value(
             inputs.observation, state.actor if state else ())
+        distribution = dist_utils.mask_actions(distribution, inputs.action_mask)
         value, value_state = self._value(inputs.observation, state.value if state else ())
         info = self._train_info(inputs, rollout_info, distribution, value)
         return AlgStep(rollout_info.action, ActorCriticState(actor_state, value_state),

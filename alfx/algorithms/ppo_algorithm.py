@@ -16,7 +16,7 @@ from alfx.traits import Traits
 
 PPOInfo = namedtuple('PPOInfo', [
     'step_type', 'discount', 'reward', 'action', 'rollout_log_prob', 'rollout_action_distribution', 'returns',
-    'advantages', 'action_distribution', 'value', 'reward_weights'
+    'advantages', 'action_distribution', 'value', 'reward_weights', 'old_value'
 ], default_value=())
 """What ``preprocess_experience`` and ``train_step`` yield, ``[B, ...]`` each; what is not needed is ``()``."""
 
@@ -42,7 +42,7 @@ class PPOAlgorithm(ActorCriticAlgorithm):
 
     def collect_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """Sample an action and keep its distribution; :meth:`preprocess_experience` computes the rest."""
-        distribution, _ = self._actor_network(inputs.observation)
+        distribution, _ = self._policy(inputs, ())
         info = self._sampled_for_replay(distribution)
         return AlgStep(info.action, self._no_state, info)
 
@@ -54,7 +54,8 @@ class PPOAlgorithm(ActorCriticAlgorithm):
             if not isinstance(value, torch.Tensor):
                 value = self._values(root_inputs)
             info = PPOInfo(action=rollout_info.action, rollout_log_prob=self._rollout_log_prob(rollout_info),
-                           rollout_action_distribution=rollout_info.action_distribution)
+                           rollout_action_distribution=rollout_info.action_distribution,
+                           old_value=value if self._loss.value_clipping is not None else ())
             if not self._loss.compute_advantages_internally:
                 time_major = ActorCriticInfo(step_type=root_inputs.step_type.transpose(0, 1),
                                              discount=root_inputs.discount.transpose(0, 1),

@@ -1,6 +1,6 @@
 """The clipped surrogate loss of PPO (Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9).
 
-Advantages and returns come from ``PPOAlgorithm.preprocess_experience``. The value is not clipped.
+Advantages and returns come from ``PPOAlgorithm.preprocess_experience``. The value is not clipped unless asked for.
 """
 from typing import Any
 
@@ -23,6 +23,8 @@ class PPOLoss(ActorCriticLoss):
         importance_ratio_clipping: epsilon of eq. 7.
         log_prob_clipping: if > 0, clip log-probabilities to [-x, x].
         check_numerics: raise an error at the first NaN or infinite number, for debugging.
+        value_clipping: if given, the value counts as if it had moved by at most so much since the unroll, where that
+            makes its error larger.
         kwargs: those of :class:`~alfx.algorithms.actor_critic_loss.ActorCriticLoss`, except ``use_gae`` and
             ``use_td_lambda_return``; ``normalize_advantages`` is True unless given.
     """
@@ -33,10 +35,14 @@ class PPOLoss(ActorCriticLoss):
         after={'compute_advantages_internally': 'normalize_advantages', 'importance_ratio_clipping': 'td_loss_weight'})
     def __init__(self, name: str, compute_advantages_internally: bool = False,
                  importance_ratio_clipping: Positive = 0.2,
-                 log_prob_clipping: float = 0.0, check_numerics: bool = False, **kwargs: Any):
+                 log_prob_clipping: float = 0.0, check_numerics: bool = False, value_clipping: float | None = None,
+                 **kwargs: Any):
         super().__init__(use_gae=True, use_td_lambda_return=True, name=name, **kwargs)
         if importance_ratio_clipping <= 0:
             raise ValueError(f'{name}.importance_ratio_clipping has to be positive, found {importance_ratio_clipping}')
+        if value_clipping is not None and value_clipping <= 0:
+            raise ValueError(f'{name}.value_clipping has to be positive or None, found {value_clipping}')
+        self._value_clipping = value_clipping
         self._compute_advantages_internally = compute_advantages_internally
         self._importance_ratio_clipping = importance_ratio_clipping
         self._log_prob_clipping = log_prob_clipping
@@ -51,6 +57,11 @@ class PPOLoss(ActorCriticLoss):
         """Whether advantages are estimated from the minibatch."""
         return self._compute_advantages_internally
 
+    @property
+    def value_clipping(self) -> float | None:
+        """How far the value may move, if there is a limit; then the infos need ``old_value``."""
+        return self._value_clipping
+
     def calc_rollout_returns_and_advantages(self, info: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns and advantages of an unroll ``[T, B, ...]``, to be handed back to :meth:`forward` in its info."""
         return super().calc_returns_and_advantages(info)
@@ -63,6 +74,14 @@ class PPOLoss(ActorCriticLoss):
 
     def _mask_bootstrap_step(self, is_valid: torch.Tensor) -> torch.Tensor:
         return super()._mask_bootstrap_step(is_valid) if self._compute_advantages_internally else is_valid
+
+    def _value_error(self, info: Any, returns: torch.Tensor) -> torch.Tensor:
+        """``max(error(V), error(V_old + clip(V - V_old)))``, or without clipping the first."""
+        error = super()._value_error(info, returns)
+        if self._value_clipping is None:
+            return error
+        near = info.old_value + (info.value - info.old_value).clamp(-self._value_clipping, self._value_clipping)
+        return torch.maximum(error, self._td_error_loss_fn(returns, near))
 
     def _pg_loss(self, info: Any, advantages: torch.Tensor) -> torch.Tensor:
         """``-min(ratio A, clip(ratio) A)``, ``[T, B]``."""

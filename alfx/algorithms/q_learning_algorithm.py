@@ -26,11 +26,11 @@ from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtup
 from alfx.gin_utils import configurable
 from alfx.gin_utils.checks import Fraction, NonNegative
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.utils.discrete_action import DiscreteAction
+from alfx.utils.discrete_action import DiscreteAction, without_invalid
 from alfx.utils.observation_grid import ObservationGrid
 from alfx.utils.schedulers import as_scheduler
 
-QLearningInfo = namedtuple('QLearningInfo', ['step_type', 'reward', 'discount', 'cell', 'action', 'q_values'],
+QLearningInfo = namedtuple('QLearningInfo', ['step_type', 'reward', 'discount', 'cell', 'action', 'q_values', 'mask'],
                            default_value=())
 """What the steps yield, ``[B]`` each: ``cell`` is the number of the observation, ``action`` the index of the action.
 
@@ -111,26 +111,30 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
         """The chance of a random action in the rollout now."""
         return max(self._epsilon_min, self._epsilon() * self._epsilon_decay**int(self._num_episodes))
 
+    honours_action_mask = True
+
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """The first of the best actions, or with probability ``config.epsilon_greedy`` a random one."""
-        q_values = self._q_table[self._grid(inputs.observation)]
-        index = self._discrete.explore(q_values.argmax(-1), self._epsilon_greedy)
+        q_values, mask = self._q_table[self._grid(inputs.observation)], self._discrete.mask_of(inputs)
+        index = self._discrete.explore(without_invalid(q_values, mask).argmax(-1), self._epsilon_greedy, mask)
         return AlgStep(self._discrete.action(index), (), QLearningInfo(q_values=q_values))
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """One of the best actions, or with probability :meth:`epsilon` a random one."""
-        cell = self._grid(inputs.observation)
-        index = self._discrete.explore(any_of_the_best(self._q_table[cell]), self.epsilon())
+        cell, mask = self._grid(inputs.observation), self._discrete.mask_of(inputs)
+        index = self._discrete.explore(any_of_the_best(without_invalid(self._q_table[cell], mask)), self.epsilon(),
+                                       mask)
         reward = inputs.reward if self._reward_weights is None else inputs.reward @ self._reward_weights
         info = QLearningInfo(step_type=inputs.step_type, reward=reward, discount=inputs.discount, cell=cell,
-                             action=index)
+                             action=index, mask=mask)
         return AlgStep(self._discrete.action(index), (), info)
 
     def calc_loss(self, info: Any) -> LossInfo:
         """Half the squared errors of the table as it is, ``[T, B]``, for summaries; it has no gradient."""
-        target = info.reward[1:] + self._discount_factor * info.discount[1:] * self._q_table[info.cell[1:]].amax(-1)
+        best = without_invalid(self._q_table[info.cell], info.mask)[1:].amax(-1)
+        target = info.reward[1:] + self._discount_factor * info.discount[1:] * best
         error = target - self._q_table[info.cell[:-1], info.action[:-1]]
         error = error * (info.step_type[:-1] != StepType.LAST)
         loss = 0.5 * torch.cat((error, torch.zeros_like(info.reward[:1]))).square()
@@ -144,10 +148,12 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
         lr, has_successor = self._lr(), info.step_type != StepType.LAST
         discount = info.discount * self._discount_factor
         cell = torch.where(has_successor, info.cell, len(self._q_table) - 1)
-        steps = cell, info.action, info.reward, discount, info.cell
-        cell, action, reward, discount, next_cell = (context.cat_over_ranks(x, 1) for x in steps)
+        has_mask = isinstance(info.mask, Tensor)
+        steps = cell, info.action, info.reward, discount, info.cell, *((info.mask.float(), ) if has_mask else ())
+        cell, action, reward, discount, next_cell, *masks = (context.cat_over_ranks(x, 1) for x in steps)
         for t in range(len(cell) - 1):
-            learn(self._q_table, cell[t], action[t], reward[t + 1], discount[t + 1], next_cell[t + 1], lr)
+            learn(self._q_table, cell[t], action[t], reward[t + 1], discount[t + 1], next_cell[t + 1], lr,
+                  masks[0][t + 1] > 0 if has_mask else ())
         self._num_episodes += (cell[:-1] == len(self._q_table) - 1).sum()
 
 
@@ -161,7 +167,7 @@ def any_of_the_best(q_values: Tensor) -> Tensor:
 
 
 def learn(table: Tensor, cell: Tensor, action: Tensor, reward: Tensor, discount: Tensor, next_cell: Tensor,
-          lr: float) -> None:
+          lr: float, mask: NestedTensor = ()) -> None:
     """One step of Q-learning, in place; where a cell and action occur several times, to the mean of the results.
 
     Args:
@@ -172,8 +178,9 @@ def learn(table: Tensor, cell: Tensor, action: Tensor, reward: Tensor, discount:
         discount: ``[B]``, 0 where the episode terminated.
         next_cell: int64 ``[B]``.
         lr: how far to move.
+        mask: bool ``[B, A]``: which actions are valid in ``next_cell``; ``()``: all.
     """
-    target = torch.addcmul(reward, discount, table[next_cell].amax(-1))
+    target = torch.addcmul(reward, discount, without_invalid(table[next_cell], mask).amax(-1))
     values, entry = table.view(-1), cell * table.shape[1] + action
     moved = torch.lerp(values[entry], target, lr)
     if len(entry) > 1:

@@ -217,6 +217,7 @@ class RLAlgorithm(Algorithm):
         if self._env is not None and self._config is not None and not self.on_policy:
             check_sequences(self._config, self.traits.needs_previous_step)
         super().finalize()
+        self._check_action_mask()
         self._prepare_auxiliary_phase()
         if self._config is not None and self._config.compile:
             self.learner.check_compilable()
@@ -251,14 +252,29 @@ class RLAlgorithm(Algorithm):
         """The replay buffer that holds them; ``None`` where nothing is trained."""
         return self._offline_replay_buffer
 
+    honours_action_mask = False
+    """Whether it takes only actions that ``TimeStep.action_mask`` allows."""
+
+    def _check_action_mask(self) -> None:
+        acting: Any = self
+        while acting.acting_part is not None:
+            acting = acting.acting_part
+        if getattr(self.data_transformer, 'has_action_mask', False) and not acting.honours_action_mask:
+            raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', 'has an ActionMask, but '
+                                        f'{type(acting).__name__} would take actions that are not valid',
+                                        'leave it out, or choose an algorithm for discrete actions')])
+
     def _prepare_auxiliary_phase(self) -> None:
         settings, config = self.auxiliary_phase, self._config
         if settings is None or config is None:
             return
-        if type(self).calc_auxiliary_loss is Algorithm.calc_auxiliary_loss:
-            raise ConfError([problem_at('TrainerConfig', 'algorithm_ctor', f'makes {type(self).__name__}, in which '
-                                        f'{type(self.acting_part).__name__} would have no auxiliary phase',
-                                        'use @Agent or the algorithm itself')])
+        part: Any = self
+        while part.acting_part is not None:
+            if type(part).calc_auxiliary_loss is Algorithm.calc_auxiliary_loss:
+                raise ConfError([problem_at('TrainerConfig', 'algorithm_ctor', f'makes {type(part).__name__}, in which '
+                                            f'{type(part.acting_part).__name__} would have no auxiliary phase',
+                                            'use @Agent or the algorithm itself')])
+            part = part.acting_part
         length = math.ceil(config.unroll_length or config.max_unroll_length)
         context_steps = 0 if self.data_transformer is None else self.data_transformer.stack_size - 1
         limit = int(config.replay_checkpoint_megabytes * 2**20 / context.num_ranks())

@@ -217,6 +217,11 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks', '_prior_actor']
 
+    @property
+    def honours_action_mask(self) -> bool:  # type: ignore[override]
+        """Of a discrete part."""
+        return self._parts.type != ActionType.Continuous
+
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """The state of choosing an action."""
         return SacState(action=state.action)
@@ -241,7 +246,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def predict_step(self, inputs: TimeStep, state: Any) -> AlgStep:
         """The best action, or with probability ``epsilon_greedy`` a sampled one."""
         draw = partial(dist_utils.epsilon_greedy_sample, eps=self._epsilon_greedy)
-        choice = self._choose(inputs.observation, state.action, draw, draw)
+        choice = self._choose(inputs.observation, state.action, draw, draw, mask=inputs.action_mask)
         return AlgStep(choice.action, SacState(action=choice.state),
                        SacInfo(action_distribution=choice.distribution))
 
@@ -256,10 +261,11 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             noise = nest.map_structure(move, noise)
 
         draw = partial(self._draw_rollout_action, inputs, noise)
-        choice = self._choose(inputs.observation, state.action, draw)
+        choice = self._choose(inputs.observation, state.action, draw, mask=inputs.action_mask)
         action = choice.action
         if self._reproduce_locomotion and not self._training_started:
             action = sac_actions.uniform_actions(self._action_spec, inputs.step_type.shape[0], self.device)
+            action = self._parts.with_valid_choice(action, inputs.action_mask)
         new_state = SacState(choice.state, state.actor, state.critic, noise)
         if self._is_recurrent and self.need_full_rollout_state():
             new_state = self._with_critic_states(inputs.observation, action, new_state)
@@ -273,7 +279,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return nest.map_structure(sac_actions.sample_from_noise, distribution, noise, is_leaf=nest.is_distribution)
 
     def _choose(self, observation: NestedTensor, state: Any, draw: Callable[[Any], NestedTensor] | None = None,
-                draw_discrete: Callable[[Any], Tensor] = dist_utils.sample_action_distribution) -> Choice:
+                draw_discrete: Callable[[Any], Tensor] = dist_utils.sample_action_distribution,
+                mask: NestedTensor = ()) -> Choice:
         """What the policy does at N steps.
 
         Args:
@@ -282,6 +289,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             draw: takes the continuous action from its nest of distributions; ``None``: a sample with gradient and its
                 log-probability.
             draw_discrete: takes the discrete action from its distribution.
+            mask: which discrete actions are valid, see ``TimeStep.action_mask``.
         """
         distribution: Any = ()
         continuous: NestedTensor = ()
@@ -297,7 +305,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             return Choice(distribution, continuous, continuous, log_prob, SacActionState(actor_network=actor_state))
         at = critic_maths.leaves_of_graph(continuous)
         q_values, critic_state = self._action_values.of_all(self._critic_networks, observation, at, state.critic)
-        policy = self._discrete_policy(q_values.detach())
+        policy = dist_utils.mask_actions(self._discrete_policy(q_values.detach()), self._parts.mask_of(mask))
         discrete = draw_discrete(policy)
         return Choice(self._parts.join(policy, distribution), self._parts.join(discrete, continuous), continuous,
                       log_prob, SacActionState(actor_state, critic_state), at, q_values, policy.probs)
@@ -343,7 +351,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def policy_terms(self, rows: Rows, state: Any) -> tuple[Any, Any, Any]:
         """An action of the policy with gradient and its log-probability, as a :class:`SacPolicy`; the choice of it."""
         self._require_critics()
-        choice = self._choose(rows.observation, state.action)
+        choice = self._choose(rows.observation, state.action, mask=rows.action_mask)
         policy = SacPolicy(choice.distribution, choice.action, choice.probs, self._log_pi(choice, rows))
         return policy, choice, state._replace(action=choice.state)
 

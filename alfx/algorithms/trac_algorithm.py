@@ -25,7 +25,8 @@ from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec,
 from alfx.traits import Traits
 from alfx.utils import dist_utils
 
-TracExperience = namedtuple('TracExperience', ['observation', 'step_type', 'state', 'action_param', 'prev_action'],
+TracExperience = namedtuple('TracExperience', ['observation', 'step_type', 'state', 'action_param', 'prev_action',
+                                                'action_mask'],
                             default_value=())
 """``[T, B, ...]``: what the policy was, and what it takes to find out what it is now.
 
@@ -208,6 +209,14 @@ class TracAlgorithm(RLAlgorithm):
         """That of the actor-critic with its own infos."""
         self._ac_algorithm.after_train_iter(root_inputs, None if rollout_info is None else rollout_info.ac)
 
+    def auxiliary_reference(self, info: Any) -> NestedTensor:
+        """That of the actor-critic."""
+        return self._ac_algorithm.auxiliary_reference(info.ac)
+
+    def calc_auxiliary_loss(self, info: Any, reference: NestedTensor) -> LossInfo:
+        """That of the actor-critic; a phase holds the policy by itself, so that nothing is shrunk."""
+        return self._ac_algorithm.calc_auxiliary_loss(info.ac, reference)
+
     # The trust region ------------------------------------------------------------------------------------------
 
     def calc_loss(self, info: Any) -> LossInfo:
@@ -220,7 +229,7 @@ class TracAlgorithm(RLAlgorithm):
         assert self._trusted_updater is not None, 'calc_loss comes before the update'
         experience = TracExperience(observation=info.observation, step_type=root_inputs.step_type, state=info.state,
                                     action_param=nest.map_structure(torch.Tensor.detach, info.action_distribution),
-                                    prev_action=info.prev_action)
+                                    prev_action=info.prev_action, action_mask=root_inputs.action_mask)
         changes, shrinks = self._trusted_updater.adjust_step(lambda: self._change(experience), self._action_dist_clips)
         self._trusted_updater = None
         if context.should_record_summaries():
@@ -249,7 +258,7 @@ class TracAlgorithm(RLAlgorithm):
         """The distributions ``[T, B]`` of the policy as it is now."""
         length, batch = experience.step_type.shape
         inputs = TimeStep(step_type=experience.step_type, observation=experience.observation,
-                          prev_action=experience.prev_action)
+                          prev_action=experience.prev_action, action_mask=experience.action_mask)
         if not self._is_recurrent:
             flat = nest.map_structure(lambda x: x.flatten(0, 1), inputs)
             distributions = self._distribution(flat, self.get_initial_predict_state(length * batch))[0]

@@ -5,9 +5,11 @@ Example:
   alfx plot /tmp/cart_pole_seed* --output cart_pole.png
 
 The band is the 95% confidence interval of the mean over the runs of a group. Where runs were evaluated, a second panel
-shows that. Quantities are columns of progress.csv in the run folders.
+shows that. Quantities are columns of progress.csv in the run folders; ``--y all`` draws every one of them, each in a
+panel of its own.
 """
 import glob
+import itertools
 import os
 
 from absl import flags as absl_flags
@@ -17,7 +19,8 @@ from alfx.bin import flags, policy_flags
 
 absl_flags.DEFINE_string('output', 'curves.png', 'the picture: .png, .pdf or .svg')
 absl_flags.DEFINE_string('x', 'env_steps', 'horizontal axis: env_steps, iteration, seconds, ...')
-absl_flags.DEFINE_string('y', 'average_return', 'vertical axis: average_return, average_length, loss, ...')
+absl_flags.DEFINE_list('y', ['average_return'], 'vertical axis: average_return, average_length, loss, ...; several, '
+                       "comma-separated, or 'all' for one panel each")
 absl_flags.DEFINE_enum('group_by', 'conf', ['conf', 'none'], 'average runs of the same conf, or show each run')
 absl_flags.DEFINE_integer('smoothing', 1, 'average each curve over so many points first', lower_bound=1)
 absl_flags.DEFINE_list('labels', [], 'what the legend calls the curves, comma-separated, in the order of the run '
@@ -38,22 +41,23 @@ def main(argv: list[str]) -> int:
     policy_flags.set_up_logging()
     groups = _groups(argv[1:])
     panels: dict = {}
-    for title, evaluation in ((f'{FLAGS.y} in training', False), (f'{FLAGS.y} in evaluation', True)):
+    wanted = curves.columns([r for group in groups.values() for r in group]) if FLAGS.y == ['all'] else FLAGS.y
+    for y, (words, evaluation) in itertools.product(wanted, (('training', False), ('evaluation', True))):
         if evaluation and FLAGS.x == 'seconds':
             continue  # evaluations do not record it
         for name, root_dirs in groups.items():
-            found = [curve for root_dir in root_dirs if (curve := _read(root_dir, evaluation)) is not None]
+            found = [curve for root_dir in root_dirs if (curve := _read(root_dir, y, evaluation)) is not None]
             if found:
-                panels.setdefault(title, {})[name] = curves.average(found, FLAGS.smoothing)
+                panels.setdefault(f'{y} in {words}', {})[name] = curves.average(found, FLAGS.smoothing)
     if not panels:
-        raise gin_utils.ConfError(f'none of the runs has a curve of {FLAGS.y} over {FLAGS.x} yet',
+        raise gin_utils.ConfError(f'none of the runs has a curve of {", ".join(FLAGS.y)} over {FLAGS.x} yet',
                                   'train longer, or choose other columns with --x and --y')
     for title, bands in panels.items():
         for name, band in bands.items():
             margin = f' +- {band.margin[-1]:.4g}' if band.num_runs > 1 else ''
             runs = f' ({band.num_runs} runs)' if band.num_runs > 1 else ''
             print(f'{title}: {name}: {band.mean[-1]:.6g}{margin} at {band.x[-1]:,.6g}{runs}')
-    curves.draw(panels, FLAGS.x, FLAGS.y, FLAGS.output)
+    curves.draw(panels, FLAGS.x, FLAGS.output)
     print(f'picture: {FLAGS.output}')
     return 0
 
@@ -92,21 +96,12 @@ def _run_folders(argument: str) -> list[str]:
     raise gin_utils.ConfError(f'{argument} is no run folder and holds none', 'give the --root_dir of a run')
 
 
-def _read(root_dir: str, evaluation: bool):
+def _read(root_dir: str, y: str, evaluation: bool):
     from alfx.trainers import curves
-    try:
-        return curves.read_curve(root_dir, FLAGS.x, FLAGS.y, evaluation)
-    except gin_utils.ConfError:  # a column of one of the two tables is enough
-        if not _has_column(root_dir, FLAGS.y, not evaluation):
-            raise
-        return None
-
-
-def _has_column(root_dir: str, column: str, evaluation: bool) -> bool:
-    from alfx.trainers import run_files
-    path = run_files.eval_table(root_dir) if evaluation else os.path.join(root_dir, 'progress.csv')
-    rows = run_files.read_table(path) if os.path.isfile(path) else []
-    return bool(rows) and column in rows[0]
+    if not curves.has_column(root_dir, y, evaluation) and (
+            FLAGS.y == ['all'] or curves.has_column(root_dir, y, not evaluation)):
+        return None  # a column of one of the two tables is enough
+    return curves.read_curve(root_dir, FLAGS.x, y, evaluation)
 
 
 if __name__ == '__main__':

@@ -291,7 +291,9 @@ class DiagMultivariateCategorical(td.Independent):
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> 'DiagMultivariateCategorical':
         """The same distribution with its batch dimensions expanded to ``batch_shape``."""
-        logits = self._base._param.expand(*batch_shape, *self._event_shape, self._base._num_events)
+        return self._like(self._base._param.expand(*batch_shape, *self._event_shape, self._base._num_events))
+
+    def _like(self, logits: Tensor) -> 'DiagMultivariateCategorical':
         return _rebuild_multivariate((logits, ), (self.reinterpreted_batch_ndims, self._start))
 
     def __repr__(self) -> str:

@@ -577,9 +577,31 @@ class Learner:
         Raises:
             NonFiniteLossError: names the losses that are not finite; no parameter has been changed.
         """
-        plan = Eager(self._objective(lambda _: (update.weighted(loss_info, weight), masks, ())))
-        computed = self.optimize(plan, Batch((), batch_info.importance_weights if batch_info is not None else ()))
+        computed = self.optimize(*self._planned(loss_info, masks, weight, batch_info))
         return computed.loss_info._replace(scalar_loss=loss_info.scalar_loss), self._algorithm.what_is_updated()[1]
+
+    def _planned(self, loss_info: LossInfo, masks: torch.Tensor | None, weight: float, batch_info: BatchInfo | None
+                 ) -> tuple[Eager, Batch]:
+        """How to compute the gradients of losses that have been computed, and of what."""
+        plan = Eager(self._objective(lambda _: (update.weighted(loss_info, weight), masks, ())))
+        return plan, Batch((), batch_info.importance_weights if batch_info is not None else ())
+
+    def compute_gradients(self, loss_info: LossInfo, masks: torch.Tensor | None = None, weight: float = 1.0,
+                          batch_info: BatchInfo | None = None) -> list[torch.Tensor | None]:
+        """See ``Algorithm.compute_gradients``."""
+        self._finite_gradients(*self._planned(loss_info, masks, weight, batch_info))
+        return [None if p.grad is None else p.grad.clone() for _, p in self._algorithm.what_is_updated()[1]]
+
+    def apply_gradient_list(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """See ``Algorithm.apply_gradient_list``."""
+        params = self._algorithm.what_is_updated()[1]
+        shapes = [None if gradient is None else gradient.shape for gradient in gradients]
+        if len(shapes) != len(params) or any(shape not in (None, p.shape) for shape, (_, p) in zip(shapes, params)):
+            raise ValueError(f'apply_gradient_list of {self._algorithm.name}: expected gradients of the shapes '
+                             f'{[tuple(p.shape) for _, p in params]}, found {[s and tuple(s) for s in shapes]}')
+        for gradient, (_, param) in zip(gradients, params):
+            param.grad = None if gradient is None else gradient.clone()
+        self._make_steps(self._algorithm.what_is_updated()[0])
 
     def optimize(self, plan: Eager, batch: Batch, optimizers: Sequence[Any] | None = None) -> Computed:
         """Gradients, averaged over all processes, and the steps of the optimizers.
@@ -592,22 +614,29 @@ class Learner:
         Raises:
             NonFiniteLossError: names the losses that are not finite; no parameter has been changed.
         """
+        computed = self._finite_gradients(plan, batch)
+        self._make_steps(self._algorithm.what_is_updated()[0] if optimizers is None else optimizers)
+        return computed
+
+    def _finite_gradients(self, plan: Eager, batch: Batch) -> Computed:
+        """Leave gradients in the parameters, or name the losses that are not finite."""
         computed = plan.gradients(batch)
         if not math.isfinite(computed.loss_info.loss.item()):
             if self.averager is not None:
                 self.averager.report_bad_loss()
             parts = plan.explain(batch) if computed.parts is None else computed.parts
             raise NonFiniteLossError(update.describe_non_finite(self._algorithm.name, parts))
+        return computed
+
+    def _make_steps(self, optimizers: Sequence[Any]) -> None:
+        """Average the gradients in the parameters over all processes; let ``optimizers`` step."""
         if self.averager is not None:
             self.averager.average()
-        if optimizers is None:
-            optimizers = self._algorithm.what_is_updated()[0]
         if self.scaler is not None:
             self.scaler.step(optimizers)
         else:
             for optimizer in optimizers:
                 optimizer.step()
-        return computed
 
     # Set-up ----------------------------------------------------------------------------------------------------
 

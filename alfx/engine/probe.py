@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from alfx import context, nest
-from alfx.data_structures import AlgStep, Experience, TimeStep
+from alfx.data_structures import AlgStep, Experience, StepType, TimeStep
 from alfx.engine.contract import Acts
 from alfx.engine.unroll import Steps, acting_step, map_steps, measured
 from alfx.tensor_specs import NestedTensorSpec, SpecError, TensorSpec, extract_spec, zeros_from_spec
@@ -66,6 +66,7 @@ def steps_spec(algorithm: Acts, raw_step_spec: TimeStep) -> Steps:
     """
     device = algorithm.device
     raw = nest.map_structure(lambda x: x.to(device), zeros_from_spec(raw_step_spec, _BATCH))
+    raw = raw._replace(step_type=torch.full_like(raw.step_type, StepType.LAST))  # where nothing has to be possible
     with unchanged(algorithm), context.rollout_context(), context.record_if(False):
         inputs, _ = algorithm.transform_timestep(raw, algorithm.get_initial_transform_state(_BATCH))
         state = algorithm.get_initial_rollout_state(_BATCH)

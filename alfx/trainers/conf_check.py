@@ -70,7 +70,7 @@ def shorten(config: TrainerConfig, batch_size: int) -> None:
         config: the configuration of a trainer that has not started.
         batch_size: number of environments.
     """
-    config.num_env_steps = 0
+    config.num_env_steps = config.num_episodes = 0
     config.num_iterations = 1
     if config.ml_type == 'rl' and config.initial_collect_steps:
         steps = (config.mini_batch_length or 1) + 1  # of each environment: enough to sample a sequence

@@ -57,7 +57,7 @@ def read_curve(root_dir: str, x: str, y: str, evaluation: bool) -> Curve | None:
     Raises:
         ConfError: there is no such column.
     """
-    path = run_files.eval_table(root_dir) if evaluation else os.path.join(root_dir, 'progress.csv')
+    path = _table(root_dir, evaluation)
     if not os.path.isfile(path):
         folder = run_files.eval_dir(root_dir) if evaluation else run_files.train_dir(root_dir)
         return _read_events(folder) if (x, y) == ('env_steps', 'average_return') else None
@@ -152,13 +152,39 @@ def _moving_average(y: np.ndarray, width: int) -> np.ndarray:
     return (total[index] - total[start]) / (index - start)
 
 
-def draw(panels: dict[str, dict[str, Band]], x_label: str, y_label: str, path: str) -> None:
+_NO_QUANTITY = ('env_steps', 'iteration', 'global_counter', 'seconds')  # what a curve is drawn over
+_MOST_COLUMNS = 4
+
+
+def _table(root_dir: str, evaluation: bool) -> str:
+    return run_files.eval_table(root_dir) if evaluation else os.path.join(root_dir, 'progress.csv')
+
+
+def has_column(root_dir: str, column: str, evaluation: bool) -> bool:
+    """Whether a run has a column, or a curve that is read without one."""
+    path = _table(root_dir, evaluation)
+    if not os.path.isfile(path):
+        return column == 'average_return'
+    rows = run_files.read_table(path)
+    return bool(rows) and column in rows[0]
+
+
+def columns(root_dirs: list[str]) -> list[str]:
+    """Every quantity that any of the runs has numbers of, in the order of their tables."""
+    found: dict[str, None] = {}
+    for path in (_table(root_dir, evaluation) for root_dir in root_dirs for evaluation in (False, True)):
+        rows = run_files.read_table(path) if os.path.isfile(path) else []
+        found.update(dict.fromkeys(name for name in (rows[0] if rows else ()) if name not in _NO_QUANTITY
+                                   and any(row[name] for row in rows)))
+    return list(found)
+
+
+def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> None:
     """Draw bands.
 
     Args:
-        panels: for each panel, by its title, the bands by the names of their groups.
+        panels: for each panel, by its title ``'QUANTITY in ...'``, the bands by the names of their groups.
         x_label: of the horizontal axis.
-        y_label: of the vertical axes.
         path: of the picture; its suffix says its format.
     """
     import matplotlib
@@ -170,13 +196,17 @@ def draw(panels: dict[str, dict[str, Band]], x_label: str, y_label: str, path: s
     if os.path.isdir(path) or os.path.splitext(path)[1].lower().removeprefix('.') not in formats:
         raise ConfError(f'--output {path}: expected the name of a picture that ends with one of '
                         f'{", ".join(f".{name}" for name in sorted(formats))}')
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(6.4 * len(panels), 4.4), squeeze=False)
-    for axis, (title, bands) in zip(axes[0], panels.items()):
+    across = min(len(panels), _MOST_COLUMNS)
+    down = -(-len(panels) // across)
+    figure, axes = pyplot.subplots(down, across, figsize=(6.4 * across, 4.4 * down), squeeze=False)
+    for axis in axes.flat[len(panels):]:
+        axis.set_axis_off()
+    for axis, (title, bands) in zip(axes.flat, panels.items()):
         for name, band in bands.items():
             _draw_band(axis, name, band)
         axis.set_title(title)
         axis.set_xlabel(x_label.replace('_', ' '))
-        axis.set_ylabel(y_label.replace('_', ' '))
+        axis.set_ylabel(title.rpartition(' in ')[0].replace('_', ' '))
         axis.xaxis.set_major_formatter(EngFormatter(sep=''))  # 100k
         axis.grid(alpha=0.3)
         axis.legend(loc='best', fontsize='small')

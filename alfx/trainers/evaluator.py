@@ -55,11 +55,13 @@ class EvalResult(NamedTuple):
         lengths: float64 ``[N]``, in steps.
         metrics: the metrics that the episodes were measured by.
         measures: what the algorithm measured besides, by name: float64 ``[n]``, means over the steps of an episode.
+        complete: bool ``[N]``: which episodes came to an end of their own, and were not cut off.
     """
     returns: np.ndarray
     lengths: np.ndarray
     metrics: list[AverageEpisodicAggregationMetric]
     measures: dict[str, np.ndarray] = {}
+    complete: np.ndarray = np.zeros(0)
 
     def env_info(self) -> dict[str, np.ndarray]:
         """What ``AverageEnvInfoMetric`` measured of each episode: float64 ``[N, ...]`` by path in the env_info."""
@@ -68,8 +70,8 @@ class EvalResult(NamedTuple):
 
     def statistics(self) -> dict[str, float]:
         """Number of episodes, mean, standard deviation and half the 95% confidence interval of the return (summed over
-        the dimensions of the reward), mean length, ``env_info/PATH``: means of the scalars in the env_info, and
-        ``measure/NAME``: means of :attr:`measures`."""
+        the dimensions of the reward), mean length, share of complete episodes, ``env_info/PATH``: means of the scalars
+        in the env_info, and ``measure/NAME``: means of :attr:`measures`."""
         returns = self.returns.reshape(len(self.returns), -1).sum(1)
         scalars = {path: values for path, values in self.env_info().items() if values.ndim == 1}
         return {
@@ -78,6 +80,7 @@ class EvalResult(NamedTuple):
             'std_return': float(returns.std(ddof=1)) if len(returns) > 1 else float('nan'),
             'ci95_return': float(confidence_interval(returns)),
             'average_length': float(self.lengths.mean()),
+            **({'complete': float(self.complete.mean())} if len(self.complete) else {}),
             **{f'env_info/{path}': float(values.mean()) for path, values in scalars.items()},
             **{f'measure/{name}': float(values.mean()) for name, values in self.measures.items()},
         }
@@ -143,13 +146,15 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
     metrics, step_measures = _metrics(time_step, num_episodes), EpisodeMeans()
     initial_state = algorithm.get_initial_predict_state(batch_size)
     state, transform_state = initial_state, algorithm.get_initial_transform_state(batch_size)
-    device = context.get_default_device()
+    device, complete = context.get_default_device(), []
     while True:
         is_counted = remaining > 0
         # Episodes that do not count never end for the metrics.
         seen = torch.where(is_counted, time_step.step_type, torch.full_like(time_step.step_type, StepType.MID))
         update_metrics(metrics, time_step._replace(step_type=seen), stacked=False)
-        remaining -= (is_counted & time_step.is_last()).to(remaining.dtype)
+        ends = is_counted & time_step.is_last().cpu()
+        complete.append((time_step.discount.cpu() == 0)[ends])
+        remaining -= ends.to(remaining.dtype)
         inputs, transform_state = algorithm.transform_timestep(
             time_step if device.type == 'cpu' else to_device(time_step, device), transform_state)
         if nest.flatten(state):
@@ -164,7 +169,7 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
             break
         time_step, state = env.step(alg_step.output), alg_step.state
     returns, lengths = (metric.episodes()[0] for metric in metrics[:2])
-    return EvalResult(returns, lengths, metrics, step_measures.result())
+    return EvalResult(returns, lengths, metrics, step_measures.result(), torch.cat(complete).numpy())
 
 
 def _metrics(example: TimeStep, num_episodes: int) -> list[AverageEpisodicAggregationMetric]:

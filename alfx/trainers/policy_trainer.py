@@ -5,6 +5,7 @@ checkpoint holds in ``run_state.py``.
 """
 import contextlib
 import logging
+import math
 import os
 import sys
 import time
@@ -94,8 +95,12 @@ class Trainer:
 
     # The schedule ----------------------------------------------------------------------------------------------
 
-    def train(self) -> None:
+    def train(self) -> float | None:
         """Run the schedule to its end, or until a signal asks it to stop.
+
+        Returns:
+            The mean return of the latest evaluation, or of the latest episodes of training if there is none; ``None``
+            if there is neither.
 
         Raises:
             NonFiniteLossError: a loss is NaN or infinite; a checkpoint of the state before that has been written.
@@ -121,6 +126,7 @@ class Trainer:
                     self._save_checkpoint(temporary=True)
                 self._show_progress()         # twice a second on a terminal
             self._finish()
+        return self.latest_return()
 
     def _train_iter(self) -> None:
         if self._config.empty_cache and context.get_default_device().type == 'cuda':
@@ -286,6 +292,12 @@ class Trainer:
         """Of the latest evaluation; of the latest episodes of training if there is none; None if there are none."""
         latest = (read_results(self._config.root_dir) or [self._summary.episode_averages()])[-1]
         return latest.get('average_return')
+
+    def latest_return(self) -> float | None:
+        """The mean return of the latest evaluation, or of the latest episodes of training; ``None`` without both."""
+        results = read_results(self._config.root_dir)
+        found = results[-1] if results else self._summary.episode_averages()
+        return found.get('average_return')
 
     def _step_counts(self) -> dict[str, int]:
         return {'EnvironmentSteps': self.current_env_steps(), 'Iterations': self._state.iteration}
@@ -476,14 +488,42 @@ class RLTrainer(Trainer):
         config = self._config
         if config.num_iterations and self._state.iteration >= config.num_iterations:
             return True
+        if config.num_episodes and self._num_episodes() >= config.num_episodes:
+            return True
+        if config.stop_at_return is not None and self._team.decide(self._has_reached_return):
+            return True
         if not config.num_env_steps or self.current_env_steps() < config.num_env_steps:
             return False
         return not (config.num_iterations and self._trains_without_new_steps())
+
+    def _num_episodes(self) -> int:
+        """How many episodes have ended."""
+        return self._summary.count('NumberOfEpisodes')
+
+    def _has_reached_return(self) -> bool:
+        """Whether the latest evaluation is good enough; says so once."""
+        wanted = self._config.stop_at_return
+        assert wanted is not None, 'there is a limit'
+        path = run_files.eval_table(self._config.root_dir)
+        changed = os.stat(path).st_mtime_ns if os.path.exists(path) else 0
+        if changed != self._results_changed:
+            self._results_changed = changed
+            results = read_results(self._config.root_dir)
+            found = results[-1]['average_return'] if results else -math.inf
+            if found >= wanted and not self._is_good_enough:
+                self._display.message(f'the evaluation return {found:.6g} reaches TrainerConfig.stop_at_return = '
+                                      f'{wanted:g}: the run ends')
+            self._is_good_enough = found >= wanted
+        return self._is_good_enough
+
+    _results_changed, _is_good_enough = -1, False
 
     def _progress_after(self, env_steps: int) -> float:
         config, done = self._config, 0.0
         if config.num_iterations:
             done = self._state.iteration / config.num_iterations
+        if config.num_episodes:
+            done = max(done, self._num_episodes() / config.num_episodes)
         if config.num_env_steps and not (config.num_iterations and self._trains_without_new_steps()):
             done = max(done, env_steps / config.num_env_steps)
         return min(done, 1.0)

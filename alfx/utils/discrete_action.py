@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.data_structures import namedtuple
+from alfx.data_structures import TimeStep, namedtuple
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 
 
@@ -40,18 +40,56 @@ class DiscreteAction:
         leaf = (index + self._first if self._first else index).to(self.spec.dtype)
         return leaf if self._nest is None else nest.pack_sequence_as(self._nest, [leaf])
 
-    def explore(self, index: Tensor, epsilon: float) -> Tensor:
-        """``index`` ``[B]``, each with probability ``epsilon`` replaced by a uniformly random one."""
+    def mask_of(self, inputs: TimeStep) -> NestedTensor:
+        """bool ``[B, n]``: which actions are valid, or ``()``."""
+        return self.leaf_of_mask(inputs.action_mask)
+
+    @staticmethod
+    def leaf_of_mask(mask: NestedTensor) -> NestedTensor:
+        """The mask itself, which may be alone in a nest."""
+        return mask if isinstance(mask, Tensor) else next(iter(nest.flatten(mask)), ())
+
+    def explore(self, index: Tensor, epsilon: float, mask: NestedTensor = ()) -> Tensor:
+        """``index`` ``[B]``, each with probability ``epsilon`` replaced by a uniformly random one.
+
+        Args:
+            index: int64 ``[B]``.
+            epsilon: in [0, 1].
+            mask: bool ``[B, n]``: only these actions are drawn; ``()``: all.
+        """
         if epsilon <= 0.0:
             return index
-        if epsilon >= 1.0:
-            return torch.randint(self.num_actions, index.shape, device=index.device)
-        return self.replace_some(index, epsilon)
+        return self.random(index, mask) if epsilon >= 1.0 else self.replace_some(index, epsilon, mask)
 
-    def replace_some(self, index: Tensor, epsilon: float | Tensor) -> Tensor:
+    def random(self, like: Tensor, mask: NestedTensor = ()) -> Tensor:
+        """Uniformly random indices of the shape ``[B]`` of ``like``, of those where ``mask`` ``[B, n]``."""
+        if not isinstance(mask, Tensor):
+            return torch.randint(self.num_actions, like.shape, device=like.device)
+        return random_valid(mask)
+
+    def replace_some(self, index: Tensor, epsilon: float | Tensor, mask: NestedTensor = ()) -> Tensor:
         """:meth:`explore` with the same operations whatever ``epsilon`` is, which may be a tensor ``[]``."""
-        random = torch.randint(self.num_actions, index.shape, device=index.device)
+        random = self.random(index, mask)
         return torch.where(torch.rand(index.shape, device=index.device) < epsilon, random, index)
+
+
+def random_valid(mask: Tensor) -> Tensor:
+    """int64 ``[...]``: a uniformly random one of the places where ``mask`` ``[..., N]`` is True."""
+    return torch.where(mask, torch.rand(mask.shape, device=mask.device), -1.0).argmax(-1)
+
+
+def without_invalid(values: Tensor, mask: NestedTensor) -> Tensor:
+    """``values`` ``[..., N]`` with -inf where ``mask`` ``[..., N]`` is False; ``()``: as they are.
+
+    Raises:
+        ValueError: the mask has another shape.
+    """
+    if not isinstance(mask, Tensor):
+        return values
+    if mask.shape != values.shape:
+        raise ValueError(f'a mask of actions has the shape {tuple(mask.shape)}; expected one entry for each action, '
+                         f'{tuple(values.shape)}')
+    return values.masked_fill(~mask, -torch.inf)
 
 
 LongExplorationState = namedtuple('LongExplorationState', ['steps_left', 'index'], default_value=())
@@ -85,13 +123,14 @@ class LongExploration:
         weights = torch.arange(1, _LONGEST + 1, dtype=torch.float64) ** -exponent
         self._cumulative = (weights.cumsum(0) / weights.sum()).float()
 
-    def __call__(self, index: Tensor, epsilon: float, state: Any) -> tuple[Tensor, Any]:
+    def __call__(self, index: Tensor, epsilon: float, state: Any, mask: NestedTensor = ()) -> tuple[Tensor, Any]:
         """``index`` ``[B]``, or what explores instead of it.
 
         Args:
             index: int64 ``[B]``: the greedy actions.
             epsilon: the chance that a run of random actions begins where there is none.
             state: ``LongExplorationState`` ``[B]``; zeros at the begin of an episode.
+            mask: bool ``[B, n]``: which actions are valid, ``()`` for all; a run ends where its action is not.
 
         Returns:
             the index ``[B]`` of the action to take, and the next state
@@ -99,10 +138,12 @@ class LongExploration:
         self._cumulative = self._cumulative.to(index.device)
         draws = torch.rand(2, *index.shape, device=index.device)
         lengths = 1 + torch.searchsorted(self._cumulative, draws[0]).clamp_(max=_LONGEST - 1)
-        random = torch.randint(self._action.num_actions, index.shape, device=index.device)
+        random = self._action.random(index, mask)
         goes_on = state.steps_left > 0
+        if isinstance(mask, Tensor):
+            goes_on = goes_on & mask.gather(-1, state.index.unsqueeze(-1)).squeeze(-1)
         begins = ~goes_on & (draws[1] < epsilon)
-        steps_left = torch.where(begins, lengths, state.steps_left)
+        steps_left = torch.where(begins, lengths, state.steps_left * goes_on)
         repeated = torch.where(begins, random, state.index)
         taken = torch.where(begins | goes_on, repeated, index)
         return taken, LongExplorationState((steps_left - 1).clamp(min=0), repeated)

@@ -222,6 +222,37 @@ def _kl(before: Any, after: Any) -> Tensor:
         return before.log_prob(sample) - after.log_prob(sample)
 
 
+def mask_actions(distributions: NestedDistribution, mask: NestedTensor) -> NestedDistribution:
+    """Distributions of the same kind without the actions that are not valid.
+
+    Args:
+        distributions: nest of distributions of batch shape ``[B]``.
+        mask: ``TimeStep.action_mask``: nest of bool ``[B, ..., N]``, one for each discrete action of the nest, in its
+            order; ``()``: all are valid.
+
+    Raises:
+        ValueError: there are more or fewer masks than discrete actions, or one does not fit its distribution.
+    """
+    if isinstance(mask, tuple) and mask == ():
+        return distributions
+    leaves, masks = _flatten(distributions), nest.flatten(mask)
+    discrete = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (Categorical, DiagMultivariateCategorical))]
+    if len(discrete) != len(masks):
+        raise ValueError(f'found {len(masks)} masks of actions for {len(discrete)} discrete actions; expected one for '
+                         'each')
+    for i, own in zip(discrete, masks):
+        leaves[i] = _masked(leaves[i], own)
+    return nest.unflatten(nest.structure(distributions, nest.is_distribution), leaves)
+
+
+def _masked(dist: Any, mask: Tensor) -> Any:
+    logits = dist.base_dist._param if isinstance(dist, DiagMultivariateCategorical) else dist._param
+    if mask.shape != logits.shape:
+        raise ValueError(f'a mask of actions has the shape {tuple(mask.shape)}; expected that of the logits, '
+                         f'{tuple(logits.shape)}: batch, components of the action, values of a component')
+    return dist._like(logits.masked_fill(~mask, -torch.inf))
+
+
 def _sample(distributions: NestedDistribution, draw: Callable[[Any], Tensor], return_log_prob: bool) -> Any:
     if isinstance(distributions, td.Distribution):
         actions = draw(distributions)

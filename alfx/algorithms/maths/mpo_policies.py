@@ -117,6 +117,9 @@ class GaussianPolicy(nn.Module):
         return mpo_loss.gaussian_policy_loss(weights, samples, *target, *online)
 
 
+_LEAST_LOG_PROB = -1e4  # a probability of 0
+
+
 class CategoricalPolicy(nn.Module):
     """Categorical policies over one discrete action, whose N values are all looked at.
 
@@ -147,8 +150,8 @@ class CategoricalPolicy(nn.Module):
         return action.long() - self._start
 
     def parameters_of(self, distribution: Any) -> Tensor:
-        """Normalized log-probabilities ``[..., N]``."""
-        return distribution.logits
+        """Normalized log-probabilities ``[..., N]``, finite also where an action is not valid."""
+        return distribution.logits.clamp_min(_LEAST_LOG_PROB)
 
     def clip(self, action: Tensor) -> Tensor:
         """The action itself."""

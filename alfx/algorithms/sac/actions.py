@@ -14,6 +14,7 @@ from torch import Tensor
 from alfx import nest
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError
 from alfx.utils import dist_utils
+from alfx.utils.discrete_action import random_valid
 
 
 class ActionType(enum.Enum):
@@ -75,6 +76,18 @@ class ActionParts:
         if isinstance(self._spec, dict):
             return type(self._spec)((key, parts[key]) for key in self._spec)
         return type(self._spec)((parts[0], parts[1]))
+
+    def mask_of(self, mask: NestedTensor) -> Any:
+        """The mask ``[B, A]`` of the discrete part, which may be alone in a nest; ``()`` without one."""
+        return mask if isinstance(mask, Tensor) else next(iter(nest.flatten(mask)), ())
+
+    def with_valid_choice(self, action: NestedTensor, mask: NestedTensor) -> NestedTensor:
+        """``action`` with its discrete part drawn uniformly from the valid ones, where there is a mask."""
+        own = self.mask_of(mask)
+        if not isinstance(own, Tensor):
+            return action
+        discrete, continuous = self.split(action)
+        return self.join((random_valid(own) + int(self.discrete.minimum)).to(discrete.dtype), continuous)
 
     def index(self, discrete_action: Tensor) -> Tensor:
         """int64 ``[B]``: the head of the Q network that belongs to a discrete action ``[B]``."""

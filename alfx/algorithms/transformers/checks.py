@@ -43,6 +43,25 @@ def _paths(spec: NestedTensorSpec, prefix: str = '') -> list[str]:
     return [prefix + path for path, _ in nest.flatten_with_path(spec)]
 
 
+def check_mask_field(owner: str, observation_spec: NestedTensorSpec, field: str) -> str:
+    """The path of a mask of actions.
+
+    Raises:
+        SpecError: there is no such field in a dict, it is a number, or there is nothing else.
+    """
+    hint = f"found the observation {_paths(observation_spec) if nest.is_nested(observation_spec) else 'of one tensor'}"
+    try:
+        parent = nest.get_field(observation_spec, field.rpartition('.')[0]) if '.' in field else observation_spec
+        spec: Any = nest.get_field(observation_spec, field)
+    except LookupError as error:
+        raise SpecError(f'{owner}.field = {field!r}: {error}; {hint}') from None
+    if not isinstance(parent, dict) or any(leaf.ndim == 0 for leaf in nest.flatten(spec)):
+        raise SpecError(f'{owner}.field = {field!r}: expected a mask of shape [N] in a dict of observations, {hint}')
+    if len(parent) == 1:
+        raise SpecError(f'{owner}.field = {field!r}: nothing but the mask is observed, {hint}')
+    return field
+
+
 def check_images(owner: str, observation_spec: NestedTensorSpec, fields: Optional[Sequence[str]], low: float,
                  high: float) -> tuple[list[str], NestedTensorSpec]:
     """The paths of images of bytes, and the spec of the observation once they are scaled to ``[low, high]``.

@@ -49,6 +49,19 @@ def test_statistics_by_hand(algorithm):
     assert statistics['ci95_return'] == pytest.approx(3.182446 * 1.914854 / 2, rel=1e-4)
 
 
+def test_episodes_that_were_cut_off_are_told_from_those_that_ended(algorithm):
+    env = WalkEnv(4, lengths=[1, 2, 3, 4])
+    step = env.step
+
+    def step_cut_off(action):
+        time_step = step(action)
+        is_cut = time_step.is_last() & (torch.arange(4) == 2)
+        return time_step._replace(discount=torch.where(is_cut, 1.0, torch.where(time_step.is_last(), 0.0, 1.0)))
+
+    env.step = step_cut_off
+    assert evaluate(env, algorithm, 4).statistics()['complete'] == 0.75
+
+
 def test_no_episode_is_an_error(algorithm):
     with pytest.raises(ValueError, match='at least 1'):
         evaluate(WalkEnv(), algorithm, 0)

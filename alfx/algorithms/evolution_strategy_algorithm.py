@@ -1,0 +1,298 @@
+"""Evolution strategies: a policy learns from the returns of policies around it, without gradients of any network.
+
+Three of them: OpenAI's (Salimans et al. 2017, arXiv:1703.03864), augmented random search (Mania et al. 2018,
+arXiv:1803.07055) and separable natural evolution strategies (Wierstra et al. 2014, arXiv:1106.4487). An iteration is a
+generation: each member of the population plays its episodes, several at once in the batch of environments
+(:mod:`alfx.engine.population`), then the parameters move (:mod:`alfx.utils.evolution`). The parameters of the policy
+are the mean of the population; that is what is evaluated, played and saved. Several processes share the members and
+exchange nothing but returns: each draws the noise of all from the same seed.
+"""
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector
+
+from alfx import context, nest, summary
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.data_transformer import ObservationNormalizer, RewardNormalizer
+from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
+from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, namedtuple
+from alfx.engine.population import play_population
+from alfx.gin_utils import ConfError, check_value, configurable
+from alfx.gin_utils.checks import problem_at
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.param_networks import StackedParameters
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.traits import Traits
+from alfx.utils import dist_utils, evolution
+from alfx.utils.schedulers import as_scheduler
+
+EvolutionInfo = namedtuple('EvolutionInfo', ['action_distribution', 'returns'], default_value=())
+"""``returns`` ``[N]`` of the members of a generation, after one; the distribution of the policy in a step."""
+
+_STRATEGIES = ('openai', 'ars', 'snes')
+
+
+@configurable
+class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
+    """Moves the parameters of a policy towards those of the members of a population that do well.
+
+    ``TrainerConfig.unroll_length`` has no meaning: an iteration is as long as the episodes of a generation are.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: nest of ``BoundedTensorSpec``.
+        reward_spec: of rank 0, or of rank 1 for K rewards, whose sum weighted by ``reward_weights`` counts.
+        actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; makes a network of actions, or of
+            distributions of which the most likely action is taken.
+        num_agents: members N of the population; even with ``antithetic``.
+        sigma: standard deviation of their parameters, a number or a scheduler. For 'snes' that at the start.
+        num_episodes: episodes of each member in a generation, whose returns are averaged.
+        strategy: 'openai', 'ars' (whose fitness is that of its paper; needs ``antithetic``) or 'snes', where each
+            parameter has a standard deviation of its own, which is learned.
+        fitness_shaping: for 'openai', what is made of the returns: 'centered_rank', 'standardized' or 'raw'.
+        antithetic: members come in pairs, on opposite sides of the mean.
+        num_best: for 'ars', how many of the directions count; ``None``: all.
+        sigma_learning_rate: for 'snes'; ``None``: ``(3 + log D) / (5 sqrt D)`` for D parameters.
+        weight_decay: so much of the parameters is subtracted from the gradient.
+        is_stochastic: members sample their actions from the distributions.
+        reward_weights: K weights of the rewards; ``None``: all are 1.
+        epsilon_greedy: in evaluation, the chance of sampling an action instead of taking the most likely one; ``None``:
+            ``config.epsilon_greedy``, or 0 without a config.
+        env: batched environment, for the root algorithm.
+        config: configuration, for the root algorithm.
+        optimizer: owns all parameters, and makes the steps along the estimated gradient. For 'snes' and 'ars' that of
+            the papers is ``SGD``, for 'snes' with the learning rate 1.
+        checkpoint: as in ``Algorithm``.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+
+    Raises:
+        ConfError: an argument is out of range or does not go with another.
+    """
+
+    _seed: Tensor
+    _generation: Tensor
+    _log_sigma: Tensor
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 reward_spec: TensorSpec = TensorSpec(()),
+                 actor_network_ctor: Callable[..., Any] = ActorDistributionNetwork, num_agents: int = 30,
+                 sigma: float | Callable[[], float] = 0.1, num_episodes: int = 1, strategy: str = 'openai',
+                 fitness_shaping: str = 'centered_rank', antithetic: bool = True, num_best: int | None = None,
+                 sigma_learning_rate: float | None = None, weight_decay: float = 0.0, is_stochastic: bool = False,
+                 reward_weights: list[float] | None = None, epsilon_greedy: float | None = None, env: Any = None,
+                 config: TrainerConfig | None = None, optimizer: Any = None, checkpoint: str | None = None,
+                 debug_summaries: bool = False, name: str = 'EvolutionStrategyAlgorithm'):
+        network = actor_network_ctor(input_tensor_spec=observation_spec, action_spec=action_spec)
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
+                         train_state_spec=network.state_spec, reward_weights=reward_weights, env=env, config=config,
+                         optimizer=optimizer, checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
+        self._check_arguments(num_agents, num_episodes, strategy, fitness_shaping, antithetic, num_best,
+                              sigma_learning_rate, weight_decay)
+        self.set_epsilon_greedy(epsilon_greedy)
+        self._actor_network = network
+        self._members = [StackedParameters(network, 1)]  # in a list: it has no part in checkpoints
+        self._num_agents, self._num_episodes = num_agents, num_episodes
+        self._strategy, self._antithetic = strategy, antithetic
+        self._fitness = evolution.FITNESS[fitness_shaping]
+        self._num_best = num_best or num_agents // 2
+        self._weight_decay, self._is_stochastic = weight_decay, is_stochastic
+        self._sigma = as_scheduler(sigma)
+        size = self._members[0].param_length
+        self._sigma_rate = evolution.default_sigma_rate(size) if sigma_learning_rate is None else sigma_learning_rate
+        self.register_buffer('_seed', torch.randint(2**31, ()))
+        self.register_buffer('_generation', torch.zeros((), dtype=torch.int64))
+        self.register_buffer('_log_sigma', torch.full((size, ), float(self._sigma())).log() if strategy == 'snes'
+                             else torch.zeros(0))
+
+    @classmethod
+    def _check_arguments(cls, num_agents: int, num_episodes: int, strategy: str, fitness_shaping: str,
+                         antithetic: bool, num_best: int | None, sigma_learning_rate: float | None,
+                         weight_decay: float) -> None:
+        check = partial(check_value, cls.__name__)
+        check('num_agents', num_agents, int, minimum=2)
+        check('num_episodes', num_episodes, int, minimum=1)
+        check('strategy', strategy, str, choices=_STRATEGIES)
+        check('fitness_shaping', fitness_shaping, str, choices=tuple(evolution.FITNESS))
+        check('weight_decay', weight_decay, float, minimum=0)
+        check('num_best', num_best, int, minimum=1, maximum=num_agents // 2, optional=True)
+        check('sigma_learning_rate', sigma_learning_rate, float, above=0, optional=True)
+        wrong = [(num_best is not None and strategy != 'ars', 'num_best', "has a meaning only with strategy = 'ars'"),
+                 (sigma_learning_rate is not None and strategy != 'snes', 'sigma_learning_rate',
+                  "has a meaning only with strategy = 'snes'"),
+                 (fitness_shaping != 'centered_rank' and strategy != 'openai', 'fitness_shaping',
+                  "has a meaning only with strategy = 'openai'"),
+                 (strategy == 'ars' and not antithetic, 'antithetic', "= False does not go with strategy = 'ars'"),
+                 (antithetic and num_agents % 2 > 0, 'num_agents', f'= {num_agents} is odd, but members come in pairs')]
+        problems = [problem_at(cls.__name__, field, message, 'change one of the two')
+                    for is_wrong, field, message in wrong if is_wrong]
+        if problems:
+            raise ConfError(problems)
+
+    honours_action_mask = True
+
+    def check_config(self, config: TrainerConfig) -> None:
+        """Refuse what has no meaning without gradients or unrolls.
+
+        Raises:
+            ConfError: other processes would act, or the members cannot be shared by as many processes.
+        """
+        super().check_config(config)
+        if config.who_acts:
+            raise ConfError([problem_at('TrainerConfig', config.who_acts, f'= {getattr(config, config.who_acts)!r} '
+                                        f'does not go with {self._name}, whose members act', 'leave it out, and train '
+                                        'in several processes: --num_processes 2')])
+        keeps_statistics = [type(t).__name__ for t in getattr(config.data_transformer, 'modules', tuple)()
+                            if isinstance(t, (ObservationNormalizer, RewardNormalizer))]
+        if keeps_statistics and context.num_ranks() > 1:
+            raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', f'has {keeps_statistics[0]}, whose '
+                                        'statistics several processes join at every step, but the generations of '
+                                        f'{self._name} have not as many steps in each', 'train in one process, or '
+                                        'leave it out')])
+        if self._num_agents % context.num_ranks():
+            raise ConfError([problem_at(type(self).__name__, 'num_agents', f'= {self._num_agents} members cannot be '
+                                        f'shared by {context.num_ranks()} processes', 'make it a multiple of these')])
+
+    def own_traits(self) -> Traits:
+        """It has no updates by gradients of a loss."""
+        return super().own_traits()._replace(fixed_update=False)
+
+    # Acting ----------------------------------------------------------------------------------------------------
+
+    def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """The action of the mean of the population, with probability ``epsilon_greedy`` a sampled one."""
+        output, state = self._actor_network(inputs.observation, state)
+        if not _has_distributions(output):
+            return AlgStep(output, state, EvolutionInfo())
+        output = dist_utils.mask_actions(output, inputs.action_mask)
+        return AlgStep(dist_utils.epsilon_greedy_sample(output, self._epsilon_greedy), state,
+                       EvolutionInfo(action_distribution=output))
+
+    def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """The same, as far as it acts outside of a generation."""
+        return self.predict_step(inputs, state)
+
+    def _act(self, members: Tensor, inputs: TimeStep, state: NestedTensor, policy: Tensor
+             ) -> tuple[NestedTensor, NestedTensor]:
+        """Actions of the members ``[N + 1, D]``, of which the last one is the mean, in the environments ``[B]``."""
+        network = self._members[0]
+        if self._acting is None or not torch.equal(policy, self._acting):
+            network.set_parameters(members[policy])
+            self._acting = policy
+        one = nest.map_structure(lambda x: x.unsqueeze(0), (inputs.observation, state))
+        output, state = nest.map_structure(lambda x: x.squeeze(0), network(*one))
+        if not _has_distributions(output):
+            return output, state
+        output = dist_utils.mask_actions(output, inputs.action_mask)
+        if self._is_stochastic:
+            return dist_utils.sample_action_distribution(output), state
+        return nest.map_structure(dist_utils.get_mode, output, is_leaf=nest.is_distribution), state
+
+    _acting: Tensor | None = None  # whose parameters the network of the members has
+
+    # A generation ----------------------------------------------------------------------------------------------
+
+    def noise(self) -> Tensor:
+        """float32 ``[N, D]``: the noise of this generation, the same in all processes; pairs are ``i, i + N / 2``."""
+        generator = torch.Generator().manual_seed((int(self._seed) * 1_000_003 + int(self._generation)) % 2**63)
+        count = self._num_agents // 2 if self._antithetic else self._num_agents
+        noise = torch.randn(count, self._members[0].param_length, generator=generator).to(self.device)
+        return torch.cat((noise, -noise)) if self._antithetic else noise
+
+    def sigma(self) -> Tensor:
+        """The standard deviation of the parameters, ``[]`` or for 'snes' ``[D]``."""
+        return self._log_sigma.exp() if self._strategy == 'snes' else torch.as_tensor(self._sigma(), device=self.device)
+
+    def unroll(self, unroll_length: int) -> Experience:
+        """Play a generation.
+
+        Args:
+            unroll_length: of no meaning.
+
+        Returns:
+            Experience with the returns ``[N]`` of all members as info.
+        """
+        with torch.no_grad():
+            mean, noise = self._mean(), self.noise()
+            ranks = context.get_ranks()
+            own = slice(None) if ranks is None else slice(ranks.rank, None, ranks.size)
+            members = torch.cat((mean + self.sigma() * noise, mean.unsqueeze(0)))
+            members, self._acting = torch.cat((members[:-1][own], members[-1:])), None
+            count = len(members) - 1
+            steps: list[TimeStep] = []
+            initial_state = self.get_initial_rollout_state(self._env.batch_size)
+            played = play_population(partial(self._act, members), self, self._env, count, self._num_episodes,
+                                     initial_state, lambda step: steps.append(_measured(step)))
+            self.observe_unroll(nest.stack(steps))
+            returns = played.returns.to(self.device)
+            if self._reward_weights is not None:
+                returns = returns @ self._reward_weights
+            returns = context.cat_over_ranks(returns.mean(1).unsqueeze(1), 1).flatten()  # members by turns
+        return Experience(rollout_info=EvolutionInfo(returns=returns))
+
+    def train_from_unroll(self, experience: Experience, train_info: NestedTensor) -> int:
+        """Move the mean of the population, and for 'snes' its standard deviations.
+
+        Returns:
+            The number of members.
+        """
+        with torch.no_grad():
+            returns, noise, sigma = experience.rollout_info.returns, self.noise(), self.sigma()
+            ascent = self._ascent(returns, noise, sigma)
+            mean = self._mean()
+            self._step(self._weight_decay * mean - ascent)
+            self._generation += 1
+            if context.should_record_summaries():
+                self._summarize(returns, ascent, mean)
+        return self._num_agents
+
+    def _ascent(self, returns: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
+        """The direction ``[D]`` that the mean is to be moved in."""
+        if self._strategy == 'ars':
+            return evolution.augmented_random_search(returns.view(2, -1), noise[:len(noise) // 2], self._num_best)
+        if self._strategy == 'openai':
+            return evolution.gradient_estimate(self._fitness(returns), noise, float(sigma))
+        utility = evolution.utilities(returns)
+        self._log_sigma += 0.5 * self._sigma_rate * (utility @ (noise.square() - 1))
+        return sigma * (utility @ noise)
+
+    def _mean(self) -> Tensor:
+        """The parameters ``[D]`` of the policy."""
+        return parameters_to_vector(self._actor_network.parameters()).detach()
+
+    def _step(self, gradient: Tensor) -> None:
+        """A step of the optimizer against ``gradient`` ``[D]``."""
+        start, optimizers = 0, self.what_is_updated()[0]
+        for param in self._actor_network.parameters():
+            param.grad = gradient[start:start + param.numel()].view_as(param).clone()
+            start += param.numel()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """There is none: what is maximised are returns.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(f'{self._name} has no loss')
+
+    def _summarize(self, returns: Tensor, ascent: Tensor, mean: Tensor) -> None:
+        with summary.scope('es'):
+            for what, value in (('fitness_mean', returns.mean()), ('fitness_max', returns.max()),
+                                ('fitness_min', returns.min()), ('gradient_norm', ascent.norm()),
+                                ('parameter_norm', mean.norm()), ('sigma', self.sigma().mean())):
+                summary.scalar(what, value)
+
+
+def _measured(time_step: TimeStep) -> TimeStep:
+    return TimeStep(step_type=time_step.step_type, reward=time_step.reward, discount=time_step.discount,
+                    env_info=time_step.env_info)
+
+
+def _has_distributions(output: Any) -> bool:
+    return any(nest.is_distribution(leaf) for leaf in nest.flatten(output, nest.is_distribution))

@@ -1,0 +1,59 @@
+"""Gradients computed in one place and applied in another."""
+import pytest
+import torch
+from agents import make_agent
+
+from alfx.data_structures import LossInfo
+from alfx.engine.errors import NonFiniteLossError
+
+
+def parameters(agent):
+    return [p.detach().clone() for p in agent.parameters()]
+
+
+def losses(agent):
+    experience = agent.unroll(6)
+    return agent.learner.losses(experience)[:2]
+
+
+def test_the_two_halves_make_the_update_of_the_whole():
+    whole, halves, other = (make_agent('actor-critic', 'discrete')[0] for _ in range(3))
+    whole.update_with_gradient(*losses_of(whole))
+    gradients = halves.compute_gradients(*losses_of(halves))
+    assert all(torch.equal(a, b) for a, b in zip(parameters(halves), parameters(other)))
+    halves.apply_gradient_list(gradients)
+    other.apply_gradient_list(gradients)  # another copy
+    for agent in (halves, other):
+        assert all(torch.equal(a, b) for a, b in zip(parameters(whole), parameters(agent)))
+
+
+def losses_of(agent):
+    torch.manual_seed(1)
+    return losses(agent)
+
+
+def test_one_gradient_for_each_parameter_and_none_where_there_is_none():
+    agent, _ = make_agent('actor-critic', 'discrete')
+    names = [name for name, _ in agent.what_is_updated()[1]]
+    loss_info, masks = losses(agent)
+    of_value = LossInfo(loss=loss_info.extra['rl'].td_loss)
+    gradients = agent.compute_gradients(of_value, torch.ones_like(of_value.loss))
+    assert len(gradients) == len(names)
+    for name, gradient in zip(names, gradients):
+        assert (gradient is not None) == ('_value_network' in name), name
+
+
+def test_gradients_of_other_shapes_are_refused():
+    agent, _ = make_agent('actor-critic', 'discrete')
+    gradients = agent.compute_gradients(*losses(agent))
+    with pytest.raises(ValueError, match='expected gradients of the shapes'):
+        agent.apply_gradient_list(gradients[:-1])
+    with pytest.raises(ValueError, match='expected gradients of the shapes'):
+        agent.apply_gradient_list([g.unsqueeze(0) for g in gradients])
+
+
+def test_a_loss_that_is_not_finite_has_no_gradients():
+    agent, _ = make_agent('actor-critic', 'discrete')
+    loss_info, masks = losses(agent)
+    with pytest.raises(NonFiniteLossError):
+        agent.compute_gradients(loss_info._replace(loss=loss_info.loss * float('nan')), masks)

@@ -1,0 +1,57 @@
+"""What ends a run besides steps and iterations, and what ``train`` returns."""
+import os
+
+import pytest
+
+from alfx import gin_utils
+from alfx.algorithms.config import TrainerConfig
+from alfx.gin_utils import ConfError
+from alfx.trainers.policy_trainer import RLTrainer
+
+SHORT = ['TrainerConfig.num_env_steps = 0', 'TrainerConfig.num_summaries = None', 'TrainerConfig.summary_interval = 1',
+         'TrainerConfig.num_updates_per_train_iter = 1', 'TrainerConfig.num_threads = 1',
+         'TrainerConfig.random_seed = 1', "TrainerConfig.float32_matmul_precision = 'highest'"]
+EVALUATED = ['TrainerConfig.evaluate = True', 'TrainerConfig.async_eval = False', 'TrainerConfig.eval_interval = 2',
+             'TrainerConfig.num_eval_episodes = 2']
+
+
+@pytest.fixture(autouse=True)
+def empty_gin():
+    yield
+    gin_utils.clear()
+
+
+def run(tmp_path, *params):
+    gin_utils.load('ppo_cart_pole', [*SHORT, *params])
+    trainer = RLTrainer(TrainerConfig(root_dir=str(tmp_path)))
+    return trainer, trainer.train()
+
+
+def test_a_run_ends_with_the_iteration_in_which_its_last_episode_ends(tmp_path):
+    trainer, returned = run(tmp_path, 'TrainerConfig.num_episodes = 40')
+    episodes = trainer.algorithm.get_metrics()[1].result()
+    assert 40 <= episodes < 40 + 8 * 4 and trainer.progress() == 1.0
+    assert returned == pytest.approx(float(trainer.algorithm.get_metrics()[2].result()))
+
+
+def test_a_run_ends_when_an_evaluation_is_good_enough_with_a_checkpoint_and_says_so(tmp_path, capsys):
+    trainer, returned = run(tmp_path, *EVALUATED, 'TrainerConfig.num_iterations = 20',
+                            'TrainerConfig.stop_at_return = 5.0')
+    assert trainer.current_iterations() == 2 and returned >= 5.0
+    assert 'reaches TrainerConfig.stop_at_return = 5' in capsys.readouterr().err
+    assert any(name.startswith('ckpt-2') for name in os.listdir(tmp_path / 'train/algorithm'))
+
+
+def test_a_run_that_is_never_good_enough_goes_on_to_its_end(tmp_path):
+    trainer, returned = run(tmp_path, *EVALUATED, 'TrainerConfig.num_iterations = 4',
+                            'TrainerConfig.stop_at_return = 1000.0')
+    assert trainer.current_iterations() == 4 and returned < 1000.0
+
+
+@pytest.mark.parametrize('params, message', [
+    (['TrainerConfig.stop_at_return = 5.0'], 'stop_at_return = 5 is compared with evaluations'),
+    (['TrainerConfig.num_episodes = 5', 'TrainerConfig.num_summaries = 10'], 'num_summaries = 10 needs the number'),
+    ([], 'never end')])
+def test_settings_that_contradict_each_other_are_refused(tmp_path, params, message):
+    with pytest.raises(ConfError, match=message):
+        run(tmp_path, *params)
