@@ -25,6 +25,7 @@ def problems_of(**kwargs):
 
 DOCUMENTED = dict(
     conf_file='', ml_type='rl', data_transformer_ctor=None, random_seed=None, num_iterations=1000, num_env_steps=0,
+    num_episodes=0, stop_at_return=None,
     unroll_length=8, unroll_with_grad=False, async_unroll=False, max_unroll_length=0, unroll_queue_size=200,
     unroll_step_interval=0, unroll_parameter_update_period=10, use_rollout_state=False,
     temporally_independent_train_step=None, num_checkpoints=10, confirm_checkpoint_upon_crash=True,
