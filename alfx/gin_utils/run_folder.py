@@ -19,6 +19,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -29,7 +30,8 @@ from . import locations, operative, settings, static_check
 from .errors import ConfError, Problem
 from .parsing import Conf, Reader, show_path, substitute
 
-__all__ = ['write_conf', 'rewrite_conf', 'write_operative', 'stored_conf', 'stored_info', 'check_same_conf']
+__all__ = ['copy_conf', 'write_conf', 'rewrite_conf', 'write_operative', 'stored_conf', 'stored_info',
+           'check_same_conf']
 
 _GIT_LIMIT = 1_000_000  # characters of uncommitted changes that are kept
 _written: dict[str, dict[str, str]] = {}  # by this process: folder -> name of the file -> its text
@@ -77,6 +79,21 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
     if git:
         _write(folder, 'git.txt', git)
     return folder
+
+
+def copy_conf(source: str, root_dir: str, conf: Conf) -> None:
+    """Record in a new run folder what another one records of its conf, with what ``--conf_param`` changes.
+
+    Args:
+        source: the other run folder.
+        root_dir: the new one.
+        conf: that of ``source``, with the changes.
+    """
+    old, folder = (os.path.join(os.path.abspath(root), 'conf') for root in (source, root_dir))
+    shutil.copytree(old, folder, ignore=shutil.ignore_patterns('__pycache__', 'command_line.txt'))
+    for name in ('config.gin', 'operative.gin'):
+        if os.path.isfile(os.path.join(old, name)):
+            _write(folder, name, _with_overrides(os.path.join(old, name), conf))
 
 
 def conf_folder(root_dir: str) -> Optional[str]:
