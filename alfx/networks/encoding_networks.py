@@ -120,7 +120,8 @@ class EncodingNetwork(PreprocessorNetwork):
         use_batch_ensemble: not supported.
         ensemble_size: used with ``use_batch_ensemble`` only.
         input_with_ensemble_ids: used with ``use_batch_ensemble`` only.
-        last_layer_size: size of an additional layer.
+        last_layer_size: size of an additional layer; ``None`` with ``last_activation`` and ``output_tensor_spec``: as
+            many numbers as that has.
         last_activation: its activation; must be given with ``last_layer_size``.
         last_kernel_initializer: its initializer; ``None``: ``kernel_initializer``.
         last_use_fc_bn: whether it uses batch norm.
@@ -154,9 +155,15 @@ class EncodingNetwork(PreprocessorNetwork):
                  last_use_fc_ln: bool = False,
                  name: str = 'EncodingNetwork'):
         _refuse_batch_ensemble(use_batch_ensemble or input_with_ensemble_ids, ensemble_size, name)
+        if output_tensor_spec is not None and not isinstance(output_tensor_spec, TensorSpec):
+            raise SpecError(f'{name}: output_tensor_spec is the spec of one tensor, found {output_tensor_spec}; use a '
+                            'network for each of its parts')
+        if last_layer_size is None and last_activation is not None and output_tensor_spec is not None:
+            last_layer_size = output_tensor_spec.numel
         if (last_layer_size is None) != (last_activation is None):
+            found = getattr(last_activation, '__name__', last_activation)
             raise ValueError(f'{name}: last_layer_size and last_activation must be given together, found '
-                             f'{last_layer_size} and {last_activation}')
+                             f'{last_layer_size} and {found}')
         if input_preprocessors_ctor is not None:
             if input_preprocessors is not None:
                 raise ValueError(f'{name}: input_preprocessors and input_preprocessors_ctor exclude each other')
