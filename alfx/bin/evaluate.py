@@ -20,7 +20,7 @@ policy_flags.define_policy_flags()
 policy_flags.define_reference_flag()
 absl_flags.DEFINE_integer('num_episodes', 20, 'how many episodes, in all environments together', lower_bound=1)
 absl_flags.DEFINE_integer('num_environments', 1, 'how many environments', lower_bound=1)
-absl_flags.DEFINE_enum('mode', 'both', ['both', 'greedy', 'sampled'], 'take the most likely action (greedy), sample, or '
+absl_flags.DEFINE_enum('mode', 'both', ['both', 'greedy', 'sampled'], 'take the most likely action (greedy), sample or '
                        'both (but greedy alone for value learners, which have nothing to sample from); with '
                        '--epsilon_greedy, that takes the place of both')
 absl_flags.DEFINE_string('json', None, 'write the result to this file as JSON; - writes nothing but JSON to stdout')
