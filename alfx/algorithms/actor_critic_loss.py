@@ -111,6 +111,8 @@ class ActorCriticLoss(Loss):
         pg_loss = self._pg_loss(info, advantages.detach())
         td_loss = self._value_error(info, returns.detach())
         neg_entropy, neg_entropy_for_gradient = self._neg_entropy(info)
+        if context.should_record_summaries():
+            self._summarize_learning(info.value.detach(), returns, neg_entropy)
         loss = torch.add(pg_loss, td_loss if td_loss.ndim == 2 else td_loss.mean(dim=2), alpha=self._td_loss_weight)
         if self._entropy_regularization is not None:
             loss = torch.add(loss, neg_entropy_for_gradient, alpha=self._entropy_regularization)
@@ -168,6 +170,13 @@ class ActorCriticLoss(Loss):
             return (), ()
         entropy, entropy_for_gradient = dist_utils.entropy_with_fallback(info.action_distribution)
         return -entropy, -entropy_for_gradient
+
+    def _summarize_learning(self, value: torch.Tensor, returns: torch.Tensor, neg_entropy: Any) -> None:
+        """How well the value explains the returns, and the entropy of the policy."""
+        for suffix, v, r in _by_reward(value, returns):
+            summary.scalar(f'train/explained_variance{suffix}', explained_variance(v, r))
+        if isinstance(neg_entropy, torch.Tensor):
+            summary.scalar('train/entropy', -neg_entropy.detach().mean())
 
     def _summarize(self, value: torch.Tensor, returns: torch.Tensor, advantages: torch.Tensor) -> None:
         with context.summary_scope(self._name):

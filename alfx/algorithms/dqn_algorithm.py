@@ -183,6 +183,11 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         best = self._discrete.explore(without_invalid(q_values, mask).argmax(-1), self._epsilon_greedy, mask)
         return AlgStep(self._discrete.action(best), state, DqnInfo(q_values=q_values))
 
+    @property
+    def exploration_rate(self) -> float:
+        """The chance of a uniformly random action in the rollout, now."""
+        return float(self._rollout_epsilon_greedy())
+
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
         """The best action, or with probability ``rollout_epsilon_greedy`` a random one.
 

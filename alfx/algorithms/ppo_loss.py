@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from alfx import context, summary
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.gin_utils.checks import Positive
@@ -91,7 +92,24 @@ class PPOLoss(ActorCriticLoss):
             importance_ratio_clipping=self._importance_ratio_clipping, log_prob_clipping=self._log_prob_clipping,
             check_numerics=self._check_numerics, debug_summaries=self._debug_summaries,
             rollout_log_prob=info.rollout_log_prob)
+        if context.should_record_summaries():
+            _summarize_change(ratio.detach(), self._importance_ratio_clipping)
         loss = -torch.minimum(ratio * advantages, clipped_ratio * advantages)
         if self._check_numerics and not torch.isfinite(loss).all():
             raise FloatingPointError(f'{self._name}: the policy loss is not finite')
         return loss
+
+
+def _summarize_change(ratio: torch.Tensor, clipping: float) -> None:
+    """How far the policy has moved from the one that acted.
+
+    The divergence KL(old, new) is estimated as the mean of ``r - 1 - log r``, which is never negative (Schulman 2020,
+    "Approximating KL divergence").
+
+    Args:
+        ratio: ``[T, B]``, new by old probability of the action that was taken.
+        clipping: what the ratio is clipped to around 1; 0 for no clipping.
+    """
+    summary.scalar('train/approx_kl', (ratio - 1.0 - ratio.log()).mean())
+    if clipping > 0:
+        summary.scalar('train/clip_fraction', ((ratio - 1.0).abs() > clipping).float().mean())

@@ -116,8 +116,10 @@ class TDLoss(nn.Module):
         """
         target = self.compute_td_target(info, target_value.detach())
         value = value[:-1]
-        if self._debug_summaries and summary.should_record_summaries():
-            self._summarize(info, value, target)
+        if summary.should_record_summaries():
+            _summarize_values(info, value.detach(), target)
+            if self._debug_summaries:
+                self._summarize(info, value, target)
         if self._target_normalizer is not None:
             self._target_normalizer.update(target)
             target = self._target_normalizer.normalize(target)
@@ -147,6 +149,16 @@ class TDLoss(nn.Module):
         summary_utils.safe_mean_hist_summary(f'values{suffix}', value, mask)
         summary_utils.safe_mean_hist_summary(f'returns{suffix}', target, mask)
         summary_utils.safe_mean_hist_summary(f'td_error{suffix}', target - value, mask)
+
+
+def _summarize_values(info: Any, value: Tensor, target: Tensor) -> None:
+    """Means of values and targets ``[T-1, B]``, or ``[T-1, B, K]`` of K rewards."""
+    mask = info.step_type[:-1] != StepType.LAST
+    parts = [('', value, target)] if value.dim() == 2 else [
+        (f'/{i}', value[..., i], target[..., i]) for i in range(value.shape[2])]
+    for suffix, v, t in parts:
+        summary_utils.safe_mean_summary(f'train/values{suffix}', v, mask)
+        summary_utils.safe_mean_summary(f'train/targets{suffix}', t, mask)
 
 
 @configurable
@@ -226,7 +238,9 @@ class TDQRLoss(TDLoss):
         self._check_quantiles(info, value, 'value')
         target = self.compute_td_target(info, target_value.detach())
         value = value[:-1]
-        if self._debug_summaries and summary.should_record_summaries():
-            self._summarize(info, value.mean(-1), target.mean(-1))
+        if summary.should_record_summaries():
+            _summarize_values(info, value.detach().mean(-1), target.mean(-1))
+            if self._debug_summaries:
+                self._summarize(info, value.mean(-1), target.mean(-1))
         loss = losses.quantile_regression_loss(value, target, self._fractions, self._td_error_loss_fn).mean(-2)
         return self._reduce(loss.sum(-1) if self._sum_over_quantiles else loss.mean(-1), info)

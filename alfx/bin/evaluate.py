@@ -20,8 +20,9 @@ policy_flags.define_policy_flags()
 policy_flags.define_reference_flag()
 absl_flags.DEFINE_integer('num_episodes', 20, 'how many episodes, in all environments together', lower_bound=1)
 absl_flags.DEFINE_integer('num_environments', 1, 'how many environments', lower_bound=1)
-absl_flags.DEFINE_enum('mode', 'both', ['both', 'greedy', 'sampled'], 'take the most likely action (greedy) or sample; '
-                       'with --epsilon_greedy, that takes the place of both')
+absl_flags.DEFINE_enum('mode', 'both', ['both', 'greedy', 'sampled'], 'take the most likely action (greedy), sample or '
+                       'both (but greedy alone for value learners, which have nothing to sample from); with '
+                       '--epsilon_greedy, that takes the place of both')
 absl_flags.DEFINE_string('json', None, 'write the result to this file as JSON; - writes nothing but JSON to stdout')
 FLAGS = absl_flags.FLAGS
 
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
     env, algorithm = make_policy(root_dir, FLAGS.num_environments, FLAGS.random_seed, FLAGS.epsilon_greedy)
     try:
         results['checkpoint_step'] = load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
-        for name, epsilon_greedy in _modes():
+        for name, epsilon_greedy in _modes(algorithm):
             results[name] = _evaluate(evaluate, env, algorithm, name, epsilon_greedy,
                                       reference or policy_flags.reference_returns_of_run(root_dir))
     finally:
@@ -72,11 +73,13 @@ def _evaluate_supervised(config: Any, results: dict[str, Any]) -> None:
         _write_json(results)
 
 
-def _modes() -> list[tuple[str, float]]:
+def _modes(algorithm: Any) -> list[tuple[str, float]]:
     """Name and epsilon_greedy of each evaluation."""
     if FLAGS.epsilon_greedy is not None:
         return [(f'epsilon_greedy={FLAGS.epsilon_greedy:g}', FLAGS.epsilon_greedy)]
     modes = [('greedy', 0.0), ('sampled', 1.0)]
+    if FLAGS.mode == 'both' and any(hasattr(part, 'exploration_rate') for part in algorithm.modules()):
+        return modes[:1]  # what it would sample are uniformly random actions
     return [mode for mode in modes if FLAGS.mode in ('both', mode[0])]
 
 

@@ -5,6 +5,9 @@ Examples:
   alfx play /tmp/cart_pole
   alfx play /tmp/cart_pole --record_file /tmp/cart_pole.mp4 --num_episodes 3
 """
+import os
+import sys
+
 from absl import flags as absl_flags
 
 from alfx.bin import flags, policy_flags
@@ -30,6 +33,8 @@ def main(argv: list[str]) -> int:
     from alfx.trainers.playing import play
     policy_flags.set_up_logging()
     root_dir = flags.root_dir_from_flags()
+    if FLAGS.render and not FLAGS.record_file and not _has_display():
+        print('there is no display, so nothing is shown; --record_file play.mp4 writes a video', file=sys.stderr)
     env, algorithm = policy_flags.policy_from_flags(root_dir, num_environments=1)
     try:
         result = play(root_dir, env, algorithm, policy_flags.checkpoint_step_from_flags(), FLAGS.num_episodes,
@@ -41,6 +46,10 @@ def main(argv: list[str]) -> int:
     if FLAGS.record_file:
         print(f'video: {FLAGS.record_file}')
     return 0
+
+
+def _has_display() -> bool:
+    return not sys.platform.startswith('linux') or any(os.environ.get(name) for name in ('DISPLAY', 'WAYLAND_DISPLAY'))
 
 
 if __name__ == '__main__':

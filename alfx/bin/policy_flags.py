@@ -137,5 +137,15 @@ def log_to_file_later() -> Callable[[str], None]:
 
 
 def _add_handler(handler: logging.Handler) -> None:
-    handler.setFormatter(logging.Formatter('%(asctime)s %(levelname)s %(message)s', '%H:%M:%S'))
+    has_colors = getattr(getattr(handler, 'stream', None), 'isatty', bool)() and 'NO_COLOR' not in os.environ
+    handler.setFormatter((_ColorFormatter if has_colors else logging.Formatter)(
+        '%(asctime)s %(levelname)s %(message)s', '%H:%M:%S'))
     logging.getLogger('alfx').addHandler(handler)
+
+
+class _ColorFormatter(logging.Formatter):
+    """Warnings in yellow and errors in red."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        color = 31 if record.levelno >= logging.ERROR else 33 if record.levelno >= logging.WARNING else 0
+        return f'\x1b[{color}m{super().format(record)}\x1b[0m' if color else super().format(record)

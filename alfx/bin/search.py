@@ -15,7 +15,7 @@ import time
 from absl import flags as absl_flags
 
 from alfx import gin_utils
-from alfx.bin import command, flags
+from alfx.bin import command, flags, policy_flags
 
 flags.define_conf_flags()
 FLAGS = absl_flags.FLAGS
@@ -30,6 +30,7 @@ def main(argv: list[str]) -> int:
     """
     del argv
     from alfx.search import search_conf, study
+    policy_flags.set_up_logging()
     from alfx.search.folder import SearchFolder
     from alfx.search.searching import Searching
     study.import_optuna()

@@ -33,6 +33,7 @@ from alfx.experience_replayers.batch_reader import BatchReader, Slot
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.checks import problem_at
+from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec
 from alfx.traits import Traits
 from alfx.utils.schedulers import as_scheduler
@@ -635,6 +636,8 @@ class Learner:
         if self.scaler is not None:
             self.scaler.step(optimizers)
         else:
+            if context.should_record_summaries():
+                summary_utils.summarize_gradient_norm(self._algorithm.parameters())
             for optimizer in optimizers:
                 optimizer.step()
 

@@ -6,6 +6,7 @@ episode. Where neither works (Box2D) there is no state: :func:`capture` returns 
 
 The bytes are a pickle: only restore what your own run has saved. :mod:`alfx.utils.checkpoint_utils` sees to that.
 """
+import functools
 import io
 import logging
 import pickle
@@ -60,9 +61,15 @@ def capture(env: Any) -> bytes | None:
             object.__reduce_ex__(layer, 4)  # raises for an object that holds more than its attributes, in native code
         _Pickler(buffer, layers).dump((_VERSION, _shape(layers), simulated, attributes))
     except (pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        _log.info('%s has no state that can be saved: %s', env, error)
+        _tell_once(f'{env} has no state that can be saved: {error}')
         return None
     return zlib.compress(buffer.getvalue(), 1)
+
+
+@functools.cache
+def _tell_once(text: str) -> None:
+    """Log a line, but not again with each checkpoint."""
+    _log.info('%s', text)
 
 
 def restore(env: Any, state: bytes) -> None:

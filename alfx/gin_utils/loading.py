@@ -14,7 +14,7 @@ from typing import Optional
 
 import gin
 
-from . import locations, operative, run_folder, static_check, trust
+from . import locations, operative, own_modules, run_folder, static_check, trust
 from .errors import ConfError, Problem, hint_nearest
 from .parsing import Conf, Macro, Reader, Statement, find_conf, is_shipped, iterate_nested
 
@@ -62,7 +62,8 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
     for param in conf_params:
         reader.read_param(param)
     complete = not reader.problems
-    imports, problems = _do_imports(reader.statements)
+    kept = run_folder.conf_folder(root_dir) if root_dir is not None and same_run else None
+    imports, modules, problems = _do_imports(reader.statements, kept)
     rest = [s for s in reader.statements if s.kind != 'import']
     resolved, more = static_check.check(rest, _unavailable, complete and not problems)
     problems = reader.problems + problems + more
@@ -72,7 +73,8 @@ def load(conf: Optional[str], conf_params: Sequence[str] = (), root_dir: Optiona
     if conf is not None and not is_shipped(path):
         locations.written_by_user(path)
     operative.allow_unused(allow_unused, must_be_used)
-    result = Conf(path, tuple(reader.sources), tuple(conf_params), tuple(locations.bindings()), tuple(imports))
+    result = Conf(path, tuple(reader.sources), tuple(conf_params), tuple(locations.bindings()), tuple(imports),
+                  modules)
     if root_dir is not None and same_run:
         try:
             run_folder.check_same_conf(root_dir)
@@ -148,9 +150,20 @@ def _existing(conf: str) -> str:
     return path
 
 
-def _do_imports(statements: Sequence[Statement]) -> tuple[list[str], list[Problem]]:
+def _do_imports(statements: Sequence[Statement],
+                kept: Optional[str]) -> tuple[list[str], tuple[own_modules.OwnFile, ...], list[Problem]]:
+    """Import what the conf says.
+
+    Args:
+        statements: of the conf.
+        kept: the folder in which the run that goes on has modules of the user; None if none does.
+
+    Returns:
+        The import statements that were carried out, the files of the user that they lead to, and the problems.
+    """
     texts: list[str] = []
-    problems = []
+    problems: list[Problem] = []
+    own: list[tuple[str, str]] = []
     for statement in statements:
         if statement.kind != 'import':
             continue
@@ -163,16 +176,46 @@ def _do_imports(statements: Sequence[Statement]) -> tuple[list[str], list[Proble
             problems.append(Problem(statement.location, f"imports '{module}', which --untrusted does not do",
                                     'if you know where it comes from, leave out --untrusted'))
             continue
+        beside = [os.path.dirname(os.path.abspath(statement.file))] if statement.file else []
+        folders = [folder for folder in (kept, *beside, os.getcwd()) if folder is not None]
+        try:
+            folder = own_modules.look_in(module, folders)
+        except ConfError as error:
+            problems += [problem._replace(location=statement.location) for problem in error.problems]
+            continue
+        if folder is not None:
+            own.append((module, folder))
+            _warn_of_changes(module, folder, kept, folders[1:])
         try:
             importlib.import_module(module)
         except ImportError as error:
-            problems.append(Problem(statement.location, f"cannot import '{module}': {error}", _hint_for(module)))
+            hint = _hint_for(module) or _where_it_was(statement.file)
+            problems.append(Problem(statement.location, f"cannot import '{module}': {error}", hint))
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the code of the module does
             problems.append(Problem(statement.location, *_failed_import(module, error)))
         else:
             if statement.value not in texts:
                 texts.append(statement.value)
-    return texts, problems
+    return texts, own_modules.copies(own), problems
+
+
+def _warn_of_changes(module: str, folder: str, kept: Optional[str], others: Sequence[str]) -> None:
+    """Say that a run goes on with the modules that it began with, if those beside the conf are others by now."""
+    if folder != kept:
+        return
+    for other in others:
+        for name in own_modules.changed_since(folder, own_modules.copies([(module, other)]) if other != kept else ()):
+            _logger.warning('%s has changed since the run began, which goes on with its own copy, %s; to use the new '
+                            'one begin another run', os.path.join(other, name), os.path.join(folder, name))
+
+
+def _where_it_was(conf_file: str) -> str:
+    """A hint for a module that the conf of a run folder imports, and that is not in it."""
+    if os.path.basename(conf_file) not in ('operative.gin', 'config.gin'):
+        return 'a module of your own is looked for beside the conf file, in the working directory and on PYTHONPATH'
+    began_with = run_folder.began_with(os.path.dirname(conf_file))
+    return (f'the run began with {began_with}; ' if began_with else '') + \
+        f'copy the module into {os.path.dirname(conf_file)}, or put its folder on PYTHONPATH'
 
 
 def _hint_for(module: str) -> str:

@@ -31,7 +31,7 @@ def operative_config_str() -> str:
     Bindings that were not used so far follow at the end, so that the text alone is enough to go on with the
     run: what only an evaluation uses, for example, is not lost when it is written before the first one.
     """
-    text = gin.operative_config_str()
+    text = registry.named_by_path(gin.operative_config_str())
     unused = [locations.line(binding) for binding in _unused()]
     if unused:
         text += '\n# Not used so far:\n# ' + '=' * 78 + '\n' + '\n'.join(unused) + '\n'

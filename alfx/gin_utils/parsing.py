@@ -17,6 +17,7 @@ from gin import config_parser
 
 from .errors import Problem, nearest_name
 from .locations import Binding
+from .own_modules import OwnFile
 
 __all__ = [
     'Conf', 'Reference', 'Macro', 'Statement', 'Source', 'Reader', 'find_conf', 'is_shipped', 'iterate_nested',
@@ -95,6 +96,7 @@ class Conf(NamedTuple):
         conf_params: what the command line overrode.
         bindings: every binding that is in effect, including macros, in the order written.
         imports: the import statements.
+        modules: files of the modules that these import, as far as they lie beside the conf or in the working directory.
     """
 
     conf_file: str
@@ -102,6 +104,7 @@ class Conf(NamedTuple):
     conf_params: tuple[str, ...]
     bindings: tuple[Binding, ...]
     imports: tuple[str, ...]
+    modules: tuple[OwnFile, ...] = ()
 
 
 class _Delegate(config_parser.ParserDelegate):

@@ -8,7 +8,9 @@ through gin.
 """
 
 import functools
+import importlib
 import inspect
+import re
 import types
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -16,14 +18,16 @@ from typing import Any, Optional, Union
 
 import gin
 
-from . import checks, locations
+from . import checks, locations, trust
 
-__all__ = ['configurable', 'register_function', 'raw_functions', 'registered_selectors', 'step_function_of']
+__all__ = ['configurable', 'named_by_path', 'register_by_path', 'register_function', 'raw_functions',
+           'registered_selectors', 'step_function_of']
 
 # A registered step function is called with this keyword to ask for the plain function.
 _RESOLVE = '_alfx_resolve_'
 _STEP_FUNCTION = '_alfx_step_function_'
 _step_functions: dict[str, Callable] = {}
+_by_path: set[str] = set()
 _qualified_names: dict[str, tuple] = {}  # selector -> module and qualified name of what has it
 
 
@@ -114,6 +118,49 @@ def register_function(fn: Optional[Callable] = None, name: Optional[str] = None,
         gin.external_configurable(call_or_resolve, name=name, module=module or None)
     _step_functions[selector] = fn
     return fn
+
+
+def register_by_path(selector: str) -> bool:
+    """Make a class or function of another package known under its complete dotted name, ``package.module.Name``.
+
+    Returns:
+        Whether there is one, in a module that can be imported and that the conf may use.
+    """
+    module, _, name = selector.rpartition('.')
+    if not module or module.split('.')[0] == 'alfx' or not trust.may_import(module):
+        return False
+    try:
+        target = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        return False
+    if inspect.isroutine(target):
+        register_function(target, name, module)
+    elif inspect.isclass(target):
+        configurable(name, module)(_factory_of(target))
+    _by_path.add(selector)
+    return inspect.isroutine(target) or inspect.isclass(target)
+
+
+def named_by_path(text: str) -> str:
+    """Text that gin made, in which it shortens names, with the complete ones where only these find something."""
+    for selector in _by_path:
+        short = gin.config._REGISTRY.minimal_selector(selector)
+        text = re.sub(rf'(?<![\w.\'"]){re.escape(short)}(?=[.(,)\s\]}}]|$)', selector, text)
+    return text
+
+
+def _factory_of(cls: type) -> Callable:
+    """A function that makes instances: a class of another package stays as it is."""
+    def make(*args, **kwargs):
+        return cls(*args, **kwargs)
+
+    make.__name__, make.__qualname__, make.__module__, make.__doc__ = (
+        cls.__name__, cls.__qualname__, cls.__module__, cls.__doc__)
+    try:
+        make.__signature__ = inspect.signature(cls)  # type: ignore[attr-defined]
+    except ValueError:  # written in C
+        pass
+    return make
 
 
 def raw_functions(value: Any) -> Any:

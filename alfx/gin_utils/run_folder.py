@@ -8,6 +8,7 @@
       operative.gin     also every default that was used; alone enough to play or resume
       command_line.txt  one line for each start of the run
       versions.json     python, torch, numpy, gymnasium, alfx, and the platform
+      <modules>         files of your own modules that the conf imports; used when the run goes on
       git.txt           commit and uncommitted changes, if the run was started in a git work tree
 """
 
@@ -18,6 +19,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -28,7 +30,8 @@ from . import locations, operative, settings, static_check
 from .errors import ConfError, Problem
 from .parsing import Conf, Reader, show_path, substitute
 
-__all__ = ['write_conf', 'rewrite_conf', 'write_operative', 'stored_conf', 'stored_info', 'check_same_conf']
+__all__ = ['copy_conf', 'write_conf', 'rewrite_conf', 'write_operative', 'stored_conf', 'stored_info',
+           'check_same_conf']
 
 _GIT_LIMIT = 1_000_000  # characters of uncommitted changes that are kept
 _written: dict[str, dict[str, str]] = {}  # by this process: folder -> name of the file -> its text
@@ -59,6 +62,10 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
             taken.add(name)
             _write(folder, name, source.text)
         _write(folder, 'config.gin', _flat_text(conf))
+        if not _has_checkpoint(root_dir):
+            for module in conf.modules:
+                os.makedirs(os.path.dirname(os.path.join(folder, module.name)), exist_ok=True)
+                _write(folder, module.name, module.text)
     if not _has_checkpoint(root_dir):  # what is there is of a start that came to nothing
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(folder, 'operative.gin'))
@@ -74,6 +81,36 @@ def write_conf(root_dir: str, conf: Conf, command_line: Optional[Sequence[str]] 
     return folder
 
 
+def copy_conf(source: str, root_dir: str, conf: Conf) -> None:
+    """Record in a new run folder what another one records of its conf, with what ``--conf_param`` changes.
+
+    Args:
+        source: the other run folder.
+        root_dir: the new one.
+        conf: that of ``source``, with the changes.
+    """
+    old, folder = (os.path.join(os.path.abspath(root), 'conf') for root in (source, root_dir))
+    shutil.copytree(old, folder, ignore=shutil.ignore_patterns('__pycache__', 'command_line.txt'))
+    for name in ('config.gin', 'operative.gin'):
+        if os.path.isfile(os.path.join(old, name)):
+            _write(folder, name, _with_overrides(os.path.join(old, name), conf))
+
+
+def conf_folder(root_dir: str) -> Optional[str]:
+    """The folder that records the conf of the run in ``root_dir``; None if there is no run yet."""
+    return os.path.abspath(os.path.join(root_dir, 'conf')) if _has_checkpoint(root_dir) else None
+
+
+def began_with(folder: str) -> str:
+    """The conf file that a run began with, as its ``conf`` folder tells; '' if it does not."""
+    path = os.path.join(folder, 'config.gin')
+    if not os.path.isfile(path):
+        return ''
+    with open(path, encoding='utf8') as file:
+        found = re.match('# From (.+)', file.readline())
+    return found[1] if found else ''
+
+
 def rewrite_conf(root_dir: str) -> bool:
     """Write what this process has written into the ``conf`` folder once more, if that folder is not there any more.
 
@@ -83,8 +120,8 @@ def rewrite_conf(root_dir: str) -> bool:
     folder = os.path.abspath(os.path.join(root_dir, 'conf'))
     if os.path.isdir(folder) or folder not in _written:
         return False
-    os.makedirs(folder)
     for name, text in _written[folder].items():
+        os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
         _write(folder, name, text)
     return True
 

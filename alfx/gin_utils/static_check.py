@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import math
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
@@ -110,6 +111,9 @@ def describe_missing(selector: str, unavailable: dict[str, str]) -> str:
                if module.rsplit('.', 1)[-1] == likely]
     if reasons:
         return reasons[0]
+    inside = sys.modules.get('.'.join(modules))
+    if inside is not None and (near := hint_nearest(name, dir(inside))):
+        return near
     names = registry.registered_selectors()
     tails = {'.'.join(full.split('.')[-(len(modules) + 1):]) for full in names}
     nearest = nearest_name(selector, sorted(tails)) or nearest_name(name, sorted({n.split('.')[-1] for n in names}))
@@ -126,6 +130,8 @@ def _find(selector, location, prefix, unavailable, problems):
         problems.append(Problem(location, f"'{prefix}{selector}' is ambiguous",
                                 f'write one of {", ".join(sorted(full))}'))
     except ValueError:
+        if registry.register_by_path(selector):
+            return resolve(selector)
         problems.append(Problem(location, f"there is no configurable '{prefix}{selector}'",
                                 describe_missing(selector, unavailable)))
     return None

@@ -21,6 +21,7 @@ from alfx.networks.decoding_networks import ImageDecodingNetwork as ImageDecodin
 from alfx.networks.decoding_networks import ImageDecodingNetworkV2 as ImageDecodingNetworkV2
 from alfx.networks.decoding_networks import SpatialBroadcastDecodingNetwork as SpatialBroadcastDecodingNetwork
 from alfx.networks.image_layers import LayersNetwork, conv_layers
+from alfx.networks.input_preparation import prepare_inputs
 from alfx.networks.network import Network
 from alfx.networks.networks import LSTMCell
 from alfx.networks.preprocessor_networks import PreprocessorNetwork
@@ -108,7 +109,8 @@ class EncodingNetwork(PreprocessorNetwork):
         output_tensor_spec: if given, the output gets its shape.
         input_preprocessors: see :class:`~alfx.networks.preprocessor_networks.PreprocessorNetwork`.
         input_preprocessors_ctor: called with ``input_tensor_spec`` to make ``input_preprocessors``.
-        preprocessing_combiner: see ``PreprocessorNetwork``; needed for a nested input.
+        preprocessing_combiner: see ``PreprocessorNetwork``; needed for a nested input with images. Without it, and
+            without preprocessors, :func:`~alfx.networks.input_preparation.prepare_inputs` does what it can.
         conv_layer_params: see :class:`ImageEncodingNetwork`.
         fc_layer_params: sizes of the fully connected layers.
         activation: activation of all layers but the last one.
@@ -118,7 +120,8 @@ class EncodingNetwork(PreprocessorNetwork):
         use_batch_ensemble: not supported.
         ensemble_size: used with ``use_batch_ensemble`` only.
         input_with_ensemble_ids: used with ``use_batch_ensemble`` only.
-        last_layer_size: size of an additional layer.
+        last_layer_size: size of an additional layer; ``None`` with ``last_activation`` and ``output_tensor_spec``: as
+            many numbers as that has.
         last_activation: its activation; must be given with ``last_layer_size``.
         last_kernel_initializer: its initializer; ``None``: ``kernel_initializer``.
         last_use_fc_bn: whether it uses batch norm.
@@ -152,14 +155,26 @@ class EncodingNetwork(PreprocessorNetwork):
                  last_use_fc_ln: bool = False,
                  name: str = 'EncodingNetwork'):
         _refuse_batch_ensemble(use_batch_ensemble or input_with_ensemble_ids, ensemble_size, name)
+        if output_tensor_spec is not None and not isinstance(output_tensor_spec, TensorSpec):
+            raise SpecError(f'{name}: output_tensor_spec is the spec of one tensor, found {output_tensor_spec}; use a '
+                            'network for each of its parts')
+        if last_layer_size is None and last_activation is not None and output_tensor_spec is not None:
+            last_layer_size = output_tensor_spec.numel
         if (last_layer_size is None) != (last_activation is None):
+            found = getattr(last_activation, '__name__', last_activation)
             raise ValueError(f'{name}: last_layer_size and last_activation must be given together, found '
-                             f'{last_layer_size} and {last_activation}')
+                             f'{last_layer_size} and {found}')
         if input_preprocessors_ctor is not None:
             if input_preprocessors is not None:
                 raise ValueError(f'{name}: input_preprocessors and input_preprocessors_ctor exclude each other')
             input_preprocessors = input_preprocessors_ctor(input_tensor_spec)
+        prepared = ''
+        is_plain = isinstance(input_tensor_spec, TensorSpec) and input_tensor_spec.is_continuous
+        if input_preprocessors is None and not is_plain:
+            input_preprocessors, preprocessing_combiner, prepared = prepare_inputs(input_tensor_spec,
+                                                                                   preprocessing_combiner)
         super().__init__(input_tensor_spec, input_preprocessors, preprocessing_combiner, name)
+        self.prepared = prepared
         spec = self._processed_input_tensor_spec
         _check_encodable(spec, bool(conv_layer_params), name)
         modules: list[nn.Module] = []
@@ -216,6 +231,7 @@ class StackedEncodingNetwork(EncodingNetwork):
     def __init__(self, network: EncodingNetwork, n: int, name: str = 'StackedEncodingNetwork'):
         Network.__init__(self, network.input_tensor_spec, (), name)
         self._stack_preprocessing(network, n)
+        self.prepared = network.prepared
         chain = network._chain
         # A leading Reshape sees inputs without the stack dimension where all share them.
         self._shared_reshape = chain[0] if chain and isinstance(chain[0], Reshape) else None

@@ -154,6 +154,8 @@ def prepare(conf: gin_utils.Conf, folder: SearchFolder) -> SearchConf:
     if stored is not None and os.path.isfile(folder.study_file):  # a search that has begun
         check_same_search(stored, search, folder.root_dir)
     write_text(folder.base_file, search.base_text)
+    for file in conf.modules if stored is None else ():  # runs find them beside the file
+        write_text(os.path.join(os.path.dirname(folder.base_file), file.name), file.text)
     check(search, folder.base_file)
     write_text(folder.conf_file, search.text)
     return search

@@ -97,6 +97,13 @@ def summarize_gradients(name_and_params: Iterable[tuple[str, nn.Parameter]], wit
         summary_ops.scalar('summarize_grads/global_grad_norm', torch.linalg.vector_norm(norms))
 
 
+def summarize_gradient_norm(params: Iterable[nn.Parameter]) -> None:
+    """Write the L2 norm of all gradients together, as ``train/grad_norm``; to be called before they are clipped."""
+    norms = [torch.linalg.vector_norm(p.grad.detach().float()) for p in params if p.grad is not None]
+    if norms:
+        summary_ops.scalar('train/grad_norm', torch.linalg.vector_norm(torch.stack(norms)))
+
+
 def _summarize_values(name: str, value: torch.Tensor, with_histogram: bool) -> None:
     if with_histogram:
         summary_ops.histogram(f'{name}/value', value)

@@ -16,11 +16,13 @@ from alfx import nest
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
+from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
 from alfx.trainers.acting import sources as acting
 from alfx.trainers.agent_drawing import agent_lines, describe
 
-__all__ = ['check', 'shorten', 'spec_lines', 'parameter_lines', 'memory_lines', 'nested_spec_lines', 'replay_bytes']
+__all__ = ['check', 'shorten', 'spec_lines', 'parameter_lines', 'preparation_lines', 'memory_lines',
+           'nested_spec_lines', 'replay_bytes']
 
 
 def check(root_dir: str, conf_file: str = '') -> Iterator[str]:
@@ -51,6 +53,8 @@ def check(root_dir: str, conf_file: str = '') -> Iterator[str]:
     if isinstance(algorithm, Agent):
         yield from agent_lines(algorithm, _owner_names(algorithm))
         yield ''
+    if prepared := preparation_lines(algorithm):
+        yield from (*prepared, '')
     yield from parameter_lines(algorithm)
     yield ''
     yield from memory_lines(algorithm)
@@ -123,6 +127,13 @@ def parameter_lines(algorithm: nn.Module) -> list[str]:
     trained = sum(p.numel() for p in parameters if id(p) in owners)
     header = f'parameters: {total:,}, of which {trained:,} are trained'
     return [header, *_module_lines('', algorithm, owners, 0, set())]
+
+
+def preparation_lines(algorithm: nn.Module) -> list[str]:
+    """What networks do unasked to inputs that they could not take otherwise; empty if they do nothing."""
+    done = {f'  {module.name}: {module.prepared}': None for module in algorithm.modules()
+            if isinstance(module, EncodingNetwork) and module.prepared}
+    return ['inputs that networks prepare (prepare_inputs.enabled = False turns it off):', *done] if done else []
 
 
 def memory_lines(algorithm: nn.Module) -> list[str]:

@@ -62,11 +62,21 @@ def read_curve(root_dir: str, x: str, y: str, evaluation: bool) -> Curve | None:
         folder = run_files.eval_dir(root_dir) if evaluation else run_files.train_dir(root_dir)
         return _read_events(folder) if (x, y) == ('env_steps', 'average_return') else None
     rows = run_files.read_table(path)
-    for column in (x, y) if rows else ():
-        if column not in rows[0]:
-            raise ConfError(f'{path} has no column {column!r}', f'its columns are {", ".join(rows[0])}')
+    if not rows:
+        return None
+    x, y = (_full_name(column, list(rows[0]), path) for column in (x, y))
     points = np.array([(float(row[x]), float(row[y])) for row in rows if row[x] and row[y]])
     return _sorted_curve(points) if len(points) else None
+
+
+def _full_name(name: str, columns: list[str], path: str) -> str:
+    """The column that is called so, or the only one whose last parts are: ``approx_kl`` for ``train/approx_kl``."""
+    meant = [column for column in columns if column == name] or [
+        column for column in columns if column.endswith(f'/{name}') or f'/{name}/' in column]
+    if len(meant) == 1:
+        return meant[0]
+    raise ConfError(f'{path} has ' + (f'several columns {name!r}' if meant else f'no column {name!r}'),
+                    f'there are {", ".join(meant)}' if meant else f'its columns are {", ".join(columns)}')
 
 
 def _read_events(folder: str) -> Curve | None:

@@ -22,7 +22,7 @@ class Policy:
     def __init__(self, env: AlfEnvironment, algorithm: Any):
         self._algorithm = algorithm.eval()
         self._specs = env.observation_spec(), env.action_spec(), env.reward_spec(), env.env_info_spec()
-        inner = env
+        inner: Any = env
         while hasattr(inner, 'wrapped_env'):
             inner = inner.wrapped_env()
         is_gym = inner.action_spec() == env.action_spec()

@@ -17,7 +17,7 @@ import torch
 from alfx import context, gin_utils, summary
 from alfx.algorithms.config import TrainerConfig
 from alfx.engine.errors import NonFiniteLossError
-from alfx.trainers import building, cpu_tuning, exactness, run_files, run_lock, sizes
+from alfx.trainers import branching, building, cpu_tuning, exactness, run_files, run_lock, sizes
 from alfx.trainers.acting import sources as acting
 from alfx.trainers.async_evaluator import Evaluator
 from alfx.trainers.cadence import compute_summary_or_eval_interval
@@ -315,7 +315,10 @@ class Trainer:
         self._record_start()
         saved_at, counter = 0.0, -1
         if self._team.decide(self._checkpointer.has_checkpoint):
+            as_the_conf_says = branching.OptimizerSettings(self._algorithm)
             step = self._checkpointer.load('latest', load_options={'alg': {'skip_preloded': False}})
+            if branching.branched_at(self._config.root_dir) == step:
+                as_the_conf_says.restore()
             saved_at, counter = self._state.saved_at, context.get_global_counter()
             self._state.tuning = cpu_tuning.choose_again(self._state.tuning, self._config)
             self._state.resume_rollout(self._checkpointer.load_environment_state(step))

@@ -7,6 +7,7 @@ _BAR_SECONDS = 0.5
 _LINE_SECONDS = 10.0
 _FIRST_LINE_SECONDS = 2.0
 _RATE_WINDOW_SECONDS = 30.0
+_SAMPLES_KEPT = 512
 
 
 class ProgressDisplay:
@@ -40,12 +41,12 @@ class ProgressDisplay:
         now = time.monotonic()
         self._next = now + (_BAR_SECONDS if self._is_terminal else _LINE_SECONDS)
         self._samples.append((now, percent, count))
-        while len(self._samples) > 2 and now - self._samples[0][0] > _RATE_WINDOW_SECONDS:
-            self._samples.pop(0)
-        then, percent_then, count_then = self._samples[0]
+        if len(self._samples) > _SAMPLES_KEPT:
+            del self._samples[1:-1:2]
+        then, percent_then, count_then = self._reference(now)
         elapsed = now - then
         values = dict(values)
-        if elapsed > 0:
+        if elapsed > 0 and count > count_then:
             values[f'{self._unit}/s'] = f'{(count - count_then) / elapsed:,.0f}'
             if percent > percent_then:
                 values['time left'] = format_seconds((1 - percent) / (percent - percent_then) * elapsed)
@@ -54,6 +55,11 @@ class ProgressDisplay:
             self._show_bar(percent, text)
         else:
             self._write(f'{percent:6.1%}  {text}')
+
+    def _reference(self, now: float) -> tuple[float, float, float]:
+        """The sample that speed is measured from: the later half of the run, so that an evaluation hardly shows."""
+        window = max(_RATE_WINDOW_SECONDS, (now - self._samples[0][0]) / 2)
+        return next(sample for sample in self._samples if now - sample[0] <= window)
 
     def message(self, text: str) -> None:
         """Show a line of its own."""
@@ -71,9 +77,9 @@ class ProgressDisplay:
         if self._bar is None:
             from tqdm import tqdm
             self._bar = tqdm(total=100, file=self._stream, dynamic_ncols=True, leave=True,
-                             bar_format='{percentage:3.0f}%|{bar:20}| {postfix}')
+                             bar_format='{percentage:3.0f}%|{bar:20}| {desc}')
         self._bar.n = round(100 * percent, 1)
-        self._bar.set_postfix_str(text, refresh=True)
+        self._bar.set_description_str(text, refresh=True)
 
     def _write(self, text: str) -> None:
         self._stream.write(text + '\n')

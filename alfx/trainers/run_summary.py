@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 _COLUMNS = ('iteration', 'global_counter', 'env_steps', 'episodes', 'seconds', 'average_return', 'average_length',
             'steps_per_second')
-_LOSS = re.compile(r'(^|/)(scalar_)?loss(/|$)')
+_IN_TABLE = re.compile(r'(^|/)(((scalar_)?loss|alpha)(/|$)|train/)')
 
 
 class RunSummary:
@@ -30,7 +30,7 @@ class RunSummary:
         writer: takes the summaries in place of an event file; there is no ``progress.csv`` then.
     """
 
-    def __init__(self, config: Any, algorithm: nn.Module, metrics: list[Any],
+    def __init__(self, config: Any, algorithm: Any, metrics: list[Any],
                  writer: SummaryWriter | None = None):
         self._config = config
         self._algorithm = algorithm
@@ -59,12 +59,14 @@ class RunSummary:
         row = {'iteration': iteration, 'global_counter': context.get_global_counter(), 'env_steps': env_steps,
                'episodes': self.count('NumberOfEpisodes'), 'seconds': round(seconds, 3), **self.episode_averages(),
                'steps_per_second': rate.get('environment_steps_per_second', '')}
-        losses = {tag: value for tag, value in self.writer.latest_scalars.items() if _LOSS.search(tag)}
+        for name, value in self._learning().items():
+            summary.scalar(f'train/{name}', value)
+        learning = {tag: value for tag, value in self.writer.latest_scalars.items() if _IN_TABLE.search(tag)}
         self.writer.latest_scalars.clear()
         if not self._has_table:
             return
         try:
-            self._table.append({**row, **losses})
+            self._table.append({**row, **learning})
         except OSError as error:  # as with event files: the run goes on, and its next checkpoint tells if it cannot
             logger.error('progress.csv cannot be written: %s', error)
 
@@ -87,6 +89,23 @@ class RunSummary:
             if metric is not None and metric.has_result():
                 averages[key] = float(metric.result().sum())
         return averages
+
+    def _learning(self) -> dict[str, float]:
+        """What the algorithm and its optimizers are set to now, and how much is stored to learn from."""
+        optimizers = self._algorithm.optimizers(include_ignored_attributes=True)
+        names = [getattr(optimizer, 'name', type(optimizer).__name__) for optimizer in optimizers]
+        found = {}
+        for i, (name, optimizer) in enumerate(zip(names, optimizers)):
+            label = f'{name}_{names[:i].count(name) + 1}' if names.count(name) > 1 else name
+            if optimizer.param_groups:
+                found[f'learning_rate/{label}'] = float(optimizer.param_groups[0]['lr'])
+        for part in self._algorithm.modules():
+            if hasattr(part, 'exploration_rate'):
+                found['exploration_rate'] = part.exploration_rate
+        buffer = self._algorithm.replay_buffer
+        if buffer is not None:
+            found['replay_buffer_size'] = float(buffer.total_size)
+        return found
 
     def _rate(self, iteration: int, env_steps: int) -> dict[str, float]:
         now = time.perf_counter()

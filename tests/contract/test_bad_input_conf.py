@@ -191,4 +191,4 @@ def test_help_shows_an_example():
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     done = subprocess.run([sys.executable, '-m', 'alfx.bin.check', '--help'], capture_output=True, text=True,
                           env={**os.environ, 'PYTHONPATH': root}, timeout=120)
-    assert 'python -m alfx.bin.check --conf' in done.stdout and '--conf_param' in done.stdout
+    assert 'alfx check sac_pendulum --conf_param' in done.stdout and done.returncode == 0

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from alfx import layers, nest
+from alfx import gin_utils, layers, nest
 from alfx.nest.utils import NestConcat
 from alfx.networks.actor_distribution_networks import (ActorDistributionNetwork, ActorDistributionNetworkBase,
                                                        ActorDistributionRNNNetwork,
@@ -51,7 +51,13 @@ def test_images_of_bytes_are_not_converted_silently():
             ctor()
 
 
-def test_a_nested_observation_needs_a_combiner_even_if_all_parts_are_vectors():
+@pytest.fixture
+def nothing_prepared():
+    with gin_utils.loaded('ppo_cart_pole', ['prepare_inputs.enabled = False']):
+        yield
+
+
+def test_a_nested_observation_needs_a_combiner_even_if_all_parts_are_vectors(nothing_prepared):
     for ctor in (EncodingNetwork, ValueNetwork, LSTMEncodingNetwork):
         with pytest.raises(SpecError, match=r"nest of 2: 'a': .*, 'b': .*preprocessing_combiner=@NestConcat\(\)"):
             ctor({'a': VECTOR, 'b': VECTOR})
@@ -59,7 +65,7 @@ def test_a_nested_observation_needs_a_combiner_even_if_all_parts_are_vectors():
     assert net.processed_input_tensor_spec == TensorSpec((6, ))
 
 
-def test_integers_are_not_encoded_as_quantities():
+def test_integers_are_not_encoded_as_quantities(nothing_prepared):
     with pytest.raises(SpecError, match='int64.*EmbeddingPreprocessor'):
         EncodingNetwork(DISCRETE, fc_layer_params=(4, ))
     with pytest.raises(SpecError, match="'goal' is int64 .*EmbeddingPreprocessor"):

@@ -1,0 +1,143 @@
+"""Modules of one's own beside a conf: found, kept in the run folder, used when the run goes on."""
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from alfx import gin_utils
+from alfx.gin_utils import own_modules
+
+MODULE = '''
+import gymnasium
+{helper}
+class {name}(gymnasium.Wrapper):
+    """Rewards times a factor."""
+
+    def __init__(self, env, factor=2.0):
+        super().__init__(env)
+        self.factor = factor
+
+    def step(self, action):
+        observation, reward, *rest = self.env.step(action)
+        return observation, reward * self.factor, *rest
+'''
+CONF = '''
+import {module}
+include 'ppo_cart_pole.gin'
+suite_gym.load.gym_env_wrappers = (@{module}.{name}, )
+{module}.{name}.factor = 3.0
+create_environment.num_parallel_environments = 2
+TrainerConfig.num_env_steps = 32
+TrainerConfig.unroll_length = 8
+TrainerConfig.mini_batch_size = 8
+TrainerConfig.num_updates_per_train_iter = 1
+TrainerConfig.evaluate = False
+'''
+
+
+@pytest.fixture
+def forget(monkeypatch):
+    """Modules of these names are forgotten afterwards, and the path is as before."""
+    monkeypatch.setattr(sys, 'path', list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith('own_'):
+            del sys.modules[name]
+    gin_utils.clear()
+
+
+def write(folder, module, name='ByThree', helper=''):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f'{module}.py').write_text(MODULE.format(name=name, helper=helper))
+    (folder / 'mine.gin').write_text(CONF.format(module=module, name=name))
+    return str(folder / 'mine.gin')
+
+
+def test_a_module_beside_the_conf_is_found_and_its_files_are_told(tmp_path, forget):
+    conf_file = write(tmp_path / 'a', 'own_one', helper='import own_helper')
+    (tmp_path / 'a' / 'own_helper').mkdir()
+    (tmp_path / 'a' / 'own_helper' / '__init__.py').write_text('from own_helper import inner\n')
+    (tmp_path / 'a' / 'own_helper' / 'inner.py').write_text('')
+    (tmp_path / 'a' / 'own_not_used.py').write_text('')
+    conf = gin_utils.load(conf_file)
+    assert sorted(file.name for file in conf.modules) == ['own_helper/__init__.py', 'own_helper/inner.py', 'own_one.py']
+    folder = gin_utils.write_conf(str(tmp_path / 'run'), conf, [])
+    assert os.path.isfile(os.path.join(folder, 'own_helper', 'inner.py'))
+    assert (tmp_path / 'run' / 'conf' / 'own_one.py').read_text() == (tmp_path / 'a' / 'own_one.py').read_text()
+
+
+def test_classes_that_nobody_registered_are_named_by_their_path(tmp_path, forget):
+    gin_utils.load(write(tmp_path, 'own_two'))
+    bound = {str(binding) for binding in gin_utils.unused_bindings()}
+    assert 'own_two.ByThree.factor = 3.0' in bound
+    gin_utils.load('ppo_cart_pole', ['suite_gym.load.gym_env_wrappers = (@gymnasium.wrappers.ClipReward, )',
+                                     'gymnasium.wrappers.ClipReward.max_reward = 1.0'])
+    with pytest.raises(gin_utils.ConfError, match="did you mean 'ClipReward'"):
+        gin_utils.load('ppo_cart_pole', ['suite_gym.load.gym_env_wrappers = (@gymnasium.wrappers.ClipRewar, )'])
+    with pytest.raises(gin_utils.ConfError, match="has no parameter 'max_rewrd'"):
+        gin_utils.load('ppo_cart_pole', ['gymnasium.wrappers.ClipReward.max_rewrd = 1.0'])
+    with pytest.raises(gin_utils.ConfError, match='no configurable'):
+        gin_utils.load('ppo_cart_pole', ['suite_gym.load.gym_env_wrappers = (@os.path.join, @subprocess.Popen)'],
+                       trusted=False)
+
+
+def test_two_modules_of_one_name_in_a_process_are_refused(tmp_path, forget):
+    gin_utils.load(write(tmp_path / 'a', 'own_three'))
+    conf_file = write(tmp_path / 'b', 'own_three', helper='import os')
+    with pytest.raises(gin_utils.ConfError, match=r"mine.gin:2: 'own_three' means .*b/own_three.py here"):
+        gin_utils.load(conf_file)
+    gin_utils.load(write(tmp_path / 'c', 'own_three'))  # the same text
+
+
+def test_a_run_that_goes_on_uses_its_own_copy_and_says_when_the_other_has_changed(tmp_path, forget, caplog):
+    conf_file = write(tmp_path / 'a', 'own_four')
+    root_dir = str(tmp_path / 'run')
+    gin_utils.write_conf(root_dir, gin_utils.load(conf_file), [])
+    os.makedirs(os.path.join(root_dir, 'train', 'algorithm', 'ckpt-1'))
+    del sys.modules['own_four']
+    (tmp_path / 'a' / 'own_four.py').write_text('raise RuntimeError\n')
+    with caplog.at_level(logging.WARNING):
+        gin_utils.load(conf_file, root_dir=root_dir)
+    assert 'own_four.py has changed since the run began' in caplog.text
+    assert sys.modules['own_four'].__file__ == os.path.join(root_dir, 'conf', 'own_four.py')
+
+
+def test_a_module_that_is_gone_is_explained(tmp_path, forget):
+    conf = tmp_path / 'run' / 'conf'
+    conf.mkdir(parents=True)
+    (conf / 'operative.gin').write_text('import own_gone\n')
+    (conf / 'config.gin').write_text('# From some/where.gin\n')
+    with pytest.raises(gin_utils.ConfError, match='the run began with some/where.gin; copy the module into'):
+        gin_utils.load(None, root_dir=str(tmp_path / 'run'))
+    (tmp_path / 'x.gin').write_text('import own_gone\n')
+    with pytest.raises(gin_utils.ConfError, match='looked for beside the conf file'):
+        gin_utils.load(str(tmp_path / 'x.gin'))
+
+
+def test_what_is_imported_by_what_is_copied_goes_in_no_circle(tmp_path):
+    (tmp_path / 'own_a.py').write_text('import own_b, os\n')
+    (tmp_path / 'own_b.py').write_text('from own_a import x\nimport json\n')
+    files = own_modules.copies([('own_a', str(tmp_path))])
+    assert sorted(file.name for file in files) == ['own_a.py', 'own_b.py']
+
+
+def test_a_run_folder_is_moved_and_evaluated_where_the_module_is_not(tmp_path):
+    conf_file = write(tmp_path / 'a', 'own_five')
+    elsewhere = tmp_path / 'elsewhere'
+    elsewhere.mkdir()
+
+    def run(*arguments):
+        done = subprocess.run([sys.executable, '-m', 'alfx', *arguments], capture_output=True, text=True, timeout=120,
+                              cwd=elsewhere)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run('train', conf_file, '--root_dir', str(tmp_path / 'run'))
+    os.rename(tmp_path / 'a', tmp_path / 'gone')
+    os.rename(tmp_path / 'run', tmp_path / 'moved')
+    said = run('evaluate', str(tmp_path / 'moved'), '--num_episodes', '1', '--mode', 'greedy')
+    number = float(said.split('return ')[1].split()[0])
+    assert number % 3 == 0 and number >= 24  # three for each step, and no policy falls before the eighth

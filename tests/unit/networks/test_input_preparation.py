@@ -1,0 +1,96 @@
+"""What encoders do unasked: one-hot vectors of categories, vectors of a nest side by side."""
+import gymnasium
+import pytest
+import torch
+
+from alfx import gin_utils, nest
+from alfx.layers import Cast
+from alfx.nest.utils import NestConcat, NestSum
+from alfx.networks.critic_networks import CriticNetwork
+from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
+from alfx.networks.input_preparation import prepare_inputs
+from alfx.networks.network import example_batch
+from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
+
+CATEGORY = BoundedTensorSpec((), torch.int64, 2, 5)
+VECTOR = TensorSpec((3, ))
+
+
+@pytest.fixture(autouse=True)
+def no_conf():
+    yield
+    gin_utils.clear()
+
+
+def test_an_integer_with_bounds_becomes_a_one_hot_vector():
+    net = EncodingNetwork(CATEGORY)
+    assert net(torch.tensor([2, 5]))[0].tolist() == [[1, 0, 0, 0], [0, 0, 0, 1]]
+    assert net.prepared == 'an integer from 2 to 5 as one-hot'
+
+
+def test_components_with_bounds_of_their_own_stand_one_behind_the_other():
+    spec = BoundedTensorSpec((2, ), torch.int64, [0, 10], [1, 12])
+    # two components of at most three values each
+    assert EncodingNetwork(spec)(torch.tensor([[1, 12]]))[0].tolist() == [[0, 1, 0, 0, 0, 1]]
+
+
+def test_the_vectors_of_a_nest_are_concatenated_in_the_order_of_the_nest():
+    spec = {'b': VECTOR, 'a': CATEGORY, 'c': TensorSpec(())}
+    inputs = {'b': torch.tensor([[7., 8., 9.]]), 'a': torch.tensor([3]), 'c': torch.tensor([5.])}
+    net = EncodingNetwork(spec)
+    expected = {'a': [0, 1, 0, 0], 'b': [7, 8, 9], 'c': [5]}
+    order = [path for path, _ in nest.flatten_with_path(spec)]
+    assert net(inputs)[0].tolist() == [sum((expected[path] for path in order), [])]
+    assert 'concatenated' in net.prepared
+
+
+@pytest.mark.parametrize('spec', [CATEGORY, {'a': CATEGORY, 'b': VECTOR}, [VECTOR, VECTOR]])
+def test_a_stack_of_encoders_prepares_shared_and_separate_inputs_alike(spec):
+    net = EncodingNetwork(spec, fc_layer_params=(4, ))
+    stack = net.make_parallel(3)
+    inputs = example_batch(spec, (2, ))
+    separate = nest.map_structure(lambda x: torch.stack([x] * 3, 1), inputs)
+    assert torch.allclose(stack(inputs)[0], stack(separate)[0]) and stack.prepared == net.prepared != ''
+
+
+def test_networks_with_memory_and_critics_prepare_theirs_as_well():
+    assert LSTMEncodingNetwork(CATEGORY, hidden_size=(5, )).output_spec.shape == (5, )
+    critic = CriticNetwork(({'a': CATEGORY, 'b': VECTOR}, BoundedTensorSpec((), torch.int64, 0, 1)),
+                           joint_fc_layer_params=(4, ))
+    values, _ = critic(example_batch(critic.input_tensor_spec, (2, )))
+    assert values.shape == (2, )
+
+
+def test_a_combiner_of_the_conf_stays_and_preprocessors_of_the_conf_keep_everything_as_it_is():
+    combiner = NestConcat()
+    assert prepare_inputs([VECTOR, CATEGORY], combiner).combiner is combiner
+    assert prepare_inputs([VECTOR, VECTOR], NestSum()).description == ''
+    assert EncodingNetwork(CATEGORY, input_preprocessors=torch.nn.Sequential(Cast(), torch.nn.Unflatten(0, (-1, 1)))
+                           ).output_spec.shape == (1, )
+
+
+@pytest.mark.parametrize('spec', [
+    {'image': TensorSpec((3, 8, 8)), 'b': VECTOR}, TensorSpec((), torch.int64),
+    BoundedTensorSpec((), torch.int64, 0, 5000), BoundedTensorSpec((3, 8, 8), torch.uint8, 0, 255)])
+def test_images_and_integers_with_many_values_or_no_bounds_are_left_to_the_conf(spec):
+    with pytest.raises(SpecError):
+        EncodingNetwork(spec)
+
+
+def test_a_line_of_the_conf_turns_it_off():
+    gin_utils.load('ppo_cart_pole', ['prepare_inputs.enabled = False'])
+    with pytest.raises(SpecError, match='@EmbeddingPreprocessor'):
+        EncodingNetwork(CATEGORY)
+    with pytest.raises(SpecError, match='preprocessing_combiner'):
+        EncodingNetwork([VECTOR, VECTOR])
+
+
+@pytest.mark.parametrize('space', [
+    gymnasium.spaces.Discrete(7, start=3), gymnasium.spaces.MultiBinary(4), gymnasium.spaces.MultiDiscrete([2, 5]),
+    gymnasium.spaces.Dict({'x': gymnasium.spaces.Box(-1, 1, (2, )), 'kind': gymnasium.spaces.Discrete(3)})])
+def test_spaces_of_gymnasium_need_no_line_in_the_conf(space):
+    from alfx.environments.spaces import ObservationCodec
+    codec = ObservationCodec(space)
+    net = EncodingNetwork(codec.spec, fc_layer_params=(2, ))
+    sample = nest.map_structure(lambda spec: spec.zeros((2, )), codec.spec)
+    assert net(sample)[0].shape == (2, 2) and net.prepared

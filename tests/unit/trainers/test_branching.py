@@ -1,0 +1,87 @@
+"""A run that begins at a checkpoint of another one."""
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import alfx
+from alfx import gin_utils
+from alfx.trainers import branching, comparing, run_files
+from alfx.utils.checkpoint_utils import Checkpointer, read_checkpoint
+
+SMALL = {'create_environment.num_parallel_environments': 2, 'TrainerConfig.num_iterations': 6,
+         'TrainerConfig.num_env_steps': 0, 'TrainerConfig.unroll_length': 8, 'TrainerConfig.mini_batch_size': 8,
+         'TrainerConfig.num_updates_per_train_iter': 1, 'TrainerConfig.evaluate': False,
+         'TrainerConfig.num_checkpoints': 3, 'TrainerConfig.summary_interval': 1, 'TrainerConfig.random_seed': 1}
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    root_dir = str(tmp_path_factory.mktemp('branch') / 'run')
+    alfx.train('ppo_cart_pole', SMALL, root_dir)
+    return root_dir
+
+
+def steps_of(root_dir):
+    return Checkpointer(run_files.checkpoint_dir(root_dir)).steps()
+
+
+def parameters(root_dir):
+    path = os.path.join(run_files.checkpoint_dir(root_dir), f'ckpt-{steps_of(root_dir)[-1]}')
+    return read_checkpoint(path)['alg']
+
+
+def go_on(root_dir, *params):
+    subprocess.run([sys.executable, '-m', 'alfx', 'train', root_dir,
+                    *(part for param in params for part in ('--conf_param', param))], check=True, timeout=120)
+
+
+def equal(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return bool(np.array_equal(np.asarray(a), np.asarray(b), equal_nan=np.asarray(a).dtype.kind == 'f'))
+
+
+def test_a_branch_that_changes_nothing_is_the_run_itself_to_the_last_bit(run, tmp_path):
+    first = steps_of(run)[1]  # replay buffers are kept with the latest two
+    assert branching.branch(run, first, [], str(tmp_path / 'same')) == first
+    go_on(str(tmp_path / 'same'))
+    assert equal(parameters(str(tmp_path / 'same')), parameters(run))
+    returns = [alfx.read_progress(folder)['average_return'] for folder in (run, str(tmp_path / 'same'))]
+    assert np.array_equal(*returns, equal_nan=True) and len(returns[0]) == 6
+
+
+def test_a_changed_learning_rate_takes_effect_at_the_branch(run, tmp_path):
+    slow = str(tmp_path / 'slow')
+    branching.branch(run, steps_of(run)[0], ['ppo/Adam.lr = 0.0'], slow)
+    before = parameters(slow)
+    go_on(slow, 'ppo/Adam.lr = 0.0')
+    after = parameters(slow)
+    weights = [key for key in before if key.endswith('weight')]
+    assert weights and all(equal(before[key], after[key]) for key in weights)
+    assert not all(equal(before[key], parameters(run)[key]) for key in weights)
+    assert comparing.differences([comparing.read_bindings(folder) for folder in (run, slow)]) == [
+        ('ppo/Adam.lr', [comparing.read_bindings(run)['ppo/Adam.lr'], '0.0'])]
+    go_on(slow)  # it has come to its end; the stored conf has the change
+
+
+def test_what_cannot_be_branched_is_refused(run, tmp_path):
+    with pytest.raises(gin_utils.ConfError, match='has no checkpoint 1234567\n  it has '):
+        branching.branch(run, 1234567, [], str(tmp_path / 'new'))
+    with pytest.raises(gin_utils.ConfError, match="did you mean 'lr'"):
+        branching.branch(run, 'latest', ['ppo/Adam.lrr = 1'], str(tmp_path / 'new'))
+    assert not (tmp_path / 'new').exists()
+    with pytest.raises(gin_utils.ConfError, match='exists already'):
+        branching.branch(run, 'latest', [], run)
+
+
+def test_the_command_makes_the_folder_and_tells_how_to_start_it(run, tmp_path):
+    done = subprocess.run([sys.executable, '-m', 'alfx', 'branch', run, '--set', 'ppo/Adam.lr=1e-5', '--nostart',
+                           '--root_dir', str(tmp_path / 'new')], capture_output=True, text=True, check=True, timeout=60)
+    assert f'train --root_dir {tmp_path / "new"}' in done.stdout and 'ppo/Adam.lr=1e-5' in done.stdout
+    assert branching.branched_at(str(tmp_path / 'new')) == steps_of(run)[-1]
+    assert branching.branched_at(run) is None

@@ -1,0 +1,83 @@
+"""What is told of the learning by default: in event files and in ``progress.csv``."""
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import alfx
+from alfx.algorithms.ppo_loss import _summarize_change
+from alfx.gin_utils import ConfError
+from alfx.summary import summary_utils
+from alfx.trainers import curves, run_files
+from alfx.utils.checkpoint_utils import Checkpointer, read_checkpoint
+
+SMALL = {'create_environment.num_parallel_environments': 2, 'TrainerConfig.num_iterations': 4,
+         'TrainerConfig.num_env_steps': 0, 'TrainerConfig.unroll_length': 8, 'TrainerConfig.mini_batch_size': 8,
+         'TrainerConfig.num_updates_per_train_iter': 2, 'TrainerConfig.evaluate': False,
+         'TrainerConfig.num_summaries': None, 'TrainerConfig.summary_interval': 1, 'TrainerConfig.random_seed': 1}
+OFF_POLICY = {**SMALL, 'TrainerConfig.initial_collect_steps': 16, 'TrainerConfig.num_iterations': 20}
+
+
+@pytest.fixture
+def written(monkeypatch):
+    found = {}
+    monkeypatch.setattr('alfx.summary.scalar', lambda name, value, **_: found.update({name: float(value)}))
+    monkeypatch.setattr('alfx.summary.summary_ops.scalar', lambda name, value, **_: found.update({name: float(value)}))
+    return found
+
+
+def test_ppo_tells_how_far_the_policy_moves_and_how_good_its_values_are(tmp_path):
+    alfx.train('ppo_cart_pole', {**SMALL, 'ppo/Adam.lr': 0.002}, str(tmp_path / 'run'))
+    progress = alfx.read_progress(str(tmp_path / 'run'))
+    assert (progress['train/learning_rate/Adam'] == 0.002).all()
+    assert (progress['train/approx_kl'] >= 0).all() and (progress['train/grad_norm'] > 0).all()
+    assert ((0 <= progress['train/clip_fraction']) & (progress['train/clip_fraction'] <= 1)).all()
+    assert ((0 < progress['train/entropy']) & (progress['train/entropy'] <= math.log(2) + 1e-6)).all()
+    assert (progress['train/explained_variance'] <= 1).all()
+
+
+def test_value_learners_tell_values_targets_exploration_and_what_is_stored(tmp_path):
+    alfx.train('dqn_cart_pole', {**OFF_POLICY, 'DqnAlgorithm.rollout_epsilon_greedy': 0.25}, str(tmp_path / 'run'))
+    progress = alfx.read_progress(str(tmp_path / 'run'))
+    last = {name: values[-1] for name, values in progress.items()}
+    assert last['train/exploration_rate'] == 0.25
+    assert last['train/replay_buffer_size'] == last['env_steps'] or last['train/replay_buffer_size'] > 16
+    assert np.isfinite([last['train/values'], last['train/targets'], last['train/grad_norm']]).all()
+
+
+def test_what_is_told_changes_nothing_of_what_is_learned(tmp_path):
+    found = []
+    for interval in (1, 1000):
+        root_dir = str(tmp_path / str(interval))
+        alfx.train('ppo_cart_pole', {**SMALL, 'TrainerConfig.summary_interval': interval}, root_dir)
+        checkpointer = Checkpointer(run_files.checkpoint_dir(root_dir))
+        state = read_checkpoint(os.path.join(checkpointer.ckpt_dir, f'ckpt-{checkpointer.steps()[-1]}'))
+        found.append({name: value for name, value in state['alg'].items() if name.endswith(('weight', 'bias'))})
+    assert found[0] and all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+def test_the_divergence_is_estimated_from_the_ratio_alone(written):
+    _summarize_change(torch.tensor([[1.0, 2.0]]), clipping=0.2)
+    # r - 1 - log r is 0 and 1 - log 2; one of two is further from 1 than 0.2
+    assert written == pytest.approx({'train/approx_kl': (1 - math.log(2)) / 2, 'train/clip_fraction': 0.5})
+
+
+def test_the_norm_of_gradients_is_that_of_all_together(written):
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
+    for parameter, gradient in zip(parameters, (3.0, 4.0)):  # the third one has none
+        parameter.grad = torch.tensor([gradient])
+    summary_utils.summarize_gradient_norm(parameters)
+    assert written == {'train/grad_norm': 5.0}
+
+
+def test_a_quantity_is_plotted_by_the_last_part_of_its_name(tmp_path):
+    (tmp_path / 'progress.csv').write_text('env_steps,train/approx_kl,train/learning_rate/Adam,a/x,b/x\n1,2,3,4,5\n')
+    folder = str(tmp_path)
+    assert curves.read_curve(folder, 'env_steps', 'approx_kl', False).y.tolist() == [2]
+    assert curves.read_curve(folder, 'env_steps', 'learning_rate', False).y.tolist() == [3]
+    with pytest.raises(ConfError, match='several columns'):
+        curves.read_curve(folder, 'env_steps', 'x', False)
+    with pytest.raises(ConfError, match='no column'):
+        curves.read_curve(folder, 'env_steps', 'approx', False)
