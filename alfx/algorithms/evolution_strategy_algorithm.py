@@ -3,9 +3,9 @@
 Three of them: OpenAI's (Salimans et al. 2017, arXiv:1703.03864), augmented random search (Mania et al. 2018,
 arXiv:1803.07055) and separable natural evolution strategies (Wierstra et al. 2014, arXiv:1106.4487). An iteration is a
 generation: each member of the population plays its episodes, several at once in the batch of environments
-(:mod:`alfx.engine.population`), then the parameters move (:mod:`alfx.utils.evolution`). The parameters of the policy
-are the mean of the population; that is what is evaluated, played and saved. Several processes share the members and
-exchange nothing but returns: each draws the noise of all from the same seed.
+(:mod:`alfx.algorithms.base.population`), then the parameters move (:mod:`alfx.utils.evolution`). The parameters of
+the policy are the mean of the population; that is what is evaluated, played and saved. Several processes share the
+members and exchange nothing but returns: each draws the noise of all from the same seed.
 """
 from collections.abc import Callable
 from functools import partial
@@ -20,9 +20,9 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.data_transformer import ObservationNormalizer, RewardNormalizer
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, namedtuple
-from alfx.engine.population import play_population
+from alfx.algorithms.base.population import play_population
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.checks import Fraction, problem_at
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.param_networks import StackedParameters
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
@@ -84,7 +84,7 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
                  sigma: float | Callable[[], float] = 0.1, num_episodes: int = 1, strategy: str = 'openai',
                  fitness_shaping: str = 'centered_rank', antithetic: bool = True, num_best: int | None = None,
                  sigma_learning_rate: float | None = None, weight_decay: float = 0.0, is_stochastic: bool = False,
-                 reward_weights: list[float] | None = None, epsilon_greedy: float | None = None, env: Any = None,
+                 reward_weights: list[float] | None = None, epsilon_greedy: Fraction | None = None, env: Any = None,
                  config: TrainerConfig | None = None, optimizer: Any = None, checkpoint: str | None = None,
                  debug_summaries: bool = False, name: str = 'EvolutionStrategyAlgorithm'):
         network = actor_network_ctor(input_tensor_spec=observation_spec, action_spec=action_spec)

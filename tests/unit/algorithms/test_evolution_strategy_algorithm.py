@@ -9,7 +9,7 @@ from alfx import context, nest
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.evolution_strategy_algorithm import EvolutionStrategyAlgorithm
 from alfx.data_structures import StepType
-from alfx.engine.population import play_population
+from alfx.algorithms.base.population import play_population
 from alfx.environments.suite_unittest import (ActionType, MixedPolicyUnittestEnv, PolicyUnittestEnv,
                                               RNNPolicyUnittestEnv)
 from alfx.gin_utils import ConfError
