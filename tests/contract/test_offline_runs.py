@@ -129,6 +129,7 @@ def test_the_replay_buffer_of_a_run_is_a_dataset():
     _, path = final_state('run')
     state = read_checkpoint(path)['alg']['_extra_state']['replay_buffer']
     dataset = sources.read(path)
+    assert sources.read('run').fingerprint == dataset.fingerprint
     episodes = dataset.episodes
     assert episodes.num_steps <= 50 and not episodes.terminated().any() and episodes.lengths.max() == 20
     with gin_utils.loaded('sac_pendulum', []):
