@@ -296,7 +296,7 @@ class RLAlgorithm(Algorithm):
         self._check_trains_offline()
         specs = untransformed_observation_spec, self._action_spec, self._reward_spec
         datasets = loading.load(config.offline_datasets(), config.offline_buffer_length, *specs,
-                                config.mini_batch_length or 1)
+                                config.mini_batch_length or 1, '' if self._env is None else self._env.name)
         self._offline_data = [[x.name, x.fingerprint, x.episodes.num_steps] for x in datasets]
         plain = nest.map_structure(TensorSpec.from_spec, time_step_spec(*specs))
         spec = Experience(plain, plain.prev_action, info_of_action(self._rollout_info_spec, plain.prev_action))

@@ -6,9 +6,9 @@ Examples:
   python -m alfx.bin.dataset check data/pendulum --conf iql_pendulum
   python -m alfx.bin.dataset mix data/random data/expert --output data/both
   python -m alfx.bin.dataset filter data/both --top 0.1 --output data/best
-  python -m alfx.bin.dataset convert runs/sac/train/algorithm/ckpt-20000 --output data/replay
+  python -m alfx.bin.dataset convert runs/sac --output data/replay
 
-A dataset is a folder, or a checkpoint with a replay buffer.
+A dataset is a folder, a run or a checkpoint of one, with its replay buffer, or minari:ID.
 """
 import json
 import sys

@@ -66,6 +66,7 @@ def fitted(dataset: Dataset, observation_spec: NestedTensorSpec, action_spec: Ne
     Raises:
         DatasetError: names each leaf that differs, what is expected and what is found.
     """
+    dataset = _in_units_of(action_spec, dataset)
     episodes, name = dataset.episodes, dataset.name
     problems = [*_differences('observation', episodes.observation, observation_spec),
                 *_differences('action', episodes.action, action_spec)]
@@ -78,6 +79,19 @@ def fitted(dataset: Dataset, observation_spec: NestedTensorSpec, action_spec: Ne
     bounded = {path: _within_bounds(name, _name('action', path), episodes.action[path], spec)
                for path, spec in nest.flatten_with_path(action_spec)}
     return dataset._replace(episodes=episodes._replace(action=bounded))
+
+
+def _in_units_of(action_spec: NestedTensorSpec, dataset: Dataset) -> Dataset:
+    """Actions that were recorded in the units of a gymnasium environment, in [-1, 1] where the spec is so."""
+    bounds, action = dataset.about.get('action_bounds', {}), dict(dataset.episodes.action)
+    for path, spec in nest.flatten_with_path(action_spec):
+        if path not in bounds or path not in action or not isinstance(spec, BoundedTensorSpec):
+            continue
+        low, high = (np.asarray(x, np.float64) for x in bounds[path])
+        is_unit = np.all(spec.minimum == -1) and np.all(spec.maximum == 1)
+        if is_unit and low.shape == tuple(spec.shape) and not (np.all(low == -1) and np.all(high == 1)):
+            action[path] = ((action[path] - (low + high) / 2) / ((high - low) / 2)).astype(np.float32)
+    return dataset._replace(episodes=dataset.episodes._replace(action=action))
 
 
 def check_env_name(dataset: Dataset, env_name: str) -> None:

@@ -7,7 +7,14 @@ import torch
 from alfx.experience_replayers.saved_contents import saved_steps
 from alfx.offline.dataset import Dataset, DatasetError, fingerprint
 from alfx.offline.episodes import Episodes, from_arrays, joined
-from alfx.utils.checkpoint_utils import CheckpointError, read_checkpoint
+from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError, read_checkpoint
+
+_CHECKPOINTS = os.path.join('train', 'algorithm')
+
+
+def is_run(path: str) -> bool:
+    """Whether that is the folder of a run with a checkpoint."""
+    return Checkpointer(os.path.join(path, _CHECKPOINTS)).has_checkpoint()
 
 
 def read(path: str) -> Dataset:
@@ -16,11 +23,14 @@ def read(path: str) -> Dataset:
     Each environment's steps become episodes; one that has not ended is cut off at the newest step.
 
     Args:
-        path: ``RUN/train/algorithm/ckpt-N``.
+        path: ``RUN/train/algorithm/ckpt-N``; ``RUN`` for the latest one.
 
     Raises:
         DatasetError: the file is no checkpoint, is damaged, or holds no replay buffer.
     """
+    if os.path.isdir(path):
+        checkpointer = Checkpointer(os.path.join(path, _CHECKPOINTS))
+        path = checkpointer.path(max(checkpointer.steps()))
     try:
         states = read_checkpoint(path)
     except CheckpointError as error:

@@ -2,7 +2,7 @@
 import os
 from collections.abc import Sequence
 
-from alfx.offline import folder, saved_replay
+from alfx.offline import alf_buffers, folder, minari_sets, saved_replay
 from alfx.offline.dataset import Dataset, DatasetError
 
 
@@ -10,17 +10,21 @@ def read(name: str) -> Dataset:
     """Read a dataset.
 
     Args:
-        name: the path of a folder that ``python -m alfx.bin.record`` has written, or of a checkpoint with a replay
-            buffer; ``~`` is expanded.
+        name: the path of a folder that ``python -m alfx.bin.record`` has written, of a run, or of a checkpoint with a
+            replay buffer, of alfx or ALF; ``~`` is expanded. Or ``minari:ID``.
 
     Raises:
         DatasetError: there is none, or it is damaged.
     """
+    if name.startswith(minari_sets.PREFIX):
+        return minari_sets.read(name)
     path = os.path.expanduser(name)
     if folder.is_dataset(path):
         return folder.read(path)._replace(name=name)
-    if os.path.isfile(path):
+    if saved_replay.is_run(path):
         return saved_replay.read(path)._replace(name=name)
+    if os.path.isfile(path):
+        return (alf_buffers.read(path) or saved_replay.read(path))._replace(name=name)
     raise DatasetError(f'{name}: {_what_is_there(path)}', 'record one with python -m alfx.bin.record --dataset '
                        f'{name}')
 

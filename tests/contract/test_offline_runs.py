@@ -1,6 +1,8 @@
 """Runs on datasets from first to last: recorded, trained, resumed, evaluated; and what is refused on the way."""
 import glob
 import os
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,9 @@ from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.trainers import building
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.utils.checkpoint_utils import read_checkpoint
+
+sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))
+import kill_runs
 
 SMALL = ('TrainerConfig.num_updates_per_train_iter = 3', 'TrainerConfig.mini_batch_size = 8',
          'TrainerConfig.random_seed = 7', 'TrainerConfig.num_threads = 1',
@@ -129,6 +134,7 @@ def test_the_replay_buffer_of_a_run_is_a_dataset():
     _, path = final_state('run')
     state = read_checkpoint(path)['alg']['_extra_state']['replay_buffer']
     dataset = sources.read(path)
+    assert sources.read('run').fingerprint == dataset.fingerprint
     episodes = dataset.episodes
     assert episodes.num_steps <= 50 and not episodes.terminated().any() and episodes.lengths.max() == 20
     with gin_utils.loaded('sac_pendulum', []):
@@ -172,3 +178,17 @@ def test_what_cannot_learn_from_a_dataset_says_why(conf, params, message):
     record('data/pendulum')
     with pytest.raises(ConfError, match=f'(?s){message}'):
         train(conf, 'run', "TrainerConfig.offline_buffer_dir = 'data/pendulum'", *params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['offline', 'pretraining, then both'])
+def test_kills_at_random_moments_change_nothing(tmp_path, kind):
+    record('data/pendulum', 2000)
+    conf, params = {'offline': ('iql_pendulum', ('TrainerConfig.num_iterations=60', )), 'pretraining, then both': (
+        'iql_finetune_pendulum', ('TrainerConfig.num_iterations=40',
+                                  'TrainerConfig.rl_train_after_update_steps=2000'))}[kind]
+    gin_utils.clear()
+    path = os.path.abspath('data/pendulum')
+    outcome, = kill_runs.kill_runs(conf, tmp_path / 'runs', 3, (f"TrainerConfig.offline_buffer_dir='{path}'", *params),
+                                   1)
+    assert outcome.first is None, kill_runs.report(conf, outcome)

@@ -1,0 +1,84 @@
+"""Replay buffers in checkpoints of ALF as datasets.
+
+Such a file is read as tensors alone, so that nothing in it is executed. It holds, for B environments and L places::
+
+    _replay_buffer._current_size              [B]     how many steps are there
+    _replay_buffer._current_pos               [B]     how many have ever been stored
+    _replay_buffer.time_step|reward           [B, L]  likewise discount, step_type, observation, prev_action
+    _replay_buffer.time_step|observation|arm  [B, L, ...]
+
+The action taken at a step is the ``prev_action`` of the next one.
+"""
+import os
+import pickle
+import zipfile
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfx.data_structures import StepType
+from alfx.offline.dataset import Dataset, DatasetError, fingerprint
+from alfx.offline.episodes import Episodes, from_arrays, joined
+
+_PREFIX = '_replay_buffer.'
+
+
+def read(path: str) -> Dataset | None:
+    """Read a dataset; ``None`` if the file is something else.
+
+    Raises:
+        DatasetError: something is missing in the buffer, or it is empty.
+    """
+    tensors = _tensors(path)
+    if tensors is None:
+        return None
+    needed = ['_current_size', '_current_pos', *(f'time_step|{x}' for x in ('step_type', 'reward', 'discount'))]
+    missing = [_PREFIX + name for name in needed if name not in tensors]
+    for field in ('time_step|observation', 'time_step|prev_action'):
+        if not any(name == field or name.startswith(f'{field}|') for name in tensors):
+            missing.append(_PREFIX + field)
+    if missing:
+        raise DatasetError(f'{path}: its replay buffer lacks {", ".join(missing)}', 'choose another file')
+    parts = []
+    for env_id, (size, position) in enumerate(zip(tensors['_current_size'].tolist(), tensors['_current_pos'].tolist())):
+        part = _episodes({name: x[env_id].numpy() for name, x in tensors.items() if x.ndim > 1}, size, position)
+        if part is not None:
+            parts.append(part)
+    if not parts:
+        raise DatasetError(f'{path}: its replay buffer holds no episode', 'choose another file')
+    episodes = joined(parts)
+    return Dataset(path, episodes, {'checkpoint': os.path.abspath(path)}, fingerprint(episodes))
+
+
+def _tensors(path: str) -> dict[str, torch.Tensor] | None:
+    """The tensors of the buffer by what follows the prefix."""
+    if not zipfile.is_zipfile(path):  # which is how torch.save writes
+        return None
+    try:
+        content: Any = torch.load(path, map_location='cpu', weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, OSError):  # it holds more than tensors, or is another archive
+        return None
+    states = [content, *content.values()] if isinstance(content, dict) else []
+    for state in states:
+        if isinstance(state, dict) and f'{_PREFIX}_current_pos' in state:
+            return {name.removeprefix(_PREFIX): x for name, x in state.items()
+                    if str(name).startswith(_PREFIX) and isinstance(x, torch.Tensor)}
+    return None
+
+
+def _episodes(leaves: dict[str, np.ndarray], size: int, position: int) -> Episodes | None:
+    """Those of one environment."""
+    length = len(leaves['time_step|reward'])
+    order = np.arange(position - size, position) % length
+
+    def below(field: str) -> dict[str, np.ndarray]:
+        return {name[len(field) + 1:].replace('|', '.'): x[order] for name, x in leaves.items()
+                if name == field or name.startswith(f'{field}|')}
+
+    action = {path: np.roll(x, -1, 0) for path, x in below('time_step|prev_action').items()}
+    return from_arrays(leaves['time_step|step_type'][order], leaves['time_step|reward'][order],
+                       leaves['time_step|discount'][order], below('time_step|observation'), action)
+
+
+assert (int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)) == (0, 1, 2), 'as in those files'

@@ -1,0 +1,125 @@
+"""Datasets of others: replay buffers in checkpoints of ALF, and Minari."""
+import os
+import pickle
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from alfx.offline import checks, sources
+from alfx.offline.dataset import DatasetError
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+
+
+def alf_state(prefix='_replay_buffer.'):
+    """Two environments with room for 5 steps; the first has been written to for 7, the second for 4.
+
+    Each step's reward, observation and previous action are its number in its environment.
+    """
+    first, second = [5, 6, 2, 3, 4], [0, 1, 2, 3, 9]
+    number = torch.tensor([first, second], dtype=torch.float32)
+    kinds = {0: 0, 1: 1, 2: 1, 3: 2, 4: 0, 5: 1, 6: 1, 9: 9}
+    step_type = torch.tensor([[kinds[n] for n in row] for row in (first, second)], dtype=torch.int32)
+    return {f'{prefix}{name}': x for name, x in {
+        '_current_size': torch.tensor([5, 4]), '_current_pos': torch.tensor([7, 4]),
+        'time_step|step_type': step_type, 'time_step|reward': number.clone(),
+        'time_step|discount': (step_type != 2).float(), 'time_step|observation|arm': number.unsqueeze(-1).clone(),
+        'time_step|prev_action': number.unsqueeze(-1).clone()}.items()}
+
+
+@pytest.mark.parametrize('wrap', [lambda state: state, lambda state: {'alg': state, 'metrics': {}}])
+def test_a_replay_buffer_of_alf_is_read_in_order_of_time(tmp_path, wrap):
+    path = str(tmp_path / 'ckpt-9')
+    torch.save(wrap(alf_state()), path)
+    episodes = sources.read(path).episodes
+    # steps 2, 3 (LAST) and 4, 5, 6 of the first environment, 0, 1, 2, 3 (LAST) of the second
+    assert episodes.lengths.tolist() == [1, 2, 3]
+    assert episodes.observation['arm'].ravel().tolist() == [2, 3, 4, 5, 6, 0, 1, 2, 3]
+    assert episodes.action[''].ravel().tolist() == [3, 5, 6, 1, 2, 3] == episodes.reward.tolist()
+    assert episodes.terminated().tolist() == [True, False, True]
+
+
+def test_a_replay_buffer_of_alf_without_rewards_is_refused_by_name(tmp_path):
+    state = alf_state()
+    del state['_replay_buffer.time_step|reward']
+    torch.save(state, str(tmp_path / 'ckpt-9'))
+    with pytest.raises(DatasetError, match=r'lacks _replay_buffer.time_step\|reward'):
+        sources.read(str(tmp_path / 'ckpt-9'))
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ('executed', )
+
+
+@pytest.mark.parametrize('save', [lambda path: torch.save({**alf_state(), 'evil': Evil()}, path),
+                                  lambda path: path.write_bytes(pickle.dumps(Evil())),
+                                  lambda path: path.write_text('text'),
+                                  lambda path: torch.save({'weights': torch.zeros(3)}, path)])
+def test_any_other_file_is_refused_and_nothing_in_it_executed(tmp_path, monkeypatch, save):
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / 'file')
+    with pytest.raises(DatasetError, match='name a checkpoint'):
+        sources.read('file')
+    assert not os.path.exists('executed')
+
+
+def test_actions_in_units_of_the_environment_are_scaled_to_those_of_the_run():
+    from test_dataset_checks import make
+    dataset = make(action={'': np.array([[-2.0], [6.0], [2.0], [2.0], [2.0]])})._replace(
+        about={'action_bounds': {'': [[-2.0], [6.0]]}})
+    unit = BoundedTensorSpec((1, ), torch.float32, -1, 1)
+    assert checks._in_units_of(unit, dataset).episodes.action[''].ravel().tolist() == [-1, 1, 0, 0, 0]
+    own = BoundedTensorSpec((1, ), torch.float32, -2, 6)
+    assert checks._in_units_of(own, dataset).episodes.action[''].ravel().tolist() == [-2, 6, 2, 2, 2]
+    assert checks._in_units_of(TensorSpec((1, )), dataset).episodes.action[''][1, 0] == 6
+
+
+def test_without_minari_its_extra_is_named(monkeypatch):
+    monkeypatch.setitem(__import__('sys').modules, 'minari', None)
+    with pytest.raises(DatasetError, match=r'(?s)minari:x/y-v0: .*pip install alfx\[offline\]'):
+        sources.read('minari:x/y-v0')
+
+
+ignores_warnings = pytest.mark.filterwarnings('ignore::UserWarning:minari')
+
+
+@pytest.fixture
+def minari_set(tmp_path, monkeypatch):
+    """Two episodes of Pendulum's spaces; the first terminates."""
+    minari = pytest.importorskip('minari')
+    pytest.importorskip('h5py')
+    monkeypatch.setenv('MINARI_DATASETS_PATH', str(tmp_path))
+    from minari.data_collector import EpisodeBuffer
+    space = gymnasium.spaces.Dict({'a': gymnasium.spaces.Box(-np.inf, np.inf, (2, )),
+                                   'b': gymnasium.spaces.Discrete(9)})
+
+    def episode(count, terminates):
+        ends = [False] * (count - 1) + [True]
+        return EpisodeBuffer(
+            observations={'a': [np.full(2, t, np.float32) for t in range(count + 1)], 'b': list(range(count + 1))},
+            actions=[np.full(1, t, np.float32) for t in range(count)], rewards=[10.0 * t for t in range(count)],
+            terminations=ends if terminates else [False] * count,
+            truncations=[False] * count if terminates else ends)
+
+    minari.create_dataset_from_buffers('test/two-v0', [episode(3, True), episode(2, False)], observation_space=space,
+                                       action_space=gymnasium.spaces.Box(-4, 4, (1, )))
+    return 'minari:test/two-v0'
+
+
+@ignores_warnings
+def test_a_minari_dataset_keeps_its_alignment(minari_set):
+    dataset = sources.read(minari_set)
+    episodes = dataset.episodes
+    assert episodes.lengths.tolist() == [3, 2] and episodes.terminated().tolist() == [True, False]
+    assert episodes.observation['a'][:, 0].tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert episodes.observation['b'].tolist() == [0, 1, 2, 3, 0, 1, 2]
+    assert episodes.action[''].ravel().tolist() == [0, 1, 2, 0, 1] and episodes.reward.tolist() == [0, 10, 20, 0, 10]
+    assert dataset.about['action_bounds'] == {'': [[-4.0], [4.0]]}
+
+
+@ignores_warnings
+def test_a_missing_minari_dataset_names_those_that_there_are(minari_set):
+    with pytest.raises(DatasetError, match='(?s)found test/two-v0.*minari download'):
+        sources.read('minari:test/none-v0')
