@@ -5,9 +5,9 @@ A discriminator D learns to tell transitions of demonstrations from those of the
     minimise  E_demonstrations[ -log D ] + E_policy[ -log(1 - D) ],  D = sigmoid(f)
 
 and the policy, of any algorithm that is trained from a replay buffer, is rewarded for what D takes for demonstrated.
-The module is an ``Agent.intrinsic_reward_module``, with ``Agent.extrinsic_reward_coef = 0`` where the demonstrations are
-all there is to learn from. In GAIL f is a network of s and a. In AIRL it is made so that a reward can be taken out of
-it (eq. 4 there)::
+The module is an ``Agent.intrinsic_reward_module``, with ``Agent.extrinsic_reward_coef = 0`` where there is nothing but
+the demonstrations to learn from. In GAIL f is a network of s and a. In AIRL it is made so that a reward can be taken
+out of it (eq. 4 there)::
 
     f = g(s, a) + gamma h(s') - h(s) - log pi(a | s)
 
