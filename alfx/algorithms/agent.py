@@ -15,7 +15,7 @@ from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.entropy_target_algorithm import EntropyTargetAlgorithm, NestedEntropyTargetAlgorithm
-from alfx.algorithms.intrinsic_reward import IntrinsicRewardAlgorithm
+from alfx.algorithms.intrinsic_reward import BatchRewards, IntrinsicRewardAlgorithm
 from alfx.algorithms.policy_loss_addons import PolicyLossAddOns
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
@@ -148,6 +148,10 @@ class Agent(RLAlgorithm):
             reward_spec, 'reward weights')
         rewards_unrolls = (representation_learner is None and goals is None
                            and _rewards_unrolls_at_once(irm, rl_algorithm, config))
+        if isinstance(irm, BatchRewards) and not (representation_learner is None and goals is None):
+            raise ConfError([problem_at('Agent', 'intrinsic_reward_module', f'= {type(irm).__name__}, which rewards '
+                                        'observations, but there is a representation learner or a goal generator in '
+                                        'front of it', 'leave one of them out')])
         helper = parts.helper(not_stepped=irm if rewards_unrolls else None)
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          optimizer=optimizer, is_on_policy=rl_algorithm.on_policy, env=env, config=config,
@@ -232,6 +236,8 @@ class Agent(RLAlgorithm):
         self._set_parts_on_policy(bool(self.on_policy))
         self.set_path(self.path)
         super().finalize()
+        if isinstance(self._irm, BatchRewards) and self._env is not None:
+            self._irm.prepare(self)
 
     _hands_offline_on = True
 
@@ -427,6 +433,10 @@ class Agent(RLAlgorithm):
         """Add intrinsic rewards, then ``preprocess_experience`` of each part with its own infos."""
         if self._changes_reward:
             rewards = rollout_info.rewards if isinstance(rollout_info.rewards, dict) else {}
+            if isinstance(self._irm, BatchRewards):
+                step = self._irm.reward_batch(self, root_inputs)
+                rewards = {**rewards, 'irm': step.output}
+                rollout_info = rollout_info._replace(irm=step.info)
             root_inputs = root_inputs._replace(reward=self._training_reward(root_inputs.reward, rewards))
         for part in self._parts():
             field = self._helper.field(part)

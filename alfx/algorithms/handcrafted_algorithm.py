@@ -3,9 +3,11 @@
 A subclass of :class:`HandcraftedAlgorithm` says in ``_policy_func`` which action follows an observation. Such a policy
 collects experience, is evaluated and played as any other and trains nothing, so that it serves as a baseline, and as
 the policy of an agent of which another part learns, such as a representation from images. There is no paper.
-:class:`RandomAlgorithm`, uniformly random actions, is not in the interface of the parent framework.
+:class:`RandomAlgorithm`, uniformly random actions, and :class:`LinearFeedbackAlgorithm` are not in the interface of the
+parent framework.
 """
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -168,6 +170,50 @@ class SimpleCarlaAlgorithm(HandcraftedAlgorithm):
         speed = torch.where(distance > self._distance_to_stop, speed, torch.zeros_like(speed))
         direction = torch.atan2(right, ahead) / math.pi
         return torch.stack([speed, direction, torch.zeros_like(speed)], -1).to(self._action_spec.dtype)
+
+
+@configurable
+class LinearFeedbackAlgorithm(HandcraftedAlgorithm):
+    """A linear controller: ``u = sum_i gains[i] * o[i]``.
+
+    A continuous action of one element is u, clipped to its bounds; of two discrete actions it is the second one where u
+    is positive. It balances a pole: ``gains = (0.1, 0.3, 1.0, 0.4)`` gets 500 in CartPole.
+
+    Args:
+        observation_spec: float spec ``[D]``.
+        action_spec: continuous of one element, or discrete with two values.
+        gains: D numbers.
+        kwargs: those of :class:`HandcraftedAlgorithm`.
+
+    Raises:
+        SpecError: observation or action are not as described.
+    """
+
+    @takes_arguments_of(HandcraftedAlgorithm, defaults={'name': 'LinearFeedbackAlgorithm'},
+                        after={'gains': 'reward_spec'})
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, name: str,
+                 gains: Sequence[float] = (), **kwargs: Any):
+        shape = getattr(observation_spec, 'shape', None)
+        if shape is None or tuple(shape) != (len(gains), ):
+            raise SpecError(f'{name}: expected an observation with as many elements as gains, which are {len(gains)}, '
+                            f'found {observation_spec}')
+        if not isinstance(action_spec, BoundedTensorSpec) or action_spec.numel != 1 or (
+                action_spec.is_discrete and int(action_spec.maximum.max() - action_spec.minimum.min()) != 1):
+            raise SpecError(f'{name}: expected a continuous action of one element, or two discrete ones, found '
+                            f'{action_spec}')
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, name=name, **kwargs)
+        self._gains: Tensor
+        self.register_buffer('_gains', torch.tensor(gains, dtype=torch.float32), persistent=False)
+
+    own_traits = HandcraftedAlgorithm.own_traits
+
+    def _policy_func(self, observation: NestedTensor) -> Tensor:
+        spec = self._action_spec
+        action = (observation @ self._gains).reshape(-1, *spec.shape)
+        low, high = float(spec.minimum.min()), float(spec.maximum.max())
+        if spec.is_discrete:
+            return torch.where(action > 0, int(high), int(low)).to(spec.dtype)
+        return action.clamp(low, high)
 
 
 def _check_carla_specs(name: str, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec) -> None:

@@ -136,6 +136,30 @@ class IntrinsicRewardAlgorithm(Algorithm):
         return LossInfo(loss=loss, scalar_loss=at_last.mean(), extra=extra)
 
 
+class BatchRewards(Algorithm):
+    """An intrinsic reward module that rewards steps when they are trained on, not when they are collected."""
+
+    def prepare(self, root: Any) -> None:
+        """Called once before anything is collected.
+
+        Args:
+            root: the agent, with its environment.
+        """
+
+    def reward_batch(self, root: Any, inputs: TimeStep) -> AlgStep:
+        """Reward a batch of stored steps.
+
+        Args:
+            root: the agent.
+            inputs: time steps ``[B, T, ...]``, transformed.
+
+        Returns:
+            ``output``: the rewards ``[B, T]`` of arriving at them; ``info``: nest ``[B, T, ...]``, for ``train_step``
+            as ``rollout_info``.
+        """
+        raise NotImplementedError(f'{type(self).__name__}.reward_batch')
+
+
 def is_first(step_type: Tensor) -> Tensor:
     """bool, of the shape of ``step_type``."""
     return step_type == StepType.FIRST

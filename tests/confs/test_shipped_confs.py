@@ -56,9 +56,10 @@ class Short(NamedTuple):
     episode_limit: list
 
 
-def record_datasets(config):
+def record_datasets(conf, config):
     """Some random episodes where the conf expects a dataset."""
-    for path in config.offline_datasets():
+    shown = [binding.value for binding in conf.bindings if binding.text.endswith('.demonstrations')]
+    for path in {*config.offline_datasets(), *shown}:
         env = building.create_eval_environment(config, 1)
         act = recorder.random_policy(env.action_spec(), 1)
         folder.write(path, recorder.record(env, act, 2 * EPISODE_STEPS), {})
@@ -69,7 +70,7 @@ def shortened(name):
     """Checks the configuration as it is shipped; returns what makes it short."""
     conf = gin_utils.load(name)
     config = TrainerConfig(root_dir='unused')
-    record_datasets(config)
+    record_datasets(conf, config)
     params = ['TrainerConfig.replay_buffer_length = 256', 'TrainerConfig.num_updates_per_train_iter = 1',
               'TrainerConfig.num_eval_environments = 1']
     if config.mini_batch_size is not None:

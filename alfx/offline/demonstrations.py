@@ -1,0 +1,62 @@
+"""Demonstrations: recorded episodes that an algorithm learns from in a way of its own."""
+from collections.abc import Sequence
+from typing import Any
+
+from alfx import nest
+from alfx.data_structures import Experience, time_step_spec
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
+from alfx.gin_utils import ConfError
+from alfx.gin_utils.checks import problem_at
+from alfx.offline import loading
+from alfx.offline.buffer import make_buffer
+from alfx.offline.dataset import Dataset
+from alfx.tensor_specs import TensorSpec
+
+
+class Demonstrations:
+    """Datasets, read when the root algorithm is known, and seen as it sees its own experience.
+
+    Args:
+        names: as ``TrainerConfig.offline_buffer_dir``.
+        owner: name of the class that has them as an argument ``demonstrations``, for messages.
+
+    Raises:
+        ConfError: there are none.
+    """
+
+    def __init__(self, names: str | Sequence[str], owner: str):
+        self._names = (names, ) if isinstance(names, str) else tuple(names)
+        if not self._names or not all(isinstance(name, str) and name for name in self._names):
+            raise ConfError([problem_at(owner, 'demonstrations', f'expected the path of a dataset, or several, found '
+                                        f'{names!r}', 'record one with alfx.bin.record (docs/offline.md)')])
+        self._buffer: ReplayBuffer | None = None
+        self._root: Any = None
+
+    def load(self, root: Any) -> list[Dataset]:
+        """Read them, for the environment and the data transformer of ``root``.
+
+        Args:
+            root: an :class:`~alfx.algorithms.rl_algorithm.RLAlgorithm` with an environment.
+
+        Returns:
+            The datasets.
+
+        Raises:
+            DatasetError: one is missing or damaged, or does not fit the environment.
+        """
+        env = root.environment
+        specs = env.observation_spec(), env.action_spec(), env.reward_spec()
+        datasets = loading.load(self._names, None, *specs, batch_length=2)
+        plain = nest.map_structure(TensorSpec.from_spec, time_step_spec(*specs))
+        transformer = root.data_transformer
+        self._buffer = make_buffer(
+            datasets, Experience(plain, plain.prev_action, ()), name='demonstrations',
+            keep_episodic_info=True if getattr(transformer, 'needs_episodic_info', False) else None)
+        self._root = root
+        return datasets
+
+    def draw(self, batch_size: int, length: int) -> Experience:
+        """Random sequences ``[batch_size, length, ...]``, transformed as the root algorithm's own experience is."""
+        assert self._buffer is not None, 'load comes first'
+        experience, batch_info = self._buffer.get_batch(batch_size, length)
+        return self._root.learner.transformed(experience, batch_info, self._buffer)
