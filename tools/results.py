@@ -193,9 +193,14 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
             raise RuntimeError(f"the head of {task.name} states '{bar.measure}', but evaluation gives "
                                f"{sorted(further) or 'no further numbers'}")
     return {'returns': evaluation['returns'], 'env_info': further, 'epsilon_greedy': task.epsilon_greedy,
-            'env_steps': int(float(last['env_steps'])) or int(float(last['iteration'])),  # epochs, without environments
+            'env_steps': int(float(last['env_steps'])) or _epochs(root_dir),
             'seconds': float(last['seconds']), 'jobs': jobs, 'cores': os.cpu_count(),
             'date': datetime.date.today().isoformat(), 'versions': versions}
+
+
+def _epochs(root_dir: Path) -> int:
+    """How long a run of supervised learning was."""
+    return int(float(read_table(str(root_dir / 'eval' / 'progress.csv'))[-1]['iteration']))
 
 
 def has_measure(run: dict[str, Any], measure: str) -> bool:
