@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     given = list(runs)
     if FLAGS.sort != 'run':
         runs.sort(key=lambda run: float('-inf') if run[FLAGS.sort] is None else run[FLAGS.sort], reverse=True)
-    print(_table([list(runs[0]), *([_cell(value) for value in run.values()] for run in runs)]))
+    print(_table([list(runs[0]), *([_cell(value, name) for name, value in run.items()] for run in runs)]))
     unequal = comparing.differences([comparing.read_bindings(run['run']) for run in runs])
     if unequal:
         print('\nwhere their confs differ:')
@@ -60,9 +60,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, column: str) -> str:
     if value is None:
         return '-'
+    if column == 'seed':
+        return str(value)
     return value if isinstance(value, str) else f'{value:,}' if isinstance(value, int) else f'{value:,.5g}'
 
 

@@ -69,10 +69,19 @@ def read_curve(root_dir: str, x: str, y: str, evaluation: bool) -> Curve | None:
     return _sorted_curve(points) if len(points) else None
 
 
-def _full_name(name: str, columns: list[str], path: str) -> str:
-    """The column that is called so, or the only one whose last parts are: ``approx_kl`` for ``train/approx_kl``."""
-    meant = [column for column in columns if column == name] or [
+def _meant_by(name: str, columns: list[str]) -> list[str]:
+    """The column that is called so, else those with that part in their names: ``approx_kl`` of ``train/approx_kl``."""
+    return [column for column in columns if column == name] or [
         column for column in columns if column.endswith(f'/{name}') or f'/{name}/' in column]
+
+
+def _full_name(name: str, columns: list[str], path: str) -> str:
+    """The column that is meant by a name.
+
+    Raises:
+        ConfError: there is none, or there are several.
+    """
+    meant = _meant_by(name, columns)
     if len(meant) == 1:
         return meant[0]
     raise ConfError(f'{path} has ' + (f'several columns {name!r}' if meant else f'no column {name!r}'),
@@ -176,7 +185,7 @@ def has_column(root_dir: str, column: str, evaluation: bool) -> bool:
     if not os.path.isfile(path):
         return column == 'average_return'
     rows = run_files.read_table(path)
-    return bool(rows) and column in rows[0]
+    return bool(rows) and bool(_meant_by(column, list(rows[0])))
 
 
 def columns(root_dirs: list[str]) -> list[str]:

@@ -1,4 +1,6 @@
 """The command ``alfx``: finding programs, listing and describing what there is, help, completion."""
+import io
+import logging
 import subprocess
 import sys
 
@@ -8,7 +10,7 @@ from absl.testing import flagsaver
 
 import alfx
 from alfx import gin_utils
-from alfx.bin import command, completion, flags
+from alfx.bin import command, completion, flags, policy_flags
 from alfx.bin import help as help_program
 from alfx.bin import list as list_program
 
@@ -165,3 +167,24 @@ COMP_WORDS=(alfx comple); COMP_CWORD=1; _alfx; echo "${COMPREPLY[@]}"
     said = subprocess.run(['bash', '-c', program], capture_output=True, text=True, check=True).stdout.split('\n')
     assert said[:3] == ['ppo_cart_pole ppo_cart_pole_rnn', '--num_processes', 'completion']
     assert completion.script('zsh').startswith('autoload')
+
+
+@pytest.mark.parametrize('is_terminal, no_color, colored', [(True, None, True), (False, None, False),
+                                                            (True, '1', False)])
+def test_warnings_have_a_color_on_a_terminal_unless_no_color_is_set(is_terminal, no_color, colored, monkeypatch):
+    class Stream(io.StringIO):
+        def isatty(self):
+            return is_terminal
+
+    monkeypatch.delenv('NO_COLOR', raising=False)
+    if no_color is not None:
+        monkeypatch.setenv('NO_COLOR', no_color)
+    stream = Stream()
+    logger = logging.getLogger('alfx')
+    monkeypatch.setattr(logger, 'handlers', [])
+    monkeypatch.setattr(sys, 'stderr', stream)
+    policy_flags.set_up_logging()
+    logger.warning('careful')
+    logger.info('plain')
+    first, second = stream.getvalue().splitlines()
+    assert ('\x1b[33m' in first) == colored and 'WARNING careful' in first and '\x1b' not in second

@@ -235,3 +235,17 @@ def test_an_unknown_column_is_an_error_that_names_the_others(tmp_path):
     folder = make_run(tmp_path / '1', 'a', [(0, 0)])
     with pytest.raises(ConfError, match="no column 'reward'\n.*env_steps, average_return"):
         curves.read_curve(folder, 'env_steps', 'reward', False)
+
+
+def test_a_pause_hardly_changes_the_time_left(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr('alfx.trainers.progress_display.time.monotonic', lambda: clock[0])
+    stream = io.StringIO()
+    display = ProgressDisplay(stream)
+    for clock[0] in range(0, 101, 10):
+        display.show(clock[0] / 200, 10 * clock[0], {})
+    assert stream.getvalue().splitlines()[-1].endswith('time left 1:40')
+    clock[0] = 130.0  # an evaluation; then a hundredth of the run within a second
+    display.show(0.505, 1010, {})
+    # half of the run so far is 65 s: since the sample at 70 s 15.5% were done in 60 s, 49.5% are left
+    assert stream.getvalue().splitlines()[-1].endswith('time left 3:12')
