@@ -8,9 +8,7 @@ The band is the 95% confidence interval of the mean over the runs of a group. Wh
 shows that. Quantities are columns of progress.csv in the run folders; ``--y all`` draws every one of them, each in a
 panel of its own.
 """
-import glob
 import itertools
-import os
 
 from absl import flags as absl_flags
 
@@ -64,10 +62,10 @@ def main(argv: list[str]) -> int:
 
 def _groups(arguments: list[str]) -> dict[str, list[str]]:
     """The run folders that the arguments mean, by what the legend calls them."""
-    from alfx.trainers import comparing, curves
+    from alfx.trainers import comparing, curves, run_files
     if not arguments:
         raise gin_utils.ConfError('no run folder is given', 'name at least one')
-    root_dirs = list(dict.fromkeys(root_dir for argument in arguments for root_dir in _run_folders(argument)))
+    root_dirs = list(dict.fromkeys(root_dir for argument in arguments for root_dir in run_files.run_folders(argument)))
     groups = [[root_dir] for root_dir in root_dirs]
     if FLAGS.group_by == 'conf':
         groups = list(curves.group_runs(root_dirs).values())
@@ -82,18 +80,6 @@ def _groups(arguments: list[str]) -> dict[str, list[str]]:
         return dict(zip(first, groups))
     labels = comparing.labels(first, [curves.conf_name(root_dir) for root_dir in first])
     return {label if labels.count(label) == 1 else group[0]: group for label, group in zip(labels, groups)}
-
-
-def _run_folders(argument: str) -> list[str]:
-    """A run folder, or the run folders in a folder."""
-    argument = os.path.expanduser(argument)
-    for pattern in ('', '*', '*/*'):
-        folders = sorted(glob.glob(os.path.join(glob.escape(argument), pattern)))
-        found = [folder.rstrip('/') for folder in folders
-                 if any(os.path.exists(os.path.join(folder, part)) for part in ('progress.csv', 'conf', 'train'))]
-        if found:
-            return found
-    raise gin_utils.ConfError(f'{argument} is no run folder and holds none', 'give the --root_dir of a run')
 
 
 def _read(root_dir: str, y: str, evaluation: bool):

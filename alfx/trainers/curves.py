@@ -129,7 +129,12 @@ def _conf_key(root_dir: str) -> str:
     if not os.path.isfile(path):
         return os.path.dirname(os.path.abspath(root_dir))
     with open(path, encoding='utf8') as file:
-        return ''.join(line for line in file if not _SEED_BINDING.match(line) and not line.startswith('#'))
+        return ''.join(line for line in file if not is_seed_binding(line) and not line.startswith('#'))
+
+
+def is_seed_binding(line: str) -> bool:
+    """Whether a line of a conf says what runs of the same conf may differ in."""
+    return _SEED_BINDING.match(line) is not None
 
 
 def conf_name(root_dir: str) -> str:

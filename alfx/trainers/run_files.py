@@ -6,6 +6,7 @@ first.
 import contextlib
 import csv
 import errno
+import glob
 import json
 import logging
 import os
@@ -72,6 +73,22 @@ def made_folder(root_dir: str) -> Iterator[None]:
         with contextlib.suppress(OSError):  # of the first one that is not empty
             for folder in made:
                 os.rmdir(folder)
+
+
+def run_folders(argument: str) -> list[str]:
+    """A run folder, or the run folders in a folder.
+
+    Raises:
+        ConfError: there are none.
+    """
+    argument = os.path.expanduser(argument)
+    for pattern in ('', '*', '*/*'):
+        folders = sorted(glob.glob(os.path.join(glob.escape(argument), pattern)))
+        found = [folder.rstrip('/') for folder in folders
+                 if any(os.path.exists(os.path.join(folder, part)) for part in ('progress.csv', 'conf', 'train'))]
+        if found:
+            return found
+    raise ConfError(f'{argument} is no run folder and holds none', 'give the --root_dir of a run')
 
 
 class StartRecord:

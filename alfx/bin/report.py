@@ -1,0 +1,50 @@
+"""Write a report on runs: one HTML file with curves, statistics over seeds, conf differences, versions and speed.
+
+Examples:
+
+  alfx report runs/cart_pole_seed*
+  alfx report runs/a runs/b --output comparison.html
+
+Runs that differ only in their seed and their environment are runs of the same conf. The file needs nothing but itself:
+it can be mailed, and opened without a network. Nothing that is in a run folder is executed.
+"""
+import os
+
+from absl import flags as absl_flags
+
+from alfx import gin_utils
+from alfx.bin import flags
+
+absl_flags.DEFINE_string('output', 'report.html', 'the file to write')
+absl_flags.DEFINE_string('title', 'Training report', 'its heading')
+absl_flags.DEFINE_string('x', 'env_steps', 'horizontal axis: env_steps, iteration, seconds, ...')
+absl_flags.DEFINE_string('y', 'average_return', 'what the report is on: a column of progress.csv of which more is '
+                         'better')
+absl_flags.DEFINE_bool('debug', False, 'show the traceback of every error')
+FLAGS = absl_flags.FLAGS
+
+
+def main(argv: list[str]) -> int:
+    """Write the report on the runs that the arguments name; returns the exit code."""
+    from alfx.bin import policy_flags
+    from alfx.trainers import run_files
+    from alfx.trainers.report import collecting, page
+    policy_flags.set_up_logging()
+    folders = list(dict.fromkeys(folder for argument in argv[1:] for folder in run_files.run_folders(argument)))
+    folders = [folder for folder in folders if os.path.isfile(os.path.join(folder, 'progress.csv'))]
+    if not folders:
+        raise gin_utils.ConfError('no run with a progress.csv is given', 'name at least one run folder')
+    report = collecting.collect(folders, FLAGS.x, FLAGS.y)
+    text = page.render(report, FLAGS.title)
+    with open(FLAGS.output, 'w', encoding='utf8') as file:
+        file.write(text)
+    for score in report.scores:
+        between = '' if len(score.runs) == 1 else f' ({page.number(score.iqm.low)} to {page.number(score.iqm.high)})'
+        runs = '1 run' if len(score.runs) == 1 else f'{len(score.runs)} runs'
+        print(f'{score.method} on {score.task}, {score.panel}: IQM {page.number(score.iqm.value)}{between}, {runs}')
+    print(f'report: {FLAGS.output}')
+    return 0
+
+
+if __name__ == '__main__':
+    flags.run(main, argument='*')
