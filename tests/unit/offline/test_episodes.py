@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 import torch
 
-from alfx.data_structures import StepType, TimeStep
+from alfx import nest
+from alfx.data_structures import StepType
 from alfx.offline import episodes as stored
 from alfx.offline.episodes import Episodes, from_steps, joined, shortened
 from alfx.tensor_specs import TensorSpec
@@ -24,8 +25,7 @@ def make(lengths=(3, 1, 4), terminated=(True, False, True)):
 
 def steps_of(episodes, env_id=0):
     parts = list(stored.steps(episodes, env_id, FLOAT, FLOAT, FLOAT))
-    return TimeStep(*[torch.cat([getattr(t, f) for t, _ in parts]) if f not in ('untransformed', 'env_info') else ()
-                      for f in TimeStep._fields]), torch.cat([a for _, a in parts])
+    return nest.map_structure(lambda *x: torch.cat(x), *parts)
 
 
 def test_every_step_has_the_action_taken_there_and_the_reward_of_arriving_there():
@@ -57,8 +57,7 @@ def test_steps_become_the_episodes_that_they_came_from():
 
 def test_what_is_left_of_a_ring_becomes_cut_episodes():
     step, action = steps_of(make())
-    cut = from_steps(*[type(x)(*[y[1:9] if isinstance(y, torch.Tensor) else y for y in x]) if isinstance(x, TimeStep)
-                       else x[1:9] for x in (step, action)])
+    cut = from_steps(*nest.map_structure(lambda x: x[1:9], (step, action)))
     assert cut.lengths.tolist() == [2, 1, 2]
     assert cut.observation[''].tolist() == [1, 2, 3, 100, 101, 200, 201, 202]
     assert cut.reward.tolist() == [3, 5, 201, 401, 403] and cut.terminated().tolist() == [True, False, False]
@@ -66,8 +65,7 @@ def test_what_is_left_of_a_ring_becomes_cut_episodes():
 
 def test_steps_without_an_action_are_no_episode():
     step, action = steps_of(make())
-    assert from_steps(step._replace(**{f: getattr(step, f)[:1] for f in (
-        'step_type', 'reward', 'discount', 'observation')}), action[:1]) is None
+    assert from_steps(*nest.map_structure(lambda x: x[:1], (step, action))) is None
 
 
 @pytest.mark.parametrize('num_steps, lengths', [
