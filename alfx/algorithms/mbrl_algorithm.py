@@ -189,7 +189,7 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
             reward, reward_state = self._reward(state.feature, action, reward_state)
             total = total + factor * (reward if alive is None else reward * alive)
             if self._termination_fn is not None:
-                ends = self._termination_fn(state.feature)
+                ends = self._termination_fn(state.feature.flatten(0, -2)).view(state.feature.shape[:-1])
                 alive = ~ends if alive is None else alive & ~ends
             factor *= self._discount
         return -self._mean(total).view(batch, population, self._particles).mean(-1)

@@ -101,6 +101,13 @@ def test_an_imagined_termination_stops_the_rewards_after_it():
     np.testing.assert_allclose(cost, [[-2.0], [-3.0]])
 
 
+def test_terminations_of_an_ensemble_are_functions_of_rows():
+    """Member i of three moves by i: of (0, 1, 2), (0, 2, 4), (0, 3, 6) the rewards end behind 1.5."""
+    algorithm = make(lambda s, a: torch.ones(len(s)), num_replicas=3, termination_fn=lambda s: s[:, 0] > 1.5)
+    cost = algorithm._calc_cost(torch.zeros(1, 2), torch.zeros(1, 4, 3, 1))
+    np.testing.assert_allclose(cost, np.full((1, 4), -(3 + 2 + 1) / 3), rtol=1e-6)
+
+
 @pytest.mark.parametrize('planner', list(PLANNERS))
 def test_with_an_exact_model_the_planner_comes_near_the_optimal_controller(planner):
     """Linear dynamics, quadratic cost: the optimal cost of H steps is that of Riccati's recursion."""
