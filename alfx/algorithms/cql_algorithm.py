@@ -34,6 +34,7 @@ from alfx.gin_utils import ConfError, configurable, takes_arguments_of
 from alfx.gin_utils.checks import Count, NonNegative, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
+from alfx.utils.discrete_action import without_invalid
 
 CqlInfo = namedtuple('CqlInfo', [*SacInfo._fields, 'penalty'], default_value=())  # type: ignore[attr-defined]
 """``SacInfo``, and the ``penalty`` ``[B]``: the sum of those of all critics."""
@@ -182,6 +183,9 @@ class DiscreteCqlAlgorithm(DqnAlgorithm):
         if self._calibrated:
             least = critic_maths.weighted_sum(_return_in_data(rows, type(self).__name__), self._reward_weights)
             values = torch.maximum(values, least.reshape(-1, 1, 1))
+        mask = self._discrete.leaf_of_mask(rows.action_mask)
+        if isinstance(mask, Tensor):  # what cannot be taken competes with nothing
+            values = without_invalid(values, mask.unsqueeze(1).expand_as(values))
         return super()._of_action_taken(outputs, rows), (torch.logsumexp(values, -1) - taken).sum(1)
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:

@@ -279,6 +279,20 @@ def test_the_penalty_of_discrete_cql_is_that_of_all_actions(bound, kwargs):
         assert found.extra.penalty[t, b].item() == pytest.approx(penalty.item(), abs=1e-5), (t, b)
 
 
+@pytest.mark.parametrize('bound', [None, 0.05])
+def test_the_penalty_of_discrete_cql_is_of_valid_actions_alone(bound):
+    algorithm = discrete(calibrated=bound is not None)
+    inputs, _ = steps(2, 4)
+    mask = torch.tensor([True, False, True, False]).expand(2, 4, 4)
+    rollout = DqnInfo(action=torch.full((2, 4), 3),
+                      discounted_return=() if bound is None else torch.full((2, 4), bound))
+    penalty = train_info(algorithm, inputs._replace(action_mask=mask), rollout).penalty[0]
+    values = algorithm._critic_networks(inputs.observation[0])[0]
+    lowered = values if bound is None else values.clamp(min=bound)
+    torch.testing.assert_close(penalty, (lowered[..., [0, 2]].logsumexp(-1) - values[..., 2]).sum(-1))
+    assert torch.isfinite(gradient(penalty.sum(), algorithm._critic_networks)).all()
+
+
 def test_the_penalty_of_discrete_cql_is_of_weighted_rewards_and_of_means_of_distributions():
     inputs, _ = steps(2, 4)
     rollout = DqnInfo(action=torch.randint(1, 5, (2, 4)))
