@@ -308,9 +308,12 @@ class RLAlgorithm(Algorithm):
             transformer.fit(self.learner.all_offline_data)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """As of ``Algorithm``, and which datasets it is trained on; not what they hold."""
+        """As of ``Algorithm``, and which datasets it is trained on, with their priorities; not what they hold."""
         extra = super().get_extra_state()
-        return {**extra, 'offline_data': self._offline_data} if self._offline_data else extra
+        if self._offline_replay_buffer is None:
+            return extra
+        return {**extra, 'offline_data': self._offline_data,
+                'offline_priorities': self._offline_replay_buffer.priorities_state()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """The inverse of :meth:`get_extra_state`.
@@ -329,6 +332,7 @@ class RLAlgorithm(Algorithm):
                 'TrainerConfig', 'offline_buffer_dir', 'or offline_buffer_length names other data than the run has '
                 f'been trained on so far:\n  found     {found}\n  expected  {expected}',
                 'name the old data, wherever it lies now; or begin another run')])
+        self._offline_replay_buffer.load_priorities_state(state.get('offline_priorities', {}))
 
     def _check_trains_offline(self) -> None:
         if self.on_policy:

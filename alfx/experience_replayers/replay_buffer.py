@@ -537,6 +537,18 @@ class ReplayBuffer(RingBuffer):
         if self._records is not None:
             self._records.retrace(self._rings.all_envs)
 
+    def priorities_state(self) -> dict[str, Any]:
+        """The priorities of all steps without their contents, whatever ``enable_checkpoint`` says; ``{}`` where
+        sampling is uniform."""
+        return {} if self._priorities is None else self._priorities.state_dict(self._max_length)
+
+    @atomic
+    def load_priorities_state(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`priorities_state`, for a buffer that holds the same steps; nothing happens for ``{}``,
+        or if this one samples uniformly."""
+        if self._priorities is not None and state:
+            self._priorities.load_state_dict(state)
+
     @staticmethod
     def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """What :meth:`state_dict` of one buffer with the environments of several such buffers would return.

@@ -61,6 +61,7 @@ def final_state(root_dir):
 
 KINDS = {'offline': (), 'pretraining': ('TrainerConfig.unroll_length = 4', 'TrainerConfig.num_iterations = 6',
                                         'TrainerConfig.rl_train_after_update_steps = 4'),
+         'by priority': ('TrainerConfig.priority_replay = True', 'IqlAlgorithm.calculate_priority = True'),
          'hybrid': ('TrainerConfig.unroll_length = 4', 'TrainerConfig.num_iterations = 6')}
 
 
