@@ -217,6 +217,7 @@ class RLAlgorithm(Algorithm):
         if self._env is not None and self._config is not None and not self.on_policy:
             check_sequences(self._config, self.traits.needs_previous_step)
         super().finalize()
+        self._check_statistics()
         self._check_action_mask()
         self._prepare_auxiliary_phase()
         if self._config is not None and self._config.compile:
@@ -240,8 +241,7 @@ class RLAlgorithm(Algorithm):
         """Whether the configuration names stored datasets to train on."""
         return self._config is not None and bool(self._config.offline_datasets())
 
-    def check_config(self, config: TrainerConfig) -> None:
-        """Refuse statistics of offline data where there is none."""
+    def _check_statistics(self) -> None:
         if self._env is not None and self.data_transformer is not None and self.data_transformer.fits_offline_data and (
                 not self.has_offline):
             raise ConfError([problem_at('ObservationNormalizer', 'update_mode', "= 'offline', but "

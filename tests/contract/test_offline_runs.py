@@ -123,9 +123,13 @@ def test_statistics_of_the_data_are_exact_and_stay_so():
     np.testing.assert_allclose(stats.variance.numpy(), data.var(0, dtype=np.float64), rtol=1e-5)
 
 
-def test_statistics_of_data_need_data():
+@pytest.mark.parametrize('conf, params', [
+    ('sac_pendulum', ()),
+    ('dagger_cart_pole', ('TrainerConfig.algorithm_ctor = @DaggerAlgorithm',
+                          'DaggerAlgorithm.actor_optimizer = @Adam()'))], ids=['sac', 'dagger, not in an agent'])
+def test_statistics_of_data_need_data(conf, params):
     with pytest.raises(ConfError, match='offline_buffer_dir is not set'):
-        train('sac_pendulum', 'run', 'TrainerConfig.data_transformer_ctor = @ObservationNormalizer',
+        train(conf, 'run', *params, 'TrainerConfig.data_transformer_ctor = @ObservationNormalizer',
               "ObservationNormalizer.update_mode = 'offline'")
 
 
