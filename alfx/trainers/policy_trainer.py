@@ -126,7 +126,7 @@ class Trainer:
                     self._save_checkpoint(temporary=True)
                 self._show_progress()         # twice a second on a terminal
             self._finish()
-        return self.latest_return()
+        return self.average_return()
 
     def _train_iter(self) -> None:
         if self._config.empty_cache and context.get_default_device().type == 'cuda':
@@ -292,12 +292,6 @@ class Trainer:
         """Of the latest evaluation; of the latest episodes of training if there is none; None if there are none."""
         latest = (read_results(self._config.root_dir) or [self._summary.episode_averages()])[-1]
         return latest.get('average_return')
-
-    def latest_return(self) -> float | None:
-        """The mean return of the latest evaluation, or of the latest episodes of training; ``None`` without both."""
-        results = read_results(self._config.root_dir)
-        found = results[-1] if results else self._summary.episode_averages()
-        return found.get('average_return')
 
     def _step_counts(self) -> dict[str, int]:
         return {'EnvironmentSteps': self.current_env_steps(), 'Iterations': self._state.iteration}
