@@ -412,6 +412,14 @@ class Agent(RLAlgorithm):
         step = self._irm.reward_unroll(inputs)
         return rollout_info._replace(irm=step.info, rewards={'irm': step.output})
 
+    def _check_trains_offline(self) -> None:
+        super()._check_trains_offline()
+        if self._intrinsic_reward_as_dimension and not isinstance(self._irm, BatchRewards):
+            raise ConfError([problem_at('Agent', 'intrinsic_reward_as_dimension', '= True does not go with '
+                                        f'TrainerConfig.offline_buffer_dir: {type(self._irm).__name__} rewards what is '
+                                        'collected, and has no reward for the steps of a dataset',
+                                        'change one of the two')])
+
     # Rewards ---------------------------------------------------------------------------------------------------
 
     def _training_reward(self, reward: torch.Tensor, rewards: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """An intrinsic reward that has a value of its own."""
 from functools import partial
 
+import offline_agents
 import pytest
 import torch
 from agents import make_agent
@@ -60,3 +61,11 @@ def test_it_trains_whatever_the_rewards(environment, on_policy):
 def test_without_an_intrinsic_reward_it_is_refused():
     with pytest.raises(ConfError, match='True, but there is no intrinsic_reward_module'):
         make_agent('ppo', 'discrete', intrinsic_reward_as_dimension=True)
+
+
+def test_with_a_dataset_whose_steps_nobody_has_rewarded_it_is_refused(tmp_path):
+    bonus = partial(CountBonusAlgorithm, counting='grid', grid_size=4)
+    arguments = dict(intrinsic_reward_module=bonus, intrinsic_reward_as_dimension=True)
+    with pytest.raises(ConfError, match='no reward for the steps of a dataset'):
+        offline_agents.make_agent('sac', offline_agents.record(tmp_path / 'data'), unroll_length=4,
+                                  agent_args=arguments).train_iter()
