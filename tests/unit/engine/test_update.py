@@ -1,4 +1,6 @@
 """Reduction of losses, the gradient update, and what happens when a loss is not finite."""
+from unittest import mock
+
 import agents
 import pytest
 import torch
@@ -168,7 +170,7 @@ def test_the_loss_algorithm_passes_its_input_on_with_its_weight():
 def test_extra_is_averaged_over_valid_steps_where_summaries_are_written():
     alg = Linear(optimizer=SGD(lr=0.))
     alg.finalize()
-    context.set_summary_writer(object())
+    context.set_summary_writer(mock.Mock())
     with context.record_if(True):
         info, _ = alg.update_with_gradient(alg.calc_loss(torch.tensor([[1., 5.]])), torch.tensor([[1., 0.]]))
     assert info.extra['weighted'].item() == 1.0

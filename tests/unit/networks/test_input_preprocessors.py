@@ -39,8 +39,9 @@ def test_what_the_error_for_integers_proposes_works_as_written(scope, size):
 
 
 def test_integers_without_a_preprocessor_are_refused_with_that_proposal():
-    with pytest.raises(SpecError, match=r'@OneHot\(\), or @EmbeddingPreprocessor and Emb.*embedding_dim'):
-        EncodingNetwork(FOUR, fc_layer_params=(8, ))
+    with gin_utils.loaded('ppo_cart_pole', ['prepare_inputs.enabled = False']):
+        with pytest.raises(SpecError, match=r'@OneHot\(\), or @EmbeddingPreprocessor and Emb.*embedding_dim'):
+            EncodingNetwork(FOUR, fc_layer_params=(8, ))
 
 
 @pytest.mark.parametrize('spec', [TensorSpec((), torch.int64), TensorSpec((3, )),
