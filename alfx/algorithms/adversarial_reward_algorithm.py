@@ -98,7 +98,7 @@ class AdversarialRewardAlgorithm(BatchRewards, RewardEstimationAlgorithm):
         super().set_on_policy(is_on_policy)
 
     def prepare(self, root: Any) -> None:
-        """Read the demonstrations; see :class:`~alfx.algorithms.intrinsic_reward.BatchRewards`."""
+        """Read the demonstrations."""
         for dataset in self._demonstrations.load(root):
             if not dataset.episodes.discount.all() and self._reward_form != 'difference':
                 logger.warning('%s: episodes of %s end before their time is up; a reward of one sign (%s.reward_form = '

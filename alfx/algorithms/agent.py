@@ -236,8 +236,9 @@ class Agent(RLAlgorithm):
         self._set_parts_on_policy(bool(self.on_policy))
         self.set_path(self.path)
         super().finalize()
-        if isinstance(self._irm, BatchRewards) and self._env is not None:
-            self._irm.prepare(self)
+        if self._env is not None:
+            for part in self._parts():
+                part.prepare(self)
 
     _hands_offline_on = True
 
@@ -276,6 +277,10 @@ class Agent(RLAlgorithm):
     def batch_shares(self, share: Any) -> Sequence[Any]:
         """What the policy algorithm mixes into minibatches."""
         return self._rl_algorithm.batch_shares(share)
+
+    def columns_beside(self, root: Any, collected: Experience, transformed: Experience) -> Experience | None:
+        """Those of the policy algorithm."""
+        return self._rl_algorithm.columns_beside(root, collected, transformed)
 
     # Steps -----------------------------------------------------------------------------------------------------
 

@@ -506,6 +506,26 @@ class Algorithm(AlgorithmInterface):
         """
         return [share]
 
+    def prepare(self, root: 'Algorithm') -> None:
+        """Read what training needs besides experience; called once, before anything is collected.
+
+        Args:
+            root: the algorithm that is trained, of which this is a part; it has an environment.
+        """
+
+    def columns_beside(self, root: 'Algorithm', collected: Experience, transformed: Experience) -> Experience | None:
+        """What whole unrolls are trained on together with.
+
+        Args:
+            root: the algorithm that is trained, of which this is a part.
+            collected: the unroll ``[B, T, ...]``, whose last step is the first one of the next.
+            transformed: the same, as the data transformer makes it.
+
+        Returns:
+            Further columns ``[S, T, ...]`` in the nest of ``transformed``, or ``None``.
+        """
+        return None
+
     def train_from_unroll(self, experience: Experience, train_info: NestedTensor) -> int:
         """Train on an unroll ``[T, B, ...]``: directly if on-policy, else through the replay buffer."""
         if self.on_policy:

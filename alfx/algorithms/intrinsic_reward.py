@@ -139,13 +139,6 @@ class IntrinsicRewardAlgorithm(Algorithm):
 class BatchRewards(Algorithm):
     """An intrinsic reward module that rewards steps when they are trained on, not when they are collected."""
 
-    def prepare(self, root: Any) -> None:
-        """Called once before anything is collected.
-
-        Args:
-            root: the agent, with its environment.
-        """
-
     def reward_batch(self, root: Any, inputs: TimeStep) -> AlgStep:
         """Reward a batch of stored steps.
 

@@ -286,7 +286,11 @@ class Learner:
             return 0
         everything, batch_info = buffer.gather_all()
         collected, batch_info = replay.without_context(everything, batch_info, max(context_steps, 0))
-        experience = self.processed(collected, batch_info)
+        transformed = self.transformed(collected, batch_info, buffer)
+        beside = self._algorithm.columns_beside(self._algorithm, collected, transformed)
+        if beside is not None:
+            transformed = nest.map_structure(lambda x, y: torch.cat((x, y)), transformed, beside)
+        experience = self._preprocessed(transformed, batch_info)
         if clear:
             self._context_steps = buffer.rewind(keep=buffer.num_earliest_frames_ignored)
             if not overlap:  # the last step was stored to bootstrap from, see unroll

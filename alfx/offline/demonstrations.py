@@ -13,6 +13,19 @@ from alfx.offline.dataset import Dataset
 from alfx.tensor_specs import TensorSpec
 
 
+def dataset_names(names: str | Sequence[str], owner: str) -> tuple[str, ...]:
+    """The argument ``demonstrations`` of the class ``owner`` as a tuple.
+
+    Raises:
+        ConfError: it names nothing.
+    """
+    found = (names, ) if isinstance(names, str) else tuple(names)
+    if not found or not all(isinstance(name, str) and name for name in found):
+        raise ConfError([problem_at(owner, 'demonstrations', f'expected the path of a dataset, or several, found '
+                                    f'{names!r}', 'record one with alfx.bin.record (docs/offline.md)')])
+    return found
+
+
 class Demonstrations:
     """Datasets, read when the root algorithm is known, and seen as it sees its own experience.
 
@@ -25,10 +38,7 @@ class Demonstrations:
     """
 
     def __init__(self, names: str | Sequence[str], owner: str):
-        self._names = (names, ) if isinstance(names, str) else tuple(names)
-        if not self._names or not all(isinstance(name, str) and name for name in self._names):
-            raise ConfError([problem_at(owner, 'demonstrations', f'expected the path of a dataset, or several, found '
-                                        f'{names!r}', 'record one with alfx.bin.record (docs/offline.md)')])
+        self._names = dataset_names(names, owner)
         self._buffer: ReplayBuffer | None = None
         self._root: Any = None
 

@@ -215,10 +215,11 @@ def success(agent):
 def test_a_policy_learns_what_is_demonstrated_and_nothing_from_shuffled_demonstrations(module, expert, tmp_path):
     scores = []
     for path in (expert, demonstrations(tmp_path / 'shuffled', shuffled=True)):
-        agent = ppo_agent(module(path), lr=1e-2, epochs=3)
-        for _ in range(20):
+        agent, found = ppo_agent(module(path), lr=2e-2, epochs=3), []
+        for _ in range(18):
             agent.train_iter()
-        scores.append(success(agent))
+            found.append(success(agent))
+        scores.append(sum(found[9:]) / 9)  # a game goes up and down
     assert scores[0] > 0.9 and 0.25 < scores[1] < 0.75, scores
 
 

@@ -1,0 +1,182 @@
+"""PPO+D: proximal policy optimization with demonstrations (Libardi et al. 2021, "Guided exploration with proximal
+policy optimization using a single demonstration", arXiv:2007.03328).
+
+Where reward is so rare that exploration does not find it, some demonstrated episodes are trained on beside own ones, as
+if the policy had acted so with probability 1 (section 3.1). Two pools of episodes are replayed: those with reward, at
+first the demonstrations, later also own episodes that score as much; and own ones without, of which the value function
+expects most, so that the way to the next reward is not forgotten. rho and phi are their shares of all episodes; each
+own success moves some of phi to rho.
+
+Differs from the paper: there an environment that is reset may go on with a replayed episode in place of its own. Here
+``B (rho + phi) / (1 - rho - phi)`` more columns beside those of the B environments replay one episode after the other:
+the same mixture, and no environment waits.
+"""
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from alfx import nest, summary
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.ppo_algorithm import PPOAlgorithm
+from alfx.data_structures import BatchInfo, Experience, TimeStep
+from alfx.gin_utils import ConfError, configurable, takes_arguments_of
+from alfx.gin_utils.checks import Count, NonNegative, Range, problem_at
+from alfx.offline import loading
+from alfx.offline.demonstrations import dataset_names
+from alfx.offline.episodes import steps as steps_of
+from alfx.offline.pools import Demonstration, EpisodeTracker, Pools, Slots, score_of
+from alfx.tensor_specs import TensorSpec
+
+_Share = Annotated[float, Range(0, below=1)]
+
+
+@configurable
+class PpodAlgorithm(PPOAlgorithm):
+    """PPO with two pools of replayed episodes; see the module.
+
+    Args:
+        reward_spec: of rank 0.
+        demonstrations: datasets that hold them, as in ``TrainerConfig.offline_buffer_dir``.
+        rho: share of episodes with reward among all that are trained on, at first.
+        phi: share of own episodes without, at first; ``rho + phi`` is below 1.
+        alpha: those are chosen in proportion to the power ``alpha`` of the highest value in them.
+        capacity: number of episodes in both pools; demonstrations are never dropped.
+        reward_threshold: the return from which on an own episode counts as one with reward; ``None``: the least return
+            of a demonstration.
+        kwargs: those of :class:`~alfx.algorithms.ppo_algorithm.PPOAlgorithm`; its networks have no memory.
+
+    Raises:
+        ConfError: there are no demonstrations, a share is out of range, there are several rewards, or a network has
+            memory.
+    """
+
+    @takes_arguments_of(PPOAlgorithm, defaults={'name': 'PpodAlgorithm'}, after={'demonstrations': 'reward_spec'})
+    def __init__(self, reward_spec: TensorSpec, demonstrations: str | Sequence[str] = (), rho: _Share = 0.1,
+                 phi: _Share = 0.3, alpha: NonNegative = 10.0, capacity: Count = 51,
+                 reward_threshold: float | None = None, **kwargs: Any):
+        super().__init__(reward_spec=reward_spec, **kwargs)
+        owner = type(self).__name__
+        self._demonstrations = dataset_names(demonstrations, owner)
+        if not 0 < rho + phi < 1:
+            raise ConfError([problem_at(owner, 'rho', f'= {rho} with phi = {phi}: expected shares whose sum is above 0 '
+                                        'and below 1', 'leave them out')])
+        if reward_spec.ndim:
+            raise ConfError([problem_at(owner, 'demonstrations', f'an episode is judged by one return, but there are '
+                                        f'{reward_spec.numel} rewards', 'use PPOAlgorithm')])
+        if nest.flatten(self.train_state_spec):
+            raise ConfError([problem_at(owner, 'actor_network_ctor', 'or value_network_ctor makes a network with '
+                                        'memory, whose states demonstrations do not tell',
+                                        'choose networks without memory')])
+        self._rho_and_phi, self._alpha, self._capacity, self._threshold = (rho, phi), alpha, capacity, reward_threshold
+        self._pools: Pools | None = None
+        self._slots: Slots | None = None
+        self._tracker: EpisodeTracker | None = None
+        self._num_beside = 0
+        self._state_to_load: dict[str, Any] | None = None
+
+    own_traits = PPOAlgorithm.own_traits
+
+    def check_config(self, config: TrainerConfig) -> None:
+        """Refuse to be trained on samples.
+
+        Raises:
+            ConfError: see there.
+        """
+        super().check_config(config)
+        if not config.trains_on_whole_unrolls:
+            raise ConfError([problem_at('TrainerConfig', 'whole_replay_buffer_training', 'and clear_replay_buffer have '
+                                        f'to be True for {self._name}, which trains on unrolls', 'set them to True')])
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """With the own episodes in the pools."""
+        pools = self._state_to_load if self._pools is None else self._pools.state()
+        return super().get_extra_state() if pools is None else {**super().get_extra_state(), 'demonstrations': pools}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`get_extra_state`. Episodes under way begin anew."""
+        super().set_extra_state(state)
+        self._state_to_load, self._slots, self._tracker = state.get('demonstrations'), None, None
+        if self._pools is not None and self._state_to_load is not None:
+            self._pools.load(self._state_to_load)
+
+    def prepare(self, root: Any) -> None:
+        """Read the demonstrations.
+
+        Raises:
+            ConfError: one is missing or does not fit, or observations are stacked by a data transformer.
+        """
+        env, transformer = root.environment, root.data_transformer
+        if transformer is not None and transformer.stack_size > 1:
+            raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', 'stacks the observations of several '
+                                        f'steps, which {self._name} does not know of its demonstrations',
+                                        'stack them in the environment')])
+        specs = env.observation_spec(), env.action_spec(), env.reward_spec()
+        given = []
+        for dataset in loading.load(self._demonstrations, None, *specs):
+            for i in range(len(dataset.episodes.lengths)):
+                time_step, action = next(steps_of(dataset.episodes.part(i, i + 1), 0, *specs))
+                given.append(Demonstration((_kept(time_step), action), score_of(time_step), is_given=True))
+        self._pools = Pools(given, *self._rho_and_phi, self._alpha, self._capacity, self._threshold)
+        if self._state_to_load is not None:
+            self._pools.load(self._state_to_load)
+
+    @torch.no_grad()
+    def columns_beside(self, root: Any, collected: Experience, transformed: Experience) -> Experience:
+        """The steps of replayed episodes ``[S, T, ...]``, after the own ones have been looked at for the pools."""
+        own, (batch, length) = (_kept(collected.time_step), collected.action), collected.step_type.shape
+        if self._pools is None:  # it is the root itself
+            self.prepare(root)
+        assert self._pools is not None
+        if self._slots is None or self._tracker is None:
+            share = sum(self._rho_and_phi)
+            self._slots = Slots(self._pools, max(1, round(batch * share / (1 - share))))
+            self._tracker = EpisodeTracker(batch)
+        pools, slots, tracker = self._pools, self._slots, self._tracker
+        values = self._values(transformed.time_step)
+        for episode in tracker.add(nest.map_structure(lambda x: x[:, :-1].cpu(), own), values[:, :-1].cpu()):
+            pools.add(episode)  # the last column is the first one of the next unroll
+        time_step, action = slots.next_steps(length)
+        count = len(time_step.step_type)
+        template = nest.map_structure(lambda x: x.new_zeros(count, *x.shape[1:]), collected)
+        beside = template._replace(action=action, time_step=template.time_step._replace(
+            **{name: x for name, x in time_step._asdict().items() if nest.flatten(x)}))
+        beside = root.learner.transformed(beside, BatchInfo(), ())
+        slots.note_values(self._values(beside.time_step).cpu())
+        self._num_beside = count
+        for name, value in (('reward', len(pools.with_reward)), ('value', len(pools.with_value)), ('rho', pools.rho),
+                            ('phi', pools.phi)):
+            summary.scalar(f'{self._name}/demonstrations/{name}', value)
+        return beside._replace(rollout_info=self._info_of_replay(root, beside, transformed.rollout_info))
+
+    def _info_of_replay(self, root: Any, beside: Experience, collected: Any) -> Any:
+        """What the rollout would have told of these steps, in the nest of the infos ``collected`` by ``root``."""
+        shape = beside.step_type.shape
+        rows = nest.map_structure(lambda x: x.flatten(0, 1), beside.time_step)
+        info = self.collect_step(rows, self._no_state).info
+        info = nest.map_structure(lambda x: x.unflatten(0, shape), info)._replace(action=beside.action)
+        if root is not self:
+            others = [name for name in collected._fields if name != 'rl' and nest.flatten(getattr(collected, name))]
+            if others:
+                raise ConfError([problem_at('Agent', 'rl_algorithm_cls', f'= @{type(self).__name__} goes with no part '
+                                            f'that keeps something of each step; found {", ".join(others)}',
+                                            'leave that part out')])
+            info = collected._replace(rl=info)
+        return info
+
+    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
+                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
+        """As for PPO; what was replayed was done with probability 1."""
+        root_inputs, info = super().preprocess_experience(root_inputs, rollout_info, batch_info)
+        if self._num_beside:
+            log_prob: Tensor = info.rollout_log_prob.clone()
+            log_prob[-self._num_beside:] = 0.0
+            info = info._replace(rollout_log_prob=log_prob)
+        return root_inputs, info
+
+
+def _kept(time_step: TimeStep) -> TimeStep:
+    """What a demonstration tells of its steps."""
+    return TimeStep(step_type=time_step.step_type, reward=time_step.reward, discount=time_step.discount,
+                    observation=time_step.observation, prev_action=time_step.prev_action)

@@ -1,0 +1,195 @@
+"""Two pools of episodes that are replayed beside own ones; see :mod:`alfx.algorithms.ppod_algorithm`."""
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx import nest
+from alfx.data_structures import StepType, TimeStep
+from alfx.tensor_specs import NestedTensor
+
+
+@dataclass(eq=False)
+class Demonstration:
+    """An episode.
+
+    Attributes:
+        steps: time steps and actions ``[L + 1, ...]``, from FIRST to LAST.
+        score: its return.
+        max_value: the highest value of its observations when they were last seen.
+        is_given: whether it was given at first; such a one is never dropped.
+    """
+
+    steps: tuple[TimeStep, NestedTensor]
+    score: float
+    max_value: float = 0.0
+    is_given: bool = False
+
+    @property
+    def length(self) -> int:
+        """L + 1."""
+        return len(self.steps[0].step_type)
+
+
+def score_of(time_step: TimeStep) -> float:
+    """The return of the steps ``[L, ...]`` of an episode; what is said at FIRST belongs to nothing before."""
+    return float((time_step.reward * (time_step.step_type != StepType.FIRST)).sum())
+
+
+class Pools:
+    """Episodes with reward, and episodes of which the value function hopes for one.
+
+    Args:
+        given: the episodes to begin with; those with reward.
+        rho: the share of episodes with reward among all, at first.
+        phi: the share of the others.
+        alpha: these are chosen in proportion to ``max_value ** alpha``.
+        capacity: the number of episodes in both.
+        threshold: the least score of an episode with reward; ``None``: the least of ``given``.
+    """
+
+    def __init__(self, given: list[Demonstration], rho: float, phi: float, alpha: float, capacity: int,
+                 threshold: float | None):
+        self.with_reward, self.with_value = list(given), []  # type: list[Demonstration], list[Demonstration]
+        self._total, self.phi, self._step = rho + phi, phi, phi / capacity
+        self._alpha, self._capacity = alpha, capacity
+        self.threshold = min(demo.score for demo in given) if threshold is None else threshold
+
+    @property
+    def rho(self) -> float:
+        """The share of episodes with reward now: what the others have given up is theirs."""
+        return self._total - self.phi
+
+    def add(self, demo: Demonstration) -> None:
+        """Take in an episode, if it is good enough for either pool."""
+        if demo.score >= self.threshold:
+            self.with_reward.append(demo)
+            self.phi = max(self.phi - self._step, 0.0)
+        else:
+            self.with_value.append(demo)
+        while len(self.with_reward) + len(self.with_value) > self._capacity:
+            if self.with_value:
+                self.with_value.remove(min(self.with_value, key=lambda x: x.max_value))
+                continue
+            own = next((x for x in self.with_reward if not x.is_given), None)
+            if own is None:
+                return
+            self.with_reward.remove(own)
+
+    def draw(self) -> Demonstration:
+        """The next one to be replayed."""
+        if self.with_value and float(torch.rand(())) * self._total >= self.rho:
+            return self.with_value[int(torch.multinomial(self.chances(), 1))]
+        return self.with_reward[int(torch.randint(len(self.with_reward), ()))]
+
+    def chances(self) -> Tensor:
+        """float64 ``[n]``: of each of the episodes with value being the one, if it is one of these."""
+        values = torch.tensor([x.max_value for x in self.with_value], dtype=torch.float64).clamp(min=1e-9)
+        weights = (values / values.max())**self._alpha
+        return weights / weights.sum()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: everything but the given episodes, as tensors and numbers."""
+        return {'phi': self.phi, 'pools': [[
+            {'leaves': nest.flatten(x.steps), 'score': x.score, 'max_value': x.max_value} for x in pool
+            if not x.is_given] for pool in (self.with_reward, self.with_value)]}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`state`, for the same given episodes."""
+        given = [x for x in self.with_reward if x.is_given]
+        tree: Any = nest.structure(given[0].steps)
+        pools = [[Demonstration(tree.unflatten(x['leaves']), x['score'], x['max_value']) for x in pool]
+                 for pool in state['pools']]
+        self.phi, self.with_reward, self.with_value = state['phi'], given + pools[0], pools[1]
+
+
+class Slots:
+    """Environments that replay one episode of the pools after the other.
+
+    Args:
+        pools: draws them.
+        count: the number of slots.
+    """
+
+    def __init__(self, pools: Pools, count: int):
+        self._pools = pools
+        self._current = [pools.draw() for _ in range(count)]
+        self._position = [0] * count
+        self._highest = [-float('inf')] * count  # value of the episode under way
+        self._pieces: list[list[tuple[Demonstration, int, int]]] = []
+
+    def next_steps(self, length: int) -> tuple[TimeStep, NestedTensor]:
+        """Time steps and actions ``[count, length, ...]``; the last column is the first one of the next call."""
+        self._pieces = [self._advance(slot, length) for slot in range(len(self._current))]
+        rows = [[nest.map_structure(lambda x, a=a, b=b: x[a:b], demo.steps) for demo, a, b in pieces]
+                for pieces in self._pieces]
+        return nest.stack([nest.map_structure(lambda *x: torch.cat(x), *row) for row in rows])
+
+    def _advance(self, slot: int, length: int) -> list[tuple[Demonstration, int, int]]:
+        pieces, missing = [], length
+        while missing:
+            demo, start = self._current[slot], self._position[slot]
+            end = min(start + missing, demo.length)
+            pieces.append((demo, start, end))
+            missing -= end - start
+            if missing:
+                self._current[slot], self._position[slot] = self._pools.draw(), 0
+            else:
+                self._position[slot] = end - 1  # seen again, to begin with
+        return pieces
+
+    def note_values(self, values: Tensor) -> None:
+        """The values ``[count, length]`` of the steps that were drawn last are these."""
+        for slot, pieces in enumerate(self._pieces):
+            column = 0
+            for demo, start, end in pieces:
+                if start == 0:
+                    self._highest[slot] = -float('inf')
+                highest = float(values[slot, column:column + end - start].max())
+                self._highest[slot] = max(self._highest[slot], highest)
+                column += end - start
+                if end == demo.length:
+                    demo.max_value = self._highest[slot]
+
+
+class EpisodeTracker:
+    """Cuts unrolls into episodes.
+
+    Args:
+        count: B, the number of environments.
+    """
+
+    def __init__(self, count: int):
+        self._parts: list[list[tuple[TimeStep, NestedTensor]]] = [[] for _ in range(count)]
+        self._highest = [-float('inf')] * count
+
+    def add(self, steps: tuple[TimeStep, NestedTensor], values: Tensor) -> list[Demonstration]:
+        """Take in steps ``[B, T, ...]`` that follow those before, and return the episodes that end in them.
+
+        Args:
+            steps: time steps and actions.
+            values: ``[B, T]``.
+        """
+        found = []
+        is_last = steps[0].step_type == StepType.LAST
+        for row in range(len(values)):
+            start = 0
+            ends = [*(is_last[row].nonzero().flatten() + 1).tolist(), values.shape[1]]
+            for end in ends:
+                if end == start:
+                    continue
+                piece = nest.map_structure(lambda x, row=row, a=start, b=end: x[row, a:b].clone(), steps)
+                self._parts[row].append(piece)
+                self._highest[row] = max(self._highest[row], float(values[row, start:end].max()))
+                if is_last[row, end - 1]:
+                    found += self._completed(row)
+                start = end
+        return found
+
+    def _completed(self, row: int) -> list[Demonstration]:
+        steps = nest.map_structure(lambda *x: torch.cat(x), *self._parts[row])
+        highest, self._parts[row], self._highest[row] = self._highest[row], [], -float('inf')
+        if steps[0].step_type[0] != StepType.FIRST:  # its beginning has not been seen
+            return []
+        return [Demonstration(steps, score_of(steps[0]), highest)]

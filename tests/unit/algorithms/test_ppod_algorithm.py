@@ -1,0 +1,207 @@
+"""PPO with demonstrations: pools, replayed columns, and a task that nothing but a demonstration solves."""
+from functools import partial
+
+import pytest
+import torch
+
+from alfx import context, nest
+from alfx.algorithms.agent import Agent
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.ppo_loss import PPOLoss
+from alfx.algorithms.ppod_algorithm import PpodAlgorithm
+from alfx.algorithms.rnd_algorithm import RNDAlgorithm
+from alfx.data_structures import StepType, TimeStep
+from alfx.environments import suite_exploration
+from alfx.environments.utils import create_environment
+from alfx.gin_utils import ConfError
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.networks.encoding_networks import EncodingNetwork
+from alfx.networks.value_networks import ValueNetwork
+from alfx.offline import folder, recorder
+from alfx.offline.pools import Demonstration, EpisodeTracker, Pools, Slots, score_of
+from alfx.optimizers import Adam
+
+F, M, L = (int(x) for x in (StepType.FIRST, StepType.MID, StepType.LAST))
+
+
+def episode(score, length=4, number=0, **kwargs):
+    """One whose observations are ``100 * number + t``."""
+    step_type = torch.tensor([F, *[M] * (length - 2), L], dtype=torch.int32)
+    reward = torch.zeros(length)
+    reward[-1] = score
+    time_step = TimeStep(step_type=step_type, reward=reward, discount=torch.ones(length),
+                         observation=100.0 * number + torch.arange(length), prev_action=torch.zeros(length))
+    return Demonstration((time_step, torch.arange(length)), score_of(time_step), **kwargs)
+
+
+def pools(**kwargs):
+    arguments = dict(rho=0.1, phi=0.3, alpha=10.0, capacity=5, threshold=None)
+    return Pools([episode(1.0, is_given=True)], **{**arguments, **kwargs})
+
+
+def test_an_own_episode_that_scores_as_much_is_one_with_reward_and_others_compete_by_value():
+    made = pools()
+    for value in (0.3, 0.1, 0.2, 0.4, 0.5, 0.6):
+        made.add(episode(0.0, max_value=value))
+    assert sorted(x.max_value for x in made.with_value) == [0.3, 0.4, 0.5, 0.6] and len(made.with_reward) == 1
+    assert made.rho == pytest.approx(0.1) and made.phi == 0.3
+    made.add(episode(1.0))
+    assert [x.max_value for x in made.with_value] == [0.4, 0.5, 0.6] and len(made.with_reward) == 2
+    assert made.phi == pytest.approx(0.3 - 0.3 / 5) and made.rho + made.phi == pytest.approx(0.4)
+    for _ in range(10):
+        made.add(episode(2.0))
+    assert len(made.with_reward) == 5 and not made.with_value and made.phi == 0.0
+    assert made.with_reward[0].is_given, 'what was given is never dropped'
+
+
+def test_a_threshold_may_be_given():
+    made = pools(threshold=3.0)
+    made.add(episode(2.0))
+    assert len(made.with_value) == 1
+
+
+def test_episodes_are_drawn_by_their_shares_and_the_power_of_their_value():
+    made = pools(alpha=2.0)
+    assert made.draw() is made.with_reward[0], 'there is nothing else'
+    for value in (1.0, 2.0):
+        made.add(episode(0.0, max_value=value))
+    assert made.chances().tolist() == pytest.approx([1 / 5, 4 / 5])
+    torch.manual_seed(0)
+    drawn = [made.draw() for _ in range(4000)]
+    shares = [sum(x is y for x in drawn) / 4000 for y in (*made.with_reward, *made.with_value)]
+    assert shares == pytest.approx([0.25, 0.75 / 5, 0.75 * 4 / 5], abs=0.03)
+
+
+def test_slots_replay_episodes_without_a_gap_and_begin_where_they_have_ended():
+    made = Pools([episode(1.0, length=3, is_given=True)], 0.1, 0.3, 10.0, 5, None)
+    slots = Slots(made, 2)
+    first, action = slots.next_steps(4)
+    second, _ = slots.next_steps(4)
+    assert first.observation.tolist() == [[0, 1, 2, 0]] * 2 and action.tolist() == [[0, 1, 2, 0]] * 2
+    assert second.observation.tolist() == [[0, 1, 2, 0]] * 2 and second.step_type[0].tolist() == [F, M, L, F]
+    slots.note_values(torch.tensor([[5.0, 1.0, 2.0, 9.0], [0.0, 1.0, 2.0, 3.0]]))
+    assert made.with_reward[0].max_value == 2.0, 'of the slot that ended last; 9 belongs to the next episode'
+
+
+def test_unrolls_are_cut_into_episodes():
+    tracker = EpisodeTracker(1)
+    kinds = torch.tensor([[M, L, F, M], [M, L, F, L]], dtype=torch.int32)
+    found = []
+    for row, values in zip(kinds, ([9.0, 9.0, 1.0, 2.0], [3.0, 0.0, 7.0, 6.0])):
+        time_step = TimeStep(step_type=row[None], reward=torch.ones(1, 4), observation=torch.arange(4)[None])
+        found.append(tracker.add((time_step, torch.zeros(1, 4)), torch.tensor([values])))
+    assert found[0] == [], 'its beginning was not seen'
+    assert [x.length for x in found[1]] == [4, 2]
+    assert [x.score for x in found[1]] == [3.0, 1.0] and [x.max_value for x in found[1]] == [3.0, 7.0]
+
+
+def test_the_pools_are_kept_in_a_checkpoint():
+    made = pools()
+    for score, value in ((0.0, 0.5), (1.0, 0.2)):
+        made.add(episode(score, number=3, max_value=value))
+    again = pools()
+    again.load(made.state())
+    assert again.phi == made.phi and len(again.with_reward) == 2 and len(again.with_value) == 1
+    torch.testing.assert_close(again.with_value[0].steps, made.with_value[0].steps)
+
+
+# In an agent -------------------------------------------------------------------------------------------------------
+
+
+def corridor(count):
+    return create_environment(env_name='Corridor', env_load_fn=suite_exploration.load, num_parallel_environments=count,
+                              nonparallel=True)
+
+
+@pytest.fixture(scope='module')
+def demonstration(tmp_path_factory):
+    """Straight to the end of the corridor."""
+    env = corridor(1)
+    env.reset()
+    on = torch.tensor(suite_exploration.CorridorEnv().actions_on + [0])
+    episodes = recorder.record(env, lambda step: on[step.observation.argmax(-1)], len(on) - 1)
+    path = str(tmp_path_factory.mktemp('data') / 'corridor')
+    folder.write(path, episodes, {})
+    env.close()
+    return path
+
+
+def make_agent(demonstrations, unroll_length=32, count=8, cls=PpodAlgorithm, agent_args=None, network=None, **kwargs):
+    torch.manual_seed(0)
+    context.reset()
+    env = corridor(count)
+    config = TrainerConfig(root_dir='', algorithm_ctor=Agent, unroll_length=unroll_length, mini_batch_size=128,
+                           mini_batch_length=1, num_updates_per_train_iter=3)
+    if cls is PpodAlgorithm:
+        kwargs['demonstrations'] = demonstrations
+    agent = Agent(env.observation_spec(), env.action_spec(), env.reward_spec(), env=env, config=config,
+                  rl_algorithm_cls=partial(cls, actor_network_ctor=partial(
+                      ActorDistributionNetwork, fc_layer_params=(32, )), value_network_ctor=partial(
+                          ValueNetwork, fc_layer_params=(32, )), loss_class=PPOLoss, **kwargs),
+                  optimizer=Adam(lr=3e-3), **(agent_args or {}))
+    agent.set_path('')
+    agent.finalize()
+    return agent
+
+
+def test_replayed_columns_stand_beside_the_own_ones_with_probability_one(demonstration):
+    agent = make_agent(demonstration, rho=0.1, phi=0.3)
+    seen = []
+    original = agent._rl_algorithm.preprocess_experience
+
+    def preprocess(inputs, info, batch_info):
+        seen.append((inputs, original(inputs, info, batch_info)[1]))
+        return original(inputs, info, batch_info)
+
+    agent._rl_algorithm.preprocess_experience = preprocess
+    agent.train_iter()
+    inputs, info = seen[0]
+    assert inputs.step_type.shape == (8 + 5, 33), '8 * 0.4 / 0.6 is about 5'
+    assert (info.rollout_log_prob[8:] == 0).all() and (info.rollout_log_prob[:8] < -0.1).all()
+    cells = inputs.observation[8:].argmax(-1)
+    assert cells[0, :25].tolist() == list(range(25)) and inputs.reward[8, 24] == 1 and inputs.discount[8, 24] == 0
+    on = suite_exploration.CorridorEnv().actions_on
+    assert info.action[8, :24].tolist() == on
+    torch.testing.assert_close(inputs.prev_action[8, 1:25], info.action[8, :24])
+
+
+def success(agent):
+    """The probability of going straight to the end."""
+    actions = torch.tensor(suite_exploration.CorridorEnv().actions_on)
+    step = TimeStep(step_type=torch.ones(24, dtype=torch.int32), observation=torch.eye(25)[:24])
+    distribution = agent._rl_algorithm.predict_step(step, ()).info.action_distribution
+    return distribution.log_prob(actions).exp().min().item()
+
+
+def test_one_demonstration_teaches_what_exploration_does_not_find(demonstration):
+    agent = make_agent(demonstration)
+    for _ in range(60):
+        agent.train_iter()
+    pools = agent._rl_algorithm._pools
+    assert success(agent) > 0.6
+    assert len(pools.with_reward) > 1 and pools.phi < 0.3, 'it has got there itself'
+
+
+def test_what_it_has_found_is_there_after_a_checkpoint(demonstration):
+    agent = make_agent(demonstration)
+    for _ in range(8):
+        agent.train_iter()
+    pools = agent._rl_algorithm._pools
+    assert pools.with_value
+    again = make_agent(demonstration)
+    again.load_state_dict(agent.state_dict())
+    again.train_iter()
+    kept = again._rl_algorithm._pools
+    assert nest.flatten(pools.with_value[0].steps)[0].shape == nest.flatten(kept.with_value[0].steps)[0].shape
+    assert len(kept.with_value) >= len(pools.with_value) - 1
+
+
+def test_what_it_cannot_do_is_refused(demonstration):
+    for kwargs, word in ((dict(demonstrations=''), 'demonstrations'), (dict(rho=0.6, phi=0.5), 'below 1'),
+                         (dict(demonstrations='/nowhere'), '/nowhere')):
+        with pytest.raises(ConfError, match=word):
+            make_agent(**{'demonstrations': demonstration, **kwargs})
+    network = partial(EncodingNetwork, fc_layer_params=(4, ))
+    module = partial(RNDAlgorithm, target_net=network, predictor_net=network, keep_stacked_frames=0)
+    with pytest.raises(ConfError, match='irm'):
+        make_agent(demonstration, agent_args=dict(intrinsic_reward_module=module)).train_iter()
