@@ -79,14 +79,19 @@ def checkpoint_step_from_flags() -> int | str:
                               'ckpt-100 has the number 100')
 
 
+def check_run_folder(root_dir: str) -> None:
+    """Refuse what is no folder, with a ConfError."""
+    if not os.path.isdir(root_dir):
+        raise gin_utils.ConfError(f'there is no run folder {root_dir}', 'give the --root_dir of a run')
+
+
 def run_from_flags(root_dir: str) -> None:
     """Load the conf of the run in a folder, for the device that the flags say.
 
     Raises:
         ConfError: there is no such folder or device.
     """
-    if not os.path.isdir(root_dir):
-        raise gin_utils.ConfError(f'there is no run folder {root_dir}', 'give the --root_dir of a run')
+    check_run_folder(root_dir)
     flags.device_from_flags()
     flags.conf_from_flags(root_dir, same_run=False, trusted=not FLAGS.untrusted)
 

@@ -108,6 +108,10 @@ class GymVectorEnvironment(AlfEnvironment):
         """Actions ``[B, ...]`` as the vector environment takes them: in its own bounds."""
         return self._actions.encode(action)[0]
 
+    def action_in_bounds(self, action: NestedTensor) -> NestedTensor:
+        """The same as tensors, without leaving torch."""
+        return self._actions.in_bounds(action)
+
     # Stepping --------------------------------------------------------------------------------------------------
 
     def _reset(self) -> TimeStep:

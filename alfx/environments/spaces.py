@@ -241,7 +241,9 @@ class ActionCodec:
         self._shapes = [(batch_size, *spec.shape) for spec in specs]
         self._dtypes = [np.dtype(spec.dtype_str) for spec in specs]
         leaves = [leaf for _, leaf in flatten_space(space)]
-        self._converters = [_action_converter(leaf, spec, normalize, clip) for leaf, spec in zip(leaves, specs)]
+        self._mappings = [_action_mapping(leaf, spec, normalize, clip) for leaf, spec in zip(leaves, specs)]
+        self._converters = [_action_converter(leaf, mapping, _is_mapped(spec, normalize, clip))
+                            for leaf, spec, mapping in zip(leaves, specs, self._mappings)]
         if self._is_leaf:
             self._shape, self._convert, self._dtype = self._shapes[0], self._converters[0], self._dtypes[0]
             is_plain = not _is_mapped(self.spec, normalize, clip)
@@ -273,6 +275,11 @@ class ActionCodec:
         given = [leaf.numpy().astype(dtype) for leaf, dtype in zip(leaves, self._dtypes)]
         return unflatten_sample(self._space, encoded), given
 
+    def in_bounds(self, action: NestedTensor) -> NestedTensor:
+        """What :meth:`encode` makes of actions, without leaving torch: nest of tensors ``[B, ...]``."""
+        leaves = [mapping(leaf) for mapping, leaf in zip(self._mappings, nest.flatten(action))]
+        return nest.pack_sequence_as(self.spec, leaves)
+
     def pack(self, leaves: Sequence[np.ndarray]) -> NestedTensor:
         """The nest of actions with these leaves, as tensors that share their memory."""
         if self._is_leaf:
@@ -290,19 +297,27 @@ def _is_mapped(spec: TensorSpec, normalize: bool, clip: bool) -> bool:
     return isinstance(spec, BoundedTensorSpec) and spec.is_continuous and spec.numel > 0 and (normalize or clip)
 
 
-def _action_converter(space: spaces.Space, spec: TensorSpec, normalize: bool,
-                      clip: bool) -> Callable[[torch.Tensor], np.ndarray]:
+def _action_converter(space: spaces.Space, mapping: Callable[[torch.Tensor], torch.Tensor],
+                      is_mapped: bool) -> Callable[[torch.Tensor], np.ndarray]:
+    if is_mapped:
+        return lambda action: mapping(action).numpy()
     dtype = np.dtype(space.dtype)
+    return lambda action: action.numpy().astype(dtype)
+
+
+def _action_mapping(space: spaces.Space, spec: TensorSpec, normalize: bool,
+                    clip: bool) -> Callable[[torch.Tensor], torch.Tensor]:
     if not _is_mapped(spec, normalize, clip):
-        return lambda action: action.numpy().astype(dtype)
+        return lambda action: action
     assert isinstance(space, spaces.Box)
+    dtype = np.dtype(space.dtype)
     half = (space.high.astype(np.float64) - space.low) / 2
     scale = torch.from_numpy(half.astype(dtype) if normalize else np.ones_like(space.low))
     offset = torch.from_numpy((space.low + half).astype(dtype) if normalize else np.zeros_like(space.low))
     low, high = _bounds(space)
     is_centred = not offset.any()
 
-    def convert(action: torch.Tensor) -> np.ndarray:
+    def convert(action: torch.Tensor) -> torch.Tensor:
         # by torch, as the policy before it: the first use of numpy's arithmetic after an update takes long
         if action.dtype != scale.dtype:
             action = action.to(scale.dtype)
@@ -311,7 +326,7 @@ def _action_converter(space: spaces.Space, spec: TensorSpec, normalize: bool,
             action += offset
         if clip:
             action.clamp_(low, high)
-        return action.numpy()
+        return action
 
     return convert
 

@@ -1,5 +1,5 @@
 """A trained policy by itself: observations in, actions out, in a robot or in a program of one's own."""
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -8,7 +8,20 @@ from alfx import context, nest
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
-from alfx.tensor_specs import NestedTensorSpec, SpecError
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError
+
+
+class PolicyState(NamedTuple):
+    """What a policy remembers from one step to the next.
+
+    Attributes:
+        transform: state of the data transformer, nest ``[1, ...]``.
+        predict: state of the algorithm.
+        prev_action: the action before, zeros before the first one.
+    """
+    transform: NestedTensor
+    predict: NestedTensor
+    prev_action: NestedTensor
 
 
 class Policy:
@@ -27,7 +40,6 @@ class Policy:
             inner = inner.wrapped_env()
         is_gym = inner.action_spec() == env.action_spec()
         self._gym = inner if is_gym and isinstance(inner, GymVectorEnvironment) else None
-        self._state: Any = ()
         self.reset()
 
     @property
@@ -40,12 +52,20 @@ class Policy:
         """The actions of the algorithm."""
         return self._specs[1]
 
+    @property
+    def reward_spec(self) -> NestedTensorSpec:
+        """The rewards of the environment."""
+        return self._specs[2]
+
     def reset(self) -> None:
         """Begin a new episode: forget what has been observed."""
-        self._state = self._algorithm.get_initial_predict_state(1)
-        self._transform_state = self._algorithm.get_initial_transform_state(1)
-        self._prev_action = nest.map_structure(lambda spec: spec.zeros((1, )), self.action_spec)
+        self._state = self.initial_state()
         self._is_first = True
+
+    def initial_state(self) -> PolicyState:
+        """What there is to remember before an episode."""
+        return PolicyState(self._algorithm.get_initial_transform_state(1), self._algorithm.get_initial_predict_state(1),
+                           nest.map_structure(lambda spec: spec.zeros((1, )), self.action_spec))
 
     def predict(self, observation: Any, reward: float = 0.0) -> Any:
         """The action for the next observation of an episode.
@@ -61,22 +81,39 @@ class Policy:
         Raises:
             SpecError: the observation has another structure or shape than :attr:`observation_spec`.
         """
-        device = context.get_default_device()
-        with torch.no_grad(), context.eval_context(), context.record_if(False):
-            inputs, self._transform_state = self._algorithm.transform_timestep(
-                nest.map_structure(lambda x: x.to(device), self._time_step(observation, reward)), self._transform_state)
-            step = self._algorithm.predict_step(inputs, self._state)
-        self._state, self._is_first = step.state, False
-        self._prev_action = nest.map_structure(lambda x: x.detach().cpu(), step.output)
-        action = self._prev_action if self._gym is None else self._gym.encode_action(self._prev_action)
-        return _unbatched(action)
-
-    def _time_step(self, observation: Any, reward: float) -> TimeStep:
-        _, _, reward_spec, info_spec = self._specs
         step_type = StepType.FIRST if self._is_first else StepType.MID
-        return TimeStep(torch.tensor([int(step_type)], dtype=torch.int32), reward_spec.zeros((1, )) + reward,
-                        torch.ones(1), self._batched(observation), self._prev_action, torch.zeros(1, dtype=torch.int64),
-                        (), nest.map_structure(lambda spec: spec.zeros((1, )), info_spec))
+        action, self._state = self.step(torch.tensor([int(step_type)], dtype=torch.int32),
+                                        self.reward_spec.zeros((1, )) + reward, self._batched(observation), self._state)
+        self._is_first = False
+        return _unbatched(action if self._gym is None else self._gym.encode_action(action))
+
+    def step(self, step_type: torch.Tensor, reward: torch.Tensor, observation: NestedTensor,
+             state: PolicyState) -> tuple[NestedTensor, PolicyState]:
+        """What :meth:`predict` does, as a function of all it depends on.
+
+        Args:
+            step_type: int32 ``[1]``, FIRST or MID.
+            reward: ``[1]`` or ``[1, K]``.
+            observation: nest ``[1, ...]``.
+            state: what the step before returned, or :meth:`initial_state`.
+
+        Returns:
+            The action of the algorithm, a nest ``[1, ...]``, and the next state.
+        """
+        device = context.get_default_device()
+        time_step = TimeStep(step_type, reward, torch.ones(1), observation, state.prev_action,
+                             torch.zeros(1, dtype=torch.int64), (),
+                             nest.map_structure(lambda spec: spec.zeros((1, )), self._specs[3]))
+        with torch.no_grad(), context.eval_context(), context.record_if(False):
+            inputs, transform_state = self._algorithm.transform_timestep(
+                nest.map_structure(lambda x: x.to(device), time_step), state.transform)
+            step = self._algorithm.predict_step(inputs, state.predict)
+        action = nest.map_structure(lambda x: x.detach().cpu(), step.output)
+        return action, PolicyState(transform_state, step.state, action)
+
+    def in_bounds(self, action: NestedTensor) -> NestedTensor:
+        """An action of the algorithm as the environment takes it, as tensors ``[1, ...]``."""
+        return action if self._gym is None else self._gym.action_in_bounds(action)
 
     def _batched(self, observation: Any) -> Any:
         def convert(spec: Any, value: Any) -> torch.Tensor:

@@ -54,8 +54,7 @@ def render(report: Report, title: str) -> str:
         f'<h1>{_text(title)}</h1><p>{_summary(report)}</p>',
         '<h2>Learning curves</h2>', _legend(report.methods), _figures(report),
         f'<p>The line is the interquartile mean (IQM) of {_text(quantity)} over the runs of a conf, the band its '
-        '95% bootstrap interval, thin lines are the runs. With fewer than four runs the interquartile mean is the '
-        'mean.</p>',
+        '95% bootstrap interval, thin lines are the runs. Of fewer than four runs the IQM is the mean.</p>',
         '<h2>At the end</h2>', _scores(report)]
     if report.improvements:
         parts += ['<h2>Probability of improvement</h2>', _improvements(report),

@@ -1,0 +1,56 @@
+"""Export the policy of a run to a file that needs no alfx: torch.export (.pt2), or ONNX (.onnx).
+
+Examples:
+
+  alfx export runs/cart_pole
+  alfx export runs/cart_pole --output cart_pole.onnx
+
+The file holds one step of the policy, acting greedily: data transformers, normalizers, masks of actions, networks and
+what they remember, actions in the bounds of the environment. It is written once it has proved itself: the policy and
+the file act side by side in the environment, and what they compute may differ by 1e-5 at most.
+"""
+import os
+
+from absl import flags as absl_flags
+
+from alfx.bin import flags, policy_flags
+
+flags.define_conf_flags()
+absl_flags.DEFINE_bool('untrusted', False, 'for the run folder of a stranger: import nothing but alfx and tasks of '
+                       'gymnasium, and refuse what needs more')
+absl_flags.DEFINE_string('checkpoint_step', 'latest', "which checkpoint: the N of ckpt-N, or 'latest'")
+absl_flags.DEFINE_string('output', None, 'the file to write, .pt2 or .onnx; default: policy.pt2 in the run folder')
+absl_flags.DEFINE_integer('num_steps', 10_000, 'how many observed steps to compare', lower_bound=1)
+absl_flags.DEFINE_float('tolerance', 1e-5, 'how far the file may be from the policy', lower_bound=0)
+FLAGS = absl_flags.FLAGS
+
+
+def main(argv: list[str]) -> int:
+    """Export as the flags say; returns the exit code."""
+    del argv
+    from alfx.trainers import curves, devices, exporting, playing
+    from alfx.trainers.policy import Policy
+    policy_flags.set_up_logging()
+    root_dir = flags.root_dir_from_flags()
+    output = FLAGS.output or os.path.join(root_dir, 'policy.pt2')
+    exporting.check_path(output)
+    step = policy_flags.checkpoint_step_from_flags()
+    policy_flags.check_run_folder(root_dir)
+    devices.use_device(devices.find_device('cpu'))
+    flags.conf_from_flags(root_dir, same_run=False, trusted=not FLAGS.untrusted)
+    env, algorithm = playing.make_policy(root_dir, 1, epsilon_greedy=0.0)
+    try:
+        step = playing.load_for_play(root_dir, algorithm, step)
+        policy = Policy(env, algorithm)
+        name = f'{curves.conf_name(root_dir)} ({type(algorithm.acting_part or algorithm).__name__})'
+        about = {'conf': curves.conf_name(root_dir), 'checkpoint_step': step}
+        difference = exporting.export_to(output, policy, env, name, about, FLAGS.num_steps, FLAGS.tolerance)
+    finally:
+        env.close()
+    print(f'greatest difference over {FLAGS.num_steps:,} observed steps: {difference:.3g}')
+    print(f'policy of {name}, checkpoint {step}: {output} ({os.path.getsize(output):,} bytes)')
+    return 0
+
+
+if __name__ == '__main__':
+    flags.run(main, argument='root_dir')
