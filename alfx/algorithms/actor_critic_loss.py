@@ -48,9 +48,11 @@ class ActorCriticLoss(Loss):
         td_lambda: lambda of the estimation, in [0, 1].
         use_td_lambda_return: with ``use_gae``, train the value towards ``advantage + value`` rather than towards
             the discounted return.
-        normalize_advantages: to zero mean and unit variance within a batch; with several rewards, of the sum of the
-            advantages of each times its weight, whose relative size the weights thus decide alone.
-        advantage_clip: clip advantages to [-x, x]; with several rewards, that sum.
+        normalize_advantages: to zero mean and unit variance within a batch; with several rewards, the sum of the
+            advantages of each times its weight, unless ``separate_rewards``.
+        advantage_clip: clip advantages to [-x, x]; with several rewards, that sum, unless ``separate_rewards``.
+        separate_rewards: normalize and clip the advantages of each reward by themselves, before they are weighted: what
+            counts of each is its weight alone, not how large it is. Otherwise a reward that is larger counts more.
         entropy_regularization: weight of the entropy; ``None``: no such term.
         td_loss_weight: weight of the value error.
         debug_summaries: write more summaries.
@@ -63,7 +65,8 @@ class ActorCriticLoss(Loss):
                  td_error_loss_fn: Callable[..., torch.Tensor] = element_wise_squared_loss, use_gae: bool = False,
                  td_lambda: Fraction = 0.95, use_td_lambda_return: bool = True, normalize_advantages: bool = False,
                  advantage_clip: Positive | None = None, entropy_regularization: NonNegative | None = None,
-                 td_loss_weight: float = 1.0, debug_summaries: bool = False, name: str = 'ActorCriticLoss'):
+                 td_loss_weight: float = 1.0, debug_summaries: bool = False, name: str = 'ActorCriticLoss',
+                 separate_rewards: bool = False):
         super().__init__(name=name)
         self.register_buffer('_gamma', torch.as_tensor(gamma, dtype=torch.float32), persistent=False)
         self._td_error_loss_fn = td_error_loss_fn
@@ -72,6 +75,7 @@ class ActorCriticLoss(Loss):
         self._use_td_lambda_return = use_td_lambda_return
         self._normalize_advantages = normalize_advantages
         self._advantage_clip = advantage_clip
+        self._separate_rewards = separate_rewards
         self._entropy_regularization = entropy_regularization
         self._td_loss_weight = td_loss_weight
         self._debug_summaries = debug_summaries
@@ -141,9 +145,15 @@ class ActorCriticLoss(Loss):
 
     def _processed_advantages(self, info: Any, advantages: torch.Tensor) -> torch.Tensor:
         """Weighted over rewards, normalized, clipped: ``[T, B]``."""
-        if advantages.ndim == 3:
-            weights = info.reward_weights
-            advantages = (advantages * weights if isinstance(weights, torch.Tensor) else advantages).sum(-1)
+        if advantages.ndim == 2:
+            return self._normalized_and_clipped(info, advantages)
+        weights = info.reward_weights if isinstance(info.reward_weights, torch.Tensor) else torch.ones_like(advantages)
+        if not self._separate_rewards:
+            return self._normalized_and_clipped(info, (advantages * weights).sum(-1))
+        each = torch.stack([self._normalized_and_clipped(info, a) for a in advantages.unbind(-1)], -1)
+        return (each * weights).sum(-1)
+
+    def _normalized_and_clipped(self, info: Any, advantages: torch.Tensor) -> torch.Tensor:
         if self._normalize_advantages:
             is_valid = (info.step_type != StepType.LAST).to(advantages.dtype)
             advantages = normalize_advantages(advantages, self._mask_bootstrap_step(is_valid))

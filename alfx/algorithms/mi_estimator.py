@@ -14,7 +14,8 @@ What differs from the papers: the logarithm of DV is replaced by its tangent at 
 ``log E <= log m + E / m - 1``. The gradient is that of MINE, section 3.2, in which the average takes away the bias of
 minibatches, the value stays a lower bound, and the mean of the values of many batches is not biased upwards as that of
 the logarithms of batch means is. Above ``T = 20`` the exponential goes on as a straight line, so that it cannot
-overflow.
+overflow. KLD and JSD, whose T has ``E_Q[exp(T)] = 1`` when it is learned, can be given an average of it too: T is then
+taken relative to ``log m``, a bound like any other. KLD with an average is DV.
 """
 import math
 from collections.abc import Callable, Sequence
@@ -80,12 +81,12 @@ class MIEstimator(Algorithm):
         buffer_size: number of samples kept for 'buffer' and 'double_buffer'; they are part of a checkpoint.
         optimizer: trains the network; ``None``: the parent's.
         estimator_type: 'DV', 'KLD', 'JSD' or 'ML'.
-        averager: averages ``E_Q[exp(T)]``, a scalar, over batches for DV; ``None``: a ``ScalarAdaptiveAverager``. Not
-            with the others.
+        averager: averages ``E_Q[exp(T)]``, a scalar, over batches; ``None``: a ``ScalarAdaptiveAverager`` for DV, none
+            for KLD and JSD, which take T relative to its logarithm if they are given one. Not with ML.
         name: name of this algorithm.
 
     Raises:
-        ConfError: a ``buffer_size`` that is no positive int, or an averager that is not used or no averager.
+        ConfError: a ``buffer_size`` that is no positive int, or an averager for ML or no averager.
         SpecError: a part of x or y that the default network cannot take; for ML a discrete y; an averager of something
             else than a scalar.
         ValueError: an unknown estimator or sampler.
@@ -111,9 +112,9 @@ class MIEstimator(Algorithm):
                      _encoder([x_spec, y_spec], layers, f'{name}: [x, y]', last_layer_size=1,
                               last_activation=math_ops.identity))
         self._model = model
-        self._averager: Any = None
-        if estimator_type == 'DV':
-            self._averager = ScalarAdaptiveAverager() if averager is None else averager
+        self._averager: Any = averager
+        if estimator_type == 'DV' and averager is None:
+            self._averager = ScalarAdaptiveAverager()
         self._y_buffer = self._x_buffer = None
         if estimator_type != 'ML' and sampler in ('buffer', 'double_buffer'):
             self._y_buffer = _SampleBuffer(y_spec, buffer_size)
@@ -163,10 +164,7 @@ class MIEstimator(Algorithm):
         if self._type == 'ML':
             return self._log_ratio(x, y, y_distribution)
         statistic = self._statistic(x, y)
-        if self._averager is None:
-            return statistic
-        mean = self._averager.get()
-        return statistic - torch.where(mean > 0, mean, torch.ones_like(mean)).log()  # 0 before the first batch
+        return statistic if self._averager is None else statistic - self._mean(self._averager.get()).log()
 
     def _statistic(self, x: NestedTensor, y: NestedTensor) -> Tensor:
         """T, ``[B]``."""
@@ -189,19 +187,24 @@ class MIEstimator(Algorithm):
     def _dv(self, joint: Tensor, product: Tensor) -> Tensor:
         """Donsker and Varadhan's bound, ``[B]``, from T of samples of P and of Q, ``[B]`` each."""
         exp = _exp(product)
-        mean = self._averager.average(exp)
-        mean = torch.where(mean > 0, mean, torch.ones_like(mean))  # 0 in evaluation before the first batch
+        mean = self._mean(self._averager.average(exp))
         return joint - mean.log() - exp / mean + 1
 
-    @staticmethod
-    def _kld(joint: Tensor, product: Tensor) -> Tensor:
+    def _kld(self, joint: Tensor, product: Tensor) -> Tensor:
         """The bound of the Kullback-Leibler divergence as an f-divergence, ``[B]``."""
-        return joint - _exp(product) + 1
+        return joint - _exp(product) + 1 if self._averager is None else self._dv(joint, product)
+
+    def _jsd(self, joint: Tensor, product: Tensor) -> Tensor:
+        """The bound of twice the Jensen-Shannon divergence, ``[B]``."""
+        if self._averager is not None:
+            shift = self._mean(self._averager.average(_exp(product))).log()
+            joint, product = joint - shift, product - shift
+        return math.log(4) - F.softplus(-joint) - F.softplus(product)
 
     @staticmethod
-    def _jsd(joint: Tensor, product: Tensor) -> Tensor:
-        """The bound of twice the Jensen-Shannon divergence, ``[B]``."""
-        return math.log(4) - F.softplus(-joint) - F.softplus(product)
+    def _mean(average: Tensor) -> Tensor:
+        """The average, 1 as long as there has been no batch."""
+        return torch.where(average > 0, average, torch.ones_like(average))
 
     # Samples of the product of the marginals -------------------------------------------------------------------
 
@@ -225,11 +228,11 @@ class MIEstimator(Algorithm):
 
 
 def _check_averager(owner: str, averager: Any, estimator_type: str) -> None:
-    """Raise unless ``averager`` is one of a scalar, or is not given where none is used."""
+    """Raise unless ``averager`` is one of a scalar, or is not given to ML."""
     if averager is None:
         return
     check_value(owner, 'averager', averager, (AdaptiveAverager, EMAverager, WindowAverager))
-    if estimator_type != 'DV':
+    if estimator_type == 'ML':
         raise ConfError([problem_at(owner, 'averager', f'is not used by the estimator {estimator_type!r}',
                                     "leave it out, or choose estimator_type='DV'")])
     average = averager.get()

@@ -19,7 +19,7 @@ from torch.distributions import constraints
 
 from alfx.distributions import nests as dist_nests
 from alfx.gin_utils import register_function
-from alfx.tensor_specs import BoundedTensorSpec, SpecError
+from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 _TINY = torch.finfo(torch.float32).tiny
 _SMALLEST = {dtype: torch.finfo(dtype).min for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
@@ -170,16 +170,16 @@ class ShiftedCategorical(Categorical):
     Args:
         logits: ``[..., N]`` unnormalized log-probabilities.
         start: the value of the first category.
+        dtype: of the values.
     """
 
-    def __init__(self, logits: Tensor, start: int):
+    def __init__(self, logits: Tensor, start: int, dtype: torch.dtype = torch.int64):
         super().__init__(logits=logits)
         self.start = int(start)
+        self.dtype = dtype
 
     def _like(self, logits: Any) -> 'ShiftedCategorical':
-        new = super()._like(logits)
-        new.start = self.start  # type: ignore[attr-defined]
-        return new  # type: ignore[return-value]
+        return _rebuild_shifted((logits, ), (self.start, self.dtype))
 
     @property
     def support(self) -> constraints.Constraint:
@@ -189,11 +189,11 @@ class ShiftedCategorical(Categorical):
     @property
     def mode(self) -> Tensor:
         """The most probable value."""
-        return super().mode + self.start
+        return (super().mode + self.start).to(self.dtype)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """int64 samples ``[*sample_shape, ...]``."""
-        return super().sample(sample_shape).add_(self.start)
+        """Samples ``[*sample_shape, ...]``."""
+        return super().sample(sample_shape).add_(self.start).to(self.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability of ``value``."""
@@ -203,7 +203,7 @@ class ShiftedCategorical(Categorical):
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """All values, ``[N, ...]``."""
-        return super().enumerate_support(expand) + self.start
+        return (super().enumerate_support(expand) + self.start).to(self.dtype)
 
 
 @lru_cache(maxsize=64)
@@ -224,6 +224,7 @@ class DiagMultivariateCategorical(td.Independent):
         num_categories: how many of the N each component has; the rest are excluded. ``None``: all N.
         start: the value of the first category of each component.
         reinterpreted_batch_ndims: the number of dimensions of ``event_shape``.
+        dtype: of the values.
 
     Raises:
         ValueError: ``num_categories`` or ``start`` do not have one entry for each component.
@@ -234,8 +235,10 @@ class DiagMultivariateCategorical(td.Independent):
     has_enumerate_support = False
 
     def __init__(self, logits: Tensor, num_categories: Sequence[int] | np.ndarray | None = None,
-                 start: int | Sequence[int] | np.ndarray = 0, reinterpreted_batch_ndims: int = 1):
+                 start: int | Sequence[int] | np.ndarray = 0, reinterpreted_batch_ndims: int = 1,
+                 dtype: torch.dtype = torch.int64):
         self.reinterpreted_batch_ndims = reinterpreted_batch_ndims
+        self._dtype = dtype
         shape = tuple(logits.shape[-1 - reinterpreted_batch_ndims:])
         if num_categories is not None:
             counts = tuple(int(n) for n in np.broadcast_to(num_categories, shape[:-1]).flat)
@@ -271,13 +274,14 @@ class DiagMultivariateCategorical(td.Independent):
     @property
     def mode(self) -> Tensor:
         """The most probable value of each component."""
-        mode = self._base.mode
-        return mode + self._shift(mode.device) if self._start else mode
+        return self._values(self._base.mode)
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """int64 samples ``[*sample_shape, ..., *event_shape]``."""
-        sample = self._base.sample(sample_shape)
-        return sample + self._shift(sample.device) if self._start else sample
+        """Samples ``[*sample_shape, ..., *event_shape]``."""
+        return self._values(self._base.sample(sample_shape))
+
+    def _values(self, index: Tensor) -> Tensor:
+        return (index + self._shift(index.device) if self._start else index).to(self._dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability of ``value``, summed over the components."""
@@ -294,7 +298,7 @@ class DiagMultivariateCategorical(td.Independent):
         return self._like(self._base._param.expand(*batch_shape, *self._event_shape, self._base._num_events))
 
     def _like(self, logits: Tensor) -> 'DiagMultivariateCategorical':
-        return _rebuild_multivariate((logits, ), (self.reinterpreted_batch_ndims, self._start))
+        return _rebuild_multivariate((logits, ), (self.reinterpreted_batch_ndims, self._start, self._dtype))
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}(logits: {dist_nests.shape_of(self._base._param)}, start: {self._start or 0})'
@@ -308,39 +312,51 @@ def sum_event(value: Tensor, ndims: int) -> Tensor:
 
 
 def categorical_from_spec(logits: Tensor, spec: BoundedTensorSpec) -> Categorical | DiagMultivariateCategorical:
-    """The categorical distribution over the actions of a discrete spec.
+    """The categorical distribution over the values of a spec whose bounds are integers.
 
     Args:
         logits: ``[..., *spec.shape, N]`` with ``N = num_categories(spec)``.
-        spec: integer spec whose values run from ``minimum`` to ``maximum``, which may differ between components.
+        spec: its values run from ``minimum`` to ``maximum``, which may differ between components, in steps of 1. They
+            have its dtype, which may be one of floats, or int64 if it is another one of integers.
 
     Returns:
-        :class:`Categorical` for a scalar spec that starts at 0, :class:`ShiftedCategorical` for another start,
-        :class:`DiagMultivariateCategorical` for a spec with a shape.
+        :class:`Categorical` for a scalar spec of integers that starts at 0, :class:`ShiftedCategorical` for another
+        scalar, :class:`DiagMultivariateCategorical` for a spec with a shape.
 
     Raises:
-        SpecError: the spec is not discrete and bounded, or ``logits`` has the wrong shape.
+        SpecError: the spec has no bounds that are integers, or ``logits`` has the wrong shape.
     """
     count = num_categories(spec)
     if tuple(logits.shape[logits.dim() - spec.ndim - 1:]) != (*spec.shape, count):
         raise SpecError(f'logits for {spec}: expected shape [..., {(*spec.shape, count)}], '
                         f'found {tuple(logits.shape)}')
+    dtype = spec.dtype if spec.is_continuous else torch.int64
     if spec.ndim == 0:
         start = int(spec.minimum)
-        return ShiftedCategorical(logits, start) if start else Categorical(logits=logits)
+        return ShiftedCategorical(logits, start, dtype) if start or spec.is_continuous else Categorical(logits=logits)
     counts = spec.maximum.astype(np.int64) - spec.minimum.astype(np.int64) + 1
-    return DiagMultivariateCategorical(logits, counts, spec.minimum, spec.ndim)
+    return DiagMultivariateCategorical(logits, counts, spec.minimum, spec.ndim, dtype)
 
 
 def num_categories(spec: BoundedTensorSpec) -> int:
-    """The number of values of a component of a discrete spec; of components that differ, the largest.
+    """The number of integers within the bounds of a component of a spec; of components that differ, the largest.
 
     Raises:
-        SpecError: the spec is not discrete and bounded.
+        SpecError: there are no bounds, or they are not integers.
     """
-    if not spec.is_discrete or not isinstance(spec, BoundedTensorSpec):
+    if not has_integer_bounds(spec):
         raise SpecError(f'expected a bounded spec of integers, found {spec}')
     return int(np.max(spec.maximum.astype(np.int64) - spec.minimum.astype(np.int64))) + 1
+
+
+def has_integer_bounds(spec: TensorSpec) -> bool:
+    """Whether a spec, of integers or of floats, has bounds that are integers."""
+    return isinstance(spec, BoundedTensorSpec) and (spec.is_discrete or all(
+        bool(np.all(np.abs(bound) < _LARGEST_INTEGER) and np.all(bound == np.round(bound)))
+        for bound in (spec.minimum, spec.maximum)))
+
+
+_LARGEST_INTEGER = 1 << 24  # beyond it there are integers that float32 has not
 
 
 class OneHotCategoricalStraightThrough(td.OneHotCategoricalStraightThrough):
@@ -441,16 +457,17 @@ def _rebuild_categorical(params: tuple[Any, ...], static: None) -> Categorical:
     return dist
 
 
-def _rebuild_shifted(params: tuple[Any, ...], start: int) -> ShiftedCategorical:
+def _rebuild_shifted(params: tuple[Any, ...], static: tuple[int, torch.dtype]) -> ShiftedCategorical:
     dist = object.__new__(ShiftedCategorical)
-    dist._param, dist.start = params[0], start
+    dist._param, (dist.start, dist.dtype) = params[0], static
     return dist
 
 
-def _rebuild_multivariate(params: tuple[Any, ...], static: tuple[int, tuple[int, ...]]) -> DiagMultivariateCategorical:
+def _rebuild_multivariate(params: tuple[Any, ...],
+                          static: tuple[int, tuple[int, ...], torch.dtype]) -> DiagMultivariateCategorical:
     dist = object.__new__(DiagMultivariateCategorical)
     dist._base = _rebuild_categorical(params, None)
-    dist.reinterpreted_batch_ndims, dist._start = static
+    dist.reinterpreted_batch_ndims, dist._start, dist._dtype = static
     return dist
 
 
@@ -469,9 +486,10 @@ def _rebuild_gumbel(params: tuple[Any, ...], static: tuple[bool, float]) -> OneH
 
 _LOGITS = ('logits', )
 dist_nests.register(Categorical, _LOGITS, lambda d: ((d._param, ), None), _rebuild_categorical)
-dist_nests.register(ShiftedCategorical, _LOGITS, lambda d: ((d._param, ), d.start), _rebuild_shifted)
+dist_nests.register(ShiftedCategorical, _LOGITS, lambda d: ((d._param, ), (d.start, d.dtype)), _rebuild_shifted)
 dist_nests.register(DiagMultivariateCategorical, _LOGITS,
-                    lambda d: ((d._base._param, ), (d.reinterpreted_batch_ndims, d._start)), _rebuild_multivariate)
+                    lambda d: ((d._base._param, ), (d.reinterpreted_batch_ndims, d._start, d._dtype)),
+                    _rebuild_multivariate)
 dist_nests.register(OneHotCategoricalStraightThrough, _LOGITS, lambda d: ((d._categorical._param, ), None),
                     _rebuild_one_hot)
 dist_nests.register(OneHotCategoricalGumbelSoftmax, _LOGITS,

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributions as td
 from torch import Tensor
@@ -252,12 +253,16 @@ class TruncatedDistribution(td.Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density of ``value [..., D]``, summed over the components; ``value`` must be inside the box."""
+        return self._log_densities(value).sum(-1)
+
+    def _log_densities(self, value: Tensor) -> Tensor:
+        """Log-density of each component of ``value [..., D]``."""
         a, b, mirrored = self._left_interval()
         x = (value - self._loc) / self._scale
         from_low, to_high = (value - self._lower) / self._scale, (self._upper - value) / self._scale
         width, gap = (self._upper - self._lower) / self._scale, torch.where(mirrored, from_low, to_high)
         density = self._its.log_prob_within(torch.where(mirrored, -x, x), a, b, width, gap)
-        return (density - torch.log(self._scale)).sum(-1)
+        return density - torch.log(self._scale)
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
         """The same distribution with its batch dimensions expanded to ``batch_shape``."""
@@ -295,6 +300,39 @@ class TruncatedT2(TruncatedDistribution):
 
     def __init__(self, loc: Tensor, scale: Tensor, lower_bound: Tensor | float, upper_bound: Tensor | float):
         super().__init__(loc, scale, lower_bound, upper_bound, T2ITS())
+
+
+@td.register_kl(TruncatedDistribution, TruncatedDistribution)
+def _kl_truncated_normal(p: TruncatedDistribution, q: TruncatedDistribution) -> Tensor:
+    """``KL(p || q)`` of two truncated normal distributions, ``[...]``; infinite if q excludes part of the box of p.
+
+    By Gauss-Legendre quadrature in float64 where p is above exp(-40) of its greatest density: the closed form, of
+    moments that are differences of densities at the ends, loses all digits in a tail and in a narrow box.
+    """
+    if not p._its == q._its == NormalITS():
+        raise NotImplementedError(f'no KL divergence of {p} and {q}')
+    wide_p, wide_q = _in_double(p), _in_double(q)
+    a, b, mirrored = wide_p._left_interval()
+    peak = b.clamp_max(0.0)
+    reach = 80.0 / (torch.sqrt(peak.square() + 80.0) - peak)  # how far to the left of the peak the density has dropped
+    start, end = torch.maximum(a, peak - reach), b.clamp_max(math.sqrt(80.0))
+    nodes, weights = (torch.as_tensor(x, device=a.device).view(-1, *[1] * a.dim())
+                      for x in np.polynomial.legendre.leggauss(_NODES))
+    z = torch.lerp(start, end, 0.5 * (nodes + 1.0))
+    value = wide_p._loc + wide_p._scale * torch.where(mirrored, -z, z)
+    log_p = wide_p._log_densities(value)
+    mass = weights * (log_p - log_p.amax(0, keepdim=True).detach()).exp()
+    divergence = (mass * (log_p - wide_q._log_densities(value))).sum(0) / mass.sum(0)
+    outside = torch.as_tensor((wide_p._lower < wide_q._lower) | (wide_p._upper > wide_q._upper), device=a.device)
+    return torch.where(outside, torch.inf, divergence).sum(-1).to(p._loc.dtype)
+
+
+def _in_double(dist: TruncatedDistribution) -> TruncatedDistribution:
+    low, high = (b.double() if isinstance(b, Tensor) else b for b in (dist._lower, dist._upper))
+    return TruncatedDistribution(dist._loc.double(), dist._scale.double(), low, high, dist._its)
+
+
+_NODES = 64
 
 
 class _Box:

@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from alfx.distributions.discrete import has_integer_bounds
 from alfx.gin_utils import ConfError
 from alfx.gin_utils.checks import problem_at
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
@@ -33,6 +34,15 @@ def check_actor(owner: str, argument: str, actor: Any, gives_distributions: bool
             f'choose a network that gives them, as @{example} does')])
 
 
+def require_categories(spec: TensorSpec, head: str) -> None:
+    """Like :func:`require_discrete`, but an action of floats will do whose bounds are integers."""
+    _require_action(spec, head)
+    if has_integer_bounds(spec):
+        _require_few_values(spec, head)
+    else:
+        require_discrete(spec, head)
+
+
 def require_discrete(spec: TensorSpec, head: str) -> None:
     """Raise ``SpecError`` unless ``spec`` is that of a bounded discrete action."""
     _require_action(spec, head)
@@ -41,6 +51,10 @@ def require_discrete(spec: TensorSpec, head: str) -> None:
                         'head such as NormalProjectionNetwork (of an actor network: continuous_projection_net_ctor)')
     if not isinstance(spec, BoundedTensorSpec):
         raise SpecError(f'{head}: a discrete action needs bounds (BoundedTensorSpec), found {spec}')
+    _require_few_values(spec, head)
+
+
+def _require_few_values(spec: Any, head: str) -> None:
     most = int(np.max(spec.maximum.astype(np.float64) - spec.minimum.astype(np.float64))) + 1
     if most > _MAX_CATEGORIES:
         raise SpecError(f'{head}: {most} values of an action are too many for one logit each, found {spec}')

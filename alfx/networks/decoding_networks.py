@@ -69,7 +69,7 @@ class ImageDecodingNetwork(LayersNetwork):
 
     Raises:
         SpecError: the input is no vector.
-        ValueError: no or malformed layers, or ``same_padding`` with an even kernel and a stride of 1.
+        ValueError: no or malformed layers.
     """
 
     def __init__(self, input_size: Count | TensorSpec, transconv_layer_params: Sequence[tuple],
@@ -87,11 +87,14 @@ class ImageDecodingNetwork(LayersNetwork):
             filters, kernel, strides = params[:3]
             padding = params[3] if len(params) > 3 else 0
             output_padding = params[4] if len(params) > 4 else 0
+            surplus = 0, 0
             if same_padding:
-                padding, output_padding = _same_transposed_padding(pair(kernel), pair(strides), f'{name}: layer {i}')
+                padding, output_padding, surplus = _same_transposed_padding(pair(kernel), pair(strides))
             last = i == len(transconv_layer_params) - 1
             modules.append(ConvTranspose2D(channels, filters, kernel, output_activation if last else activation,
                                            strides, padding, output_padding, kernel_initializer=kernel_initializer))
+            if any(surplus):
+                modules.append(_CutStart(surplus))
             channels = filters
         self._set_layers(modules)
 
@@ -105,14 +108,30 @@ def _check_layers(transconv_layer_params: Sequence[tuple], where: str) -> None:
                              f'padding[, output_padding]]), found {params}')
 
 
-def _same_transposed_padding(kernel: tuple[int, int], strides: tuple[int, int], where: str) -> tuple[Size2d, Size2d]:
-    """Padding and output padding by which the output is ``strides`` times as large as the input."""
+def _same_transposed_padding(kernel: tuple[int, int], strides: tuple[int, int]) -> Any:
+    """By what the output is ``strides`` times as large as the input.
+
+    Returns:
+        Padding, output padding, and how much is still to be cut off at the start, a pair each.
+    """
     padding = [max(0, -((s - k) // 2)) for k, s in zip(kernel, strides)]
     extra = [s - k + 2 * p for k, s, p in zip(kernel, strides, padding)]
-    if any(e >= s for e, s in zip(extra, strides)):
-        raise ValueError(f'{where}: same_padding is impossible with kernel_size {kernel} and strides {strides}: an '
-                         'even kernel needs a stride of at least 2')
-    return (padding[0], padding[1]), (extra[0], extra[1])
+    # torch adds less than a stride at the end: with a stride of 1, nothing. To cut off less at both ends and the rest
+    # at the start gives the same.
+    surplus = [int(e >= s) for e, s in zip(extra, strides)]
+    return (tuple(p - c for p, c in zip(padding, surplus)), tuple(e - c for e, c in zip(extra, surplus)),
+            tuple(surplus))
+
+
+class _CutStart(ElementwiseLayerBase):
+    """``[..., H, W]`` without its first rows and columns."""
+
+    def __init__(self, size: tuple[int, int]):
+        super().__init__()
+        self._rows, self._columns = size
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs[..., self._rows:, self._columns:]
 
 
 @configurable(module=_MODULE)

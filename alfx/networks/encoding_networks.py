@@ -89,8 +89,7 @@ def _check_encodable(spec: TensorSpec, with_conv: bool, where: str) -> None:
                         'TrainerConfig.data_transformer_ctor, which scales them to floats')
     if spec.is_discrete:
         raise SpecError(found + 'for integers choose an input preprocessor, e.g. '
-                        'input_preprocessors = @OneHot(), or @EmbeddingPreprocessor and '
-                        'EmbeddingPreprocessor.embedding_dim = 16')
+                        'input_preprocessors = @OneHot() or @EmbeddingPreprocessor()')
     if spec.dtype != torch.get_default_dtype():
         raise SpecError(found + 'add input_preprocessors=@Cast()')
     if with_conv and spec.ndim != 3:

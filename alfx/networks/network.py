@@ -71,6 +71,9 @@ class Network(nn.Module):
 
     def _check_call(self, inputs: NestedTensor, state: NestedTensor) -> None:
         from_dim, spec = self._batch_dims, self._input_tensor_spec
+        if spec is None:
+            raise SpecError(f'{self._name}: made without an input_tensor_spec, as is right for input_preprocessors '
+                            'only; give it one')
         _check_tensors(inputs, f'{self._name}: input')
         if self._parallelism is not None and is_stacked(inputs, spec):
             spec = make_parallel_spec(spec, self._parallelism)

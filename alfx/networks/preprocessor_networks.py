@@ -24,8 +24,8 @@ class PreprocessorNetwork(Network):
         input_preprocessors: nest of networks, layers or functions, whose structure is a prefix of that of
             ``input_tensor_spec``; ``None`` at a leaf leaves that part as it is. They are copied, with new
             parameters, unless they are singletons; so one conf value can serve several networks. A class, such as
-            ``@EmbeddingPreprocessor`` in a conf, is called with the spec of the part; ``@OneHot()`` finds its length
-            there.
+            ``@EmbeddingPreprocessor`` in a conf, is called with the spec of the part; ``@EmbeddingPreprocessor()`` and
+            ``@OneHot()``, which were made without it, are made again with it.
         preprocessing_combiner: makes one tensor of the preprocessed parts, e.g.
             :class:`~alfx.nest.utils.NestConcat`.
         name: name of the network.
@@ -142,6 +142,8 @@ def _for_input(preprocessor: Any, spec: NestedTensorSpec) -> Any:
     """The preprocessor for inputs of this spec."""
     if isinstance(preprocessor, OneHot):
         return preprocessor.for_input(spec)
+    if isinstance(preprocessor, Network) and preprocessor.input_tensor_spec is None:
+        return preprocessor.copy(input_tensor_spec=spec)
     return preprocessor(spec) if inspect.isclass(preprocessor) else preprocessor  # type: ignore[call-arg]
 
 
@@ -165,8 +167,7 @@ def _check_combinable(combiner: NestCombiner, nested: NestedTensor, where: str) 
         if not tensor.dtype.is_floating_point:
             raise SpecError(f"{where}: '{path}' is {torch_dtype_to_str(tensor.dtype)} {tuple(tensor.shape[1:])} and "
                             f'would be combined by {combiner.name} as if it were a quantity; choose an input '
-                            'preprocessor for it, e.g. @OneHot(), @EmbeddingPreprocessor (and '
-                            'EmbeddingPreprocessor.embedding_dim = 16), or '
+                            'preprocessor for it, e.g. @OneHot(), @EmbeddingPreprocessor(), or '
                             '@Cast() if it is a quantity; for images add @ImageScaleTransformer to '
                             'TrainerConfig.data_transformer_ctor')
 
@@ -176,4 +177,4 @@ def _several_tensors(name: str, spec: NestedTensorSpec) -> str:
     return (f'{name}: expected one tensor, found a nest of {len(parts)}: {nest.listed(parts)}. Say how to make one of '
             'them: preprocessing_combiner=@NestConcat() concatenates their last dimensions (also where all are '
             'vectors, nothing is combined unasked); with images or integers among them add input_preprocessors, '
-            'e.g. @OneHot(), or @EmbeddingPreprocessor and EmbeddingPreprocessor.embedding_dim = 16')
+            'e.g. @OneHot() or @EmbeddingPreprocessor()')

@@ -28,7 +28,8 @@ class EmbeddingPreprocessor(Network):
     ``embedding_dim`` outputs. With ``fc_layer_params`` integers pass through such layers behind the vectors.
 
     Args:
-        input_tensor_spec: spec of the input; integers need bounds.
+        input_tensor_spec: spec of the input; integers need bounds. ``None``: that of the input of which a network has
+            this as its preprocessor.
         embedding_dim: number of outputs.
         conv_layer_params: convolutions for images, see ``EncodingNetwork``.
         fc_layer_params: sizes of the layers before the last one.
@@ -43,11 +44,13 @@ class EmbeddingPreprocessor(Network):
 
     _offset: torch.Tensor
 
-    def __init__(self, input_tensor_spec: TensorSpec, embedding_dim: Count,
+    def __init__(self, input_tensor_spec: TensorSpec | None = None, embedding_dim: Count = 16,
                  conv_layer_params: Sequence[tuple] | None = None, fc_layer_params: Sequence[Count] | None = None,
                  activation: Activation = torch.relu_, last_activation: Activation = identity,
                  name: str = 'EmbeddingPreproc'):
         super().__init__(input_tensor_spec, (), name)
+        if input_tensor_spec is None:
+            return
         if not isinstance(input_tensor_spec, TensorSpec):
             raise SpecError(f'{name}: expected the spec of one tensor, found {input_tensor_spec}')
         layers = dict(fc_layer_params=fc_layer_params, activation=activation, last_layer_size=embedding_dim,
@@ -100,12 +103,14 @@ class CosineEmbeddingPreprocessor(Network):
     """Numbers ``x`` to ``cos(pi k x)``, ``k = 0 .. embedding_dim - 1`` (Dabney et al. 2018, arXiv:1806.06923, eq. 4).
 
     Args:
-        input_tensor_spec: spec of the input, of any shape.
+        input_tensor_spec: spec of the input, of any shape. ``None``: that of the input of which a network has this as
+            its preprocessor.
         embedding_dim: number of cosines.
         name: name of the network.
     """
 
-    def __init__(self, input_tensor_spec: TensorSpec, embedding_dim: Count, name: str = 'CosineEmbeddingNetwork'):
+    def __init__(self, input_tensor_spec: TensorSpec | None = None, embedding_dim: Count = 64,
+                 name: str = 'CosineEmbeddingNetwork'):
         super().__init__(input_tensor_spec, (), name)
         self._cosines = _Cosines(embedding_dim)
 

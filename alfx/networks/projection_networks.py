@@ -19,7 +19,7 @@ from alfx.gin_utils.checks import Count, NonNegative, Positive
 from alfx.layers import FC
 from alfx.layers.activations import out_of_place
 from alfx.layers.weights import Activation
-from alfx.networks.action_specs import action_range, require_discrete, require_vector
+from alfx.networks.action_specs import action_range, require_categories, require_vector
 from alfx.networks.location_scale import LocationScaleProjection
 from alfx.networks.network import Network
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
@@ -39,7 +39,7 @@ class CategoricalProjectionNetwork(Network):
 
     Args:
         input_size: number of inputs.
-        action_spec: bounded spec of integers.
+        action_spec: bounded spec of integers; or of floats between integers, which then are the actions.
         fc_ctor: makes the layer; called with the numbers of inputs and outputs and ``kernel_init_gain``.
         logits_init_output_factor: the initial logits have about this standard deviation.
         weight_opt_args: arguments of the optimizer for the weights.
@@ -47,13 +47,13 @@ class CategoricalProjectionNetwork(Network):
         name: name of the network.
 
     Raises:
-        SpecError: the action is not discrete and bounded.
+        SpecError: the action has no bounds that are integers.
     """
 
     def __init__(self, input_size: Count, action_spec: BoundedTensorSpec, fc_ctor: Callable[..., nn.Module] = FC,
                  logits_init_output_factor: float = 0.1, weight_opt_args: dict | None = None,
                  bias_opt_args: dict | None = None, name: str = 'CategoricalProjectionNetwork'):
-        require_discrete(action_spec, name)
+        require_categories(action_spec, name)
         super().__init__(TensorSpec((input_size, )), (), name)
         opt_args = {'weight_opt_args': weight_opt_args, 'bias_opt_args': bias_opt_args}
         fc_ctor = partial(fc_ctor, **{key: value for key, value in opt_args.items() if value is not None})
@@ -102,7 +102,7 @@ class ParallelCategoricalProjectionNetwork(CategoricalProjectionNetwork):
     def __init__(self, input_size: Count, action_spec: BoundedTensorSpec, n: Count,
                  fc_ctor: Callable[..., nn.Module] = FC, logits_init_output_factor: float = 0.1,
                  name: str = 'ParallelCategoricalProjectionNetwork'):
-        require_discrete(action_spec, name)
+        require_categories(action_spec, name)
         Network.__init__(self, TensorSpec((input_size, )), (), name)
         self._parallelism = n
         self._set_layer(fc_ctor, logits_init_output_factor, action_spec)

@@ -198,7 +198,7 @@ def compute_log_probability(distributions: NestedDistribution, actions: NestedTe
 def compute_kl(before: NestedDistribution, after: NestedDistribution) -> Tensor:
     """``KL(before || after)`` in nats, summed over the nest: ``[B]``.
 
-    Where it has no closed form (mixtures, truncated distributions) it is estimated from one sample of ``before``; the
+    Where it is not known (mixtures, truncated Cauchy distributions) it is estimated from one sample of ``before``; the
     estimate and its gradient with respect to ``after`` are unbiased. A transformation that both have in common, such as
     squashing, changes nothing.
 

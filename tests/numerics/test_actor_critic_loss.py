@@ -161,6 +161,29 @@ def test_multi_dimensional_rewards_are_weighted_for_the_policy_only():
     torch.testing.assert_close(double_loss.loss, single_loss.loss)
 
 
+@pytest.mark.parametrize('separate', [False, True])
+def test_rewards_are_normalized_and_clipped_together_or_each_by_itself(separate):
+    # Of valid steps 0 and 1 (step 2 is only bootstrapped from) the advantages are r[t+1] = (1, 3) and (30, 10), which
+    # are (-1, 1) and (1, -1) when normalized, (-0.5, 0.5) and (0.5, -0.5) when clipped. Together they are
+    # 0.75 * (1, 3) + 0.25 * (30, 10) = (8.25, 4.75), of which (0.5, -0.5) is left.
+    zeros = torch.zeros(3, 1)
+    info = ActorCriticInfo(step_type=torch.full((3, 1), M, dtype=torch.int32), discount=zeros,
+                           reward=torch.tensor([[[0., 0.]], [[1., 30.]], [[3., 10.]]]), value=torch.zeros(3, 1, 2),
+                           reward_weights=torch.tensor([0.75, 0.25]).expand(3, 1, 2), action=zeros.long(),
+                           action_distribution=Categorical(logits=torch.zeros(3, 1, 2)))
+    loss = ActorCriticLoss(use_gae=True, normalize_advantages=True, advantage_clip=0.5, separate_rewards=separate)
+    expected = [-0.25, 0.25] if separate else [0.5, -0.5]
+    found = loss(info).extra.pg_loss[:2, 0] / math.log(2)
+    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_of_a_single_reward_there_is_nothing_to_separate():
+    info, _ = random_info()
+    args = dict(use_gae=True, normalize_advantages=True, advantage_clip=1.0)
+    torch.testing.assert_close(ActorCriticLoss(**args)(info).loss,
+                               ActorCriticLoss(**args, separate_rewards=True)(info).loss)
+
+
 @pytest.mark.parametrize('bad', [dict(td_lambda=1.5), dict(td_lambda=-0.1)])
 def test_lambda_outside_the_unit_interval_is_refused(bad):
     with pytest.raises(ValueError, match=r'td_lambda must be a number in \[0, 1\]'):

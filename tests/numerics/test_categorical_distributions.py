@@ -156,8 +156,27 @@ def test_the_spec_decides_the_kind_of_categorical():
     assert type(shifted) is du.ShiftedCategorical and shifted.start == 1
     with pytest.raises(SpecError, match='expected shape'):
         du.categorical_from_spec(torch.zeros(2, 4), BoundedTensorSpec((), torch.int64, 0, 2))
-    with pytest.raises(SpecError, match='bounded spec of integers'):
-        du.categorical_from_spec(torch.zeros(2, 4), BoundedTensorSpec((), torch.float32, 0, 2))
+    for high in (2.5, float('inf'), 1e30):
+        with pytest.raises(SpecError, match='bounded spec of integers'):
+            du.categorical_from_spec(torch.zeros(2, 4), BoundedTensorSpec((), torch.float32, 0, high))
+
+
+@pytest.mark.parametrize('shape, low, high, kind', [
+    ((), 0, 2, du.ShiftedCategorical), ((), -1, 1, du.ShiftedCategorical),
+    ((2, ), [0, -3], [2, -2], du.DiagMultivariateCategorical)])
+def test_floats_between_integers_are_drawn_as_floats(shape, low, high, kind):
+    spec = BoundedTensorSpec(shape, torch.float32, low, high)
+    logits = torch.randn(5, *shape, 3)
+    dist = du.categorical_from_spec(logits, spec)
+    same = du.categorical_from_spec(logits, BoundedTensorSpec(shape, torch.int64, low, high))
+    assert type(dist) is kind
+    for d in (dist, dist.expand((5, )), du.params_to_distributions(du.distributions_to_params(dist),
+                                                                   du.extract_spec(dist))):
+        values = d.sample((100, ))
+        assert values.dtype == d.mode.dtype == torch.float32 and bool((values == values.round()).all())
+        assert bool(((values >= torch.tensor(low)) & (values <= torch.tensor(high))).all())
+        torch.testing.assert_close(d.log_prob(values), same.log_prob(values.long()))
+        torch.testing.assert_close(d.mode, same.mode.float())
 
 
 # One-hot ----------------------------------------------------------------------------------------------------------

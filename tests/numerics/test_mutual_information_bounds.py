@@ -176,3 +176,18 @@ def test_the_exponential_goes_on_as_a_line():
     torch.testing.assert_close(y, torch.tensor([math.exp(-3), 1.0, math.exp(19), 2 * slope, 181 * slope]))
     y.sum().backward()
     torch.testing.assert_close(x.grad, torch.tensor([math.exp(-3), 1.0, math.exp(19), slope, slope]))
+
+
+def test_with_an_average_kld_is_dv_and_jsd_is_that_of_a_shifted_statistic():
+    x, y = torch.randn(6), torch.randn(6)
+    mean = sum(math.exp(0.8 * x[i] * y[i - 1]) for i in range(6)) / 6  # of the first batch
+    for kind in ('KLD', 'JSD'):
+        estimator = make(kind, Product(0.8), averager=ScalarEMAverager(1.0))
+        found = estimator.train_step((x[:, None], y[:, None])).output
+        if kind == 'KLD':
+            expected = slow_bounds('DV', x, y, 0.8, mean)
+        else:
+            expected = [math.log(4) - math.log(1 + mean * math.exp(-0.8 * x[i] * y[i]))
+                        - math.log(1 + math.exp(0.8 * x[i] * y[i - 1]) / mean) for i in range(6)]
+        torch.testing.assert_close(found, torch.tensor(expected), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(estimator.calc_pmi(x[:, None], y[:, None]), 0.8 * x * y - math.log(mean))

@@ -97,3 +97,58 @@ def test_truncated_samples_move_with_their_parameters():
     dist = du.TruncatedNormal(loc, scale, torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 0.5]))
     grads = torch.autograd.grad(dist.rsample((100, )).sum(), (loc, scale))
     assert all(torch.isfinite(g).all() and g.abs().sum() > 0 for g in grads)
+
+
+def slow_kl(p, q, low, high):
+    """The integral of ``p (log p - log q)`` over the box in float64, on a grid that is finer at the peak of p."""
+    near, box = min(max(p[0], low), high), torch.tensor([low, high]).double()
+    steps = torch.cat([torch.zeros(1).double(), torch.logspace(-9, 0, 400_001, dtype=torch.float64)])
+    dist_p, dist_q = (du.TruncatedNormal(*torch.tensor(d).double().view(2, 1), low, high) for d in (p, q))
+    total = 0.0
+    for end in box:
+        x = near + (end - near) * steps
+        log_p, log_q = (d.log_prob(x.unsqueeze(-1)) for d in (dist_p, dist_q))
+        total += torch.trapezoid(log_p.exp() * (log_p - log_q), (end - near).abs() * steps).item()
+    return total
+
+
+@pytest.mark.parametrize('p, q', [
+    ((0.2, 0.7), (-0.5, 1.1)), ((0.0, 0.01), (0.3, 0.5)), ((4.0, 0.7), (-3.0, 0.4)), ((40.0, 1.0), (0.0, 1.0)),
+    ((0.0, 300.0), (1.0, 200.0)), ((-30.0, 0.5), (-31.0, 0.5)), ((0.4, 0.3), (500.0, 20.0))])
+def test_the_divergence_of_truncated_normals_is_the_integral(p, q):
+    dists = [du.TruncatedNormal(*torch.tensor(d).double().view(2, 1), -1.0, 2.0) for d in (p, q)]
+    expected = slow_kl(p, q, -1.0, 2.0)
+    assert td.kl_divergence(*dists).item() == pytest.approx(expected, rel=1e-5, abs=1e-9)
+    single = [du.TruncatedNormal(*torch.tensor(d).view(2, 1), -1.0, 2.0) for d in (p, q)]
+    assert td.kl_divergence(*single).item() == pytest.approx(expected, rel=1e-4, abs=1e-9)
+
+
+def test_the_divergence_in_a_wide_box_is_that_of_plain_normals_and_of_the_same_is_0():
+    p, q = (td.Normal(torch.tensor(loc).double(), scale) for loc, scale in ((0.3, 0.2), (-0.1, 0.5)))
+    cut = [du.TruncatedNormal(d.loc.view(1), d.scale.double().view(1), -50.0, 50.0) for d in (p, q)]
+    assert td.kl_divergence(*cut).item() == pytest.approx(td.kl_divergence(p, q).item(), rel=1e-9)
+    assert td.kl_divergence(cut[0], cut[0]).item() == 0
+
+
+def test_the_divergence_adds_up_over_components_and_has_its_gradient():
+    low, high = torch.tensor([-1.0, 0.0]).double(), torch.tensor([1.0, 3.0]).double()
+    values = [torch.randn(4, 2).double() for _ in range(2)] + [torch.rand(4, 2).double() + 0.2 for _ in range(2)]
+    values = [v.requires_grad_() for v in values]
+
+    def divergence(loc_p, loc_q, scale_p, scale_q):
+        return td.kl_divergence(du.TruncatedNormal(loc_p, scale_p, low, high),
+                                du.TruncatedNormal(loc_q, scale_q, low, high))
+
+    assert divergence(*values).shape == (4, )
+    first = td.kl_divergence(*(du.TruncatedNormal(values[i][:, :1], values[i + 2][:, :1], -1.0, 1.0) for i in (0, 1)))
+    second = td.kl_divergence(*(du.TruncatedNormal(values[i][:, 1:], values[i + 2][:, 1:], 0.0, 3.0) for i in (0, 1)))
+    torch.testing.assert_close(divergence(*values), first + second)
+    assert torch.autograd.gradcheck(divergence, values)
+
+
+def test_values_that_the_other_cannot_have_make_the_divergence_infinite_and_other_shapes_have_none():
+    loc, scale = torch.zeros(1), torch.ones(1)
+    small, large = du.TruncatedNormal(loc, scale, -1.0, 1.0), du.TruncatedNormal(loc, scale, -1.0, 2.0)
+    assert td.kl_divergence(large, small).item() == float('inf') and 0 < td.kl_divergence(small, large).item() < 1
+    with pytest.raises(NotImplementedError):
+        td.kl_divergence(small, du.TruncatedCauchy(loc, scale, -1.0, 1.0))

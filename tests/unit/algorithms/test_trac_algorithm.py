@@ -290,8 +290,9 @@ def test_a_policy_without_a_distance_is_refused_at_construction():
                              ac_algorithm_cls=partial(ActorCriticAlgorithm, actor_network_ctor=actor))
 
     algorithm(partial(NormalProjectionNetwork, scale_distribution=True))
-    with pytest.raises(SpecError, match='TruncatedNormal'):
-        algorithm(TruncatedProjectionNetwork)
+    algorithm(TruncatedProjectionNetwork)
+    with pytest.raises(SpecError, match='TruncatedCauchy'):
+        algorithm(partial(TruncatedProjectionNetwork, dist_ctor=dist_utils.TruncatedCauchy))
 
 
 @every_inner

@@ -20,6 +20,7 @@ from alfx.networks.preprocessors import CosineEmbeddingPreprocessor, EmbeddingPr
 from alfx.networks.projection_networks import CategoricalProjectionNetwork, NormalProjectionNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
+from alfx.utils.math_ops import identity
 
 VECTOR = TensorSpec((3, ))
 IMAGE = BoundedTensorSpec((3, 12, 10), torch.float32, -1.0, 1.0)
@@ -147,10 +148,21 @@ def test_same_padding_keeps_the_size_of_images():
         ImageEncodingNetwork(3, 12, ((4, 3, 1), ), use_batch_ensemble=True)
 
 
-@pytest.mark.parametrize('kernel, stride', [(3, 1), (3, 2), (4, 2), (2, 3), (5, 3), (4, 4)])
+@pytest.mark.parametrize('kernel, stride', [(3, 1), (3, 2), (4, 2), (2, 3), (5, 3), (4, 4), (4, 1), (2, 1)])
 def test_same_padding_of_a_decoder_multiplies_the_size_by_the_stride(kernel, stride):
     net = ImageDecodingNetwork(4, ((3, kernel, stride), (2, kernel, stride)), (3, 5), 6, same_padding=True)
     assert net.output_spec == TensorSpec((2, 3 * stride**2, 5 * stride**2))
+
+
+def test_same_padding_of_an_even_kernel_and_a_stride_of_1_is_the_gradient_of_a_padded_convolution():
+    net = ImageDecodingNetwork(4, ((3, (4, 3), 1), ), (5, 6), 2, same_padding=True, output_activation=identity)
+    stack, inputs = net.make_parallel(2), torch.randn(2, 4)
+    image = net._layers[1](net._layers[0](inputs))
+    layer = net._layers[2]
+    # The whole transposed convolution has 3 more rows and 2 more columns, of which "same" drops 2 and 1 at the start.
+    whole = F.conv_transpose2d(image, layer.weight, layer.bias)
+    torch.testing.assert_close(net(inputs)[0], whole[..., 2:-1, 1:-1])
+    assert stack(inputs)[0].shape == (2, 2, 3, 5, 6)
 
 
 def test_the_decoder_ends_in_its_output_activation():
@@ -159,8 +171,6 @@ def test_the_decoder_ends_in_its_output_activation():
     image, _ = net(torch.randn(2, 4))
     # (3 - 1) * 2 - 2 + 3 = 5; (5 - 1) * 2 + 4 = 12
     assert image.shape == (2, 3, 12, 12) and bool((image > 0).all()) and bool((image < 1).all())
-    with pytest.raises(ValueError, match='an even kernel needs a stride of at least 2'):
-        ImageDecodingNetwork(4, ((8, 4, 1), ), 3, 6, same_padding=True)
     with pytest.raises(ValueError, match='at least one layer'):
         ImageDecodingNetwork(4, (), 3, 6)
     with pytest.raises(ValueError, match=r'transconv_layer_params\[0\]'):
@@ -256,7 +266,8 @@ def test_the_kind_of_head_follows_the_action():
     assert isinstance(ActorDistributionNetwork(VECTOR, DISCRETE)._projection_net, CategoricalProjectionNetwork)
     assert isinstance(ActorDistributionNetwork(VECTOR, BOX)._projection_net, NormalProjectionNetwork)
     with pytest.raises(SpecError, match='discrete actions: expected a spec of integers'):
-        ActorDistributionNetwork(VECTOR, BOX, continuous_projection_net_ctor=CategoricalProjectionNetwork)
+        ActorDistributionNetwork(VECTOR, BoundedTensorSpec((2, ), torch.float32, -0.5, 1.0),
+                                 continuous_projection_net_ctor=CategoricalProjectionNetwork)
     network = ActorDistributionNetwork(VECTOR, BOX)
     assert network.action_spec is BOX and network.is_distribution_output and not network.is_rnn
 

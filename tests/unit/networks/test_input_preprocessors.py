@@ -7,6 +7,7 @@ from alfx import BoundedTensorSpec, TensorSpec, gin_utils
 from alfx.layers import OneHot
 from alfx.nest.utils import NestConcat, NestOuterProduct, NestSum
 from alfx.networks.encoding_networks import EncodingNetwork
+from alfx.networks.preprocessors import CosineEmbeddingPreprocessor, EmbeddingPreprocessor
 from alfx.tensor_specs import SpecError
 
 FOUR = BoundedTensorSpec((), torch.int64, 0, 3)
@@ -19,6 +20,8 @@ def conf(tmp_path):
         EncodingNetwork.fc_layer_params = (8, )
         one_hot/EncodingNetwork.input_preprocessors = @OneHot()
         embedded/EncodingNetwork.input_preprocessors = @EmbeddingPreprocessor
+        made/EncodingNetwork.input_preprocessors = @EmbeddingPreprocessor()
+        made_wide/EncodingNetwork.input_preprocessors = @wide/EmbeddingPreprocessor()
         scoped/EncodingNetwork.input_preprocessors = @wide/EmbeddingPreprocessor
         EmbeddingPreprocessor.embedding_dim = 5
         wide/EmbeddingPreprocessor.embedding_dim = 6
@@ -28,7 +31,8 @@ def conf(tmp_path):
     gin_utils.clear()
 
 
-@pytest.mark.parametrize('scope, size', [('one_hot', 4), ('embedded', 5), ('scoped', 6)])
+@pytest.mark.parametrize('scope, size', [('one_hot', 4), ('embedded', 5), ('made', 5), ('made_wide', 6),
+                                         ('scoped', 6)])
 @pytest.mark.usefixtures('conf')
 def test_what_the_error_for_integers_proposes_works_as_written(scope, size):
     with gin.config_scope(scope):
@@ -40,8 +44,13 @@ def test_what_the_error_for_integers_proposes_works_as_written(scope, size):
 
 def test_integers_without_a_preprocessor_are_refused_with_that_proposal():
     with gin_utils.loaded('ppo_cart_pole', ['prepare_inputs.enabled = False']):
-        with pytest.raises(SpecError, match=r'@OneHot\(\), or @EmbeddingPreprocessor and Emb.*embedding_dim'):
+        with pytest.raises(SpecError, match=r'@OneHot\(\) or @EmbeddingPreprocessor\(\)'):
             EncodingNetwork(FOUR, fc_layer_params=(8, ))
+
+
+def test_very_many_integers_without_a_preprocessor_are_refused_with_that_proposal():
+    with pytest.raises(SpecError, match=r'@OneHot\(\) or @EmbeddingPreprocessor\(\)'):
+        EncodingNetwork(BoundedTensorSpec((), torch.int64, 0, 5000), fc_layer_params=(8, ))
 
 
 @pytest.mark.parametrize('spec', [TensorSpec((), torch.int64), TensorSpec((3, )),
@@ -49,6 +58,23 @@ def test_integers_without_a_preprocessor_are_refused_with_that_proposal():
 def test_one_hot_vectors_need_integers_from_0_to_a_bound(spec):
     with pytest.raises(SpecError, match='OneHot: expected integers from 0 to an upper bound'):
         EncodingNetwork(spec, input_preprocessors=OneHot(), fc_layer_params=(8, ))
+
+
+def test_a_preprocessor_that_was_made_without_a_spec_is_made_again_for_each_part():
+    embedding = EmbeddingPreprocessor(embedding_dim=3)
+    network = EncodingNetwork({'a': FOUR, 'b': BoundedTensorSpec((2, ), torch.int64, 0, 6), 'c': TensorSpec((5, ))},
+                              input_preprocessors={'a': embedding, 'b': embedding, 'c': embedding},
+                              preprocessing_combiner=NestConcat())
+    assert network.processed_input_tensor_spec == TensorSpec((9, ))
+    sizes = [m.num_embeddings for m in network.modules() if isinstance(m, torch.nn.Embedding)]
+    assert sizes == [4, 14]
+    cosines = EncodingNetwork(TensorSpec(()), input_preprocessors=CosineEmbeddingPreprocessor(embedding_dim=7))
+    assert cosines.processed_input_tensor_spec == TensorSpec((7, ))
+
+
+def test_a_preprocessor_that_does_not_know_its_input_says_so_when_it_is_called():
+    with pytest.raises(SpecError, match='EmbeddingPreproc: made without an input_tensor_spec'):
+        EmbeddingPreprocessor()(torch.tensor([1]))
 
 
 def test_elsewhere_a_length_has_to_be_given():

@@ -85,13 +85,25 @@ def test_the_layer_of_the_logits_can_be_chosen():
     assert isinstance(stack, ParallelCategoricalProjectionNetwork)
 
 
+def test_a_categorical_head_gives_floats_where_the_action_is_floats_between_integers():
+    spec = {'a': BoundedTensorSpec((), torch.float32, 0, 2), 'b': BoundedTensorSpec((2, ), torch.float32, [-1, 0], 1)}
+    head = NestedProjectionNetwork(4, spec, continuous_projection_net_ctor=CategoricalProjectionNetwork)
+    dist, _ = head(X * 10)
+    action = dist_utils.sample_action_distribution(dist)
+    for name, leaf in spec.items():
+        assert set(dist[name].sample((500, )).unique().tolist()) == {0., 1., 2.} if name == 'a' else {-1., 0., 1.}
+        assert action[name].dtype == torch.float32 and action[name].shape == (5, *leaf.shape)
+    assert dist_utils.compute_log_probability(dist, action).shape == (5, )
+    assert head.make_parallel(3)(X)[0]['b'].sample().shape == (5, 3, 2)
+
+
 def test_the_wrong_kind_of_action_is_refused_with_the_right_head():
     for head in CONTINUOUS:
         with pytest.raises(SpecError, match='continuous actions: expected a spec of floats, found .*int64.*discrete_'
                            'projection_net_ctor'):
             head(4, BoundedTensorSpec((2, ), torch.int64, 0, 3))
     with pytest.raises(SpecError, match='discrete actions: expected a spec of integers, found .*float32.*Normal'):
-        CategoricalProjectionNetwork(4, BOX)
+        CategoricalProjectionNetwork(4, BoundedTensorSpec((2, ), torch.float32, -0.5, 1.0))
     with pytest.raises(SpecError, match='needs bounds'):
         CategoricalProjectionNetwork(4, TensorSpec((), torch.int64))
     with pytest.raises(SpecError, match='too many for one logit each'):
