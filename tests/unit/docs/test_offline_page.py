@@ -12,7 +12,8 @@ PAGE = Path(__file__).parents[3] / 'docs' / 'offline.md'
 SHORT = {'train': ['TrainerConfig.num_updates_per_train_iter=2', 'TrainerConfig.random_seed=1'],
          'sac_pendulum': ['TrainerConfig.num_env_steps=800', 'TrainerConfig.initial_collect_steps=300'],
          'bc_pendulum': ['TrainerConfig.num_iterations=3'], 'iql_pendulum': ['TrainerConfig.num_iterations=3'],
-         'iql_finetune_pendulum': ['TrainerConfig.num_iterations=4', 'TrainerConfig.rl_train_after_update_steps=4']}
+         'iql_finetune_pendulum': ['TrainerConfig.num_iterations=4', 'TrainerConfig.rl_train_after_update_steps=4'],
+         'gail_pendulum': ['TrainerConfig.num_env_steps=800', 'TrainerConfig.initial_collect_steps=300']}
 
 
 def commands():
@@ -42,4 +43,4 @@ def test_the_commands_work_one_after_the_other(tmp_path):
 
 
 def test_the_page_has_commands():
-    assert len(commands()) == 9
+    assert len(commands()) == 11
