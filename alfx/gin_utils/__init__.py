@@ -7,6 +7,7 @@
 - ``locations``: where each binding was written; ``errors``: :class:`ConfError`, which says so;
 - ``checks``: :func:`check_value` for the arguments of constructors; ``settings``: dataclasses that use it;
 - ``own_modules``: modules of the user's own that a conf imports;
+- ``other_names``: what to write in place of names that confs of elsewhere have;
 - ``trust``: what the conf of a stranger may not do;
 - ``operative``: what was used of a conf; ``run_folder``: what a run folder records of it;
 - ``describe``: what a configurable takes and what a conf comes to, for people.

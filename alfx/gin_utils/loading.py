@@ -16,6 +16,7 @@ import gin
 
 from . import locations, operative, own_modules, run_folder, static_check, trust
 from .errors import ConfError, Problem, hint_nearest
+from .other_names import instead_of
 from .parsing import Conf, Macro, Reader, Statement, find_conf, is_shipped, iterate_nested
 
 __all__ = ['load', 'loaded', 'clear', 'import_configurables']
@@ -227,7 +228,7 @@ def _hint_for(module: str) -> str:
     name = f'alfx.{rest}' if rest else 'alfx'
     if top == 'alf' and name in ('alfx', *names):
         return f"this package is called alfx: did you mean '{name}'?"
-    return (hint_nearest(name, names, 0.85)
+    return (instead_of(rest) or hint_nearest(name, names, 0.85)
             or 'leave the line out: a conf can name everything of alfx without importing it, '
             'and what has another name here is told where it is used')
 

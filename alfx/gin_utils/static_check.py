@@ -21,6 +21,7 @@ import torch
 from . import registry, type_check
 from .errors import Problem, hint_nearest, nearest_name
 from .kinds import family, made_by, resolve
+from .other_names import instead_of, instead_of_parameter
 from .parsing import Macro, Reference, Statement, iterate_nested, substitute
 
 __all__ = ['Resolved', 'check', 'declare_scope', 'parameters_of', 'resolve']
@@ -111,6 +112,8 @@ def describe_missing(selector: str, unavailable: dict[str, str]) -> str:
                if module.rsplit('.', 1)[-1] == likely]
     if reasons:
         return reasons[0]
+    if known := instead_of(selector):
+        return known
     inside = sys.modules.get('.'.join(modules))
     if inside is not None and (near := hint_nearest(name, dir(inside))):
         return near
@@ -146,7 +149,8 @@ def _check_binding(statement: Statement, configurable: Any, value: Any) -> tuple
         if open_ended and not configurable.allowlist:
             return None, statement.value
         names = ', '.join(parameters) or 'none'
-        hint = hint_nearest(statement.name, list(parameters), 0.6) or f'it has: {names}'
+        hint = (instead_of_parameter(owner, statement.name) or hint_nearest(statement.name, list(parameters), 0.6)
+                or f'it has: {names}')
         return Problem(statement.location, f"{owner} has no parameter '{statement.name}'", hint), None
     hint_type = registry.annotation_of(configurable.wrapped, statement.name)
     default = parameters[statement.name].default

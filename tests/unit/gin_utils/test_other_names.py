@@ -1,0 +1,59 @@
+"""What is proposed in place of names that confs of elsewhere have."""
+import re
+
+import pytest
+
+from alfx import gin_utils
+from alfx.gin_utils import ConfError, static_check
+from alfx.gin_utils.other_names import INSTEAD
+
+OWNERS = {'*.torch_env_wrappers': 'suite_gym.load', '*.wrap_with_process': 'suite_gym.load',
+          '*.actor_network': 'ActorCriticAlgorithm', '*.value_network': 'ActorCriticAlgorithm',
+          '*.q_network': 'SacAlgorithm', '*.critic_network': 'SacAlgorithm', '*.gamma': 'SacAlgorithm',
+          '*.use_parallel_network': 'SacAlgorithm'}
+
+
+@pytest.fixture
+def message_of(tmp_path):
+    def message(*lines):
+        path = tmp_path / 'c.gin'
+        path.write_text('\n'.join(lines))
+        with pytest.raises(ConfError) as caught:
+            gin_utils.load(str(path))
+        return str(caught.value)
+
+    yield message
+    gin_utils.clear()
+
+
+@pytest.mark.parametrize('name', INSTEAD)
+def test_a_name_that_there_is_not_is_told_with_what_to_write(name, message_of):
+    owner, _, parameter = name.rpartition('.')
+    if owner:
+        line = f'{OWNERS.get(name, "Agent")}.{parameter} = 1'
+    else:
+        line = f'Agent.name = @{name + ".load" if name.startswith("suite_") else name}'
+    assert message_of(line).endswith(f'\n  {INSTEAD[name]}')
+
+
+@pytest.mark.parametrize('text', sorted(set(INSTEAD.values())))
+def test_what_is_proposed_exists(text):
+    gin_utils.import_configurables()
+    for name in re.findall(r'@((?:suite_\w+\.)?\w+)', text):
+        static_check.resolve(name)
+    for owner, parameter in re.findall(r'(?<![@\w.])((?:[A-Z]\w+|create_environment|calc_\w+))\.(\w+)', text):
+        parameters, _ = static_check.parameters_of(static_check.resolve(owner))
+        assert parameter in parameters, f'{owner}.{parameter}'
+
+
+def test_a_module_of_tasks_that_there_is_not_is_told_with_how_to_load_them(message_of):
+    assert 'by the id that they register' in message_of('import alf.environments.suite_mario')
+    assert '@suite_minigrid.load' in message_of('import alfx.environments.suite_babyai')
+
+
+def test_every_line_of_a_conf_is_told(message_of):
+    message = message_of("import alf", "Agent.observation_transformer = @image_scale_transformer",
+                         'TransformerNetwork.core_size = 2', 'PPOLoss.gama = 0.9')
+    assert [line.split(':')[-2].strip() for line in re.findall(r'\S*c\.gin:\d: ', message)] == ['1', '2', '2', '3', '4']
+    assert message.count('ImageScaleTransformer') >= 2 and 'attention is not offered' in message
+    assert "did you mean 'gamma'?" in message
