@@ -132,11 +132,16 @@ class WorldModel(LearnsModel):
         return self._dynamics_module
 
     def update(self, time_step: TimeStep, batch_info: BatchInfo) -> float:
-        """One update from sequences ``[B, T, ...]`` of a replay buffer; the loss."""
+        """One update from sequences ``[B, T, ...]`` of a replay buffer; the loss.
+
+        What was drawn by priority counts as much as if it had been drawn uniformly: priorities are the policy's.
+        """
         time_step, info = self.preprocess_experience(time_step, ModelInfo(), batch_info)
         inputs, info = nest.map_structure(lambda x: x.transpose(0, 1), (time_step, info))
         loss_info = self.calc_loss(self.train_sequence(inputs, ModelState(), info).info)
-        loss_info, _ = self.update_with_gradient(loss_info, valid_masks(inputs.step_type))
+        relative = batch_info.importance_weights
+        weights = BatchInfo(importance_weights=1 / relative if isinstance(relative, Tensor) else ())
+        loss_info, _ = self.update_with_gradient(loss_info, valid_masks(inputs.step_type), batch_info=weights)
         return float(loss_info.loss)
 
     @torch.no_grad()

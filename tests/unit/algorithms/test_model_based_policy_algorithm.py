@@ -11,18 +11,18 @@ from alfx.algorithms import model_based_policy_algorithm
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.data_transformer import ObservationNormalizer, RewardScaling
-from alfx.algorithms.dynamics_learning_algorithm import StochasticDynamicsAlgorithm
+from alfx.algorithms.dynamics_learning_algorithm import DeterministicDynamicsAlgorithm, StochasticDynamicsAlgorithm
 from alfx.algorithms.icm_algorithm import ICMAlgorithm
 from alfx.algorithms.imagination import TransitionStore, imagined_transitions
 from alfx.algorithms.model_based_policy_algorithm import ModelBasedPolicyAlgorithm
-from alfx.algorithms.reward_learning_algorithm import LearnedReward
+from alfx.algorithms.reward_learning_algorithm import FixedRewardFunction, LearnedReward
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.algorithms.world_models import WorldModel
 from alfx.data_structures import AlgStep, BatchInfo, Experience, StepType, TimeStep
 from alfx.gin_utils import ConfError
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.value_networks import ValueNetwork
-from alfx.optimizers import Adam
+from alfx.optimizers import SGD, Adam
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
 on_policy = partial(ActorCriticAlgorithm, actor_network_ctor=partial(ActorDistributionNetwork, fc_layer_params=(4, )),
@@ -149,6 +149,23 @@ def test_a_model_alone_learns_the_reward_and_what_follows():
     assert (following - after).abs().mean() < 0.15
     assert (reward - 5 * following[:, 0]).abs().mean() < 0.5
     assert torch.equal(is_over, following[:, 0] > 3)
+
+
+def test_what_is_drawn_by_priority_counts_as_if_it_were_drawn_uniformly():
+    """Of two transitions the first is drawn twice as often: a batch with it twice is as one with each once."""
+    def updated(rows, relative):
+        torch.manual_seed(0)
+        dynamics = partial(DeterministicDynamicsAlgorithm, hidden_size=(8, ), normalize=False)
+        model = WorldModel(OBSERVATION, ACTION, TensorSpec(()), dynamics, FixedRewardFunction(lambda s, a: s[:, 0]),
+                           'none', SGD(lr=1.0))
+        observation = torch.tensor([[[0.0, 1.0], [1.0, 0.0]], [[2.0, 1.0], [-1.0, 3.0]]])[rows]
+        steps = TimeStep(step_type=torch.ones(len(rows), 2, dtype=torch.int32), observation=observation,
+                         prev_action=observation[..., :1], reward=torch.zeros(len(rows), 2))
+        model.update(steps, BatchInfo(env_ids=torch.zeros(len(rows), dtype=torch.int64), positions=torch.tensor(rows),
+                                      importance_weights=relative))
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    torch.testing.assert_close(updated([0, 0, 1], torch.tensor([4 / 3, 4 / 3, 2 / 3])), updated([0, 1], ()))
 
 
 # In an agent --------------------------------------------------------------------------------------------------
