@@ -8,8 +8,8 @@ __all__ = ['INSTEAD', 'instead_of', 'instead_of_parameter']
 
 _NETWORK_CLASS = ('write {0}_ctor, or {0}_cls of an algorithm that has this one, and the network without parentheses: '
                   'an algorithm makes its networks itself, for its specs')
-_PACKAGE = ("load tasks of other packages by the id that they register with gymnasium: create_environment.env_load_fn = "
-            "@suite_gym.load, create_environment.env_name = 'package:Id'")
+_PACKAGE = ("load tasks of other packages by the id that they register with gymnasium: create_environment.env_load_fn "
+            "= @suite_gym.load, create_environment.env_name = 'package:Id'")
 _FLOW = ('write @ActorDistributionNetwork and ActorDistributionNetwork.continuous_projection_net_ctor = '
          '@MixtureProjectionNetwork for a policy of several modes, or @NormalProjectionNetwork and '
          'NormalProjectionNetwork.scale_distribution = True for a squashed one')
@@ -37,8 +37,8 @@ INSTEAD = {
                                'ImageScaleTransformer.fields, ImageScaleTransformer.min and ImageScaleTransformer.max',
     'reward_clipping': 'write @RewardClipping in TrainerConfig.data_transformer_ctor, and RewardClipping.minmax',
     'reward_scaling': 'write @RewardScaling in TrainerConfig.data_transformer_ctor, and RewardScaling.scale',
-    '*.observation_transformer': 'write TrainerConfig.data_transformer_ctor, with @ImageScaleTransformer for images and '
-                                 '@FrameStacker to see several of them',
+    '*.observation_transformer': 'write TrainerConfig.data_transformer_ctor, with @ImageScaleTransformer for images '
+                                 'and @FrameStacker to see several of them',
     '*.reward_shaping_fn': 'write @RewardScaling, @RewardClipping or @RewardShifting in '
                            'TrainerConfig.data_transformer_ctor',
     # sizes
@@ -55,7 +55,7 @@ INSTEAD = {
     '*.value_network': _NETWORK_CLASS.format('value_network'),
     '*.gamma': 'the discount belongs to the loss: write OneStepTDLoss.gamma for critics, ActorCriticLoss.gamma or '
                'PPOLoss.gamma for actor-critics',
-    '*.use_parallel_network': 'leave it out: the networks of an ensemble are computed at once wherever that can be done',
+    '*.use_parallel_network': 'leave it out: the networks of an ensemble are computed at once where that can be done',
     # environments
     '*.torch_env_wrappers': 'write alf_env_wrappers',
     '*.wrap_with_process': 'leave it out: create_environment.nonparallel says whether environments have processes',
