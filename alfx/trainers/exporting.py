@@ -13,7 +13,7 @@ import importlib.util
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,7 +112,7 @@ def export(policy: Policy, name: str) -> torch.export.ExportedProgram:
     """
     step = PolicyStep(policy)
     try:
-        with torch.no_grad(), _without_checks():
+        with torch.no_grad():
             program = torch.export.export(step, step.example(), strict=False)
     except Exception as error:  # whatever a network does that cannot be recorded: torch has no class for it
         raise ExportError(f'the policy of {name} cannot be exported: {_reason(error)}',
@@ -122,17 +122,6 @@ def export(policy: Policy, name: str) -> torch.export.ExportedProgram:
         raise ExportError(f'the policy of {name} cannot be exported: it draws random numbers also when it acts '
                           f'greedily ({", ".join(drawn)})', 'use it with alfx.load(run).predict')
     return program
-
-
-@contextlib.contextmanager
-def _without_checks() -> Iterator[None]:
-    """Distributions do not look at the values they are given, which are not known yet."""
-    before = torch.distributions.Distribution._validate_args
-    torch.distributions.Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        torch.distributions.Distribution.set_default_validate_args(before)
 
 
 def _reason(error: Exception) -> str:
