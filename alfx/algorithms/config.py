@@ -17,6 +17,7 @@ from alfx.gin_utils.checks import describe, problem_at, problem_of
 from alfx.gin_utils.settings import setting, wrong_values
 
 _OWNER = 'TrainerConfig'
+LOGGERS = ('tensorboard', 'wandb', 'mlflow')
 
 
 @gin_utils.configurable
@@ -96,6 +97,8 @@ class TrainerConfig:
         summary_interval: summary steps between summaries.
         summarize_first_interval: also summarise each step of the first interval.
         update_counter_every_mini_batch: count minibatches instead of iterations.
+        loggers: what takes the numbers of the run besides ``progress.csv``: 'tensorboard' (event files), 'wandb',
+            'mlflow' (packages of their own).
         summaries_flush_secs: write event files at least so often (seconds).
         summary_max_queue: or after so many summaries.
         metric_min_buffer_size: episodes that average metrics are taken over, at least.
@@ -190,6 +193,7 @@ class TrainerConfig:
     summary_interval: int = setting(50, minimum=1, may_change=True)
     summarize_first_interval: bool = setting(True, may_change=True)
     update_counter_every_mini_batch: bool = False
+    loggers: Sequence[str] = setting(('tensorboard', ), may_change=True)
     summaries_flush_secs: float = setting(1, minimum=0, may_change=True)
     summary_max_queue: int = setting(10, minimum=1, may_change=True)
     metric_min_buffer_size: int = setting(10, minimum=1)
@@ -288,6 +292,8 @@ class TrainerConfig:
                                        'name the algorithm in the conf: TrainerConfig.algorithm_ctor = @Agent'))
         else:
             problems.append(problem_of(_OWNER, 'algorithm_ctor', self.algorithm_ctor, callable))
+        problems += [problem_of(_OWNER, 'loggers', name, str, choices=LOGGERS)
+                     for name in ([] if isinstance(self.loggers, str) else self.loggers)]
         ctors = self.data_transformer_ctor
         several = ctors if isinstance(ctors, (list, tuple)) else () if ctors is None else (ctors,)
         for ctor in several:

@@ -194,7 +194,8 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
     def _decide(self, method: str, time_step: TimeStep, state: Any, decides: Tensor) -> tuple[Any, Any, Any]:
         """Action, next state and info, with the steps of the parts made where ``decides``."""
         batch = decides.shape[0]
-        if not bool(decides.any()) and (method == 'predict_step' or self._rollout_info_spec is not None):
+        can_skip = method == 'predict_step' or self._rollout_info_spec is not None
+        if can_skip and not torch.compiler.is_compiling() and not bool(decides.any()):
             info = ActionRepeatInfo() if method == 'predict_step' else self._blank_info(batch)
             return state.action, state._replace(steps=state.steps - 1), info
         observation, repr_state, infos = time_step.observation, state.repr, {}

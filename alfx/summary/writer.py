@@ -176,6 +176,19 @@ class SummaryWriter:
                 item.set()
 
 
+class SilentWriter(SummaryWriter):
+    """Takes summaries like any other, so that all ranks do the same, and writes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__('')
+
+    def _put(self, *args: Any) -> None:
+        """Nothing."""
+
+    def add_embedding(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing."""
+
+
 def _encode_scalar(tag: str, value: float) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
     return Summary.Value(tag=tag, simple_value=value)

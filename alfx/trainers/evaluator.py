@@ -18,6 +18,7 @@ from alfx.metrics.metrics import (AverageEnvInfoMetric, AverageEpisodeLengthMetr
                                   AverageReturnMetric, update_metrics)
 from alfx.offline.dataset import normalized_score
 from alfx.offline.sources import reference_returns
+from alfx.summary.trackers import event_writer
 from alfx.trainers import building, random_state, run_files
 from alfx.trainers.step_measures import EpisodeMeans
 from alfx.utils.confidence import confidence_interval
@@ -186,12 +187,12 @@ class EvalLog:
 
     Args:
         root_dir: the run folder.
-        config: ``summaries_flush_secs``, ``summary_max_queue``.
+        config: ``loggers``, ``summaries_flush_secs``, ``summary_max_queue``.
     """
 
     def __init__(self, root_dir: str, config: Any):
         folder = run_files.eval_dir(root_dir)
-        self._writer = summary.create_summary_writer(folder, config.summaries_flush_secs, config.summary_max_queue)
+        self._writer = event_writer(folder, config)
         self._reference = reference_returns(config.offline_datasets())
         self._table = run_files.ProgressLog(run_files.eval_table(root_dir), _FIRST_COLUMNS)
 
@@ -307,8 +308,7 @@ class SupervisedEvaluator:
     """
 
     def __init__(self, config: Any):
-        self._writer = summary.create_summary_writer(run_files.eval_dir(config.root_dir), config.summaries_flush_secs,
-                                                     config.summary_max_queue)
+        self._writer = event_writer(run_files.eval_dir(config.root_dir), config)
         self._table = run_files.ProgressLog(run_files.eval_table(config.root_dir),
                                             ('global_counter', 'env_steps', 'iteration'))
         self._config = config

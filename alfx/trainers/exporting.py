@@ -23,7 +23,6 @@ from torch import Tensor, nn
 import alfx
 from alfx import nest
 from alfx.data_structures import StepType
-from alfx.engine.plan import torch_internals
 from alfx.gin_utils import ConfError
 from alfx.trainers.policy import Policy
 
@@ -113,7 +112,7 @@ def export(policy: Policy, name: str) -> torch.export.ExportedProgram:
     """
     step = PolicyStep(policy)
     try:
-        with torch.no_grad(), torch_internals.unvalidated_distributions():
+        with torch.no_grad():
             program = torch.export.export(step, step.example(), strict=False)
     except Exception as error:  # whatever a network does that cannot be recorded: torch has no class for it
         raise ExportError(f'the policy of {name} cannot be exported: {_reason(error)}',

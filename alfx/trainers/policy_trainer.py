@@ -333,6 +333,7 @@ class Trainer:
         """Remove what was written after the checkpoint: it will be written again."""
         self._summary.cut(counter - 1)
         run_files.cut_results(self._config.root_dir, saved_at, counter)
+        self._summary.start_trackers(counter)
 
     def _has_evaluation(self) -> bool:
         """Whether there is a result of an evaluation of the present parameters."""
@@ -375,7 +376,7 @@ class Trainer:
             self._evaluator.close(timeout=None if wait else GRACE_SECONDS)
             self._show_messages()
         self._display.close()
-        self._summary.writer.close()
+        self._summary.close()
         if self._env is not None:
             self._env.close()
 

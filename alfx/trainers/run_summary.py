@@ -10,8 +10,10 @@ from torch import nn
 
 import alfx
 from alfx import context, gin_utils, summary
+from alfx.summary import trackers
 from alfx.summary.writer import SummaryWriter
-from alfx.trainers import run_files
+from alfx.trainers import comparing, run_files
+from alfx.trainers.evaluator import read_results
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +38,11 @@ class RunSummary:
         self._algorithm = algorithm
         self._metrics = {metric.name: metric for metric in metrics}
         self._has_table = writer is None
-        self.writer = writer or summary.create_summary_writer(
-            run_files.train_dir(config.root_dir), config.summaries_flush_secs, config.summary_max_queue)
+        self.writer = writer or trackers.event_writer(run_files.train_dir(config.root_dir), config)
+        if self._has_table:
+            trackers.check_packages(config.loggers)
+        self._trackers: trackers.Trackers | None = None
+        self._tracked_evaluation = -1.0  # the counter of the latest one that the trackers got
         self._table = run_files.ProgressLog(os.path.join(config.root_dir, 'progress.csv'), _COLUMNS)
         self._last: tuple[float, int, int] | None = None
         self._is_first = True
@@ -61,7 +66,8 @@ class RunSummary:
                'steps_per_second': rate.get('environment_steps_per_second', '')}
         for name, value in self._learning().items():
             summary.scalar(f'train/{name}', value)
-        learning = {tag: value for tag, value in self.writer.latest_scalars.items() if _IN_TABLE.search(tag)}
+        scalars = dict(self.writer.latest_scalars)
+        learning = {tag: value for tag, value in scalars.items() if _IN_TABLE.search(tag)}
         self.writer.latest_scalars.clear()
         if not self._has_table:
             return
@@ -69,6 +75,42 @@ class RunSummary:
             self._table.append({**row, **learning})
         except OSError as error:  # as with event files: the run goes on, and its next checkpoint tells if it cannot
             logger.error('progress.csv cannot be written: %s', error)
+        if self._trackers is not None:
+            self._track({**row, **scalars})
+            self._track_evaluations()
+
+    def start_trackers(self, global_counter: int) -> None:
+        """Let the trackers of ``TrainerConfig.loggers`` begin, or go on.
+
+        Args:
+            global_counter: of the checkpoint that the run goes on from; -1 for a new run.
+
+        Raises:
+            ConfError: one cannot begin.
+        """
+        self._tracked_evaluation = global_counter
+        self._trackers = trackers.Trackers(self._config.loggers, self._config.root_dir)
+        self._trackers.params(comparing.read_bindings(self._config.root_dir))
+
+    def close(self) -> None:
+        """Write what has not been written yet; nothing comes after it."""
+        if self._trackers is not None:
+            self._track_evaluations()
+            self._trackers.close()
+        self.writer.close()
+
+    def _track(self, row: dict[str, Any]) -> None:
+        step = row.get('env_steps') or row['global_counter']
+        if self._trackers:
+            self._trackers.log({name: float(x) for name, x in row.items() if isinstance(x, (int, float))}, int(step))
+
+    def _track_evaluations(self) -> None:
+        """Evaluations may be made by another process; what they found is in their table."""
+        for row in read_results(self._config.root_dir) if self._trackers else ():
+            if row['global_counter'] > self._tracked_evaluation:
+                self._tracked_evaluation = row['global_counter']
+                names = {name: name if name in ('global_counter', 'env_steps') else f'eval/{name}' for name in row}
+                self._track({names[name]: value for name, value in row.items()})
 
     def cut(self, global_counter: int) -> None:
         """Remove the rows of ``progress.csv`` that are later than ``global_counter``, if that is written here."""

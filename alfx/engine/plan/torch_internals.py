@@ -3,8 +3,8 @@
 Nothing else of :mod:`alfx.engine` imports a private module of torch or reads a private attribute of its objects.
 """
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -113,17 +113,6 @@ def has_kernel(op: Any, device: torch.device) -> bool:
 
 
 # Compiling -----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def unvalidated_distributions() -> Iterator[None]:
-    """Distributions do not look at the values they are given: while something is traced, these are not known yet."""
-    before = torch.distributions.Distribution._validate_args
-    torch.distributions.Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        torch.distributions.Distribution.set_default_validate_args(before)
 
 
 def compiler_settings(settings: Mapping[str, Any]) -> AbstractContextManager[None]:

@@ -22,7 +22,7 @@ from alfx.engine.remote import data_parallel
 from alfx.environments.seeding import derived_seed
 from alfx.gin_utils.checks import problem_at
 from alfx.metrics.metric_set import MetricSet
-from alfx.summary.writer import SummaryWriter
+from alfx.summary.writer import SilentWriter
 from alfx.trainers import random_state
 from alfx.trainers.progress_display import ProgressDisplay
 from alfx.trainers.run_summary import RunSummary
@@ -297,19 +297,6 @@ def check_layers(algorithm: nn.Module) -> None:
         raise gin_utils.ConfError(f'batch norm is not possible in several processes, of which each sees a part of the '
                                   f'batch; found {", ".join(layers[:5])}',
                                   'normalise by layer, or train in one process')
-
-
-class SilentWriter(SummaryWriter):
-    """Takes summaries like any other, so that all ranks do the same, and writes nothing."""
-
-    def __init__(self) -> None:
-        super().__init__('')
-
-    def _put(self, *args: Any) -> None:
-        """Nothing."""
-
-    def add_embedding(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing."""
 
 
 class _AgreedSignals(StopSignals):

@@ -1,0 +1,142 @@
+"""Trackers get the numbers of a run, and cannot stop it."""
+import importlib.util
+import json
+import logging
+
+import pytest
+
+from alfx import gin_utils
+from alfx.algorithms.config import LOGGERS, TrainerConfig
+from alfx.gin_utils import ConfError
+from alfx.summary import trackers
+from alfx.trainers.policy_trainer import RLTrainer
+from alfx.trainers.run_files import read_table
+
+SMALL = ['create_environment.num_parallel_environments = 2', 'TrainerConfig.num_env_steps = 0',
+         'TrainerConfig.unroll_length = 16', 'TrainerConfig.mini_batch_size = 8', 'TrainerConfig.random_seed = 1',
+         'TrainerConfig.num_updates_per_train_iter = 1', 'TrainerConfig.evaluate = True',
+         'TrainerConfig.num_evals = None', 'TrainerConfig.eval_interval = 2', 'TrainerConfig.num_eval_episodes = 1',
+         'TrainerConfig.async_eval = False', 'TrainerConfig.num_summaries = None',
+         'TrainerConfig.summary_interval = 1']
+
+
+class Recorder(trackers.Tracker):
+    """Keeps what it gets; all that were made are in ``made``."""
+
+    made: list = []
+
+    def __init__(self, root_dir, known_as):
+        self.known_as, self.rows, self.bindings, self.is_closed = known_as, [], {}, False
+        self.made.append(self)
+
+    @property
+    def run_id(self):
+        return self.known_as or 'first'
+
+    def params(self, values):
+        self.bindings.update(values)
+
+    def log(self, values, step):
+        self.rows.append((step, dict(values)))
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture
+def recorders(monkeypatch):
+    monkeypatch.setattr(Recorder, 'made', [])
+    monkeypatch.setitem(trackers.TRACKERS, 'wandb', Recorder)
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: object())
+    return Recorder.made
+
+
+def train(root_dir, num_iterations, loggers):
+    gin_utils.load('ppo_cart_pole', [*SMALL, f'TrainerConfig.num_iterations = {num_iterations}',
+                                     f'TrainerConfig.loggers = {loggers!r}'], allow_unused=True)
+    config = TrainerConfig(root_dir=str(root_dir))
+    trainer = RLTrainer(config)
+    gin_utils.write_conf(str(root_dir), gin_utils.load('ppo_cart_pole', SMALL, allow_unused=True))
+    trainer.train()
+    gin_utils.clear()
+
+
+def test_a_tracker_gets_each_summary_and_evaluation_over_environment_steps_also_of_a_run_that_goes_on(
+        recorders, tmp_path):
+    train(tmp_path / 'run', 4, ['wandb'])
+    train(tmp_path / 'run', 6, ['wandb'])
+    first, second = recorders
+    assert (first.known_as, second.known_as) == (None, 'first') and first.is_closed and second.is_closed
+    assert first.bindings['PPOLoss.gamma'] == '0.98'
+
+    table = read_table(str(tmp_path / 'run' / 'progress.csv'))
+    got = [(step, row) for step, row in first.rows + second.rows if 'iteration' in row]
+    assert [step for step, _ in got] == [int(row['env_steps']) for row in table]
+    assert [row['loss'] for _, row in got] == pytest.approx([float(row['loss']) for row in table])
+    assert all('throughput/iterations_per_second' in row for _, row in got[1:4])
+
+    evaluated = [(step, row['eval/average_return']) for step, row in first.rows + second.rows
+                 if 'eval/average_return' in row]
+    expected = [(int(row['env_steps']), float(row['average_return']))
+                for row in read_table(str(tmp_path / 'run' / 'eval' / 'progress.csv'))]
+    assert evaluated == expected and len(expected) == 3
+    assert not list((tmp_path / 'run').rglob('*tfevents*'))  # 'tensorboard' was not asked for
+
+
+def test_a_tracker_that_fails_is_told_once_and_left_out(recorders, tmp_path, caplog, monkeypatch):
+    monkeypatch.setitem(trackers.TRACKERS, 'mlflow', type('Broken', (Recorder, ), {
+        'log': lambda self, values, step: 1 / 0}))
+    both = trackers.Trackers(['tensorboard', 'wandb', 'mlflow'], str(tmp_path))
+    with caplog.at_level(logging.ERROR, 'alfx'):
+        both.log({'loss': 1.0}, 1)
+        both.log({'loss': 2.0}, 2)
+    assert [record.getMessage() for record in caplog.records if 'mlflow' in record.getMessage()] == [
+        'mlflow gets nothing any more: ZeroDivisionError: division by zero']
+    assert recorders[0].rows == [(1, {'loss': 1.0}), (2, {'loss': 2.0})]
+    with open(tmp_path / 'train' / 'trackers.json') as file:
+        assert json.load(file) == {'wandb': 'first', 'mlflow': 'first'}
+
+
+def test_a_missing_package_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+    for name, package in (('wandb', 'wandb'), ('mlflow', 'mlflow-skinny')):
+        with pytest.raises(ConfError, match=rf"(?s)'{name}' needs a package.*pip install {package}$"):
+            trackers.check_packages(['tensorboard', name])
+    trackers.check_packages(['tensorboard'])
+
+
+def test_a_tracker_that_cannot_begin_ends_the_run_before_it_begins(recorders, tmp_path, monkeypatch):
+    def fail(root_dir, known_as):
+        raise OSError('no server')
+
+    monkeypatch.setitem(trackers.TRACKERS, 'wandb', fail)
+    with pytest.raises(ConfError, match="'wandb' cannot begin: no server"):
+        trackers.Trackers(['wandb'], str(tmp_path))
+
+
+def test_unknown_loggers_are_refused_by_name(tmp_path):
+    with pytest.raises(ConfError, match=r"loggers.*'wandbb'"):
+        TrainerConfig(root_dir=str(tmp_path), algorithm_ctor=dict, loggers=['wandbb'])
+
+
+def test_every_tracker_that_a_conf_may_name_is_there():
+    assert set(LOGGERS) == {'tensorboard', *trackers.TRACKERS}
+
+
+@pytest.mark.parametrize('name', ['wandb', 'mlflow'])
+def test_the_package_itself_takes_numbers_without_a_network(name, tmp_path, monkeypatch):
+    pytest.importorskip(name)
+    for variable in ('WANDB_MODE', 'MLFLOW_TRACKING_URI'):
+        monkeypatch.delenv(variable, raising=False)
+    for step in (10, 20):
+        tracker = trackers.Trackers([name], str(tmp_path))
+        tracker.params({'ppo/Adam.lr': '0.001', 'Agent.optimizer': '@ppo/Adam()'})
+        tracker.log({'loss': 2.5, 'loss/rl.pg_loss': 1.5, 'env_steps': step}, step)
+        tracker.log({'eval/average_return': 2.0}, step - 5)
+        assert tracker  # it has not failed
+        tracker.close()
+    if name == 'mlflow':
+        found, = tmp_path.rglob('loss.rl.pg_loss')
+        assert [line.split()[1:] for line in found.read_text().splitlines()] == [['1.5', '10'], ['1.5', '20']]
+    else:
+        assert list(tmp_path.rglob('*.wandb'))
