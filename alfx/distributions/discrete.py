@@ -451,6 +451,18 @@ class OneHotCategoricalGumbelSoftmax(OneHotCategoricalStraightThrough):
         return self._one_hot(relaxed.argmax(-1)) + (relaxed - relaxed.detach()) if self._hard_sample else relaxed
 
 
+@td.register_kl(Categorical, Categorical)
+def _kl_categorical(p: Categorical, q: Categorical) -> Tensor:
+    # A category that p does not have adds nothing, and has gradient 0, whether q has it or not.
+    change = torch.nan_to_num(p.logits - q.logits, nan=0.0, posinf=torch.inf, neginf=0.0)
+    return (p.logits.exp() * change).sum(-1)
+
+
+@td.register_kl(OneHotCategoricalStraightThrough, OneHotCategoricalStraightThrough)
+def _kl_one_hot(p: Any, q: Any) -> Tensor:
+    return _kl_categorical(p._categorical, q._categorical)
+
+
 def _rebuild_categorical(params: tuple[Any, ...], static: None) -> Categorical:
     dist = object.__new__(Categorical)
     dist._param = params[0]

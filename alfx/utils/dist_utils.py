@@ -212,9 +212,6 @@ def compute_kl(before: NestedDistribution, after: NestedDistribution) -> Tensor:
 def _kl(before: Any, after: Any) -> Tensor:
     while isinstance(before, td.TransformedDistribution):
         before, after = before.base_dist, after.base_dist
-    if isinstance(before, (td.Categorical, td.OneHotCategorical, DiagMultivariateCategorical)):
-        change = torch.nan_to_num(before.logits - after.logits, nan=0.0)  # -inf of both where there is no such choice
-        return (before.logits.exp() * change).reshape(*before.batch_shape, -1).sum(-1)
     try:
         return td.kl_divergence(before, after)
     except NotImplementedError:

@@ -13,10 +13,12 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.algorithms.data_transformer import ActionMask, FrameStacker, create_data_transformer
 from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
+from alfx.algorithms.cql_algorithm import DiscreteCqlAlgorithm
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.algorithms.encoding_algorithm import EncodingAlgorithm
 from alfx.algorithms.impala_algorithm import ImpalaAlgorithm
 from alfx.algorithms.mpo_algorithm import MpoAlgorithm
+from alfx.algorithms.policy_loss_addons import AttractionToPolicy
 from alfx.algorithms.ppg_algorithm import PPGAlgorithm, PPGAuxOptions
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.ppo_loss import PPOLoss
@@ -111,6 +113,7 @@ CASES = {  # name: environment, algorithm, settings
                                                exploration_length_exponent=1.5), REPLAY),
     'rainbow': (Allowed, partial(DqnAlgorithm, q_network_cls=Q, num_atoms=11, v_min=-1., v_max=1.,
                                  random_initial_collection=True), REPLAY),
+    'discrete cql': (Allowed, partial(DiscreteCqlAlgorithm, q_network_cls=Q, rollout_epsilon_greedy=0.5), REPLAY),
     'mpo': (Allowed, partial(MpoAlgorithm, actor_network_cls=ACTOR, q_network_cls=Q, actor_optimizer=Adam(lr=1e-2),
                              mstep_iterations=2), REPLAY),
     'q-learning': (Allowed, partial(QLearningAlgorithm, grid_size=3), {}),
@@ -167,6 +170,13 @@ def test_training_takes_allowed_actions_only_and_its_numbers_are_finite(name):
     for _ in range(8):
         agent.train_iter()
     assert agent.get_step_metrics()[0].result() == 8 * 7 * 4  # one step of eight begins an episode
+    assert all(torch.isfinite(p).all() for p in agent.parameters())
+
+
+def test_attraction_to_another_policy_goes_with_masks():
+    agent, _ = make('ppo', policy_loss_addons=[partial(AttractionToPolicy, actor_network_ctor=ACTOR)])
+    for _ in range(2):
+        agent.train_iter()
     assert all(torch.isfinite(p).all() for p in agent.parameters())
 
 

@@ -216,3 +216,22 @@ def test_gumbel_softmax_is_one_hot_if_hard_and_has_the_right_frequencies():
     assert ((soft > 0.01) & (soft < 0.99)).any()
     with pytest.raises(ValueError, match='tau'):
         du.OneHotCategoricalGumbelSoftmax(tau=0.0, probs=probs)
+
+
+@pytest.mark.parametrize('make', [
+    lambda x: du.Categorical(logits=x), lambda x: du.OneHotCategoricalStraightThrough(logits=x),
+    lambda x: du.DiagMultivariateCategorical(x.unflatten(0, (2, 2)), num_categories=[3, 3])],
+    ids=['one', 'one-hot', 'several'])
+def test_divergences_and_their_gradients_are_those_of_the_categories_that_there_are(make):
+    torch.manual_seed(0)
+    first, second = torch.randn(4, 3, requires_grad=True), torch.randn(4, 3)
+    plain = td.kl_divergence(td.Categorical(logits=first), td.Categorical(logits=second))
+    excluded = torch.full((4, 1), -torch.inf)
+    found = td.kl_divergence(*(make(torch.cat((x, excluded), 1)) for x in (first, second)))
+    torch.testing.assert_close(found, plain if len(found) == 4 else plain.view(2, 2).sum(1))
+    torch.testing.assert_close(*(torch.autograd.grad(x.sum(), first)[0] for x in (found, plain)))
+    wider = td.kl_divergence(*(du.Categorical(logits=torch.cat((second, x), 1)) for x in (
+        excluded, torch.zeros(4, 1))))
+    torch.testing.assert_close(wider, (1 + second.exp().sum(1).reciprocal()).log())
+    assert (td.kl_divergence(*(du.Categorical(logits=torch.cat((second, x), 1)) for x in (
+        torch.zeros(4, 1), excluded))) == torch.inf).all()
