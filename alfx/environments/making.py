@@ -97,7 +97,7 @@ def find_spec(environment_name: str) -> EnvSpec:
     if name in registry:
         return registry[name]
     if not re.search(r'-v\d+$', name):
-        versions = sorted(known for known in registry if re.fullmatch(re.escape(name) + r'-v\d+', known))
+        versions = _versions(name)
         if versions:
             raise EnvironmentLoadError(f'environment {name!r} does not exist without a version; did you mean '
                                        f'{" or ".join(map(repr, versions))}?')
@@ -121,10 +121,18 @@ def _own_spec(environment_name: str) -> EnvSpec:
     return spec
 
 
-def _unknown(name: str) -> str:
+def _versions(name: str) -> list[str]:
+    """What is registered under a name, with or without its version, in any version."""
     stem = re.sub(r'-v\d+$', '', name)
-    versions = sorted(known for known in registry if re.fullmatch(re.escape(stem) + r'-v\d+', known))
-    suggestions = versions or nearest(name, registry)
+    return sorted(known for known in registry if re.fullmatch(re.escape(stem) + r'-v\d+', known))
+
+
+def _version(name: str) -> int:
+    return int(name.rpartition('-v')[2] if '-v' in name else -1)
+
+
+def _unknown(name: str) -> str:
+    suggestions = _versions(name) or nearest(name, registry)
     hint = f'did you mean {" or ".join(map(repr, suggestions))}?' if suggestions else (
         'gymnasium.registry lists all; an environment of your own is registered by importing its module: '
         f"'your_module:{name}'")
@@ -168,8 +176,11 @@ def _explained(name: str, spec: EnvSpec) -> Iterator[None]:
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         entry = spec.entry_point if isinstance(spec.entry_point, str) else ''
         extra = next((extra for prefix, extra in _EXTRAS.items() if entry.startswith(prefix)), None)
-        if extra is None or 'have been moved' in str(error):
-            raise EnvironmentLoadError(f'{name} cannot be imported: {error}') from error
+        retired = any(text in str(error) for text in ('have been moved', 'mujoco_py'))
+        if extra is None or retired:
+            newest = max(_versions(name), key=_version, default=name)
+            hint = f'; did you mean {newest!r}?' if newest != name else ''
+            raise EnvironmentLoadError(f'{name} cannot be imported: {error}{hint}') from error
         raise EnvironmentLoadError(f"{name} needs a package that is not installed: pip install 'alfx[{extra}]' "
                                    f'({error})') from error
     except gymnasium.error.DeprecatedEnv as error:
