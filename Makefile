@@ -1,8 +1,11 @@
 # make demo   train, evaluate and show a first agent          make test   the whole test suite
 # make lint   ruff and mypy                                    make check  test and lint
+# make docs   the documentation as a site, in build/site
 # make clean  remove what the other targets made, but for runs/
 PYTHON ?= python3
 VENV ?= .venv
+# The site needs none of what alfx does, and is built apart from it.
+DOCS_VENV ?= build/docs-venv
 # A new folder for each demo, so that nothing that was trained is ever overwritten.
 RUN ?= runs/ppo_cart_pole-$(shell date +%Y%m%d-%H%M%S)
 # Worker processes of the test suite; the tests themselves compute on one thread each.
@@ -12,7 +15,7 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: demo test test-fast lint check install install-test install-bench clean
+.PHONY: demo docs test test-fast lint check install install-test install-bench clean
 
 demo: install
 	$(BIN)/python -m alfx.bin.train --conf ppo_cart_pole --root_dir $(RUN)
@@ -36,6 +39,9 @@ lint: install-test
 
 check: test lint
 
+docs: $(DOCS_VENV)/.docs
+	$(DOCS_VENV)/bin/mkdocs build --strict
+
 install: $(VENV)/.core
 install-test: $(VENV)/.test
 install-bench: $(VENV)/.bench
@@ -57,6 +63,11 @@ $(VENV)/.test: $(VENV)/.core
 
 $(VENV)/.bench: $(VENV)/.core
 	$(PIP_INSTALL) -e ".[bench]"
+	@touch $@
+
+$(DOCS_VENV)/.docs: setup.cfg
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --disable-pip-version-check $$(sed -n 's/^ *\(mkdocs[a-z-]*[>=<].*\)$$/\1/p' setup.cfg)
 	@touch $@
 
 clean:

@@ -255,9 +255,14 @@ def format_minutes(seconds: float) -> str:
 
 def write_table(stored: dict[str, Any], path: Path) -> None:
     """Writes docs/results.md from what is stored."""
-    rows: list[Sequence[str]] = [_COLUMNS, ['---:' if column in _NUMBERS else '---' for column in _COLUMNS]]
-    rows += [row for name in sorted(stored) for row in rows_of(name, stored[name])]
-    path.write_text(_HEAD + ''.join(f"| {' | '.join(row)} |\n" for row in rows))
+    tasks: dict[str, list[Sequence[str]]] = {}
+    for name, entry in sorted(stored.items()):
+        task = entry['env_name'].lstrip('@').rsplit('/', 1)[-1]
+        tasks.setdefault(task, []).extend(rows_of(name, entry))
+    head: list[Sequence[str]] = [_COLUMNS, ['---:' if column in _NUMBERS else '---' for column in _COLUMNS]]
+    path.write_text(_HEAD + '\n'.join(f'## {task}\n\n' + ''.join(
+        f"| {' | '.join((row[0], *row[2:]))} |\n" for row in [*head, *rows])
+        for task, rows in sorted(tasks.items(), key=lambda item: item[0].lower()) if rows))
 
 
 class Store:

@@ -1,0 +1,57 @@
+"""docs/algorithms.md says what the algorithms can do now."""
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+@pytest.fixture
+def algorithm_table(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / 'tools'))
+    import algorithm_table
+    return algorithm_table
+
+
+def test_the_page_is_current(algorithm_table):
+    stored, current = (ROOT / 'docs' / 'algorithms.md').read_text(), algorithm_table.page()
+    if stored != current:
+        changed = [line for line in current.splitlines() if line not in stored.splitlines()]
+        pytest.fail('docs/algorithms.md is out of date; run python tools/algorithm_table.py. New lines:\n'
+                    + '\n'.join(changed[:10]))
+
+
+def test_every_policy_algorithm_of_the_confs_is_tried(algorithm_table):
+    from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+    uses = algorithm_table.read_uses()
+    policies = {name for name, target in algorithm_table.algorithms_of(uses).items()
+                if issubclass(target, OffPolicyAlgorithm)}
+    within_others = {'CEMPlanAlgorithm', 'ICEMPlanAlgorithm', 'MCTSAlgorithm', 'MuzeroRepresentationLearner',
+                     'RandomShootingAlgorithm'}
+    assert policies - within_others <= set(algorithm_table.PROBES)
+
+
+@pytest.mark.parametrize('name, kind, recurrent, can', [
+    ('SacAlgorithm', 'mixed', True, True), ('DqnAlgorithm', 'discrete', True, True),
+    ('DqnAlgorithm', 'continuous', False, False), ('TaacAlgorithm', 'continuous', True, False)])
+def test_what_cannot_be_made_is_refused(algorithm_table, name, kind, recurrent, can):
+    assert (algorithm_table.try_to_make(name, kind, recurrent) is not None) == can
+
+
+def test_a_failure_for_another_reason_is_no_refusal(algorithm_table, monkeypatch):
+    probe = algorithm_table.PROBES['DqnAlgorithm']._replace(bindings=('DqnAlgorithm.num_critic_replicas = 0', ))
+    monkeypatch.setitem(algorithm_table.PROBES, 'DqnAlgorithm', probe)
+    with pytest.raises(algorithm_table.Unexpected, match='DqnAlgorithm of deep_q.gin for a discrete .*replicas'):
+        algorithm_table.try_to_make('DqnAlgorithm', 'discrete', False)
+
+
+@pytest.mark.parametrize('text, link', [
+    ('# PPO on CartPole (Schulman et al. 2017, arXiv:1707.06347)',
+     'Schulman et al. 2017, [arXiv:1707.06347](https://arxiv.org/abs/1707.06347)'),
+    ('Random distillation, Burda et al. 2018 (arXiv:1810.12894).',
+     'Burda et al. 2018, [arXiv:1810.12894](https://arxiv.org/abs/1810.12894)'),
+    ('Counts (Strehl and Littman 2008, doi:10.1016/j.jcss.2007.08.009)',
+     'Strehl and Littman 2008, [doi:10.1016/j.jcss.2007.08.009](https://doi.org/10.1016/j.jcss.2007.08.009)'),
+    ('of its own (with nobody to cite)', '')])
+def test_a_citation_becomes_a_link(algorithm_table, text, link):
+    assert algorithm_table.papers(text) == link

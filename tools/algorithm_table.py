@@ -1,0 +1,348 @@
+"""Writes docs/algorithms.md: which algorithm takes which actions, and a section for each with its confs and results.
+
+    python tools/algorithm_table.py
+
+What the table says is tried, not declared: each policy algorithm is made from a shipped conf for a discrete, a
+continuous and a mixed action, without and with recurrent networks. It can do what can be made; what cannot has to be
+refused with a message about actions or memory. Everything else is read from docstrings, the heads of the confs and
+docs/results.json.
+"""
+import contextlib
+import functools
+import inspect
+import itertools
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from alfx import gin_utils
+from alfx.algorithms.algorithm import Algorithm, Loss
+from alfx.algorithms.config import TrainerConfig
+from alfx.bin.list import Head, read_heads
+from alfx.environments.utils import create_environment
+from alfx.trainers import building
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / 'tools'))
+try:
+    import results
+finally:
+    sys.path.pop(0)
+
+_GIVE_ENV = 'create_environment.env_name = '
+_GYM = 'create_environment.env_load_fn = @suite_gym.load'
+TASKS = {'discrete': (_GIVE_ENV + "'CartPole-v1'", _GYM), 'continuous': (_GIVE_ENV + "'Pendulum-v1'", _GYM),
+         'mixed': (_GIVE_ENV + "'Gears'", 'create_environment.env_load_fn = @suite_mixed.load')}
+_SMALL = ('create_environment.num_parallel_environments = 2', 'create_environment.nonparallel = True',
+          'TrainerConfig.unroll_length = 4', 'TrainerConfig.num_iterations = 9', 'TrainerConfig.mini_batch_length = 4',
+          'TrainerConfig.mini_batch_size = 4', 'TrainerConfig.replay_buffer_length = 64',
+          'TrainerConfig.offline_buffer_dir = None', 'TrainerConfig.random_seed = 1')
+_RECURRENT = {'ActorDistributionNetwork': 'ActorDistributionRNNNetwork', 'ActorNetwork': 'ActorRNNNetwork',
+              'CriticNetwork': 'CriticRNNNetwork', 'EncodingNetwork': 'LSTMEncodingNetwork',
+              'QNetwork': 'QRNNNetwork', 'ValueNetwork': 'ValueRNNNetwork'}
+_NETWORK = re.compile(r'^((?:\S*_)?network_(?:ctor|cls)) = (@(?:\w+/)?)(\w+)$')
+_REFUSED = re.compile(r'discrete action|continuous|one action|nested action|memory|without it')
+_DATA = "TrainerConfig.offline_buffer_dir = 'data'"
+_STATE = 'TrainerConfig.use_rollout_state = True'
+
+
+class Probe(NamedTuple):
+    """How a policy algorithm is tried.
+
+    Attributes:
+        conf: a shipped conf with it; the first line of it names the algorithm and its paper.
+        bindings: further ones that it needs.
+        memory: those that it needs with recurrent networks.
+        by_kind: those that it needs for a kind of action.
+        confs: other confs for a kind of action.
+        trains: whether it is made to train; False for one that is refused without a dataset.
+        remembers: whether it has a memory without recurrent networks.
+    """
+
+    conf: str
+    bindings: tuple[str, ...] = ()
+    memory: tuple[str, ...] = ()
+    by_kind: dict[str, tuple[str, ...]] = {}
+    confs: dict[str, str] = {}
+    trains: bool = True
+    remembers: bool = False
+
+
+_GRID = {'discrete': (_GIVE_ENV + "'MountainCar-v0'", 'QLearningAlgorithm.grid_size = 4'),
+         'continuous': ('QLearningAlgorithm.grid_size = 4', ), 'mixed': ('QLearningAlgorithm.grid_size = 4', )}
+_SIZES = {'continuous': ('decoder/EncodingNetwork.last_layer_size = 3', ),
+          'mixed': ('decoder/EncodingNetwork.last_layer_size = 1', )}
+PROBES = {
+    'ActorCriticAlgorithm': Probe('ac_simple'),
+    'AwacAlgorithm': Probe('awac_pendulum'),
+    'BcAlgorithm': Probe('bc_pendulum', ('BcAlgorithm.actor_network_cls = @ActorDistributionNetwork', _DATA),
+                         trains=False),
+    'CausalBcAlgorithm': Probe('causal_bc_pendulum', (_DATA, ), trains=False),
+    'CqlAlgorithm': Probe('cql'),
+    'DaggerAlgorithm': Probe('dagger_cart_pole', ('DaggerAlgorithm.expert_cls = @RandomAlgorithm', )),
+    'DdpgAlgorithm': Probe('ddpg'),
+    'DiscreteCqlAlgorithm': Probe('cql_cart_pole'),
+    'DqnAlgorithm': Probe('deep_q', ('DqnAlgorithm.q_network_cls = @QNetwork', )),
+    'DynamicActionRepeatAgent': Probe('dynamic_action_repeat'),
+    'EvolutionStrategyAlgorithm': Probe('es'),
+    'ImpalaAlgorithm': Probe('impala', memory=(_STATE, )),
+    'IqlAlgorithm': Probe('iql'),
+    'LatentMbrlAlgorithm': Probe('mbrl_latent_pendulum'),
+    'MbrlAlgorithm': Probe('mbrl_pendulum'),
+    'MdqAlgorithm': Probe('mdq'),
+    'MerlinAlgorithm': Probe('merlin_t_maze', by_kind=_SIZES, remembers=True),
+    'ModelBasedPolicyAlgorithm': Probe('mbpo_pendulum', ('TrainerConfig.mini_batch_length = 2', )),
+    'MpoAlgorithm': Probe('mpo'),
+    'MuzeroAlgorithm': Probe('muzero_cart_pole', confs={'continuous': 'muzero_pendulum'}),
+    'OacAlgorithm': Probe('oac'),
+    'PPGAlgorithm': Probe('ppg', memory=('ppg/LSTMEncodingNetwork.hidden_size = (8, )', _STATE)),
+    'PPOAlgorithm': Probe('ppo'),
+    'QLearningAlgorithm': Probe('q_learning', by_kind=_GRID),
+    'QrsacAlgorithm': Probe('qrsac'),
+    'SacAlgorithm': Probe('sac'),
+    'SarsaAlgorithm': Probe('sarsa'),
+    'TaacAlgorithm': Probe('taac'),
+    'TaacLAlgorithm': Probe('taacl_pendulum'),
+    'TaacQAlgorithm': Probe('taacq_pendulum'),
+    'Td3Algorithm': Probe('td3'),
+    'Td3BcAlgorithm': Probe('td3_bc'),
+    'TracAlgorithm': Probe('trac_cart_pole'),
+}
+NOT_LEARNING = {'RandomAlgorithm', 'LinearFeedbackAlgorithm'}  # what acts in some confs without learning
+
+
+class Made(NamedTuple):
+    """An algorithm that could be made.
+
+    Attributes:
+        compiles: whether its update is recorded and compiled, with ``TrainerConfig.compile``.
+        data: what it learns from: 'unrolls', each once or for some epochs; 'replay', samples of all that is stored.
+    """
+
+    compiles: bool
+    data: str
+
+
+class Row(NamedTuple):
+    """What an algorithm can do; the columns of the table.
+
+    Attributes:
+        kinds: of actions, a subset of :data:`TASKS`.
+        memory: 'yes' with recurrent networks, 'its own' if it has a memory without them, or ''.
+        data: see :class:`Made`; 'dataset' is added where a shipped conf trains it on one.
+        compiles: see :class:`Made`.
+    """
+
+    kinds: tuple[str, ...]
+    memory: str
+    data: str
+    compiles: bool
+
+
+class Unexpected(RuntimeError):
+    """An algorithm was refused for another reason than its actions or memory."""
+
+
+def try_to_make(name: str, kind: str, recurrent: bool) -> Made | None:
+    """Make an algorithm for a kind of action.
+
+    Args:
+        name: of its class.
+        kind: of action.
+        recurrent: with recurrent networks in place of all others.
+
+    Returns:
+        what it is; None if it is refused, or takes no networks that could be recurrent.
+
+    Raises:
+        Unexpected: it is refused for another reason.
+    """
+    probe = PROBES[name]
+    conf = probe.confs.get(kind, probe.conf)
+    bindings = [*_SMALL, *TASKS[kind], *probe.bindings, *probe.by_kind.get(kind, ())]
+    try:
+        if recurrent:
+            networks = list(_recurrent_networks(gin_utils.load(conf, bindings)))
+            if not networks:
+                return None
+            bindings += [*networks, *probe.memory]
+        gin_utils.load(conf, bindings)
+        config = TrainerConfig(root_dir='')
+        with contextlib.closing(create_environment()) as env:
+            made = building.create_algorithm(config, env, trains=probe.trains)
+        on_unrolls = made.on_policy or config.whole_replay_buffer_training and config.clear_replay_buffer
+        return Made(made.traits.fixed_update,
+                    'unrolls' if on_unrolls else 'replay')
+    except (gin_utils.ConfError, ValueError, TypeError) as error:
+        message = ' '.join(str(error).split())
+        if _REFUSED.search(message):
+            return None
+        raise Unexpected(f'{name} of {conf}.gin for a {kind} action{", recurrent" if recurrent else ""}: {message}; '
+                         f'correct PROBES[{name!r}], or let the refusal speak of actions or memory') from error
+    finally:
+        gin_utils.clear()
+
+
+def _recurrent_networks(loaded: Any) -> Iterator[str]:
+    for binding in loaded.bindings:
+        match = _NETWORK.match(str(binding))
+        if match is not None and match[3] in _RECURRENT:
+            yield f'{match[1]} = {match[2]}{_RECURRENT[match[3]]}'
+
+
+def row_of(name: str, trains_on_dataset: bool) -> Row:
+    """Try an algorithm with all kinds of actions, without and with recurrent networks."""
+    made = {(kind, recurrent): try_to_make(name, kind, recurrent)
+            for kind, recurrent in itertools.product(TASKS, (False, True))}
+    plain = {kind: made[kind, False] for kind in TASKS if made[kind, False] is not None}
+    if not plain:
+        raise Unexpected(f'{name} could be made for no kind of action')
+    first = next(found for found in plain.values() if found is not None)
+    recurrent = any(made[kind, True] is not None for kind in TASKS)
+    data = ', '.join([first.data] * PROBES[name].trains + ['dataset'] * trains_on_dataset)
+    memory = 'its own' if PROBES[name].remembers else 'yes' if recurrent else ''
+    return Row(tuple(plain), memory, data, first.compiles)
+
+
+class Use(NamedTuple):
+    """A shipped conf for a task, and what it binds.
+
+    Attributes:
+        head: what its first lines say.
+        classes: names after an ``@`` in what it binds.
+        has_dataset: whether it trains on stored data.
+    """
+
+    head: Head
+    classes: frozenset[str]
+    has_dataset: bool
+
+
+@functools.cache
+def read_uses() -> tuple[Use, ...]:
+    """All shipped confs that name a task."""
+    uses = []
+    for head in read_heads():
+        if head.task:
+            bindings = [str(binding) for binding in gin_utils.load(head.name).bindings]
+            gin_utils.clear()
+            values = '\n'.join(binding.split(' = ', 1)[1] for binding in bindings)
+            uses.append(Use(head, frozenset(re.findall(r'@(?:\w+/)?(?:\w+\.)*(\w+)', values)),
+                            any('.offline_buffer_dir' in binding for binding in bindings)))
+    return tuple(uses)
+
+
+def algorithms_of(uses: Sequence[Use]) -> dict[str, type]:
+    """The classes of algorithms that confs use, by name, but for what only acts or holds others together."""
+    named = {name for use in uses for name in use.classes} - NOT_LEARNING - {'Agent'} | set(PROBES)
+    found = {target.__name__: target for target in _subclasses(Algorithm) if not issubclass(target, Loss)}
+    return {name: found[name] for name in sorted(named & set(found))}
+
+
+def _subclasses(target: type) -> Iterator[type]:
+    for subclass in target.__subclasses__():
+        yield from (subclass, *_subclasses(subclass))
+
+
+def first_sentence(target: type) -> str:
+    """What the docstring of a class begins with."""
+    text = ' '.join((inspect.getdoc(target) or '').split('\n\n')[0].split())
+    text = re.sub(r'; see the module\b.*|\s*\((?:[A-Z][^()]*arXiv[^()]*)\)', '', text).rstrip('.')
+    return re.sub(r':\w+:`~?(?:[\w.]*\.)?(\w+)`|``(.*?)``', lambda match: f'`{match[1] or match[2]}`', text) + '.'
+
+
+def papers(*texts: str) -> str:
+    """The publications that the first of these texts with any cites, as links; '' if none does."""
+    for text in texts:
+        joined = ' '.join(text.split())
+        cited = [*re.findall(r'\(([A-Z][^()]*\b(?:19|20)\d\d\b[^()]*)\)', joined),
+                 *(f'{who}, {where}' for who, where in re.findall(
+                     r'([A-Z][\w-]+(?:, [A-Z]\w+)*(?: et al\.| (?:and|&) [A-Z]\w+)?,? (?:19|20)\d\d)'
+                     r'(?: \(|, (?:"[^"]*", )?)((?:arXiv|doi):[^\s,);]*[^\s,);.])', joined))]
+        if cited:
+            return '; '.join(_linked(paper) for paper in dict.fromkeys(cited))
+    return ''
+
+
+def _linked(paper: str) -> str:
+    paper = re.sub(r'(https?:\S*[^\s.,;])', r'<\1>', paper)
+    paper = re.sub(r'arXiv:(\d+\.\d+)', r'[arXiv:\1](https://arxiv.org/abs/\1)', paper)
+    return re.sub(r'doi:([^\s,;]*[^\s,;.])', r'[doi:\1](https://doi.org/\1)', paper)
+
+
+def _conf_rows(uses: Sequence[Use], stored: dict[str, Any]) -> Iterator[str]:
+    yield '| conf | task | steps | expected | measured |'
+    yield '| --- | --- | ---: | --- | --- |'
+    for use in uses:
+        head = use.head
+        rows = results.rows_of(head.name, stored[head.name]) if head.name in stored else []
+        measured = '; '.join(f"{row[5]} {row[6]}{f' ({row[7]})' if row[7] else ''}, {row[3]} "
+                             f"seed{'s' if row[3] != '1' else ''}" for row in rows)
+        yield f'| `{head.name}` | {head.task} | {head.steps} | {head.expected} | {measured} |'
+
+
+def _section(name: str, target: type, title: str, uses: Sequence[Use], stored: dict[str, Any]) -> str:
+    module = inspect.getmodule(target)
+    cited = papers(title, inspect.getdoc(target) or '', inspect.getdoc(module) or '')
+    lines = [f'### {name}', '', first_sentence(target) + (f' {cited}.' if cited else ''), '',
+             f"Module `{target.__module__.replace('.', '/')}.py`."]
+    mine = [use for use in uses if name in use.classes]
+    if mine:
+        lines += ['', *_conf_rows(mine, stored)]
+    return '\n'.join(lines) + '\n'
+
+
+_HEAD = """# Algorithms
+
+Made by `python tools/algorithm_table.py`. *Actions*: for which it could be made; *mixed* is a nest of a discrete and a
+continuous one. *Memory*: *yes*, its networks may be recurrent; *its own*, it remembers without that. *Learns from*:
+*unrolls*, what was collected last, then dropped; *replay*, samples of what is stored; *dataset*, a shipped conf trains
+it on stored data. *Compiled*: its update is the same operations every time, so that `TrainerConfig.compile` takes it.
+`alfx help NAME` prints all arguments of a class, `alfx show CONF` a conf in full.
+
+"""
+_SECTIONS = """
+## One by one
+
+*Expected* is what the head of the conf states. *Measured* is the mean over seeds with its 95% interval, from
+[the results](results.md); empty where nothing is stored.
+
+"""
+_PARTS = """
+## Parts and other algorithms
+
+Intrinsic rewards, representations, models, planners, imitation rewards, supervised learning: what goes into an
+[`Agent`](compose_an_agent.md), or trains without actions.
+
+"""
+
+
+def page() -> str:
+    """The text of docs/algorithms.md."""
+    uses = read_uses()
+    stored = json.loads((ROOT / 'docs' / 'results.json').read_text())
+    titles = {head.name: (Path(gin_utils.load(head.name).conf_file).read_text().splitlines()[0], head.algorithm)
+              for head in read_heads() if head.name in {probe.conf for probe in PROBES.values()}}
+    gin_utils.clear()
+    classes = algorithms_of(uses)
+    lines = ['| algorithm | | actions | memory | learns from | compiled |', '| --- | --- | --- | --- | --- | --- |']
+    for name, probe in PROBES.items():
+        row = row_of(name, any(use.has_dataset and name in use.classes for use in uses))
+        lines.append(f"| [{name.removesuffix('Algorithm')}](#{name.lower()}) | "
+                     f"{titles[probe.conf][1].split(' on ')[0]} | {', '.join(row.kinds)} | {row.memory} | {row.data} | {'yes' if row.compiles else ''} |")
+    policies = [_section(name, classes[name], titles[PROBES[name].conf][0], uses, stored) for name in PROBES]
+    parts = [_section(name, target, '', uses, stored) for name, target in classes.items() if name not in PROBES]
+    return _HEAD + '\n'.join(lines) + '\n' + _SECTIONS + '\n'.join(policies) + _PARTS + '\n'.join(parts)
+
+
+def main() -> int:
+    """Write the page; returns the exit code."""
+    (ROOT / 'docs' / 'algorithms.md').write_text(page())
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
