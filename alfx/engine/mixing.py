@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from alfx import nest
+from alfx import context, nest
 from alfx.data_structures import BatchInfo, Experience, LossInfo
 from alfx.engine import priorities
 from alfx.engine.contract import Settings
@@ -120,7 +120,7 @@ def weights_of(settings: Settings, origins: Sequence[Origin]) -> Tensor | tuple[
         return ()
     if len(origins) == 1 and factors[0] == 1.0:
         return infos[0]
-    device = next((x.device for x in infos if isinstance(x, Tensor)), None)
+    device = context.get_default_device()  # where samples come to, and their importance weights
     return torch.cat([x * factor if isinstance(x, Tensor) else torch.full((origin.share.batch_size, ), factor,
                                                                           device=device)
                       for x, factor, origin in zip(infos, factors, origins)])

@@ -58,6 +58,11 @@ def test_weights_make_the_mean_over_all_columns_the_sum_of_means():
     assert weights_of(config(), mean) == ()
 
 
+def test_weights_are_on_the_device_that_samples_come_to():
+    with context.device('meta'):
+        assert weights_of(config(), [Origin(Share(None, n), BatchInfo()) for n in (3, 1)]).device.type == 'meta'
+
+
 def test_importance_weights_apply_besides():
     origins = [Origin(Share(None, 2), BatchInfo(importance_weights=torch.tensor([4.0, 1.0]))),
                Origin(Share(None, 2), BatchInfo())]
