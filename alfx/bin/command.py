@@ -10,6 +10,7 @@ import re
 import runpy
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -81,7 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     _started_as[:] = [python(), '-m', 'alfx'] if sys.argv[0].endswith('__main__.py') else ['alfx']
     sys.argv[1:] = rest
-    runpy.run_module(f'alfx.bin.{program}', run_name='__main__', alter_sys=True)
+    try:
+        runpy.run_module(f'alfx.bin.{program}', run_name='__main__', alter_sys=True)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     return 0
 
 

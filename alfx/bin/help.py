@@ -177,9 +177,8 @@ def _show(default: Any) -> str:
 
 
 def _type_name(annotation: Any) -> str:
-    text = annotation if isinstance(annotation, str) else getattr(annotation, '__name__', repr(annotation)) \
-        if isinstance(annotation, type) else repr(annotation)
-    text = re.sub(r"Annotated\[(\w+), Range\(minimum=([^,]+), maximum=([^,)]+)\)\]", r'\1 in [\2, \3]', text)
+    from alfx.gin_utils import type_check
+    text = annotation if isinstance(annotation, str) else type_check.show(annotation)
     return re.sub(r'\b(typing|collections\.abc|alfx(\.\w+)*|torch(\.\w+)*)\.', '', text)
 
 

@@ -1,6 +1,7 @@
 """The command ``alfx``: finding programs, listing and describing what there is, help, completion."""
 import io
 import logging
+import signal
 import subprocess
 import sys
 
@@ -188,3 +189,17 @@ def test_warnings_have_a_color_on_a_terminal_unless_no_color_is_set(is_terminal,
     logger.info('plain')
     first, second = stream.getvalue().splitlines()
     assert ('\x1b[33m' in first) == colored and 'WARNING careful' in first and '\x1b' not in second
+
+
+def test_who_reads_may_stop_reading():
+    program = subprocess.Popen([sys.executable, '-m', 'alfx', 'help', 'networks'], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+    program.stdout.close()
+    assert program.stderr.read() == b''
+    assert program.wait() in (0, 128 + signal.SIGPIPE)
+    program.stderr.close()
+
+
+def test_help_tells_ranges_in_words(capsys):
+    assert help_program.main(['PPOLoss']) == 0
+    assert '# float in [0, 1] or Sequence[float in [0, 1]]' in capsys.readouterr().out
