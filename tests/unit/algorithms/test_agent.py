@@ -1,6 +1,8 @@
 """An agent with all kinds of parts: what each of them sees, and what becomes of its rewards and losses."""
 from functools import partial
 
+from unittest import mock
+
 import pytest
 import torch
 from agents import make_agent
@@ -280,7 +282,7 @@ def test_the_rewards_of_a_summarized_iteration_are_written_once(algorithm, monke
     agent, _ = make_agent(algorithm, 'discrete', intrinsic_reward_module=Bonus(), intrinsic_reward_coef=0.5)
     written = []
     monkeypatch.setattr(summary_utils, 'add_mean_hist_summary', lambda name, value: written.append((name, value)))
-    context.set_summary_writer(object())
+    context.set_summary_writer(mock.MagicMock())
     with context.record_if(True):
         if algorithm == 'actor-critic':
             agent.unroll(6)

@@ -1,4 +1,6 @@
 """What TD3 changes in DDPG: delayed updates, smoothed targets, twin critics, random actions at first."""
+from unittest import mock
+
 import pytest
 from plans import forms
 import torch
@@ -186,7 +188,7 @@ def test_the_loss_of_the_policy_is_in_the_summaries_of_updates_that_have_none():
         infos.append(rl.train_sequence(time_step, rl.train_state_spec, info._replace(action=torch.zeros(2, 2, 1))).info)
         rl.after_update(time_step, infos[-1])
     assert infos[0].actor_loss == () and infos[2].actor_loss == ()
-    context.set_summary_writer(object())
+    context.set_summary_writer(mock.MagicMock())
     with context.record_if(True):
         assert rl.calc_loss(infos[0]).extra.actor == 0  # there has been none yet
         rl.calc_loss(infos[1])
