@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 import pkgutil
+import re
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import Optional
@@ -190,7 +191,8 @@ def _do_imports(statements: Sequence[Statement],
         try:
             importlib.import_module(module)
         except ImportError as error:
-            hint = _hint_for(module) or _where_it_was(statement.file)
+            hint = (_hint_for_what_it_imports(module, error) or _hint_for(module)
+                    or _where_it_was(statement.file))
             problems.append(Problem(statement.location, f"cannot import '{module}': {error}", hint))
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the code of the module does
             problems.append(Problem(statement.location, *_failed_import(module, error)))
@@ -231,6 +233,18 @@ def _hint_for(module: str) -> str:
     return (instead_of(rest) or hint_nearest(name, names, 0.85)
             or 'leave the line out: a conf can name everything of alfx without importing it, '
             'and what has another name here is told where it is used')
+
+
+def _hint_for_what_it_imports(module: str, error: ImportError) -> str:
+    """What to write in a module of the user in place of what is not in alfx; '' if that is not the matter."""
+    package = (error.name or '').split('.')[0]
+    if module.split('.')[0] in ('alf', 'alfx') or package not in ('alf', 'alfx'):
+        return ''
+    if package == 'alf':
+        frame = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.line][-1]
+        return f'{frame.filename}:{frame.lineno}: this package is called alfx: write it in place of alf'
+    name = re.search(r"cannot import name '(\w+)'", str(error))
+    return instead_of(name[1]) if name else ''
 
 
 def _failed_import(module: str, error: BaseException) -> tuple[str, str]:
