@@ -129,6 +129,8 @@ def _reason(error: Exception) -> str:
     if 'DataDependent' in kind or 'data-dependent' in str(error):
         return 'what it computes next depends on what it has computed before, as a search does'
     text = str(error).strip() or kind
+    if '.numpy()' in text:
+        return 'it computes outside of torch, as a search in a tree does'
     return f'{kind}: {text.splitlines()[0]}'
 
 

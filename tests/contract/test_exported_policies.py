@@ -1,0 +1,42 @@
+"""Policies of the shipped confs act the same when they are recorded for a file, or are refused by name."""
+import pytest
+
+from alfx import gin_utils
+from alfx.trainers import building, exporting, playing
+from alfx.trainers.policy import Policy
+
+
+@pytest.fixture
+def policy_of(tmp_path):
+    """Makes the policy of a conf, with random parameters, and its environment."""
+    opened = []
+
+    def make(conf):
+        gin_utils.load(conf, ['create_environment.nonparallel = True'], allow_unused=True)
+        config = playing.run_config(str(tmp_path / 'run'), 1)
+        opened.append(building.create_eval_environment(config, 1))
+        algorithm = building.create_algorithm(config, opened[-1], trains=False)
+        building.set_epsilon_greedy(algorithm, 0.0)
+        return Policy(opened[-1], algorithm), opened[-1]
+
+    yield make
+    for env in opened:
+        env.close()
+    gin_utils.clear()
+
+
+@pytest.mark.parametrize('conf', ['dqn_cart_pole', 'dynamic_action_repeat_pendulum', 'mpo_pendulum',
+                                  'ppo_predictive_masked_cart_pole', 'q_learning_frozen_lake', 'sac_mixed_actions',
+                                  'taac_pendulum'])
+def test_a_recorded_policy_acts_like_the_policy(conf, policy_of):
+    policy, env = policy_of(conf)
+    step = exporting.export(policy, conf).module()
+    assert exporting.greatest_difference(policy, step, env, 60) <= 1e-5
+
+
+@pytest.mark.parametrize('conf, reason', [('muzero_cart_pole', 'outside of torch'),
+                                          ('sac_diayn_pendulum', 'draws random numbers')])
+def test_a_policy_that_is_no_fixed_graph_is_refused_by_name(conf, reason, policy_of):
+    policy, _ = policy_of(conf)
+    with pytest.raises(exporting.ExportError, match=f'the policy of {conf} cannot be exported: .*{reason}'):
+        exporting.export(policy, conf)
