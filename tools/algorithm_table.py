@@ -100,6 +100,7 @@ PROBES = {
     'OacAlgorithm': Probe('oac'),
     'PPGAlgorithm': Probe('ppg', memory=('ppg/LSTMEncodingNetwork.hidden_size = (8, )', _STATE)),
     'PPOAlgorithm': Probe('ppo'),
+    'PpodAlgorithm': Probe('ppod_corridor'),
     'QLearningAlgorithm': Probe('q_learning', by_kind=_GRID),
     'QrsacAlgorithm': Probe('qrsac'),
     'SacAlgorithm': Probe('sac'),
@@ -332,7 +333,8 @@ def page() -> str:
     for name, probe in PROBES.items():
         row = row_of(name, any(use.has_dataset and name in use.classes for use in uses))
         lines.append(f"| [{name.removesuffix('Algorithm')}](#{name.lower()}) | "
-                     f"{titles[probe.conf][1].split(' on ')[0]} | {', '.join(row.kinds)} | {row.memory} | {row.data} | {'yes' if row.compiles else ''} |")
+                     f"{titles[probe.conf][1].split(' on ')[0]} | {', '.join(row.kinds)} | {row.memory} | {row.data} | "
+                     f"{'yes' if row.compiles else ''} |")
     policies = [_section(name, classes[name], titles[PROBES[name].conf][0], uses, stored) for name in PROBES]
     parts = [_section(name, target, '', uses, stored) for name, target in classes.items() if name not in PROBES]
     return _HEAD + '\n'.join(lines) + '\n' + _SECTIONS + '\n'.join(policies) + _PARTS + '\n'.join(parts)
