@@ -100,7 +100,7 @@ PROBES = {
     'OacAlgorithm': Probe('oac'),
     'PPGAlgorithm': Probe('ppg', memory=('ppg/LSTMEncodingNetwork.hidden_size = (8, )', _STATE)),
     'PPOAlgorithm': Probe('ppo'),
-    'PpodAlgorithm': Probe('ppod_corridor'),
+    'PpodAlgorithm': Probe('ppod_corridor', trains=False),
     'QLearningAlgorithm': Probe('q_learning', by_kind=_GRID),
     'QrsacAlgorithm': Probe('qrsac'),
     'SacAlgorithm': Probe('sac'),
@@ -203,7 +203,7 @@ def row_of(name: str, trains_on_dataset: bool) -> Row:
         raise Unexpected(f'{name} could be made for no kind of action')
     first = next(found for found in plain.values() if found is not None)
     recurrent = any(made[kind, True] is not None for kind in TASKS)
-    data = ', '.join([first.data] * PROBES[name].trains + ['dataset'] * trains_on_dataset)
+    data = ', '.join([first.data] * (_DATA not in PROBES[name].bindings) + ['dataset'] * trains_on_dataset)
     memory = 'its own' if PROBES[name].remembers else 'yes' if recurrent else ''
     return Row(tuple(plain), memory, data, first.compiles)
 
@@ -232,7 +232,7 @@ def read_uses() -> tuple[Use, ...]:
             gin_utils.clear()
             values = '\n'.join(binding.split(' = ', 1)[1] for binding in bindings)
             uses.append(Use(head, frozenset(re.findall(r'@(?:\w+/)?(?:\w+\.)*(\w+)', values)),
-                            any('.offline_buffer_dir' in binding for binding in bindings)))
+                            any(re.search(r'\.(offline_buffer_dir|demonstrations) ', binding) for binding in bindings)))
     return tuple(uses)
 
 
