@@ -239,7 +239,8 @@ def read_uses() -> tuple[Use, ...]:
 def algorithms_of(uses: Sequence[Use]) -> dict[str, type]:
     """The classes of algorithms that confs use, by name, but for what only acts or holds others together."""
     named = {name for use in uses for name in use.classes} - NOT_LEARNING - {'Agent'} | set(PROBES)
-    found = {target.__name__: target for target in _subclasses(Algorithm) if not issubclass(target, Loss)}
+    found = {target.__name__: target for target in _subclasses(Algorithm)
+             if target.__module__.startswith('alfx.') and not issubclass(target, Loss)}
     return {name: found[name] for name in sorted(named & set(found))}
 
 
