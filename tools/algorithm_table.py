@@ -100,6 +100,7 @@ PROBES = {
     'OacAlgorithm': Probe('oac'),
     'PPGAlgorithm': Probe('ppg', memory=('ppg/LSTMEncodingNetwork.hidden_size = (8, )', _STATE)),
     'PPOAlgorithm': Probe('ppo'),
+    'PpodAlgorithm': Probe('ppod_corridor', trains=False),
     'QLearningAlgorithm': Probe('q_learning', by_kind=_GRID),
     'QrsacAlgorithm': Probe('qrsac'),
     'SacAlgorithm': Probe('sac'),
@@ -202,7 +203,7 @@ def row_of(name: str, trains_on_dataset: bool) -> Row:
         raise Unexpected(f'{name} could be made for no kind of action')
     first = next(found for found in plain.values() if found is not None)
     recurrent = any(made[kind, True] is not None for kind in TASKS)
-    data = ', '.join([first.data] * PROBES[name].trains + ['dataset'] * trains_on_dataset)
+    data = ', '.join([first.data] * (_DATA not in PROBES[name].bindings) + ['dataset'] * trains_on_dataset)
     memory = 'its own' if PROBES[name].remembers else 'yes' if recurrent else ''
     return Row(tuple(plain), memory, data, first.compiles)
 
@@ -231,14 +232,15 @@ def read_uses() -> tuple[Use, ...]:
             gin_utils.clear()
             values = '\n'.join(binding.split(' = ', 1)[1] for binding in bindings)
             uses.append(Use(head, frozenset(re.findall(r'@(?:\w+/)?(?:\w+\.)*(\w+)', values)),
-                            any('.offline_buffer_dir' in binding for binding in bindings)))
+                            any(re.search(r'\.(offline_buffer_dir|demonstrations) ', binding) for binding in bindings)))
     return tuple(uses)
 
 
 def algorithms_of(uses: Sequence[Use]) -> dict[str, type]:
     """The classes of algorithms that confs use, by name, but for what only acts or holds others together."""
     named = {name for use in uses for name in use.classes} - NOT_LEARNING - {'Agent'} | set(PROBES)
-    found = {target.__name__: target for target in _subclasses(Algorithm) if not issubclass(target, Loss)}
+    found = {target.__name__: target for target in _subclasses(Algorithm)
+             if target.__module__.startswith('alfx.') and not issubclass(target, Loss)}
     return {name: found[name] for name in sorted(named & set(found))}
 
 
@@ -332,7 +334,8 @@ def page() -> str:
     for name, probe in PROBES.items():
         row = row_of(name, any(use.has_dataset and name in use.classes for use in uses))
         lines.append(f"| [{name.removesuffix('Algorithm')}](#{name.lower()}) | "
-                     f"{titles[probe.conf][1].split(' on ')[0]} | {', '.join(row.kinds)} | {row.memory} | {row.data} | {'yes' if row.compiles else ''} |")
+                     f"{titles[probe.conf][1].split(' on ')[0]} | {', '.join(row.kinds)} | {row.memory} | {row.data} | "
+                     f"{'yes' if row.compiles else ''} |")
     policies = [_section(name, classes[name], titles[PROBES[name].conf][0], uses, stored) for name in PROBES]
     parts = [_section(name, target, '', uses, stored) for name, target in classes.items() if name not in PROBES]
     return _HEAD + '\n'.join(lines) + '\n' + _SECTIONS + '\n'.join(policies) + _PARTS + '\n'.join(parts)
