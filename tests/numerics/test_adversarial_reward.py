@@ -4,6 +4,7 @@ from functools import partial
 import offline_agents
 import pytest
 import torch
+from plans import num_records
 from sac_agents import ENVIRONMENTS
 from torch.nn import functional as F
 
@@ -231,6 +232,15 @@ def test_with_ppo_sequences_of_any_length_train_the_discriminator(module, length
     agent.train_iter()
     changed = offline_agents.differences(before, offline_agents.parameters(agent))
     assert any('_irm' in name for name in changed) and any('_rl' in name for name in changed)
+
+
+@pytest.mark.parametrize('module', [gail, airl])
+def test_its_updates_are_recorded_unless_gradients_are_penalised(module, random_actions):
+    for penalty in (0.0, 1.0):
+        agent = sac_agent(module(random_actions, gradient_penalty=penalty), updates=15)
+        for _ in range(6):
+            agent.train_iter()
+        assert bool(num_records(agent)) == (penalty == 0.0)
 
 
 def test_a_reward_of_one_sign_warns_where_episodes_end(expert, caplog):
