@@ -123,7 +123,7 @@ def test_in_a_linear_system_its_bias_is_a_tenth_of_that_of_least_squares():
         optimizer.zero_grad()
         losses(algorithm, inputs, actions)[0][1].mean().backward()
         optimizer.step()
-    assert float(algorithm._actor_network.layer.weight) == pytest.approx(gain, abs=0.1 * abs(bias))
+    assert algorithm._actor_network.layer.weight.item() == pytest.approx(gain, abs=0.1 * abs(bias))
 
 
 class Plain(torch.nn.Module):
