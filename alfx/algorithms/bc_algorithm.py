@@ -26,7 +26,7 @@ BcInfo = namedtuple('BcInfo', ['actor'], default_value=())
 BcState = namedtuple('BcState', ['actor'], default_value=())
 """The state of the actor network."""
 
-BcLossInfo = namedtuple('LossInfo', ['actor'], default_value=())
+BcLossInfo = namedtuple('BcLossInfo', ['actor'], default_value=())
 """``actor``: the loss ``[B]``, for summaries."""
 
 

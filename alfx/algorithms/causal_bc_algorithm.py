@@ -34,7 +34,7 @@ BcInfo = namedtuple('BcInfo', ['actor', 'discriminator', 'target', 'step_type'],
 """``actor``: what the policy does; ``discriminator``: f at this observation; ``target``: what was done; ``[B, D]``
 each, in units of half the range of the actions. ``step_type``: ``[B]``."""
 
-BcLossInfo = namedtuple('LossInfo', ['actor', 'discriminator'], default_value=())
+BcLossInfo = namedtuple('BcLossInfo', ['actor', 'discriminator'], default_value=())
 """The parts of the loss ``[T, B]``: ``actor`` is that of the policy."""
 
 

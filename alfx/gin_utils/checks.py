@@ -195,8 +195,8 @@ def _has_range(annotation: Any) -> bool:
 
 
 def _admits(annotation: Any, value: Any) -> bool:
-    """Whether ``value`` may be in ``annotation``; only numbers, texts, and lists and tuples of them, may not."""
-    if isinstance(value, bool) or not isinstance(value, (numbers.Real, str, list, tuple)):
+    """Whether ``value`` may be in ``annotation``; only numbers, and lists and tuples of them, may not."""
+    if isinstance(value, bool) or not isinstance(value, (numbers.Real, list, tuple)):
         return True
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (Union, types.UnionType):
@@ -209,7 +209,7 @@ def _admits(annotation: Any, value: Any) -> bool:
         return True
     if base is typing.Literal:
         return value in arguments
-    if isinstance(value, (numbers.Real, str)):
+    if isinstance(value, numbers.Real):
         return inspect.isclass(base) and _is_a(value, base)
     if not inspect.isclass(base) or not isinstance(value, base) and not issubclass(base, (list, tuple)):
         return False

@@ -96,7 +96,7 @@ def test_what_is_missing_in_the_experience_is_refused_by_name():
 def test_arguments_of_returns_that_do_not_fit_are_refused_by_name():
     for argument, value in (('gamma', 1.5), ('default_return', float('nan')), ('reward_clip', (1.0, -1.0)),
                             ('keep_episodic_info', False)):
-        with pytest.raises(ValueError, match=rf'ReplayBuffer\.{argument}: expected'):
+        with pytest.raises(ValueError, match=rf'ReplayBuffer\.{argument}(: expected| must be)'):
             ReplayBuffer(SPEC, 1, 4, record_episodic_return=True, **{argument: value})
     for argument, value in (('gamma', 0.5), ('default_return', 0.0), ('reward_clip', (-1.0, 1.0))):
         with pytest.raises(ValueError, match=f'{argument}.* to be left out with record_episodic_return = False'):

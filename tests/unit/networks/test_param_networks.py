@@ -137,7 +137,7 @@ def test_a_convolutional_network_has_the_layers_it_is_told():
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (dict(last_layer_size=2), 'must be given together'), (dict(fc_layer_params=('a', )), 'pairs'),
+    (dict(last_layer_size=2), 'must be given together'), (dict(fc_layer_params=('a', )), 'True or False|pairs'),
     (dict(conv_layer_params=((3, 3, 1), )), 'are for images')])
 def test_arguments_that_contradict_each_other_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
