@@ -78,6 +78,11 @@ class BcAlgorithm(OffPolicyAlgorithm):
         """True without memory, and unless something in the network draws numbers or keeps statistics."""
         return super().own_traits()._replace(fixed_update=not nest.flatten(self.train_state_spec) and is_fixed(self))
 
+    @property
+    def honours_action_mask(self) -> bool:  # type: ignore[override]
+        """Where the network gives distributions: what is not valid is not done, whatever has been learned."""
+        return self._gives_distributions
+
     def check_config(self, config: TrainerConfig) -> None:
         """Refuse to clone nothing but its own actions."""
         super().check_config(config)
@@ -89,14 +94,15 @@ class BcAlgorithm(OffPolicyAlgorithm):
         """The best action ``[B, ...]``; with probability ``epsilon_greedy`` a sampled one."""
         output, actor_state = self._actor_network(inputs.observation, state.actor)
         if self._gives_distributions:
-            output = dist_utils.epsilon_greedy_sample(output, self._epsilon_greedy)
+            output = dist_utils.epsilon_greedy_sample(dist_utils.mask_actions(output, inputs.action_mask),
+                                                      self._epsilon_greedy)
         return AlgStep(output, BcState(actor_state), ())
 
     def rollout_step(self, inputs: TimeStep, state: Any) -> AlgStep:
         """A sampled action ``[B, ...]``; of a network that gives actions just that."""
         action, actor_state = self._actor_network(inputs.observation, state.actor)
         if self._gives_distributions:
-            action = dist_utils.sample_action_distribution(action)
+            action = dist_utils.sample_action_distribution(dist_utils.mask_actions(action, inputs.action_mask))
         return AlgStep(action, BcState(actor_state), BasicRLInfo(action=action))
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:

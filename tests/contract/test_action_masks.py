@@ -9,6 +9,7 @@ import torch
 from alfx import context, nest
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.agent import Agent
+from alfx.algorithms.bc_algorithm import BcAlgorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.bootstrapped_algorithm import Rows
 from alfx.algorithms.data_transformer import ActionMask, FrameStacker, create_data_transformer
@@ -195,6 +196,16 @@ def test_in_ten_thousand_states_no_invalid_action_is_taken(name):
         with context.eval_context():
             step = agent.predict_step(inputs, agent.get_initial_predict_state(count))
             assert is_allowed(agent, step.output, inputs.action_mask).all()
+
+
+def test_a_cloned_policy_does_nothing_that_is_not_valid():
+    bc = BcAlgorithm(TensorSpec((3, )), BoundedTensorSpec((), torch.int64, LOWEST, LOWEST + COUNT - 1),
+                     actor_network_cls=ACTOR, epsilon_greedy=0.3)
+    inputs, state = random_step(bc), bc.get_initial_rollout_state(10000)
+    with torch.no_grad():
+        for step in (bc.rollout_step(inputs, state), bc.predict_step(inputs, state)):
+            assert is_allowed(bc, step.output, inputs.action_mask).all()
+    assert bc.honours_action_mask
 
 
 def test_the_best_action_is_the_best_of_the_valid_ones():
