@@ -194,6 +194,6 @@ def test_kills_at_random_moments_change_nothing(tmp_path, kind):
                                   'TrainerConfig.rl_train_after_update_steps=2000'))}[kind]
     gin_utils.clear()
     path = os.path.abspath('data/pendulum')
-    outcome, = kill_runs.kill_runs(conf, tmp_path / 'runs', 3, (f"TrainerConfig.offline_buffer_dir='{path}'", *params),
-                                   1)
+    outcome, = kill_runs.kill_runs(conf, tmp_path / 'runs', 3 if kind == 'offline' else 1,
+                                   (f"TrainerConfig.offline_buffer_dir='{path}'", *params), 1)
     assert outcome.first is None, kill_runs.report(conf, outcome)
