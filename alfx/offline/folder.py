@@ -92,10 +92,11 @@ def _write(path: str, episodes: Episodes, about: dict[str, Any]) -> None:
             json.dump(manifest, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(os.path.join(data, MANIFEST), os.path.join(path, MANIFEST))
-    except BaseException:
+    except BaseException:  # Ctrl-C as well: a folder without a manifest is of no use to anybody
         shutil.rmtree(data, ignore_errors=True)
         raise
+    # whoever interrupts this one finds the old dataset or the new one; the folder is not to go while it may be in use
+    os.replace(os.path.join(data, MANIFEST), os.path.join(path, MANIFEST))
     for name in os.listdir(path):
         if name.startswith(_DATA) and name != os.path.basename(data):
             shutil.rmtree(os.path.join(path, name), ignore_errors=True)

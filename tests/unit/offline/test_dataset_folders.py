@@ -117,6 +117,20 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_dataset_or_the_new_one(tmp
     assert len([name for name in os.listdir(path) if name.startswith('data-')]) == 1
 
 
+def test_an_interrupt_when_the_new_one_is_in_place_does_not_take_it_away(tmp_path, monkeypatch):
+    folder.write(str(tmp_path), make(), {})
+    replace = os.replace
+
+    def replace_and_be_interrupted(*paths):
+        replace(*paths)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, 'replace', replace_and_be_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        folder.write(str(tmp_path), make(2.0), {}, overwrite=True)
+    assert folder.read(str(tmp_path)).episodes.observation['position'][0, 0] == 2.0
+
+
 def test_two_writers_of_a_dataset_do_not_meet(tmp_path):
     with folder._locked(str(tmp_path)), pytest.raises(DatasetError, match='another process'):
         folder.write(str(tmp_path), make(), {})
