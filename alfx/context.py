@@ -188,6 +188,33 @@ def device(device_name: str | torch.device) -> AbstractContextManager[None]:
     return _replaced('device', torch.device(device_name))
 
 
+# Float32 products of acting ------------------------------------------------------------------------------------
+
+
+def get_acting_precision() -> str:
+    """As for ``torch.set_float32_matmul_precision``: what policies compute with on the rows of environments."""
+    return _state.acting_precision or torch.get_float32_matmul_precision()
+
+
+def set_acting_precision(precision: str | None) -> None:
+    """Set the precision of acting; ``None``: that of everything else."""
+    _state.acting_precision = precision
+
+
+@contextmanager
+def acting_precision() -> Iterator[None]:
+    """Context manager within which float32 products have the precision of acting."""
+    before, precision = torch.get_float32_matmul_precision(), get_acting_precision()
+    if precision == before:  # setting it also touches what CUDA does
+        yield
+        return
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 # Processes that train as one ------------------------------------------------------------------------------------
 
 

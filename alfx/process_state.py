@@ -13,7 +13,7 @@ class State:
     """The state; one instance a process."""
 
     __slots__ = ('exe_mode', 'global_counter', 'progress', 'writer', 'recording', 'scopes', 'device', 'specs',
-                 'first_environment', 'ranks')
+                 'first_environment', 'ranks', 'acting_precision')
 
     def __init__(self) -> None:
         self.exe_mode = 'normal'
@@ -26,6 +26,7 @@ class State:
         self.specs: dict[str, Any] = {}
         self.first_environment = 0
         self.ranks: Any = None
+        self.acting_precision: str | None = None
 
 
 state = State()

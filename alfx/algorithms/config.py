@@ -147,9 +147,8 @@ class TrainerConfig:
             ``torch.set_float32_matmul_precision``; None measures at start.
         compile: compile the update into one function, for algorithms whose update is the same operations every time.
             That takes some seconds at the start, and pays for small networks. On a GPU the function becomes a CUDA
-            graph, where it can be captured. On a CPU it makes the steps of Adam as well; parameters then have no
-            ``grad``, unless ``summarize_grads_and_vars`` shows it; and how SAC, DDPG, TD3 and DQN without memory act in
-            the rollout is compiled, too.
+            graph, where it can be captured. On a CPU, how SAC, DDPG, TD3 and DQN without memory act in the rollout is
+            compiled, too.
 
     Raises:
         ConfError: a value has the wrong type, is out of range, conflicts with another, or asks for what this

@@ -228,8 +228,9 @@ class Learner:
             self.cursor = start(algorithm, env)
         on_policy = bool(algorithm.on_policy)
         with_grad = self._settings.unroll_with_grad or (on_policy and not self.traits.recomputes_rollout_info)
-        return Steps(*unroll(algorithm, env, self.cursor, length, with_grad=with_grad, bootstrap=bootstrap,
-                             transformed=on_policy, keep_inputs=self.traits.keeps_unroll_inputs))
+        with context.acting_precision():
+            return Steps(*unroll(algorithm, env, self.cursor, length, with_grad=with_grad, bootstrap=bootstrap,
+                                 transformed=on_policy, keep_inputs=self.traits.keeps_unroll_inputs))
 
     # Training --------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 Both depend on the sizes of the networks. Small products are slower on several threads. For large ones,
 ``torch.set_float32_matmul_precision('medium')`` selects oneDNN in place of MKL, which on some CPUs is twice as fast and
 computes in float32 as well, and on others is slower (small products) or rounds to bfloat16 (AMX); so it is tried on
-the products that the run is going to compute. The outcome is part of a run: it is kept with the checkpoints, since
-other threads or another path round differently.
+the products that the run is going to compute: on those of updates, and by themselves on those of acting, of few rows,
+which may be slower where the others gain. The outcome is part of a run: it is kept with the checkpoints, since other
+threads or another path round differently.
 """
 import ctypes
 import logging
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+from alfx import context
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +34,11 @@ class Tuning(NamedTuple):
     Attributes:
         num_threads: as for ``torch.set_num_threads``.
         float32_matmul_precision: as for ``torch.set_float32_matmul_precision``.
+        acting_precision: the same while the environments of this process are stepped; ``None``: no other.
     """
     num_threads: int
     float32_matmul_precision: str
+    acting_precision: str | None = None
 
     def apply(self) -> None:
         """Make it so in this process.
@@ -45,6 +50,7 @@ class Tuning(NamedTuple):
         _keep_freed_memory()
         torch.set_num_threads(self.num_threads)
         torch.set_float32_matmul_precision(self.float32_matmul_precision)
+        context.set_acting_precision(self.acting_precision)
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
@@ -63,18 +69,14 @@ def _keep_freed_memory() -> None:
 
 
 class Work(NamedTuple):
-    """What an iteration asks of each layer.
+    """What is asked of each layer.
 
     Attributes:
         update_rows: rows that it sees in an update.
-        updates: how many there are.
-        acting_rows: rows that it sees in a step of the environments.
-        acting_steps: how many there are.
+        acting_rows: rows that it sees in a step of the environments; 0: there are none.
     """
     update_rows: int
-    updates: float = 1.0
-    acting_rows: int = 1
-    acting_steps: float = 0.0
+    acting_rows: int = 0
 
 
 def choose(algorithm: nn.Module, config: Any, work: Work) -> Tuning:
@@ -84,7 +86,7 @@ def choose(algorithm: nn.Module, config: Any, work: Work) -> Tuning:
         algorithm: holds the networks.
         config: ``num_threads`` and ``float32_matmul_precision`` of the ``TrainerConfig``, where not None, are taken as
             they are.
-        work: what an iteration computes.
+        work: what is computed.
     """
     shapes = _product_shapes(algorithm)
     threads, why_threads = _choose_threads(algorithm, shapes, work.update_rows)
@@ -92,19 +94,24 @@ def choose(algorithm: nn.Module, config: Any, work: Work) -> Tuning:
         threads, why_threads = config.num_threads, 'TrainerConfig.num_threads'
     torch.set_num_threads(threads)
     precision, why_precision = config.float32_matmul_precision, 'TrainerConfig.float32_matmul_precision'
+    acting = None
     if precision is None:
-        precision, why_precision = _choose_precision(algorithm, shapes, work)
+        precision, why_precision = _choose_precision(algorithm, shapes, work.update_rows)
+        if precision != 'highest' and work.acting_rows:
+            acting, why_acting = _choose_precision(algorithm, shapes, work.acting_rows, is_worth_timing=True)
+            why_precision += f', those of acting in {acting!r} ({why_acting})'
     logger.info('torch computes with %d thread(s) (%s), float32 products in precision %r (%s)', threads, why_threads,
                 precision, why_precision)
-    tuning = Tuning(threads, precision)
+    tuning = Tuning(threads, precision, acting)
     tuning.apply()
     return tuning
 
 
 def choose_again(tuning: Tuning, config: Any) -> Tuning:
     """Apply what a run has chosen before, but for what its ``TrainerConfig`` says."""
-    tuning = Tuning(config.num_threads or tuning.num_threads,
-                    config.float32_matmul_precision or tuning.float32_matmul_precision)
+    tuning = tuning._replace(num_threads=config.num_threads or tuning.num_threads)
+    if config.float32_matmul_precision is not None:
+        tuning = Tuning(tuning.num_threads, config.float32_matmul_precision)
     tuning.apply()
     return tuning
 
@@ -126,28 +133,27 @@ def _choose_threads(algorithm: nn.Module, shapes: list[tuple[int, int]], batch_s
     return available, f'its largest product is {flop / 1e6:.3g} MFLOP'
 
 
-def _choose_precision(algorithm: nn.Module, shapes: list[tuple[int, int]], work: Work) -> tuple[str, str]:
+def _choose_precision(algorithm: nn.Module, shapes: list[tuple[int, int]], batch_size: int,
+                      is_worth_timing: bool = False) -> tuple[str, str]:
+    """A precision for products of so many rows, and why; small ones are only tried if that ``is_worth_timing``."""
     if any(p.device.type != 'cpu' for p in algorithm.parameters()):
         return torch.get_float32_matmul_precision(), 'not on the CPU'
-    timed = [(rows, columns) for rows, columns in shapes if 2 * work.update_rows * rows * columns >= _MIN_FLOP_TO_TIME]
+    timed = [(rows, columns) for rows, columns in shapes
+             if is_worth_timing or 2 * batch_size * rows * columns >= _MIN_FLOP_TO_TIME]
     if not timed:
         return 'highest', 'all products are small'
     seconds = {'highest': 0.0, 'medium': 0.0}
     for rows, columns in timed[:_MAX_SHAPES]:
-        # an update has a product forward and one for each gradient; those of few rows may be slower where others gain
-        for batch_size, count in ((work.update_rows, 3 * work.updates), (work.acting_rows, work.acting_steps)):
-            if not count:
-                continue
-            outcome = _try(rows, columns, batch_size)
-            error = outcome['medium'][1]
-            if not _is_of_float32(error, columns):
-                return 'highest', (f"'medium' is not float32: its error at {batch_size}x{columns}x{rows} is "
-                                   f"{error:.1e}, that of 'highest' {outcome['highest'][1]:.1e}")
-            for precision, (duration, _) in outcome.items():
-                seconds[precision] += count * duration
+        outcome = _try(rows, columns, batch_size)
+        error = outcome['medium'][1]
+        if not _is_of_float32(error, columns):
+            return 'highest', (f"'medium' is not float32: its error at {batch_size}x{columns}x{rows} is {error:.1e}, "
+                               f"that of 'highest' {outcome['highest'][1]:.1e}")
+        for precision, (duration, _) in outcome.items():
+            seconds[precision] += duration
     faster = seconds['medium'] < _WORTHWHILE * seconds['highest']
-    return ('medium' if faster else 'highest', f"an iteration's take {seconds['highest'] * 1e3:.2g} ms in 'highest', "
-            f"{seconds['medium'] * 1e3:.2g} ms in 'medium', both in float32")
+    return ('medium' if faster else 'highest', f"the largest take {seconds['highest'] * 1e6:.2g} us in 'highest', "
+            f"{seconds['medium'] * 1e6:.2g} us in 'medium', both in float32")
 
 
 def _is_of_float32(error: float, columns: int) -> bool:

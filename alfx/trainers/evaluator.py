@@ -132,7 +132,7 @@ def _evaluation_mode(algorithm: Any) -> Iterator[None]:
     training = [(module, module.training) for module in algorithm.modules()]
     try:
         algorithm.eval()
-        with context.eval_context(), random_state.preserved():
+        with context.eval_context(), context.acting_precision(), random_state.preserved():
             yield
     finally:
         for module, mode in training:

@@ -236,7 +236,7 @@ class Trainer:
         return (1 if self._env is None else self._env.batch_size) * context.num_ranks()
 
     def _work(self) -> cpu_tuning.Work:
-        """What an iteration computes."""
+        """What is computed."""
         raise NotImplementedError
 
     def _is_finished(self) -> bool:
@@ -465,8 +465,7 @@ class RLTrainer(Trainer):
         return self._algorithm.get_metrics()
 
     def _work(self) -> cpu_tuning.Work:
-        config, steps = self._config, self._config.unroll_length or self._config.max_unroll_length
-        return cpu_tuning.Work(self._rows_per_update(), config.num_updates_per_train_iter, self._env.batch_size, steps)
+        return cpu_tuning.Work(self._rows_per_update(), self._env.batch_size)
 
     def _rows_per_update(self) -> int:
         """How many rows a layer sees in one update."""

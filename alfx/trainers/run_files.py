@@ -125,8 +125,8 @@ def _is_decision(key: str, value: Any) -> bool:
     if key == 'random_seed':
         return type(value) is int and 0 <= value < 2**32
     kinds = [type(x) for x in value] if type(value) is list else []
-    return (key == 'tuning' and kinds == [int, str] and value[0] > 0 and
-            value[1] in ('highest', 'high', 'medium'))
+    return (key == 'tuning' and kinds[:2] == [int, str] and len(kinds) in (2, 3) and value[0] > 0 and
+            all(x in ('highest', 'high', 'medium') for x in value[1:2] + [x for x in value[2:] if x is not None]))
 
 
 class ProgressLog:

@@ -202,5 +202,5 @@ def worker_settings(config: Any) -> dict[str, Any]:
     """
     iteration = int(context.get_progress('iterations'))
     return {'root_dir': config.root_dir, 'random_seed': config.random_seed,
-            'float32_matmul_precision': torch.get_float32_matmul_precision(),
+            'float32_matmul_precision': context.get_acting_precision(),
             'first_environment': context.first_environment(), 'start': iteration + 1 if iteration else 0}

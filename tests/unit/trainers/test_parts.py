@@ -15,6 +15,7 @@ from torch import nn
 from trainer_fakes import make_config
 
 from alfx.gin_utils import ConfError
+from alfx import context
 from alfx.trainers import cpu_tuning, curves, progress_display, random_state
 from alfx.trainers.progress_display import ProgressDisplay, format_seconds
 from alfx.trainers.run_files import ProgressLog
@@ -86,15 +87,15 @@ def torch_settings():
     torch.set_float32_matmul_precision(precision)
 
 
-def choose(tmp_path, *layers, batch_size, acting=(), **values):
+def choose(tmp_path, *layers, batch_size, acting_rows=0, **values):
     config = make_config(tmp_path, **{**dict(num_threads=None, float32_matmul_precision=None), **values})
-    return cpu_tuning.choose(nn.Sequential(*layers), config, cpu_tuning.Work(batch_size, *acting))
+    return cpu_tuning.choose(nn.Sequential(*layers), config, cpu_tuning.Work(batch_size, acting_rows))
 
 
 def test_small_networks_get_one_thread_and_are_not_timed(tmp_path, torch_settings, monkeypatch):
     monkeypatch.setattr(cpu_tuning, '_try', None)
     torch.set_num_threads(2)
-    assert choose(tmp_path, nn.Linear(4, 64), nn.Linear(64, 64), batch_size=256) == (1, 'highest')
+    assert choose(tmp_path, nn.Linear(4, 64), nn.Linear(64, 64), batch_size=256) == (1, 'highest', None)
     assert torch.get_num_threads() == 1
 
 
@@ -113,14 +114,18 @@ def test_precision_is_that_which_is_faster_and_computes_in_float32(tmp_path, tor
     assert torch.get_float32_matmul_precision() == expected
 
 
-@pytest.mark.parametrize('acting_steps, expected', [(3, 'medium'), (300, 'highest')])
-def test_what_is_slower_for_few_rows_has_to_be_worth_it(tmp_path, torch_settings, monkeypatch, acting_steps, expected):
+@pytest.mark.parametrize('acting_rows, expected', [(1, 'highest'), (64, 'medium')])
+def test_acting_on_few_rows_has_a_precision_of_its_own(tmp_path, torch_settings, monkeypatch, acting_rows, expected):
     def attempt(rows, columns, batch_size):
         return {'highest': (1.0, 3e-6), 'medium': (0.5 if batch_size > 1 else 2.0, 3e-6)}
 
     monkeypatch.setattr(cpu_tuning, '_try', attempt)
-    tuning = choose(tmp_path, nn.Linear(256, 256), batch_size=256, acting=(4, 1, acting_steps))
-    assert tuning.float32_matmul_precision == expected
+    assert choose(tmp_path, nn.Linear(256, 256), batch_size=256, acting_rows=acting_rows) == (1, 'medium', expected)
+    with context.acting_precision():
+        assert torch.get_float32_matmul_precision() == expected
+    assert torch.get_float32_matmul_precision() == 'medium'
+    choose(tmp_path, nn.Linear(256, 256), batch_size=256, acting_rows=1, float32_matmul_precision='high')
+    assert context.get_acting_precision() == 'high'  # what the conf says is said of both
 
 
 def tf32(x):
@@ -156,7 +161,7 @@ def test_the_trial_measures_and_leaves_the_precision_as_it_was():
 
 def test_the_conf_decides_if_it_wants_to(tmp_path, torch_settings):
     tuning = choose(tmp_path, nn.Linear(4, 4), batch_size=1, num_threads=2, float32_matmul_precision='high')
-    assert tuning == (2, 'high')
+    assert tuning == (2, 'high', None)
 
 
 def test_progress_is_shown_in_lines_where_there_is_no_terminal(monkeypatch):

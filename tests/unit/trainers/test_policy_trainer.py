@@ -240,7 +240,7 @@ def test_threads_and_precision_are_kept_when_the_run_is_started_again(tmp_path):
     before = torch.get_float32_matmul_precision()
     try:
         resumed = run(tmp_path, **options)
-        assert resumed._state.tuning == (1, 'highest')  # what the checkpoint says
+        assert resumed._state.tuning == (1, 'highest', None)  # what the checkpoint says
     finally:
         torch.set_float32_matmul_precision(before)
 

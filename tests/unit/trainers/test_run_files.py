@@ -76,12 +76,13 @@ def test_event_files_are_cut_by_time(tmp_path):
     cut_event_files(str(tmp_path / 'nothing'), 0.0)
 
 
-def test_what_was_decided_at_the_start_is_kept(tmp_path):
+@pytest.mark.parametrize('tuning', [[1, 'highest'], [1, 'medium', 'highest'], [2, 'medium', None]])
+def test_what_was_decided_at_the_start_is_kept(tmp_path, tuning):
     record = StartRecord(str(tmp_path))
     assert record.read() == {}
     record.write(random_seed=3)
-    record.write(tuning=[1, 'highest'])
-    assert StartRecord(str(tmp_path)).read() == {'random_seed': 3, 'tuning': [1, 'highest']}
+    record.write(tuning=tuning)
+    assert StartRecord(str(tmp_path)).read() == {'random_seed': 3, 'tuning': tuning}
 
 
 TABLE = b'iteration,global_counter,loss\r\n0,0,0.5\r\n1,1,0.25\r\n2,2,\r\n'
@@ -110,6 +111,7 @@ def test_lines_of_a_table_that_are_damaged_are_left_out_with_a_warning(tmp_path,
 @pytest.mark.parametrize('content, kept', [
     (b'[]', {}), (b'{', {}), (b'\xff\xfe', {}), (b'', {}), (b'[' * 100_000, {}),
     (b'{"random_seed": "one", "tuning": [1, "medium"]}', {'tuning': [1, 'medium']}),
+    (b'{"tuning": [1, "medium", 1]}', {}),
     (b'{"random_seed": 3, "tuning": [1]}', {'random_seed': 3}),
     (b'{"random_seed": -3, "tuning": ["medium", 1]}', {}), (b'{"random_seed": true, "tuning": [0, "low"]}', {}),
 ])
