@@ -2,13 +2,14 @@
 
 A workload fixes everything that decides how much work there is: task, number of environments, network, rollout
 length, minibatches, epochs, optimizer. A peer is a function (workload, steps, seed) -> (environment steps taken,
-seconds), or (updates, seconds) for the workloads of `tools/benchmark_off_policy.py`, or (iterations, seconds) where
-what is compared is what an exploration bonus costs; building the environments and the networks is outside the seconds,
-training and the peer's own default logging are inside.
+seconds), or (updates, seconds) for the workloads of `benchmark_off_policy.py` and `benchmark_offline.py`, or
+(iterations, seconds) where what is compared is what an exploration bonus costs; building the environments and the
+networks is outside the seconds, training and the peer's own default logging are inside.
 """
 import dataclasses
 import importlib
 import importlib.util
+import os
 import sys
 import tempfile
 import time
@@ -18,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import benchmark_off_policy
+import benchmark_offline
 from benchmark_off_policy import OffPolicyWorkload
+from benchmark_offline import OfflineWorkload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +59,7 @@ WORKLOADS: dict[str, Any] = {
                                     'PPO as in ppo_cart_pole, alone and with a bonus whose networks are as large; '
                                     'that alfx is faster by 1.3 means that the bonus adds 30%', 'iterations'),
     **benchmark_off_policy.WORKLOADS,
+    **benchmark_offline.WORKLOADS,
 }
 
 # Networks and environments as in the other peers; summaries and progress.csv as TrainerConfig has them by default.
@@ -109,7 +113,9 @@ icm/Adam.lr = 1e-3
 
 
 def run_bare(workload: Any, steps: int, seed: int) -> tuple[int, float]:
-    """The hand-written loop of `tools/bare_loops.py`; it logs nothing."""
+    """The hand-written loop of `tools/bare_loops.py` and its neighbours; it logs nothing."""
+    if isinstance(workload, OfflineWorkload):
+        return benchmark_offline.run_bare(workload, steps, seed)
     if isinstance(workload, OffPolicyWorkload):
         return benchmark_off_policy.run_bare(workload, steps, seed)
     import bare_loops
@@ -163,6 +169,8 @@ def run_alfx(workload: Any, steps: int, seed: int, bonus: str = '', compile: boo
 
     The clock starts when compilation is over, as that of sbx does.
     """
+    if isinstance(workload, OfflineWorkload):
+        return benchmark_offline.run_alfx(workload, steps, seed, compile=compile)
     if isinstance(workload, OffPolicyWorkload):
         return benchmark_off_policy.run_alfx(workload, steps, seed, compile=compile)
     from alfx import gin_utils
@@ -213,6 +221,7 @@ def run_alfx_eager(workload: Any, steps: int, seed: int) -> tuple[int, float]:
 PEERS: dict[str, Callable[[Any, int, int], tuple[int, float]]] = {
     'alfx': run_alfx, 'eager': run_alfx_eager, 'compiled': partial(run_alfx, compile=True),
     'bfloat16': run_alfx_bfloat16, 'sb3': run_sb3, 'bare': run_bare, 'sbx': run_sbx,
+    'd3rlpy': benchmark_offline.run_d3rlpy,
     'rnd': partial(run_alfx, bonus='rnd'), 'icm': partial(run_alfx, bonus='icm')}
 
 OF_ALFX = ('alfx', 'eager', 'compiled', 'bfloat16', 'rnd', 'icm')  # what an older source tree can be compared in
@@ -225,6 +234,12 @@ def unavailable(peer: str, workload: Any) -> str:
         return '' if compares_bonuses else 'it is measured by ppo_cart_pole_bonus'
     if compares_bonuses and peer != 'alfx':
         return 'alfx is compared with alfx'
+    is_offline = isinstance(workload, OfflineWorkload)
+    if peer == 'd3rlpy':
+        return ('it learns from datasets alone' if not is_offline else '' if 'D3RLPY_PYTHON' in os.environ else
+                'the environment variable D3RLPY_PYTHON names no Python')
+    if is_offline and peer not in ('alfx', 'eager', 'compiled', 'bare'):
+        return 'it does not learn from datasets'
     if peer in ('compiled', 'bfloat16'):
         return '' if peer == 'compiled' or isinstance(workload, OffPolicyWorkload) else 'its products are small'
     if peer == 'eager':

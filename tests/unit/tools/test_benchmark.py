@@ -129,6 +129,26 @@ def test_a_peer_takes_the_steps_that_it_is_asked_for(peer, workload):
     assert seconds > 0
 
 
+@pytest.mark.parametrize('workload', ['iql_half_cheetah', 'td3_bc_half_cheetah'])
+@pytest.mark.parametrize('peer', ['alfx', 'bare'])
+def test_a_peer_makes_the_updates_that_it_is_asked_for(peer, workload):
+    from benchmark_peers import PEERS, WORKLOADS
+
+    small = dataclasses.replace(WORKLOADS[workload], warm_up=0, layers=(8, ), batch_size=8)
+    updates, seconds = PEERS[peer](small, 100, 0)
+    assert updates == 100 and seconds > 0
+
+
+def test_who_learns_from_datasets_alone_is_measured_with_them_alone(monkeypatch):
+    from benchmark_peers import WORKLOADS, unavailable
+
+    monkeypatch.setenv('D3RLPY_PYTHON', 'python')
+    assert unavailable('d3rlpy', WORKLOADS['sac_pendulum']) and not unavailable('d3rlpy', WORKLOADS['iql_half_cheetah'])
+    assert all(unavailable(peer, WORKLOADS['iql_half_cheetah']) for peer in ('sb3', 'sbx', 'bfloat16', 'rnd'))
+    monkeypatch.delenv('D3RLPY_PYTHON')
+    assert 'D3RLPY_PYTHON' in unavailable('d3rlpy', WORKLOADS['iql_half_cheetah'])
+
+
 @pytest.mark.parametrize('bonus', ['alfx', 'rnd', 'icm'])
 def test_what_a_bonus_costs_is_counted_in_iterations_of_the_same_work(bonus):
     from benchmark_peers import PEERS, WORKLOADS, unavailable

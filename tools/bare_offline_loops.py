@@ -1,0 +1,102 @@
+"""Hand-written IQL and TD3+BC on an array of transitions: the peers that have no framework around them.
+
+Each function is the loop that a careful person would write: numpy storage, fused optimizers, foreach target updates, no
+logging. ``tools/benchmark.py`` times them; nothing imports them otherwise.
+"""
+import copy
+import time
+from collections.abc import Callable
+
+import torch
+from bare_off_policy_loops import Replay, _Critics, _follow, _mlp
+from torch import Tensor, nn
+
+
+def _timed(update: Callable[[Replay], None], replay: Replay, warm_up: int, updates: int) -> tuple[int, float]:
+    """Make ``warm_up`` updates, and time so many after them."""
+    start = 0.0
+    for i in range(warm_up + updates):
+        if i == warm_up:
+            start = time.perf_counter()
+        update(replay)
+    return updates, time.perf_counter() - start
+
+
+def iql(replay: Replay, warm_up: int, updates: int, seed: int, batch_size: int, layers: tuple[int, ...]
+        ) -> tuple[int, float]:
+    """Implicit Q-learning with expectile 0.7 and inverse temperature 3; returns the updates and their seconds."""
+    torch.manual_seed(seed)
+    size, action_size = replay.observation.shape[1], replay.action.shape[1]
+    actor, log_std = nn.Sequential(_mlp(size, layers, action_size), nn.Tanh()), nn.Parameter(torch.zeros(action_size))
+    values, critics = _mlp(size, layers, 1), _Critics(size + action_size, layers)
+    targets = copy.deepcopy(critics)
+    target_tensors, tensors = list(targets.parameters()), list(critics.parameters())
+    actor_optimizer = torch.optim.Adam([*actor.parameters(), log_std], lr=3e-4, fused=True)
+    value_optimizer = torch.optim.Adam(values.parameters(), lr=3e-4, fused=True)
+    critic_optimizer = torch.optim.Adam(critics.parameters(), lr=3e-4, fused=True)
+
+    def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def update(replay: Replay) -> None:
+        observation, action, reward, discount, next_observation = replay.sample(batch_size)
+        with torch.no_grad():
+            target_value = torch.minimum(*targets(observation, action))
+            target = reward + discount * values(next_observation)[:, 0]
+        value = values(observation)[:, 0]
+        advantage = target_value - value
+        step(value_optimizer, (torch.where(advantage > 0, 0.7, 0.3) * advantage**2).mean())
+        first, second = critics(observation, action)
+        step(critic_optimizer, ((first - target)**2 + (second - target)**2).mean())
+        scale = log_std.clamp(-5, 2).exp()
+        log_prob = -(0.5 * ((action - actor(observation)) / scale)**2 + scale.log()).sum(-1)
+        step(actor_optimizer, -((3 * advantage.detach()).exp().clamp(max=100) * log_prob).mean())
+        _follow(target_tensors, tensors)
+
+    return _timed(update, replay, warm_up, updates)
+
+
+def td3_bc(replay: Replay, warm_up: int, updates: int, seed: int, batch_size: int, layers: tuple[int, ...]
+           ) -> tuple[int, float]:
+    """TD3+BC with alpha 2.5, the actor at every second update; returns the updates and their seconds."""
+    torch.manual_seed(seed)
+    size, action_size = replay.observation.shape[1], replay.action.shape[1]
+    actor, critics = nn.Sequential(_mlp(size, layers, action_size), nn.Tanh()), _Critics(size + action_size, layers)
+    target_actor, target_critics = copy.deepcopy(actor), copy.deepcopy(critics)
+    tensors = [*actor.parameters(), *critics.parameters()]
+    target_tensors = [*target_actor.parameters(), *target_critics.parameters()]
+    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=3e-4, fused=True)
+    critic_optimizer = torch.optim.Adam(critics.parameters(), lr=3e-4, fused=True)
+    count = 0
+
+    def update(replay: Replay) -> None:
+        nonlocal count
+        count += 1
+        observation, action, reward, discount, next_observation = replay.sample(batch_size)
+        with torch.no_grad():
+            noise = (0.2 * torch.randn_like(action)).clamp_(-0.5, 0.5)
+            next_action = (target_actor(next_observation) + noise).clamp_(-1, 1)
+            target = reward + discount * torch.minimum(*target_critics(next_observation, next_action))
+        first, second = critics(observation, action)
+        critic_loss = ((first - target)**2 + (second - target)**2).mean()
+        critic_optimizer.zero_grad()
+        critic_loss.backward()
+        critic_optimizer.step()
+        if count % 2:
+            return
+        parameters = list(critics.first.parameters())
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        own_action = actor(observation)
+        value = critics.first(torch.cat((observation, own_action), -1))
+        actor_loss = ((own_action - action)**2).mean() - 2.5 * value.mean() / value.abs().mean().detach()
+        actor_optimizer.zero_grad()
+        actor_loss.backward()
+        actor_optimizer.step()
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        _follow(target_tensors, tensors)
+
+    return _timed(update, replay, warm_up, updates)
