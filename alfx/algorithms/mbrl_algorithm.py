@@ -101,6 +101,8 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
         self._discount = check_value(owner, 'discount', discount, float, minimum=0, maximum=1)
         self._termination_fn = termination_function(owner, termination_fn)
         planner.set_action_sequence_cost_func(self._calc_cost)
+        if dynamics is not None:
+            self._imagine = self.recorded(self._imagined, *(x for x in (dynamics, reward_module) if x is not None))
         self.set_epsilon_greedy(epsilon_greedy)
         for argument, given, module in (('dynamics_optimizer', dynamics_optimizer, dynamics),
                                         ('reward_optimizer', reward_optimizer, reward_module),
@@ -185,14 +187,21 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
         total: Any = 0.0
         alive: Any = None
         for action in steps:
-            state = self._dynamics_module.predict_step(TimeStep(prev_action=action), state).state
-            reward, reward_state = self._reward(state.feature, action, reward_state)
+            state, reward, reward_state = self._imagine((state, action, reward_state))
             total = total + factor * (reward if alive is None else reward * alive)
             if self._termination_fn is not None:
                 ends = self._termination_fn(state.feature.flatten(0, -2)).view(state.feature.shape[:-1])
                 alive = ~ends if alive is None else alive & ~ends
             factor *= self._discount
         return -self._mean(total).view(batch, population, self._particles).mean(-1)
+
+    def _imagined(self, inputs: tuple[Any, Tensor, Any]) -> tuple[Any, Tensor, Any]:
+        """One step: from the states of model and reward and an action to the next state of the model, reward, its state.
+        """
+        state, action, reward_state = inputs
+        state = self._dynamics_module.predict_step(TimeStep(prev_action=action), state).state
+        reward, reward_state = self._reward(state.feature, action, reward_state)
+        return state, reward, reward_state
 
     def _reward(self, feature: Tensor, action: Tensor, state: Any) -> tuple[Tensor, Any]:
         """The reward ``[N]`` or ``[N, n]`` of arriving at features ``[N, D]`` or ``[N, n, D]``."""
