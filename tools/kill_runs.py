@@ -152,10 +152,10 @@ def _seconds_between_checkpoints(root_dir: Path) -> float:
 
 
 @contextlib.contextmanager
-def started(arguments: list[str], log: Path) -> Iterator[subprocess.Popen]:
+def started(arguments: list[str], log: Path, popen: Callable[..., Any]) -> Iterator[subprocess.Popen]:
     """A process in a group of its own; the group is killed in the end."""
     with open(log, 'ab') as file:
-        process = subprocess.Popen(arguments, stdout=file, stderr=file, start_new_session=True)
+        process = popen(arguments, stdout=file, stderr=file, start_new_session=True)
         try:
             yield process
         finally:
@@ -175,7 +175,8 @@ def wait_for(process: subprocess.Popen, log: Path) -> None:
 
 
 def train_with_kills(arguments: list[str], root_dir: Path, log: Path, num_kills: int,
-                     longest_wait: Callable[[], float], generator: random.Random) -> list[int]:
+                     longest_wait: Callable[[], float], generator: random.Random,
+                     popen: Callable[..., Any] = subprocess.Popen) -> list[int]:
     """Train, killed on the way.
 
     Args:
@@ -185,6 +186,7 @@ def train_with_kills(arguments: list[str], root_dir: Path, log: Path, num_kills:
         num_kills: how often.
         longest_wait: says how many seconds after a new checkpoint a kill may come.
         generator: of the moments.
+        popen: starts a process, like ``subprocess.Popen``.
 
     Returns:
         The latest checkpoint at each kill; fewer than ``num_kills`` if the run came to its end before.
@@ -195,7 +197,7 @@ def train_with_kills(arguments: list[str], root_dir: Path, log: Path, num_kills:
     kills: list[int] = []
     for _ in range(num_kills):
         latest = max(checkpoints(root_dir), default=0)
-        with started(arguments, log) as process:
+        with started(arguments, log, popen) as process:
             while process.poll() is None and max(checkpoints(root_dir), default=0) == latest:
                 time.sleep(_POLL_SECONDS)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -203,13 +205,13 @@ def train_with_kills(arguments: list[str], root_dir: Path, log: Path, num_kills:
             if process.poll() is not None:
                 break
         kills.append(max(checkpoints(root_dir), default=0))
-    with started(arguments, log) as process:
+    with started(arguments, log, popen) as process:
         wait_for(process, log)
     return kills
 
 
 def kill_runs(conf: str, folder: Path, num_kills: int, params: Sequence[str] = (), num_processes: int = 1,
-              repeat: int = 1, seed: int = 0) -> Iterator[Outcome]:
+              repeat: int = 1, seed: int = 0, popen: Callable[..., Any] = subprocess.Popen) -> Iterator[Outcome]:
     """Train a conf as a whole, and ``repeat`` times with kills.
 
     Args:
@@ -220,6 +222,7 @@ def kill_runs(conf: str, folder: Path, num_kills: int, params: Sequence[str] = (
         num_processes: that train together.
         repeat: how many killed runs.
         seed: of the moments.
+        popen: starts a process, like ``subprocess.Popen``.
 
     Raises:
         RuntimeError: training fails, or the run is so short that it ends before the last kill.
@@ -227,13 +230,13 @@ def kill_runs(conf: str, folder: Path, num_kills: int, params: Sequence[str] = (
     folder.mkdir(parents=True, exist_ok=True)
     whole, log = folder / 'whole', folder / 'whole.log'
     shutil.rmtree(whole, ignore_errors=True)
-    with started(command(conf, whole, params, num_processes), log) as whole_run:
+    with started(command(conf, whole, params, num_processes), log, popen) as whole_run:
         for i in range(repeat):
             killed = folder / f'killed-{i}'
             shutil.rmtree(killed, ignore_errors=True)
             kills = train_with_kills(command(conf, killed, params, num_processes), killed, folder / f'killed-{i}.log',
                                      num_kills, lambda: _seconds_between_checkpoints(whole),
-                                     random.Random(f'{seed} {i}'))
+                                     random.Random(f'{seed} {i}'), popen)
             if len(kills) < num_kills:
                 raise RuntimeError(f'{conf}: the run came to its end after {len(kills)} of {num_kills} kills; make it '
                                    'longer, or kill it less often')

@@ -9,6 +9,7 @@ import pytest
 import torch
 from unroll_fakes import CONF, HERE, SAMPLED, children_of, is_running, run_folder, wait_for
 
+import warm_starts
 from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.trainers.policy_trainer import RLTrainer
@@ -43,7 +44,7 @@ class Command:
         self._output = open(self.root_dir / 'output.txt', 'w', encoding='utf8')
         path = os.pathsep.join([HERE, os.getcwd(), os.environ.get('PYTHONPATH', '')])
         command = [sys.executable, '-m', 'alfx.bin.train', '--conf', str(self._conf), '--root_dir', str(self.root_dir)]
-        self.process = subprocess.Popen([*command, *self._params, *more], stdout=self._output,
+        self.process = warm_starts.Popen([*command, *self._params, *more], stdout=self._output,
                                         stderr=subprocess.STDOUT, env={**os.environ, 'PYTHONPATH': path})
         return self.process
 

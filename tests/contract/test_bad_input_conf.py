@@ -1,13 +1,13 @@
 """What a person gets to read who makes a mistake in a conf: one message with place and remedy, never a traceback."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 from absl import flags
 from absl.testing import flagsaver
 
+import warm_starts
 from alfx import gin_utils
 from alfx.bin import check
 from alfx.bin import flags as conf_flags
@@ -181,7 +181,7 @@ def test_a_mistake_on_the_command_line_shows_the_parameter(run_check):
 def test_the_program_prints_one_message_and_exits_with_2(tmp_path):
     (tmp_path / 'mine.gin').write_text(GOOD + 'PPOLoss.gama = 0.9\n')
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    done = subprocess.run([sys.executable, '-m', 'alfx.bin.check', '--conf', 'mine.gin'], cwd=tmp_path,
+    done = warm_starts.run([sys.executable, '-m', 'alfx.bin.check', '--conf', 'mine.gin'], cwd=tmp_path,
                           capture_output=True, text=True, env={**os.environ, 'PYTHONPATH': root}, timeout=120)
     assert done.returncode == 2 and done.stdout == ''
     assert done.stderr == ("ConfError: mine.gin:6: PPOLoss has no parameter 'gama'\n  did you mean 'gamma'?\n")
@@ -189,6 +189,6 @@ def test_the_program_prints_one_message_and_exits_with_2(tmp_path):
 
 def test_help_shows_an_example():
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    done = subprocess.run([sys.executable, '-m', 'alfx.bin.check', '--help'], capture_output=True, text=True,
+    done = warm_starts.run([sys.executable, '-m', 'alfx.bin.check', '--help'], capture_output=True, text=True,
                           env={**os.environ, 'PYTHONPATH': root}, timeout=120)
     assert 'alfx check sac_pendulum --conf_param' in done.stdout and done.returncode == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import warm_starts
 from alfx.utils.checkpoint_utils import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,7 @@ def train_parts(folder, conf, num_ranks):
     for rank in range(num_ranks):
         place = {} if num_ranks == 1 else dict(RANK=str(rank), WORLD_SIZE=str(num_ranks), MASTER_ADDR='127.0.0.1',
                                                MASTER_PORT=str(port))
-        processes.append(subprocess.Popen([sys.executable, str(PROGRAM), asked], env=environment(**place),
+        processes.append(warm_starts.Popen([sys.executable, str(PROGRAM), asked], env=environment(**place),
                                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     try:
         words = [process.communicate(timeout=PATIENCE)[0] for process in processes]
@@ -92,7 +93,7 @@ assert not any('gloo' in name for name in threads()), threads()
 def test_a_rank_that_has_left_has_no_threads_that_exchange(tmp_path):
     """One that still runs while Python ends could end the process with an abort."""
     place = dict(RANK='0', WORLD_SIZE='1', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(free_port()))
-    done = subprocess.run([sys.executable, '-c', LEAVES], env=environment(**place), timeout=PATIENCE,
+    done = warm_starts.run([sys.executable, '-c', LEAVES], env=environment(**place), timeout=PATIENCE,
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -109,7 +110,7 @@ def command(how, root_dir, iterations, *params):
 
 
 def finish(how, root_dir, iterations, *params):
-    done = subprocess.run(command(how, root_dir, iterations, *params), env=environment(), timeout=PATIENCE,
+    done = warm_starts.run(command(how, root_dir, iterations, *params), env=environment(), timeout=PATIENCE,
                           capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
@@ -143,7 +144,7 @@ def wait_until(condition, what):
 
 
 def start_endless_run(how, root_dir):
-    process = subprocess.Popen(command(how, root_dir, 10**6), env=environment(), stdout=subprocess.PIPE,
+    process = warm_starts.Popen(command(how, root_dir, 10**6), env=environment(), stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True)
     table = Path(root_dir) / 'progress.csv'
     wait_until(lambda: process.poll() is not None or (table.exists() and len(table.read_text().splitlines()) > 2),

@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))
 import kill_runs
+import warm_starts
 from kill_runs import checkpoints
 
 # conf, what makes its run short, processes
@@ -44,7 +45,8 @@ def test_kills_at_random_moments_change_nothing(tmp_path, family):
     if 'mujoco' in family:
         pytest.importorskip('mujoco')
     num_kills = 1 if family in ('planning with an ensemble', 'imagination') else 3  # the slow ones
-    outcome, = kill_runs.kill_runs(conf, tmp_path, num_kills, params, num_processes)
+    outcome, = kill_runs.kill_runs(conf, tmp_path, num_kills, params, num_processes,
+                                    popen=warm_starts.Popen)
     assert outcome.first is None, kill_runs.report(conf, outcome)
     rows = [(tmp_path / name / 'progress.csv').read_text().splitlines() for name in ('whole', 'killed-0')]
     assert len(rows[0]) == len(rows[1])
@@ -54,7 +56,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path, family):
 @pytest.mark.slow
 def test_a_compiled_run_goes_on_but_for_rounding_and_says_so(tmp_path):
     params = ('TrainerConfig.num_env_steps=1000', 'TrainerConfig.compile=True')
-    outcome, = kill_runs.kill_runs('sac_pendulum', tmp_path, 1, params)
+    outcome, = kill_runs.kill_runs('sac_pendulum', tmp_path, 1, params, popen=warm_starts.Popen)
     assert all(difference.size < 1e-5 for difference in outcome.differences), kill_runs.report('', outcome)
     assert 'rounds differently' in (tmp_path / 'killed-0.log').read_text()
 

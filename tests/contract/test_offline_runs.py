@@ -20,6 +20,7 @@ from alfx.utils.checkpoint_utils import read_checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))
 import kill_runs
+import warm_starts
 
 SMALL = ('TrainerConfig.num_updates_per_train_iter = 3', 'TrainerConfig.mini_batch_size = 8',
          'TrainerConfig.random_seed = 7', 'TrainerConfig.num_threads = 1',
@@ -195,5 +196,5 @@ def test_kills_at_random_moments_change_nothing(tmp_path, kind):
     gin_utils.clear()
     path = os.path.abspath('data/pendulum')
     outcome, = kill_runs.kill_runs(conf, tmp_path / 'runs', 3 if kind == 'offline' else 1,
-                                   (f"TrainerConfig.offline_buffer_dir='{path}'", *params), 1)
+                                   (f"TrainerConfig.offline_buffer_dir='{path}'", *params), 1, popen=warm_starts.Popen)
     assert outcome.first is None, kill_runs.report(conf, outcome)

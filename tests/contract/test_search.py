@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import warm_starts
 import alfx
 from alfx import gin_utils
 from alfx.algorithms.config import TrainerConfig
@@ -57,7 +58,7 @@ def environment():
 
 
 def run(*arguments, seconds=240):
-    return subprocess.run(command(*arguments), env=environment(), capture_output=True, text=True, timeout=seconds)
+    return warm_starts.run(command(*arguments), env=environment(), capture_output=True, text=True, timeout=seconds)
 
 
 def begun(folder):
@@ -90,7 +91,7 @@ def test_stopped_and_killed_searches_leave_no_process_behind_and_go_on_with_the_
     pids = []
 
     def start(number, *arguments):
-        process = subprocess.Popen(command(*arguments, '--root_dir', root), env=environment(), text=True,
+        process = warm_starts.Popen(command(*arguments, '--root_dir', root), env=environment(), text=True,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         wait_until(lambda: len(begun(tmp_path)) >= number or process.poll() is not None)
         pids.extend(int(call[-1]) for call in begun(tmp_path))

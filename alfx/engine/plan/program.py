@@ -28,7 +28,8 @@ class Program:
     """Plays a graph on tensors that stay where they are and on others that are copied in.
 
     Args:
-        graph: of aten operations, as ``make_fx`` records them; its inputs are ``fixed``, then ``changing``.
+        graph: of aten operations, as :mod:`alfx.engine.plan.trace` writes them down; its inputs are ``fixed``, then
+            ``changing``.
         fixed: tensors that the graph reads, and may write to, where they are.
         changing: examples of the other inputs: the shapes, strides and types that they always have.
         num_reused: the first so many of them always are these tensors, and are read where they are.

@@ -13,8 +13,8 @@ from torch import Tensor, fx, nn
 
 from alfx import context
 from alfx.engine.plan.program import copied
-from alfx.engine.plan.torch_internals import (make_graph, remove_dead_code, shares_memory, storage_key, tensors_of,
-                                              written_by)
+from alfx.engine.plan.torch_internals import remove_dead_code, shares_memory, storage_key, tensors_of, written_by
+from alfx.engine.plan.trace import make_graph
 from alfx.utils.schedulers import disallow_scheduler
 
 _LITERALS = ('aten.lift_fresh_copy.default', 'aten.lift_fresh.default')

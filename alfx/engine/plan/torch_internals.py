@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary as TensorKeyDictionary  # noqa: F401
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
 """Context manager within which operations do not even ask autograd; as in :mod:`alfx.optimizers.autograd`."""
@@ -37,14 +39,7 @@ def tensors_of(root: nn.Module) -> list[tuple[str, Any, Tensor]]:
     return found
 
 
-# Recording -----------------------------------------------------------------------------------------------------------
-
-
-def make_graph(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphModule:
-    """``function(*inputs)`` as a graph of aten operations, backward passes within it included."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    return make_fx(function)(*inputs)
+# Records -------------------------------------------------------------------------------------------------------------
 
 
 def remove_dead_code(graph: fx.GraphModule) -> None:

@@ -1,12 +1,12 @@
 """``bin.dataset`` and ``bin.record``: new datasets of old ones, and what they refuse."""
 import json
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 from absl.testing import flagsaver
 
+import warm_starts
 from alfx.bin import dataset as tool
 from alfx.gin_utils import ConfError
 from alfx.offline import folder
@@ -94,7 +94,7 @@ def test_what_cannot_be_done_is_said(run, tmp_path, monkeypatch, arguments, flag
 
 
 def program(*arguments, code=0):
-    result = subprocess.run([sys.executable, '-m', 'alfx.bin.record', *arguments], capture_output=True, text=True,
+    result = warm_starts.run([sys.executable, '-m', 'alfx.bin.record', *arguments], capture_output=True, text=True,
                             timeout=120)
     assert result.returncode == code, result.stdout + result.stderr
     return result

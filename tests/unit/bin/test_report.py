@@ -3,13 +3,13 @@ import csv
 import html.parser
 import json
 import re
-import subprocess
 import sys
 import xml.etree.ElementTree
 
 import numpy as np
 import pytest
 
+import warm_starts
 from alfx.gin_utils import ConfError
 from alfx.trainers.report import collecting, figure, page
 
@@ -168,7 +168,7 @@ def test_ticks_are_round_numbers_around_the_data(low, high, expected):
 
 def test_the_program_writes_the_page_of_a_folder_of_runs(folders, tmp_path):
     output = tmp_path / 'out.html'
-    said = subprocess.run([sys.executable, '-m', 'alfx', 'report', str(tmp_path), '--output', str(output)],
+    said = warm_starts.run([sys.executable, '-m', 'alfx', 'report', str(tmp_path), '--output', str(output)],
                           capture_output=True, text=True, timeout=120)
     assert said.returncode == 0, said.stderr
     assert 'training: IQM 20 (' in said.stdout

@@ -2,11 +2,11 @@
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm_starts
 
 PAGE = Path(__file__).parents[3] / 'docs' / 'offline.md'
 SHORT = {'train': ['TrainerConfig.num_updates_per_train_iter=2', 'TrainerConfig.random_seed=1'],
@@ -35,7 +35,7 @@ def shortened(command):
 def test_the_commands_work_one_after_the_other(tmp_path):
     environment = {**os.environ, 'OMP_NUM_THREADS': '1'}
     for command in commands():
-        result = subprocess.run([sys.executable, *shortened(command)], capture_output=True, text=True, timeout=300,
+        result = warm_starts.run([sys.executable, *shortened(command)], capture_output=True, text=True, timeout=300,
                                 cwd=tmp_path, env=environment)
         assert result.returncode == 0, f'{shlex.join(command)}\n{result.stdout}{result.stderr}'
         if command[1] == 'alfx.bin.evaluate':

@@ -3,11 +3,11 @@ import os
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 
 import gymnasium
 
+import warm_starts
 import alfx
 
 DOCS = pathlib.Path(__file__).parents[3] / 'docs'
@@ -20,7 +20,7 @@ def run_commands(page, folder):
     for line in block.splitlines():
         words = shlex.split(line)
         assert words[0] == 'alfx'
-        said = subprocess.run([sys.executable, '-m', *words], cwd=folder, capture_output=True, text=True, timeout=120)
+        said = warm_starts.run([sys.executable, '-m', *words], cwd=folder, capture_output=True, text=True, timeout=120)
         assert said.returncode == 0, said.stderr
     return said.stdout
 
@@ -38,7 +38,7 @@ def test_the_exported_policy_is_played_without_alfx_as_it_would_be_with_it(tmp_p
     assert len([line for line in program.splitlines() if line]) <= 20
     (tmp_path / 'play.py').write_text(program + "\nimport sys\nassert 'alfx' not in sys.modules\n")
     environment = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-    said = subprocess.run([sys.executable, 'play.py'], cwd=tmp_path, env=environment, capture_output=True, text=True,
+    said = warm_starts.run([sys.executable, 'play.py'], cwd=tmp_path, env=environment, capture_output=True, text=True,
                           timeout=120)
     assert said.returncode == 0, said.stderr
 

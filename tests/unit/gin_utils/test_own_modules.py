@@ -1,11 +1,11 @@
 """Modules of one's own beside a conf: found, kept in the run folder, used when the run goes on."""
 import logging
 import os
-import subprocess
 import sys
 
 import pytest
 
+import warm_starts
 from alfx import gin_utils
 from alfx.gin_utils import own_modules
 
@@ -130,7 +130,7 @@ def test_a_run_folder_is_moved_and_evaluated_where_the_module_is_not(tmp_path):
     elsewhere.mkdir()
 
     def run(*arguments):
-        done = subprocess.run([sys.executable, '-m', 'alfx', *arguments], capture_output=True, text=True, timeout=120,
+        done = warm_starts.run([sys.executable, '-m', 'alfx', *arguments], capture_output=True, text=True, timeout=120,
                               cwd=elsewhere)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -1,11 +1,11 @@
 """A run that begins at a checkpoint of another one."""
 import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+import warm_starts
 import alfx
 from alfx import gin_utils
 from alfx.trainers import branching, comparing, run_files
@@ -34,7 +34,7 @@ def parameters(root_dir):
 
 
 def go_on(root_dir, *params):
-    subprocess.run([sys.executable, '-m', 'alfx', 'train', root_dir,
+    warm_starts.run([sys.executable, '-m', 'alfx', 'train', root_dir,
                     *(part for param in params for part in ('--conf_param', param))], check=True, timeout=120)
 
 
@@ -80,7 +80,7 @@ def test_what_cannot_be_branched_is_refused(run, tmp_path):
 
 
 def test_the_command_makes_the_folder_and_tells_how_to_start_it(run, tmp_path):
-    done = subprocess.run([sys.executable, '-m', 'alfx', 'branch', run, '--set', 'ppo/Adam.lr=1e-5', '--nostart',
+    done = warm_starts.run([sys.executable, '-m', 'alfx', 'branch', run, '--set', 'ppo/Adam.lr=1e-5', '--nostart',
                            '--root_dir', str(tmp_path / 'new')], capture_output=True, text=True, check=True, timeout=60)
     assert f'train --root_dir {tmp_path / "new"}' in done.stdout and 'ppo/Adam.lr=1e-5' in done.stdout
     assert branching.branched_at(str(tmp_path / 'new')) == steps_of(run)[-1]

@@ -1,10 +1,10 @@
 """Runs next to each other: their numbers, their confs, what they are called, pairs of the same seed."""
 import json
-import subprocess
 import sys
 
 import pytest
 
+import warm_starts
 from alfx.trainers import comparing
 
 
@@ -42,7 +42,7 @@ def test_only_the_bindings_that_differ_are_listed_and_the_seed_is_none_of_them(t
 def test_the_command_ranks_runs_and_leaves_out_what_is_none(tmp_path):
     worse, better = write_run(tmp_path / 'worse', [1, 5], 0.1), write_run(tmp_path / 'better', [1, 50], 0.2)
     (tmp_path / 'other').mkdir()
-    done = subprocess.run([sys.executable, '-m', 'alfx', 'compare', worse, better, str(tmp_path / 'other')],
+    done = warm_starts.run([sys.executable, '-m', 'alfx', 'compare', worse, better, str(tmp_path / 'other')],
                           capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert lines[1].startswith(better) and lines[2].startswith(worse)

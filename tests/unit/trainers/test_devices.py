@@ -1,11 +1,11 @@
 """``--device``: what there is, and what there is not."""
 import os
-import subprocess
 import sys
 
 import pytest
 import torch
 
+import warm_starts
 from alfx import context, gin_utils
 from alfx.trainers import devices
 
@@ -56,7 +56,7 @@ def test_a_device_in_use_is_the_default_one_and_the_current_gpu(monkeypatch):
     ('evaluate', ['--root_dir', '.']), ('play', ['--root_dir', '.'])])
 def test_every_program_with_networks_refuses_a_gpu_that_is_not_there_before_it_writes_anything(program, arguments,
                                                                                               tmp_path, repository):
-    found = subprocess.run([sys.executable, '-m', f'alfx.bin.{program}', *arguments, '--device', 'cuda:99'],
+    found = warm_starts.run([sys.executable, '-m', f'alfx.bin.{program}', *arguments, '--device', 'cuda:99'],
                            capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False,
                            env={**os.environ, 'PYTHONPATH': repository})
     assert found.returncode == 2, found.stderr

@@ -1,13 +1,13 @@
 """Runs of supervised learning, as a user makes them: confs, resuming, evaluation, curves."""
 import json
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import warm_starts
 from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.gin_utils import ConfError
@@ -93,7 +93,7 @@ def test_evaluations_are_in_a_table_that_says_how_well_outliers_are_told(tmp_pat
 
 
 def program(name, *arguments):
-    return subprocess.run([sys.executable, '-m', f'alfx.bin.{name}', *arguments], capture_output=True, text=True,
+    return warm_starts.run([sys.executable, '-m', f'alfx.bin.{name}', *arguments], capture_output=True, text=True,
                           timeout=100)
 
 

@@ -3,10 +3,10 @@ from types import BuiltinFunctionType, SimpleNamespace
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from alfx.engine.plan import compile, cpu_graph
 from alfx.engine.plan.torch_internals import compile_graph, compiler_settings, entry_in_c
+from alfx.engine.plan.trace import make_graph
 
 _aten = torch.ops.aten
 
@@ -16,7 +16,7 @@ def _targets(graph):
 
 
 def _prepared(function, *inputs):
-    graph = make_fx(function)(*inputs)
+    graph = make_graph(function, inputs)
     expected = graph(*inputs)
     cpu_graph.prepare(graph)
     torch.testing.assert_close(graph(*inputs), expected)
@@ -69,7 +69,7 @@ def test_what_the_compiler_makes_of_it_has_the_same_values():
         return [q, outer * (hidden > 0), torch.bmm(grad.t().unsqueeze(1), hidden.transpose(1, 2))]
 
     inputs = [torch.randn(8, 3), torch.randn(2, 4, 3), torch.randn(2, 4, 1), torch.randn(2, 1, 4), torch.randn(2, 1, 1)]
-    graph = make_fx(losses)(*inputs)
+    graph = make_graph(losses, inputs)
     expected = graph(*inputs)
     cpu_graph.prepare(graph)
     with compiler_settings(cpu_graph.SETTINGS):
@@ -82,7 +82,7 @@ def _calls(function):
 
 
 def _of_graph(function, *inputs):
-    compiled = compile.compiled(make_fx(function)(*inputs), inputs)
+    compiled = compile.compiled(make_graph(function, inputs), inputs)
     mine, plain = [x.clone() for x in inputs], [x.clone() for x in inputs]
     torch.manual_seed(3)
     results = compiled(mine)
@@ -120,7 +120,7 @@ def test_a_constant_that_the_compiler_makes_an_input_of_is_not_left_out():
 @pytest.mark.slow
 def test_what_is_called_is_the_function_in_c():
     with torch._inductor.config.patch(fallback_random=True):
-        compiled = compile.compiled(make_fx(lambda x: [x + 1])(torch.ones(3)), [torch.ones(3)])
+        compiled = compile.compiled(make_graph(lambda x: [x + 1], [torch.ones(3)]), [torch.ones(3)])
     assert any(isinstance(cell.cell_contents, BuiltinFunctionType) for cell in compiled.__closure__)
 
 

@@ -2,14 +2,14 @@
 import pytest
 import torch
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from alfx.engine.plan.program import Program, copied
+from alfx.engine.plan.trace import make_graph
 
 
 def program(function, fixed, changing):
     """``function(*fixed, *changing)`` recorded on copies."""
-    graph = make_fx(function)(*(copied(x) for x in (*fixed, *changing)))
+    graph = make_graph(function, [copied(x) for x in (*fixed, *changing)])
     return Program(graph, fixed, changing)
 
 
@@ -137,7 +137,7 @@ def test_results_whose_lifetimes_do_not_overlap_share_memory_and_those_returned_
 
 def test_laying_out_moves_no_generator_and_changes_no_tensor():
     count = torch.zeros(())
-    graph = make_fx(lambda c, x: [c.add_(1) + torch.randn_like(x)])(count.clone(), randn(3))
+    graph = make_graph(lambda c, x: [c.add_(1) + torch.randn_like(x)], [count.clone(), randn(3)])
     state = torch.get_rng_state()
     Program(graph, [count], [randn(3)])
     assert torch.equal(torch.get_rng_state(), state) and float(count) == 0

@@ -1,0 +1,208 @@
+"""Programs in processes of their own that need not import torch first.
+
+To import it takes longer than most of what tests want to see of a program. So one process, started at the first use,
+imports torch and other libraries, but nothing of alfx, and for each program it forks: the program has its own memory,
+process id, session, environment, signals and end, and can be killed like any other. What it cannot show is that
+`python -m ...` finds its way to the program; the tests of the programs themselves do that.
+"""
+import importlib
+import io
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+
+LIBRARIES = ('torch', 'torch.utils.data', 'numpy', 'gymnasium', 'gin', 'absl.flags', 'tqdm',
+             'tensorboard.summary.writer.event_file_writer')
+
+
+class Popen:
+    """Like `subprocess.Popen` of a command of this very Python, as far as the tests of programs need.
+
+    What goes to a pipe is kept in a file until :meth:`communicate`, so that no process waits for its reader.
+    """
+
+    def __init__(self, args, stdout=None, stderr=None, env=None, cwd=None, start_new_session=False, text=False):
+        assert args[0] == sys.executable
+        self.args, self.returncode, self._text = args, None, text
+        self._kept = [tempfile.TemporaryFile() if where == subprocess.PIPE else None for where in (stdout, stderr)]
+        out = self._kept[0] or stdout or 1
+        err = self._kept[1] or (out if stderr == subprocess.STDOUT else stderr or 2)
+        self._report, write_end = os.pipe()
+        request = dict(args=list(map(str, args[1:])), env=dict(os.environ if env is None else env),
+                       cwd=str(cwd or os.getcwd()), start_new_session=start_new_session)
+        _forker().ask(request, [*(x if isinstance(x, int) else x.fileno() for x in (out, err)), write_end])
+        os.close(write_end)
+        self.pid = self._read_number()
+        self.poll()
+
+    def _read_number(self):
+        """The next number that is reported, waiting for it."""
+        text = b''
+        while not text.endswith(b'\n'):
+            part = os.read(self._report, 1)
+            assert part, f'the process that watches over {self.args} is gone'
+            text += part
+        return int(text)
+
+    def poll(self):
+        if self.returncode is None and select.select([self._report], [], [], 0)[0]:
+            self.returncode = os.waitstatus_to_exitcode(self._read_number())
+            os.close(self._report)
+        return self.returncode
+
+    def wait(self, timeout=None):
+        if self.returncode is None and not select.select([self._report], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.poll()
+
+    def communicate(self, timeout=None):
+        self.wait(timeout)
+        found = []
+        for file in self._kept:
+            if file is not None:
+                file.seek(0)
+                file = io.TextIOWrapper(file) if self._text else file
+            found.append(None if file is None else file.read())
+        return tuple(found)
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.wait()
+
+
+def run(args, capture_output=False, timeout=None, check=False, **kwargs):
+    """Like `subprocess.run`."""
+    if capture_output:
+        kwargs |= dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = Popen(args, **kwargs)
+    try:
+        out, err = process.communicate(timeout)
+    except BaseException:
+        process.kill()
+        raise
+    done = subprocess.CompletedProcess(args, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
+class _Forker:
+    """The process that has the libraries, and forks; it ends when this one does."""
+
+    def __init__(self):
+        self._socket, theirs = socket.socketpair()
+        settings = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
+        self._process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], env=settings,
+                                         pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        theirs.close()
+
+    def ask(self, request, files):
+        """Have a program started whose output goes to the first two files; its id and its end go to the third."""
+        text = json.dumps(request).encode()
+        socket.send_fds(self._socket, [len(text).to_bytes(4, 'big')], files)
+        self._socket.sendall(text)
+
+
+_forkers = {}
+
+
+def _forker():
+    if os.getpid() not in _forkers:  # none of a process that this one is a fork of
+        _forkers[os.getpid()] = _Forker()
+    return _forkers[os.getpid()]
+
+
+# What happens in the process that forks ------------------------------------------------------------------------------
+
+
+def serve(channel):
+    """Fork for each request. Returns it in the process that is to run it, and ``None`` when nobody asks any more."""
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal: that is for the programs
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        length, files, _, _ = socket.recv_fds(channel, 4, 3)
+        if not length:
+            return None
+        request, size = b'', int.from_bytes(length, 'big')
+        while len(request) < size:
+            request += channel.recv(size - len(request))
+        if not os.fork():
+            channel.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            report = files[2]
+            pid = os.fork()
+            if not pid:
+                signal.signal(signal.SIGINT, interrupt)
+                return json.loads(request), files
+            os.close(files[0])
+            os.close(files[1])
+            _, status = os.waitpid(pid, 0)
+            os.write(report, f'{status}\n'.encode())
+            os._exit(0)
+        for file in files:
+            os.close(file)
+
+
+def become(request, files, search_path):
+    """Run a program as if Python had been started for it."""
+    out, err, report = files
+    if request['start_new_session']:
+        os.setsid()
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.chdir(request['cwd'])
+    os.environ.clear()
+    os.environ.update(request['env'])
+    os.write(report, f'{os.getpid()}\n'.encode())
+    for file in files:
+        os.close(file)
+    for library in (random, sys.modules['numpy'].random):
+        library.seed()
+    sys.modules['torch'].seed()
+    kind, *rest = request['args']
+    given = os.environ.get('PYTHONPATH', '')
+    first = os.path.dirname(os.path.abspath(kind)) if kind not in ('-m', '-c') else os.getcwd() if kind == '-m' else ''
+    sys.path[:] = [first, *(given.split(os.pathsep) if given else []), *search_path]
+    if kind == '-m':
+        sys.argv[:] = rest
+        runpy.run_module(rest[0], run_name='__main__', alter_sys=True)
+    elif kind == '-c':
+        sys.argv[:] = ['-c', *rest[1:]]
+        exec(compile(rest[0], '<string>', 'exec'), sys.modules['__main__'].__dict__)
+    else:
+        sys.argv[:] = request['args']
+        runpy.run_path(kind, run_name='__main__')
+
+
+def main():
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    search_path = sys.path[1:]
+    sys.path[:] = search_path
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    found = serve(channel)
+    if found is not None:
+        become(*found, search_path)
+
+
+if __name__ == '__main__':
+    main()
