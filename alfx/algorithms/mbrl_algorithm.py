@@ -196,7 +196,7 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
         return -self._mean(total).view(batch, population, self._particles).mean(-1)
 
     def _imagined(self, inputs: tuple[Any, Tensor, Any]) -> tuple[Any, Tensor, Any]:
-        """From the states of model and reward and an action to the model's next state, the reward and its next state."""
+        """From states of model and reward and an action to the model's next state, the reward and its next state."""
         state, action, reward_state = inputs
         state = self._dynamics_module.predict_step(TimeStep(prev_action=action), state).state
         reward, reward_state = self._reward(state.feature, action, reward_state)
