@@ -5,10 +5,11 @@
     python tools/kill_runs.py my.gin --folder /tmp/kills           # keeps the run folders; not inside of another run
 
 For each conf the run is trained once as a whole, and meanwhile `--repeat` times with `--kills` kills (SIGKILL to all of
-its processes). A kill comes after a checkpoint that the start before did not have, at a random moment of the time that
-the run takes from one checkpoint to the next. Then the checkpoints that both runs have are compared, all of what is in
-them but for the times of day: the first checkpoint that differs is named with the tensors in which it does, and how far
-the last ones are apart. (The replay buffer is part of the last one only.) The exit code is 1 if any does.
+its processes). A kill comes after a checkpoint that the start before did not have, with `--spread` after at most so
+many, at a random moment of the time that the run takes from one checkpoint to the next. Then the checkpoints that both
+runs have are compared, all of what is in them but for the times of day: the first checkpoint that differs is named with
+the tensors in which it does, how far the last ones are apart, and what the log of the killed run says of it. (The
+replay buffer is part of the last one only.) The exit code is 1 if any differs.
 
 Both runs have the same seed, threads and precision, since a run decides these for itself.
 """
@@ -37,6 +38,7 @@ _NUM_CHECKPOINTS = 40
 _TIMES = ('seconds', 'saved_at')  # of the run's state
 _POLL_SECONDS = 0.005
 _FIRST_WAIT_SECONDS = 0.1
+_SAYS_SO = ('not exactly', 'does not go on exactly', 'rounds differently', 'new episodes')  # in the log of a run
 
 
 class Outcome(NamedTuple):
@@ -48,12 +50,14 @@ class Outcome(NamedTuple):
         first: the first checkpoint that differs; None if none does.
         differences: of that one.
         in_the_end: how many differences the last checkpoint has.
+        said: the lines of the killed run's log that say that it does not go on exactly.
     """
     kills: list[int]
     compared: int
     first: int | None = None
     differences: tuple['Difference', ...] = ()
     in_the_end: int = 0
+    said: tuple[str, ...] = ()
 
 
 class Difference(NamedTuple):
@@ -174,8 +178,15 @@ def wait_for(process: subprocess.Popen, log: Path) -> None:
         raise RuntimeError(f'{process.args}: exit code {process.returncode}\n{log.read_text()[-2000:]}')
 
 
+def said_in(log: Path) -> tuple[str, ...]:
+    """The lines of a log that say that the run does not go on exactly, each once."""
+    lines = log.read_text(errors='replace').splitlines()
+    return tuple(dict.fromkeys(line for line in lines if any(words in line for words in _SAYS_SO)))
+
+
 def train_with_kills(arguments: list[str], root_dir: Path, log: Path, num_kills: int,
                      longest_wait: Callable[[], float], generator: random.Random,
+                     spread: int = 1,
                      popen: Callable[..., Any] = subprocess.Popen) -> list[int]:
     """Train, killed on the way.
 
@@ -186,6 +197,7 @@ def train_with_kills(arguments: list[str], root_dir: Path, log: Path, num_kills:
         num_kills: how often.
         longest_wait: says how many seconds after a new checkpoint a kill may come.
         generator: of the moments.
+        spread: a kill comes after at most so many new checkpoints.
         popen: starts a process, like ``subprocess.Popen``.
 
     Returns:
@@ -196,9 +208,10 @@ def train_with_kills(arguments: list[str], root_dir: Path, log: Path, num_kills:
     """
     kills: list[int] = []
     for _ in range(num_kills):
-        latest = max(checkpoints(root_dir), default=0)
+        there = set(checkpoints(root_dir))
+        wanted = generator.randint(1, spread)
         with started(arguments, log, popen) as process:
-            while process.poll() is None and max(checkpoints(root_dir), default=0) == latest:
+            while process.poll() is None and len(checkpoints(root_dir).keys() - there) < wanted:
                 time.sleep(_POLL_SECONDS)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(generator.random() * longest_wait())
@@ -211,7 +224,8 @@ def train_with_kills(arguments: list[str], root_dir: Path, log: Path, num_kills:
 
 
 def kill_runs(conf: str, folder: Path, num_kills: int, params: Sequence[str] = (), num_processes: int = 1,
-              repeat: int = 1, seed: int = 0, popen: Callable[..., Any] = subprocess.Popen) -> Iterator[Outcome]:
+              repeat: int = 1, seed: int = 0, spread: int = 1,
+              popen: Callable[..., Any] = subprocess.Popen) -> Iterator[Outcome]:
     """Train a conf as a whole, and ``repeat`` times with kills.
 
     Args:
@@ -222,6 +236,7 @@ def kill_runs(conf: str, folder: Path, num_kills: int, params: Sequence[str] = (
         num_processes: that train together.
         repeat: how many killed runs.
         seed: of the moments.
+        spread: a kill comes after at most so many new checkpoints.
         popen: starts a process, like ``subprocess.Popen``.
 
     Raises:
@@ -234,14 +249,16 @@ def kill_runs(conf: str, folder: Path, num_kills: int, params: Sequence[str] = (
         for i in range(repeat):
             killed = folder / f'killed-{i}'
             shutil.rmtree(killed, ignore_errors=True)
-            kills = train_with_kills(command(conf, killed, params, num_processes), killed, folder / f'killed-{i}.log',
-                                     num_kills, lambda: _seconds_between_checkpoints(whole),
-                                     random.Random(f'{seed} {i}'), popen)
+            killed_log = folder / f'killed-{i}.log'
+            killed_log.unlink(missing_ok=True)
+            kills = train_with_kills(command(conf, killed, params, num_processes), killed, killed_log, num_kills,
+                                     lambda: _seconds_between_checkpoints(whole), random.Random(f'{seed} {i}'), spread,
+                                     popen)
             if len(kills) < num_kills:
                 raise RuntimeError(f'{conf}: the run came to its end after {len(kills)} of {num_kills} kills; make it '
                                    'longer, or kill it less often')
             wait_for(whole_run, log)
-            yield compare(whole, killed, kills)
+            yield compare(whole, killed, kills)._replace(said=said_in(killed_log))
 
 
 def report(conf: str, outcome: Outcome, most: int = 20) -> str:
@@ -254,6 +271,7 @@ def report(conf: str, outcome: Outcome, most: int = 20) -> str:
         lines.append(f'... and {len(outcome.differences) - most} more')
     text += (f'ckpt-{outcome.first} is the first of {outcome.compared} that differs; the last one does in '
              f'{outcome.in_the_end} places')
+    lines += [f'the log says: {line}' for line in outcome.said] or ['the log says nothing of it']
     return '\n  '.join([text, *lines])
 
 
@@ -263,6 +281,7 @@ def main() -> int:
     parser.add_argument('confs', nargs='+')
     parser.add_argument('--kills', type=int, default=3, help='of each killed run')
     parser.add_argument('--repeat', type=int, default=1, help='killed runs of each conf')
+    parser.add_argument('--spread', type=int, default=1, help='a kill comes after at most so many new checkpoints')
     parser.add_argument('--seed', type=int, default=0, help='of the moments')
     parser.add_argument('--num_processes', type=int, default=1)
     parser.add_argument('--conf_param', action='append', default=[], help='overrides the conf; may be repeated')
@@ -274,7 +293,7 @@ def main() -> int:
         folder = args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix='alfx_kills_')))
         for conf in args.confs:
             for outcome in kill_runs(conf, folder / Path(conf).stem, args.kills, args.conf_param, args.num_processes,
-                                     args.repeat, args.seed):
+                                     args.repeat, args.seed, args.spread):
                 print(report(conf, outcome), flush=True)
                 differs |= outcome.first is not None
     return int(differs)

@@ -7,6 +7,7 @@ import logging
 import math
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -118,18 +119,23 @@ class EnvironmentGroup:
         infos: list[Info] = []
         observations, rewards, terminations, truncations = out
         pending, flat, keep = self._pending, self._flat, self.info_keys != ()
-        is_finite = math.isfinite if rewards.ndim == 1 else _all_finite
+        shape = self._observation_shapes[0] if flat else ()  # a number cannot be stretched over more than its place
+        is_finite = math.isfinite if rewards.ndim == 1 else partial(_all_finite, shape=rewards.shape[1:])
         i, count = 0, len(self.envs)
         while i < count:
             self._cursor = i
+            result: Any = _NOTHING_YET
             try:
                 if pending[i]:
                     self._during = 'reset()'
                     info = self._reset(i, None, out)
                 else:
                     self._during = 'step()'
-                    observation, reward, terminated, truncated, info = self.envs[i].step(actions[i])
+                    result = self.envs[i].step(actions[i])
+                    observation, reward, terminated, truncated, info = result
                     if flat:
+                        if shape and getattr(observation, 'shape', None) != shape:
+                            self._check(self.envs[i], observation)
                         observations[i] = observation
                     else:
                         self._write(observations, i, observation)
@@ -148,6 +154,8 @@ class EnvironmentGroup:
             except (Exception, SystemExit) as error:
                 if isinstance(error, _SELF_EXPLANATORY):
                     raise
+                if result is not _NOTHING_YET and (wrong := self._what_is_wrong(i, result, rewards.shape[1:])):
+                    error = TypeError(wrong).with_traceback(error.__traceback__)
                 if pending[i]:  # it raised in a reset: the new one is reset in its place
                     self._handle(error)
                     continue
@@ -185,6 +193,21 @@ class EnvironmentGroup:
             if not isinstance(flag, (bool, np.bool_)) and not (isinstance(flag, (int, np.integer, np.ndarray))
                                                                and flag in (0, 1)):
                 raise TypeError(f'{name} of step {self._steps[i]} of its episode is {flag!r}, expected True or False')
+
+    def _what_is_wrong(self, i: int, result: Any, reward_shape: tuple[int, ...]) -> str:
+        """What of a step's result is not of its kind; '' if that is not what the error is about."""
+        names = 'observation, reward, terminated, truncated, info'
+        if not isinstance(result, tuple):
+            return f'it returned a {type(result).__name__}, expected a tuple of 5: {names}'
+        if len(result) != 5:
+            old = ('\n  it seems to have the old interface of gym, with one flag for the end of an episode: return '
+                   'terminated and truncated in its place') if len(result) == 4 else ''
+            return f'it returned {len(result)} values, expected 5: {names}{old}'
+        reward = result[1]
+        if isinstance(reward, str) or reward is None or np.shape(reward) != reward_shape:
+            expected = f'{reward_shape[0]} numbers' if reward_shape else 'a number'
+            return f'the reward of step {self._steps[i]} of its episode is {reward!r}, expected {expected}'
+        return ''
 
     def _repeat(self, i: int, out: Buffers, previous: Buffers | None) -> None:
         """Environment ``i`` raised in a step and was restarted: give this step a result."""
@@ -241,16 +264,20 @@ class EnvironmentGroup:
             observations[i] = observation
             return
         space = self.envs[i].observation_space
-        for array, value in zip(flatten_sample(space, observations), flatten_sample(space, observation)):
+        values = flatten_sample(space, observation)
+        for array, value, shape in zip(flatten_sample(space, observations), values, self._observation_shapes):
+            if shape and getattr(value, 'shape', None) != shape:
+                self._check(self.envs[i], observation)
             array[i] = value
 
     def _check(self, env: gymnasium.Env, observation: Any) -> None:
-        # numpy would stretch an observation of a wrong shape over its row without a word
+        # numpy would stretch an observation of a wrong shape over its row without a word, and take None for NaN
         for (path, space), value, shape in zip(flatten_space(env.observation_space, 'observation'),
                                                flatten_sample(env.observation_space, observation),
                                                self._observation_shapes):
-            if np.shape(value) != shape:
-                raise ValueError(f'{path}: its space says {space}, but reset() returned shape {np.shape(value)}')
+            if np.shape(value) != shape or value is None:
+                found = 'None' if value is None else f'shape {np.shape(value)}'
+                raise ValueError(f'{path}: its space says {space}, but {self._during} returned {found}')
 
     def _kept(self, info: dict[str, Any]) -> dict[str, Any]:
         if self.info_keys is None:
@@ -342,10 +369,13 @@ class EnvironmentGroup:
         self.envs = []
 
 
-def _all_finite(reward: Any) -> bool:
+def _all_finite(reward: Any, shape: tuple[int, ...]) -> bool:
+    if np.shape(reward) != shape:
+        raise ValueError('its reward has another shape')  # in words: _what_is_wrong
     return bool(np.isfinite(reward).all())
 
 
+_NOTHING_YET = object()
 _SELF_EXPLANATORY = (EnvironmentStepError, EnvironmentLoadError, UnsupportedSpaceError, ConfError)
 
 

@@ -132,9 +132,10 @@ class GymVectorEnvironment(AlfEnvironment):
         else:
             observation, reward, terminated, truncated, infos = self._step_and_force(encoded)
         if not self._owned:  # natively batched environments need not give numpy arrays
-            reward = received.checked_rewards(reward, first, self._name)
-            terminated = received.checked_flags(terminated, 'terminated', self._name)
-            truncated = received.checked_flags(truncated, 'truncated', self._name)
+            count = self._batch_size
+            reward = received.checked_rewards(reward, (count, *self._reward_spec.shape), first, self._name)
+            terminated = received.checked_flags(terminated, count, 'terminated', self._name)
+            truncated = received.checked_flags(truncated, count, 'truncated', self._name)
         rewards, step_types, discounts = reward.astype(np.float32), self._mid_types.copy(), self._mid_discounts.copy()
         # searched as bytes, which takes a third of the time of np.count_nonzero
         if first is not None or 1 in terminated.tobytes() or 1 in truncated.tobytes():
@@ -155,7 +156,7 @@ class GymVectorEnvironment(AlfEnvironment):
     def _decode(self, observation: Any, during: str) -> NestedTensor:
         decoded = self._observations.decode(observation, self._owned)
         if not self._owned:
-            received.check_observation(decoded, during, self._name)
+            received.check_observation(decoded, self._observations.spec, self._batch_size, during, self._name)
         return decoded
 
     def _decode_infos(self, infos: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -70,3 +70,17 @@ def test_numbers_and_flags_are_what_they_say():
     assert time_step.reward.tolist() == [1.0, 2.0, 3.0] and time_step.is_last().tolist() == [True, True, False]
     assert time_step.discount.tolist() == [1.0, 0.0, 1.0] and torch.equal(time_step.observation['speed'],
                                                                           torch.from_numpy(speed))
+
+
+@pytest.mark.parametrize('sent, said', [
+    ({'reward': np.ones(1)}, r'their reward has shape \(1,\), expected \(3,\)'),
+    ({'reward': 1.0}, r'their reward has shape \(\), expected \(3,\)'),
+    ({'reward': np.ones((3, 2))}, r'their reward has shape \(3, 2\), expected \(3,\)'),
+    ({'terminated': False}, r'terminated has shape \(\), expected \(3,\)'),
+    ({'truncated': np.zeros((3, 1))}, r'truncated has shape \(3, 1\), expected \(3,\)'),
+    ({'speed': np.zeros((1, 2), np.float32)}, r'their observation\.speed has shape \(1, 2\), expected \(3, 2\)'),
+    ({'speed': np.zeros((3, 1), np.float32)}, r'their observation\.speed has shape \(3, 1\), expected \(3, 2\)'),
+])
+def test_nothing_is_stretched_over_a_batch(sent, said):
+    with pytest.raises(EnvironmentStepError, match=rf"an environment of 'Pool' failed in step\(\): {said}"):
+        step_twice(**sent)

@@ -42,7 +42,7 @@ class SendingEnv(gymnasium.Env):
     action_space = gymnasium.spaces.Discrete(2)
 
     def __init__(self, sent=None):
-        self._sent, self._steps = sent or {}, 0
+        self._sent, self._steps = {} if sent is None else sent, 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -51,7 +51,32 @@ class SendingEnv(gymnasium.Env):
     def step(self, action):
         self._steps += 1
         result = {'observation': np.zeros(2, np.float32), 'reward': 0.0, 'terminated': False, 'truncated': False}
+        if self._steps == 2 and not isinstance(self._sent, dict):
+            return self._sent
         return *(result | (self._sent if self._steps == 2 else {})).values(), {}
+
+
+class SendsSeveral(SendingEnv):
+    """Has two rewards."""
+
+    reward_space = gymnasium.spaces.Box(-1, 1, (2, ))
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, np.ones(2) if self._steps == 1 else reward, *rest
+
+
+class SendsFields(SendingEnv):
+    """Observes fields, one of which is too small after a step."""
+
+    observation_space = gymnasium.spaces.Dict(small=gymnasium.spaces.Box(-1, 1, (2, )),
+                                              number=gymnasium.spaces.Discrete(3))
+
+    def reset(self, *, seed=None, options=None):
+        return {'small': np.zeros(2, np.float32), 'number': 1}, {}
+
+    def step(self, action):
+        return {'small': np.zeros(1, np.float32), 'number': 1}, 0.0, False, False, {}
 
 
 def steps(env, count):
@@ -78,8 +103,17 @@ class TestErrors:
     @pytest.mark.parametrize('sent, said', [
         ({'reward': float('nan')}, 'the reward of step 2 of its episode is nan, expected a finite number'),
         ({'reward': np.float32('inf')}, 'the reward of step 2 of its episode is'),
-        ({'reward': None}, 'TypeError'),
-        ({'reward': '1.0'}, 'TypeError'),
+        ({'reward': None}, 'the reward of step 2 of its episode is None, expected a number'),
+        ({'reward': '1.0'}, "the reward of step 2 of its episode is '1.0', expected a number"),
+        ({'reward': np.zeros(2)}, 'the reward of step 2 of its episode is array.*, expected a number'),
+        ({'observation': None}, r'observation: its space says .*, but step\(\) returned None'),
+        ({'observation': np.zeros(3)}, r'observation: its space says .*, but step\(\) returned shape \(3,\)'),
+        ({'observation': np.zeros(1)}, r'observation: its space says .*, but step\(\) returned shape \(1,\)'),
+        ({'observation': 0.0}, r'observation: its space says .*, but step\(\) returned shape \(\)'),
+        ((np.zeros(2), 0.0, False, {}), 'it returned 4 values, expected 5: observation, reward, terminated, '
+         'truncated, info\n.*old interface'),
+        (np.zeros(5), 'it returned a ndarray, expected a tuple of 5: observation, reward, terminated, truncated'),
+        (7, 'it returned a int, expected a tuple of 5'),
         ({'observation': [0.0, np.nan]}, 'observation of step 2 of its episode has NaN in it'),
         ({'terminated': 'no'}, "terminated of step 2 of its episode is 'no', expected True or False"),
         ({'truncated': None}, 'truncated of step 2 of its episode is None, expected True or False'),
@@ -89,6 +123,21 @@ class TestErrors:
         env.reset(seed=0)
         steps(env, 1)
         with pytest.raises(EnvironmentStepError, match=f"environment 1 of 'SendingEnv' failed in step.*{said}"):
+            steps(env, 1)
+
+    def test_a_reward_alone_is_not_stretched_over_several(self):
+        for sent, said in ((1.0, '1.0'), (np.zeros(3), r'array\(.*'), (None, 'None')):
+            env = SerialVectorEnv([partial(SendsSeveral, {'reward': sent})])
+            env.reset(seed=0)
+            steps(env, 1)
+            with pytest.raises(EnvironmentStepError, match=f'of step 2 of its episode is {said}, expected 2 nu'):
+                steps(env, 1)
+
+    def test_a_field_of_another_shape_is_not_stretched_over_its_row(self):
+        env = SerialVectorEnv([SendsFields])
+        env.reset(seed=0)
+        with pytest.raises(EnvironmentStepError, match=r'small.*: its space says .*, but step\(\) returned '
+                           r'shape \(1,\)'):
             steps(env, 1)
 
     def test_flags_and_rewards_of_numpy_are_what_they_say(self):

@@ -1,5 +1,6 @@
 """What tools/kill_runs.py finds between the checkpoints of two runs."""
 import math
+import random
 import sys
 from pathlib import Path
 
@@ -66,3 +67,36 @@ def test_the_first_checkpoint_that_differs_is_named_and_times_do_not_count(tmp_p
 def test_runs_that_end_elsewhere_differ(tmp_path):
     whole, killed = (run_with(tmp_path / str(n), {1: 0.0, n: 0.0}, 1.0) for n in (2, 3))
     assert 'the last checkpoint: 2, 3' in kill_runs.report('c', kill_runs.compare(whole, killed, [1]))
+
+
+def test_what_the_log_says_of_a_difference_is_told_with_it(tmp_path):
+    (tmp_path / 'log').write_text('INFO random seed 7\nINFO new episodes begin\nWARNING x\nINFO new episodes begin\n')
+    said = kill_runs.said_in(tmp_path / 'log')
+    assert said == ('INFO new episodes begin', )
+    differs = kill_runs.Outcome([2], 3, 2, (kill_runs.Difference('w', '1, 2'), ), 1)
+    assert 'the log says nothing of it' in kill_runs.report('c', differs)
+    told = kill_runs.report('c', differs._replace(said=said))
+    assert 'the log says: INFO new episodes begin' in told and 'nothing of it' not in told
+
+
+WRITER = """
+import pathlib, sys, time
+folder = pathlib.Path(sys.argv[1], 'train', 'algorithm')
+folder.mkdir(parents=True, exist_ok=True)
+for _ in range(12 - len(list(folder.iterdir()))):
+    (folder / f'ckpt-{len(list(folder.iterdir())) + 1}').touch()
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize('spread', [1, 4])
+def test_kills_come_after_as_many_new_checkpoints_as_they_may_be_apart(tmp_path, spread):
+    kills = kill_runs.train_with_kills([sys.executable, '-c', WRITER, str(tmp_path)], tmp_path, tmp_path / 'log', 2,
+                                       lambda: 0.0, random.Random(spread), spread)
+    steps = [after - before for before, after in zip([0, *kills], kills)]
+    drawn = random.Random(spread)
+    for step in steps:
+        wanted = drawn.randint(1, spread)
+        drawn.random()
+        assert wanted <= step <= wanted + 2, 'no more than what is written while it dies'
+    assert len(kill_runs.checkpoints(tmp_path)) == 12
