@@ -4,6 +4,7 @@
 # make clean  remove what the other targets made, but for runs/
 PYTHON ?= python3
 VENV ?= .venv
+TORCH ?= torch==2.13.*
 # The site needs none of what alfx does, and is built apart from it.
 DOCS_VENV ?= build/docs-venv
 # A new folder for each demo, so that nothing that was trained is ever overwritten.
@@ -49,10 +50,11 @@ install-bench: $(VENV)/.bench
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# torch comes first, in the range that alfx asks for, so that no other package chooses its build.
+# torch comes first, so that no other package chooses its build. It is the release that the results were made with;
+# setup.cfg allows others: `make install TORCH='torch==2.9.*'`.
 $(VENV)/.core: setup.cfg pyproject.toml | $(BIN)/python
 	@echo "installing alfx into $(VENV) (some minutes the first time)"
-	$(PIP_INSTALL) "$$(sed -n 's/^ *\(torch[>=<].*\)$$/\1/p' setup.cfg)"
+	$(PIP_INSTALL) "$(TORCH)"
 	$(PIP_INSTALL) -e .
 	@touch $@
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# The quick tests with the oldest, a middle and the newest torch that setup.cfg allows, without the extras:
+# The quick tests with what setup.cfg allows, without the extras: the oldest of everything, a torch between, with the
+# oldest gymnasium, and the newest of everything. What passes is written down in docs/faq.md.
 #
 #     tools/test_versions.sh FOLDER                       # environments and logs go into FOLDER, outside of the repository
 #     tools/test_versions.sh FOLDER tests/numerics -x     # only these tests; further arguments are pytest's
 #     PYTHON=python3.12 tools/test_versions.sh FOLDER
 #
-# An environment that is in FOLDER already is used as it is. torch comes from TORCH_INDEX, by default the builds without
-# CUDA, which are a tenth of the size. Prints a table; fails if a test fails in any of the environments.
+# An environment that is in FOLDER already (oldest, middle, newest) is used as it is. torch comes from TORCH_INDEX, by
+# default the builds without CUDA, which are a tenth of the size; where these cannot be reached,
+# TORCH_INDEX=https://pypi.org/simple. Prints a table; fails if a test fails in any of the environments.
 set -euo pipefail
 if [[ $# -lt 1 || $1 == -* ]]; then
     sed -n '2,/^set/{/^#/s/^# \?//p}' "$0" >&2
@@ -26,6 +28,10 @@ required() { # what setup.cfg asks for, one a line
 print(c['options']['install_requires'].strip())" "$repository/setup.cfg"
 }
 
+oldest() { # the same, with the lowest of these versions
+    required | sed 's/>=\([0-9.]*\).*/==\1/'
+}
+
 make_environment() { # name, versions: of torch first
     local pip=("$folder/$1/bin/python" -m pip install -q --disable-pip-version-check)
     echo "installing ${*:2} into $folder/$1" >&2
@@ -36,14 +42,17 @@ make_environment() { # name, versions: of torch first
 
 describe='import gymnasium, numpy, optree, platform, torch
 print(platform.python_version(), torch.__version__, gymnasium.__version__, numpy.__version__, optree.__version__, sep=" | ")'
-newest=$(required | grep '^torch\b')
 table='| python | torch | gymnasium | numpy | optree | tests |'$'\n''| --- | --- | --- | --- | --- | --- |'
 status=0
 cd "$repository"
 export PYTHONPATH=$repository
-for versions in 'torch==2.6.0 gymnasium[classic-control]==1.1.1 numpy==1.26.4 optree==0.13.0' 'torch==2.9.1' "$newest"; do
-    read -ra wanted <<<"$versions"
-    name=$(sed 's/==/-/; s/^torch>.*/newest/' <<<"${wanted[0]}")
+for name in oldest middle newest; do
+    case $name in # torch comes first in each
+        oldest) wanted=$(oldest) ;;
+        middle) wanted="torch==2.9.1 $(oldest | grep '^gymnasium')" ;;
+        newest) wanted=$(required) ;;
+    esac
+    mapfile -t wanted < <(tr -s ' ' '\n' <<<"$wanted")
     python=$folder/$name/bin/python
     if [[ ! -x $python ]] && ! make_environment "$name" "${wanted[@]}"; then
         rm -rf "${folder:?}/$name"

@@ -1,4 +1,5 @@
 """What the documentation says is tried here: its code, its confs, its tables, its links."""
+import configparser
 import csv
 import dataclasses
 import importlib
@@ -79,6 +80,18 @@ def test_every_conf_file_of_a_page_is_right(page, tmp_path, monkeypatch):
         if name.endswith('.gin'):
             gin_utils.load(str(tmp_path / name))
             TrainerConfig(root_dir=str(tmp_path / 'run'))
+
+
+def test_the_versions_that_were_run_reach_from_the_oldest_to_the_newest_torch_that_may_be_installed():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / 'setup.cfg')
+    bounds = dict(re.findall(r'^([\w-]+)[^>=\n]*>=(.*)$', setup['options']['install_requires'], re.MULTILINE))
+    rows = re.findall(r'^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| 3', (ROOT / 'docs/faq.md').read_text(),
+                      re.MULTILINE)
+    lowest = [bounds[name].split(',')[0] + '.' for name in ('torch', 'gymnasium', 'numpy', 'optree')]
+    assert all(version.startswith(least) for version, least in zip(rows[0], lowest))
+    *_, above = bounds['torch'].split(',')
+    assert above == f'<2.{max(int(torch.split(".")[1]) for torch, *_ in rows) + 1}'
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)

@@ -111,6 +111,14 @@ def test_the_compiled_code_alone_does_the_same(function, monkeypatch):
     assert found == [True]
 
 
+def test_compiled_code_draws_random_numbers_in_the_order_of_the_function():
+    def choose(x):
+        index = torch.randint(9, (8, ))
+        return [torch.where(torch.rand(8) < 0.5, index, x.argmax(-1)), index]
+
+    _of_graph(choose, torch.randn(8, 4))
+
+
 @pytest.mark.slow
 def test_a_constant_that_the_compiler_makes_an_input_of_is_not_left_out():
     numbers = list(map(float, range(16)))
