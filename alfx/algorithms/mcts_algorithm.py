@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from alfx import context, summary
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, TimeStep, namedtuple
+from alfx.distributions.discrete import num_categories
 from alfx.environments.errors import nearest
 from alfx.gin_utils import configurable
 from alfx.gin_utils.checks import Count, Fraction, Positive
@@ -138,9 +139,9 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
 
     The observation is the latent state of the model, as MuZero hands it on. If it is a dictionary, the latent state is
     its field 'latent', or all of it without such a field, and these fields are used where there are any:
-    'valid_action_mask', bool ``[B, K]``, which actions are allowed; 'steps', int32 ``[B]``, since the game began; and
-    'to_play', ``[B]``, whose turn it is, 0 or 1. Steps are counted otherwise, which is wrong where some moves are made
-    by somebody else; and the players take turns, ``steps % 2``.
+    'valid_action_mask', bool ``[B, A]``, which values of a single discrete action are allowed; 'steps', int32 ``[B]``,
+    since the game began; and 'to_play', ``[B]``, whose turn it is, 0 or 1. Steps are counted otherwise, which is wrong
+    where some moves are made by somebody else; and the players take turns, ``steps % 2``.
 
     Nothing is trained here: the model learns in whatever made it.
 
@@ -233,6 +234,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
                 maxvisit_init=maxvisit_init)
         except ValueError as error:
             raise ValueError(f'{name}: {error}') from error
+        _check_mask(name, observation_spec, action_spec)
         pred_state_spec: Any = () if not keep_model_pred_state or model is None else model.pred_state_spec
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          train_state_spec=_state_spec(pred_state_spec, rollout_action_sampler),
@@ -319,6 +321,9 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         steps = fields['steps'].long() if 'steps' in fields else state.steps
         root = self._root(fields.get('latent', observation), state)
         mask = self._mask(inputs, fields, steps)
+        if mask is not None and isinstance(root.actions, Tensor):
+            root = self._given_model.with_valid_actions(root, mask)
+            mask = root.action_probs > 0
         fraction = self._root_exploration_fraction if kind == 'rollout' and self._settings.rule != 'gumbel' else 0.0
         prior = root_prior(root.action_probs, mask, self._root_dirichlet_alpha, fraction)
         search = self._rollout_search if kind == 'rollout' else self._predict_search
@@ -435,6 +440,19 @@ def _rewards(trees: Trees, index: Tensor) -> Tensor:
 def _state_spec(pred_state_spec: NestedTensorSpec, sampler: ActionSampler) -> Any:
     return MCTSState(steps=TensorSpec((), torch.int64), pred_state=pred_state_spec,
                      action_sampler_state=sampler.state_spec, next_predicted_reward=TensorSpec(()))
+
+
+def _check_mask(name: str, observation_spec: Any, action_spec: BoundedTensorSpec) -> None:
+    """Refuse a mask that does not name the values of the action."""
+    if not isinstance(observation_spec, dict) or 'valid_action_mask' not in observation_spec:
+        return
+    found = tuple(observation_spec['valid_action_mask'].shape)
+    if action_spec.is_continuous or action_spec.ndim:
+        raise ValueError(f"{name}: expected no observation['valid_action_mask'] with an action that is not a single "
+                         f'discrete one, found {found} for {action_spec}; leave it out of the observation')
+    if found != (num_categories(action_spec), ):
+        raise ValueError(f"{name}: observation['valid_action_mask']: expected the shape ({num_categories(action_spec)},"
+                         f'), one for each value of {action_spec}, found {found}')
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from alfx import nest, summary
 from alfx.data_structures import LossInfo, namedtuple
 from alfx.distributions.discrete import num_categories
-from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Count, NonNegative
+from alfx.gin_utils import ConfError, configurable
+from alfx.gin_utils.checks import Count, NonNegative, problem_at
 from alfx.layers import FC
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.encoding_networks import EncodingNetwork
@@ -57,6 +57,8 @@ ModelTarget = namedtuple('ModelTarget', ['is_partial_trajectory', 'beyond_episod
 ``beyond_episode_end``: bool, the step is after the last one. ``reward``, ``value``: float, of player 0. ``action``:
 candidates ``[B, R + 1, K, ...]``; ``()``: all of a discrete action. ``action_policy``: ``[B, R + 1, K]``, all zeros
 where there is nothing to learn. ``game_over``: bool. ``observation``: what latent states are trained to agree with."""
+
+_ROWS = 3  # of latent states that losses are tried on
 
 
 @configurable
@@ -169,6 +171,21 @@ class MCTSModel(nn.Module):
         return {name: getattr(self, f'_{name}') for name in ('train_reward_function', 'train_game_over_function',
                                                              'train_repr_prediction', 'train_policy')}
 
+    @torch.no_grad()
+    def check_losses(self) -> None:
+        """Refuse losses that do not read what the prediction network makes.
+
+        Raises:
+            ConfError: names the loss.
+        """
+        was_training = self.training
+        latent = self.repr_spec.zeros((_ROWS, ))
+        value_pred, reward_pred, *_ = self.eval()._prediction_net(latent, self._zero_pred_state(latent))[0]
+        self.train(was_training)
+        _check_loss('value_loss', self._value_loss, value_pred)
+        if self._train_reward_function:
+            _check_loss('reward_loss', self._reward_loss, reward_pred)
+
     def initial_representation(self, observation: NestedTensor) -> Tensor:
         """The latent state ``[B, ...]`` of an observation, a nest of ``[B, ...]``."""
         return self._representation_net(observation)[0]
@@ -222,6 +239,19 @@ class MCTSModel(nn.Module):
         ``reward`` is what ``reward_pred`` encodes: with ``predict_reward_sum`` the sum.
         """
         raise NotImplementedError(f'{type(self).__name__}.prediction_model')
+
+    def with_valid_actions(self, output: Any, valid: Tensor) -> Any:
+        """What :meth:`initial_predict` returned, with candidates that are valid; called if it names candidates.
+
+        Args:
+            output: a ``ModelOutput`` with ``actions`` ``[B, K]``.
+            valid: bool ``[B, A]``, which of all A values of the action are valid, one at least.
+
+        Returns:
+            A ``ModelOutput``. Where there are fewer than K such actions, the others have the probability 0.
+        """
+        raise NotImplementedError(f'{type(self).__name__}.with_valid_actions: it names candidates, so that it has to '
+                                  "choose them among the valid ones where the observation has a 'valid_action_mask'")
 
     def _zero_pred_state(self, latent: Tensor) -> NestedTensor:
         spec: Any = self.pred_state_spec
@@ -331,6 +361,20 @@ class MCTSModel(nn.Module):
             return
         mean = (entropy * counts).sum() / counts.sum().clamp_min(1)
         self._alpha.add_(self._alpha_adjust_rate * (self._target_entropy - mean)).clamp_min_(0.0)
+
+
+def _check_loss(argument: str, loss: ScalarPredictionLoss, prediction: Tensor) -> None:
+    shape = prediction.shape[:1]
+    try:
+        fits = loss.calc_expectation(prediction).shape == shape and loss(prediction, prediction.new_zeros(shape)
+                                                                         ).shape == shape
+    except (IndexError, RuntimeError):  # that it cannot be computed is the answer
+        fits = False
+    if not fits:
+        count = prediction[0].numel()
+        raise ConfError([problem_at('MCTSModel', argument, f'= {type(loss).__name__} does not go with a prediction of '
+                                    f'{count} number(s)', 'set SimplePredictionNet.num_quantiles to 1 for a SquareLoss '
+                                    'and to more for a loss with bins or quantiles')])
 
 
 def _per_step(loss: ScalarPredictionLoss, prediction: Tensor, target: Tensor) -> Tensor:
@@ -563,19 +607,28 @@ class SimpleMCTSModel(MCTSModel):
             action_distribution=distribution, game_over_logit=logit if self._train_game_over_function else (),
             value_pred=value_pred, reward_pred=reward_pred if self._train_reward_function else ())
 
+    def with_valid_actions(self, output: Any, valid: Tensor) -> Any:
+        """See the base class: the most probable ones of the valid actions."""
+        logits = output.action_distribution.logits.detach().masked_fill(~valid, -torch.inf)
+        actions, probs = self._most_probable(torch.softmax(logits, -1))
+        return output._replace(actions=actions, action_probs=probs)
+
     @torch.no_grad()
     def _candidates(self, distribution: Any) -> tuple[Any, Tensor]:
         """The actions that the search considers, ``[B, K, ...]`` or ``()`` for all, and their priors ``[B, K]``."""
         k = self._num_sampled_actions
         if self._is_scalar:
             probs = torch.softmax(distribution.logits, -1)
-            if k is None:
-                return (), probs
-            best = probs.topk(k, -1)
-            return ((best.indices + self._first_action).to(self._action_dtype),
-                    best.values / best.values.sum(-1, keepdim=True))
+            return ((), probs) if k is None else self._most_probable(probs)
         actions = distribution.sample((k, )).movedim(0, 1).contiguous()
         return actions, torch.full(actions.shape[:2], 1.0 / actions.shape[1], device=actions.device)
+
+    def _most_probable(self, probs: Tensor) -> tuple[Tensor, Tensor]:
+        """The K most probable ones of all actions ``[B, A]``, and their shares, ``[B, K]``."""
+        assert self._num_sampled_actions is not None, 'without it there are no candidates'
+        best = probs.topk(self._num_sampled_actions, -1)
+        return ((best.indices + self._first_action).to(self._action_dtype),
+                best.values / best.values.sum(-1, keepdim=True))
 
 
 def _check_actions(action_spec: Any, num_sampled_actions: int | None, name: str) -> None:

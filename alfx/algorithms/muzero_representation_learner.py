@@ -15,7 +15,7 @@ Differs from the papers in that
 - an episode that goes on or was cut off by a time limit is no end: the value of its last step stands for what follows;
 - the return to the end of the episode counts all rewards, not only the last one.
 
-Read next: :mod:`alfx.algorithms.maths.model_targets`, :mod:`alfx.algorithms.reanalysis`.
+Read next: :mod:`alfx.algorithms.maths.model_targets`, :mod:`alfx.algorithms.muzero.reanalysis`.
 """
 import dataclasses
 from collections.abc import Callable

@@ -52,6 +52,7 @@ def check_model(name: str, model: Any, num_unroll_steps: int, trains: dict[str, 
     """Refuse a model that was made for something else than what the learner does.
 
     Raises:
+        ConfError: a loss does not read what the model predicts.
         ValueError: names the argument.
     """
     if model.num_unroll_steps != num_unroll_steps:
@@ -61,6 +62,7 @@ def check_model(name: str, model: Any, num_unroll_steps: int, trains: dict[str, 
         if model.what_is_trained[argument] != value:
             raise ValueError(f'{name}.{argument}: expected that of the model, {model.what_is_trained[argument]}, found '
                              f'{value}')
+    model.check_losses()
 
 
 def check_transformer(name: str, transformer: Any, is_own: bool, is_policy: bool) -> None:

@@ -10,7 +10,7 @@ from alfx.algorithms.mcts_algorithm import (MCTSAlgorithm, MCTSInfo, MCTSState, 
                                             calculate_kl_exploration_policy, create_atari_mcts,
                                             create_board_game_mcts, create_chess_mcts, create_control_mcts,
                                             create_go_mcts, create_shogi_mcts)
-from alfx.algorithms.mcts_models import ModelOutput, SimpleMCTSModel, create_simple_encoding_net
+from alfx.algorithms.mcts_models import MCTSModel, ModelOutput, SimpleMCTSModel, create_simple_encoding_net
 from alfx.data_structures import StepType, TimeStep, restart, time_step_spec
 from alfx.environments.board_games import BoardGame, Rules
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec, check_consistent, zeros_from_spec
@@ -72,6 +72,16 @@ def test_the_rewarded_action_is_found_and_named_as_its_spec_has_it():
     assert (step.info.value > 0.5).all()
 
 
+MASKED = {'latent': LATENT, 'valid_action_mask': TensorSpec((4, ), torch.bool)}
+
+
+def random_masks(n):
+    """Masks ``[n, 4]`` of which each allows something."""
+    mask = torch.rand(n, 4) < 0.4
+    mask[torch.arange(n), torch.randint(4, (n, ))] = True
+    return mask
+
+
 @pytest.mark.parametrize('options', [
     {}, dict(root_search='gumbel'), dict(num_parallel_sims=4), dict(expand_all_children=True),
     dict(expand_all_root_children=True), dict(ucb_break_tie_eps=0.1),
@@ -79,19 +89,62 @@ def test_the_rewarded_action_is_found_and_named_as_its_spec_has_it():
     dict(exploration_policy_type='kl', act_with_exploration_policy=True, search_with_exploration_policy=True)])
 @pytest.mark.parametrize('kind', ['predict_step', 'rollout_step'])
 def test_an_invalid_action_is_never_chosen_nor_learned(options, kind):
-    algorithm = plain({'latent': LATENT, 'valid_action_mask': TensorSpec((4, ), torch.bool)}, ACTION, model=model_of(),
-                      **options)
+    n = 10000
+    algorithm = plain(MASKED, ACTION, model=model_of(), **options)
     torch.manual_seed(1)
-    mask = torch.rand(1000, 4) < 0.4
-    mask[torch.arange(1000), torch.randint(4, (1000, ))] = True
-    step = act(algorithm, {'latent': torch.randn(1000, 3), 'valid_action_mask': mask}, kind)
-    assert mask[torch.arange(1000), step.output - 2].all()
+    mask = random_masks(n)
+    step = act(algorithm, {'latent': torch.randn(n, 3), 'valid_action_mask': mask}, kind)
+    assert mask[torch.arange(n), step.output - 2].all()
     assert (step.info.candidate_action_policy[~mask] == 0).all()
-    assert step.info.candidate_action_policy.sum(-1).tolist() == pytest.approx([1] * 1000, abs=1e-5)
+    torch.testing.assert_close(step.info.candidate_action_policy.sum(-1), torch.ones(n))
+
+
+@pytest.mark.parametrize('options', [{}, dict(root_search='gumbel'), dict(act_with_exploration_policy=True,
+                                                                         learn_with_exploration_policy=True)])
+@pytest.mark.parametrize('kind', ['predict_step', 'rollout_step'])
+def test_candidates_are_the_most_probable_of_the_valid_actions(options, kind):
+    n = 10000
+    model = model_of(num_sampled_actions=2)
+    algorithm = plain(MASKED, ACTION, model=model, **options)
+    torch.manual_seed(1)
+    mask, latent = random_masks(n), torch.randn(n, 3)
+    step = act(algorithm, {'latent': latent, 'valid_action_mask': mask}, kind)
+    rows = torch.arange(n)
+    assert mask[rows, step.output - 2].all()
+    policy, candidates = step.info.candidate_action_policy, step.info.candidate_actions - 2
+    assert (policy[~mask.gather(-1, candidates)] == 0).all()
+    torch.testing.assert_close(policy.sum(-1), torch.ones(n))
+    logits = model.initial_predict(latent).action_distribution.logits.masked_fill(~mask, -torch.inf)
+    assert torch.equal(candidates[:, 0], logits.argmax(-1))
+    assert (candidates[:, 1] == logits.argsort(-1, descending=True)[:, 1])[mask.sum(-1) > 1].all()
+
+
+@pytest.mark.parametrize('mask, action, message', [
+    ((3, ), ACTION, r'expected the shape \(4,\), one for each value of .*, found \(3,\)'),
+    ((4, ), BOX, 'expected no .* with an action that is not a single discrete one')])
+def test_a_mask_that_does_not_name_the_values_of_the_action_is_refused(mask, action, message):
+    with pytest.raises(ValueError, match=message):
+        plain({**MASKED, 'valid_action_mask': TensorSpec(mask, torch.bool)}, action)
+
+
+def test_a_model_that_names_candidates_has_to_know_which_are_valid():
+    class Candidates(MCTSModel):
+        pred_state_spec = ()
+
+        def __init__(self):
+            torch.nn.Module.__init__(self)
+
+        def initial_predict(self, latent, pred_state=()):
+            return ModelOutput(value=torch.zeros(3), reward=torch.zeros(3), actions=torch.tensor([[2, 3]] * 3),
+                               action_probs=torch.full((3, 2), 0.5), state=latent)
+
+    algorithm = plain(MASKED, ACTION, model=Candidates())
+    with pytest.raises(NotImplementedError, match='Candidates.with_valid_actions: it names candidates'):
+        act(algorithm, {'latent': torch.ones(3, 3), 'valid_action_mask': random_masks(3)})
 
 
 def test_a_mask_that_allows_nothing_is_an_error_unless_the_episode_is_over_or_specs_are_probed():
-    algorithm = plain({'latent': LATENT, 'valid_action_mask': TensorSpec((4, ), torch.bool)}, ACTION, model=model_of())
+    algorithm = plain(MASKED, ACTION, model=model_of())
     observation = {'latent': torch.ones(3, 3), 'valid_action_mask': torch.tensor([[True] * 4, [False] * 4, [True] * 4])}
     with pytest.raises(SearchError, match=r'allows no action in environment 1 at step 7,.*end the episode'):
         act(algorithm, observation, state=MCTSState(torch.tensor([0, 7, 0]), (), (), torch.zeros(3)))

@@ -8,10 +8,10 @@ import torch.distributions as td
 from alfx.algorithms.mcts_models import (MCTSModel, ModelOutput, ModelState, ModelTarget, SimpleMCTSModel,
                                          SimplePredictionNet, create_simple_dynamics_net, create_simple_encoding_net,
                                          policy_loss)
-from alfx.gin_utils import ConfError  # noqa: F401 - the package registers what conf files name
+from alfx.gin_utils import ConfError
 from alfx.networks import network
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
-from alfx.utils.losses import AsymmetricSimSiamLoss, DiscreteRegressionLoss, SquareLoss
+from alfx.utils.losses import AsymmetricSimSiamLoss, DiscreteRegressionLoss, QuantileRegressionLoss, SquareLoss
 from alfx.utils.math_ops import Sqrt1pTransform
 
 OBSERVATION, DISCRETE = TensorSpec((5, )), BoundedTensorSpec((), torch.int64, 1, 4)
@@ -223,6 +223,26 @@ def test_bins_are_read_by_the_losses_that_made_them():
     output = model.initial_predict(torch.randn(B, 64))
     assert output.value_pred.shape == (B, 11)
     torch.testing.assert_close(output.value, loss.calc_expectation(output.value_pred))
+
+
+@pytest.mark.parametrize('num_quantiles, loss, fits', [
+    (1, SquareLoss(), True), (1, SquareLoss(Sqrt1pTransform()), True), (3, SquareLoss(), False),
+    (1, DiscreteRegressionLoss(), False), (3, DiscreteRegressionLoss(), True), (1, QuantileRegressionLoss(), False),
+    (3, QuantileRegressionLoss(), True)])
+@pytest.mark.parametrize('which', ['value_loss', 'reward_loss'])
+def test_a_loss_that_does_not_read_the_prediction_is_refused(num_quantiles, loss, fits, which):
+    def prediction_net(latent_spec, action_spec):
+        return SimplePredictionNet(latent_spec, action_spec, lambda input_tensor_spec: create_simple_encoding_net(
+            input_tensor_spec), num_quantiles)
+
+    model = SimpleMCTSModel(OBSERVATION, DISCRETE, R, prediction_net_ctor=prediction_net)
+    model._value_loss = model._reward_loss = DiscreteRegressionLoss() if num_quantiles > 1 else SquareLoss()
+    setattr(model, f'_{which}', loss)
+    if fits:
+        model.check_losses()
+        return
+    with pytest.raises(ConfError, match=f'{which} = {type(loss).__name__} does not go .*{num_quantiles} num'):
+        model.check_losses()
 
 
 @pytest.mark.parametrize('action_spec, options, message', [

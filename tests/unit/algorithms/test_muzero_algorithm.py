@@ -341,19 +341,30 @@ def tic_tac_toe(config_args=None, search_args=None, board_only=False, **learner_
     return make_agent_of(rl, env, config), env
 
 
-def test_no_impossible_move_is_made_and_outcomes_are_learned():
-    agent, env = tic_tac_toe(reanalyze_algorithm_ctor=search_ctor(is_two_player_game=True), reanalyze_ratio=0.5)
+@pytest.mark.parametrize('search_args, num_sampled_actions', [({}, None), ({}, 3), (dict(root_search='gumbel'), None),
+                                                              (dict(root_search='gumbel'), 3)])
+def test_no_impossible_move_is_made_and_learned(search_args, num_sampled_actions):
+    reanalyze = search_ctor(is_two_player_game=True, **search_args)
+    agent, _ = tic_tac_toe(search_args=search_args, model_args=dict(num_sampled_actions=num_sampled_actions),
+                           reanalyze_algorithm_ctor=reanalyze, reanalyze_ratio=0.5)
     for _ in range(4):
         agent.train_iter()
     experience, info = agent.replay_buffer.gather_all()
     mask = experience.time_step.observation['valid_action_mask']
     goes_on = ~experience.time_step.is_last()
     assert mask.gather(-1, experience.action[..., None])[..., 0][goes_on].all()
-    assert (experience.rollout_info.rl.candidate_action_policy[~mask & goes_on[..., None]] == 0).all()
+    found = experience.rollout_info.rl
+    invalid = ~of_candidates(mask, found.candidate_actions) & goes_on[..., None]
+    assert (found.candidate_action_policy[invalid] == 0).all()
     batch, info = processed(agent, count=64)
-    policy = batch.rollout_info.rl.target.action_policy[:, 0, 0]
-    mask = batch.time_step.observation['valid_action_mask'][:, 0]
-    assert (policy[~mask] == 0).all()
+    target = nest.map_structure(lambda x: x[:, 0, 0] if x.ndim > 2 else x, batch.rollout_info.rl.target)
+    mask = of_candidates(batch.time_step.observation['valid_action_mask'][:, 0], target.action)
+    assert (target.action_policy[~mask] == 0).all()
+
+
+def of_candidates(mask, candidates):
+    """Which of the candidates ``[..., K]`` are valid; ``()``: all of the actions are candidates."""
+    return mask if isinstance(candidates, tuple) else mask.gather(-1, candidates)
 
 
 def test_whose_turn_it_is_has_to_be_known_to_reanalyze():
