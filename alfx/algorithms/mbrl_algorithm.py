@@ -177,7 +177,6 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
         Returns:
             ``[B, P]``
         """
-        assert self._dynamics_module is not None, 'a planner on observations has a model'
         batch, population, horizon, _ = actions.shape
         actions = actions.flatten(0, 1).repeat_interleave(self._particles, 0)
         steps = actions.reshape(len(actions), horizon, *self._action_spec.shape).to(self._action_spec.dtype).unbind(1)
@@ -197,6 +196,7 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
 
     def _imagined(self, inputs: tuple[Any, Tensor, Any]) -> tuple[Any, Tensor, Any]:
         """From states of model and reward and an action to the model's next state, the reward and its next state."""
+        assert self._dynamics_module is not None, 'a planner on observations has a model'
         state, action, reward_state = inputs
         state = self._dynamics_module.predict_step(TimeStep(prev_action=action), state).state
         reward, reward_state = self._reward(state.feature, action, reward_state)
