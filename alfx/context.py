@@ -2,7 +2,7 @@
 
 Everything else is an argument. A test that changes what lives here restores it with :func:`reset`.
 """
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -118,7 +118,7 @@ def auxiliary_context() -> Any:
 
 
 def get_global_counter() -> int:
-    """The counter that summaries are written at."""
+    """How many iterations, or updates, have been done; summaries are written at it if no run says otherwise."""
     return _state.global_counter
 
 
@@ -270,6 +270,21 @@ def get_summary_writer() -> Any:
 def set_summary_writer(writer: Any) -> None:
     """Set the writer that summaries go to; ``None`` for no summaries."""
     _state.writer = writer
+
+
+def get_summary_step() -> int:
+    """Where a summary written now is on the horizontal axis: the global counter, unless a run counts otherwise."""
+    return _state.global_counter if _state.summary_step is None else int(_state.summary_step())
+
+
+def summaries_at(step: Callable[[], float] | None) -> AbstractContextManager[None]:
+    """Context manager within which summaries are written at ``step()``; at the global counter if that is None."""
+    return _replaced('summary_step', step)
+
+
+def set_summary_step(step: Callable[[], float] | None) -> None:
+    """What :func:`summaries_at` does, for good."""
+    _state.summary_step = step
 
 
 def should_record_summaries() -> bool:

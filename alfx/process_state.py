@@ -13,7 +13,7 @@ class State:
     """The state; one instance a process."""
 
     __slots__ = ('exe_mode', 'global_counter', 'progress', 'writer', 'recording', 'scopes', 'device', 'specs',
-                 'first_environment', 'ranks', 'acting_precision')
+                 'first_environment', 'ranks', 'acting_precision', 'summary_step')
 
     def __init__(self) -> None:
         self.exe_mode = 'normal'
@@ -27,6 +27,7 @@ class State:
         self.first_environment = 0
         self.ranks: Any = None
         self.acting_precision: str | None = None
+        self.summary_step: Any = None
 
 
 state = State()

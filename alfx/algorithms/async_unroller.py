@@ -182,10 +182,10 @@ class AsyncUnroller(UnrollSource):
         self._send(UnrollJob('update_parameter', context.get_all_progresses(), context.get_global_counter(),
                              self._tensors))
 
-    def wants_summaries(self, global_counter: int) -> None:
-        """Let the next step that is taken record summaries, for this counter."""
+    def wants_summaries(self, step: int) -> None:
+        """Let the next step that is taken record summaries, and write them at ``step``."""
         self._records = True
-        self._channel.ask_for_summaries(global_counter)
+        self._channel.ask_for_summaries(step)
 
     def _send(self, job: UnrollJob) -> None:
         if job.type == 'stop':

@@ -97,6 +97,10 @@ class TrainerConfig:
         summary_interval: summary steps between summaries.
         summarize_first_interval: also summarise each step of the first interval.
         update_counter_every_mini_batch: count minibatches instead of iterations.
+        summary_axis: what summaries are drawn over: 'env_steps', or 'global_counter' (iterations, or minibatches with
+            update_counter_every_mini_batch), which also writes metrics over each step metric below ``Metrics_vs_``.
+            None: 'env_steps', where these tell how far a run is: it acts, learns from no dataset, has no limit of both
+            steps and iterations and counts no minibatches.
         loggers: what takes the numbers of the run besides ``progress.csv``: 'tensorboard' (event files), 'wandb',
             'mlflow' (packages of their own).
         summaries_flush_secs: write event files at least so often (seconds).
@@ -192,6 +196,7 @@ class TrainerConfig:
     summary_interval: int = setting(50, minimum=1, may_change=True)
     summarize_first_interval: bool = setting(True, may_change=True)
     update_counter_every_mini_batch: bool = False
+    summary_axis: Optional[str] = setting(None, choices=('env_steps', 'global_counter'))
     loggers: Sequence[str] = setting(('tensorboard', ), may_change=True)
     summaries_flush_secs: float = setting(1, minimum=0, may_change=True)
     summary_max_queue: int = setting(10, minimum=1, may_change=True)
@@ -266,6 +271,14 @@ class TrainerConfig:
         """Whether the run acts in environments."""
         return bool(self.unroll_length or self.max_unroll_length)
 
+    @property
+    def summarizes_over_env_steps(self) -> bool:
+        """Whether environment steps are the horizontal axis of summaries."""
+        if self.summary_axis is not None:
+            return self.summary_axis == 'env_steps'
+        return (self.ml_type == 'rl' and self.collects and not self.offline_datasets()
+                and not self.update_counter_every_mini_batch and not (self.num_iterations and self.num_env_steps))
+
     def offline_datasets(self) -> tuple[str, ...]:
         """``offline_buffer_dir`` as a tuple, empty if there is none."""
         found = self.offline_buffer_dir
@@ -334,7 +347,13 @@ class TrainerConfig:
             conflict(self.who_acts, f"= {getattr(self, self.who_acts)!r}, but TrainerConfig.ml_type is 'sl': there is "
                      'nothing to act in', 'leave it out')
         self._add_acting_conflicts(conflict)
+        self._add_axis_conflicts(conflict)
         return problems
+
+    def _add_axis_conflicts(self, conflict: Callable[[str, str, str], None]) -> None:
+        if self.summary_axis == 'env_steps' and not (self.ml_type == 'rl' and self.collects):
+            conflict('summary_axis', "= 'env_steps', but no environment is stepped: all summaries would be at 0",
+                     "leave it out, or set it to 'global_counter'")
 
     def _add_acting_conflicts(self, conflict: Callable[[str, str, str], None]) -> None:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}

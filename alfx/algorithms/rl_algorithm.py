@@ -396,8 +396,9 @@ class RLAlgorithm(Algorithm):
 
     def summarize_metrics(self) -> None:
         """Write the averages of the latest episodes."""
+        over_env_steps = self._config is not None and self._config.summarizes_over_env_steps
         for metric in self.get_metrics():
-            metric.gen_summaries(step_metrics=self._metrics.counters)
+            metric.gen_summaries(step_metrics=() if over_env_steps else self._metrics.counters)
 
     def summarize_rollout(self, experience: Experience,
                           custom_summary: Callable[[Experience], None] | None = None) -> None:

@@ -168,7 +168,7 @@ class Learner:
             return None
         if self.remote is not None:
             self.remote.start_iteration(self._algorithm, context.should_record_summaries(),
-                                        context.get_global_counter())
+                                        context.get_summary_step())
             if not settings.unroll_length:  # what there is; an iteration that could not train either waits for a step
                 return self._unroll_up_to(settings.max_unroll_length, at_least=0 if self.num_trained else 1)
         debt = self._unroll_debt + settings.unroll_length

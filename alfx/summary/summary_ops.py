@@ -2,8 +2,8 @@
 
 Each of them does nothing, and costs next to nothing, unless summaries are being recorded: a writer is set
 (``create_summary_writer``, ``set_default_writer``), and the code runs inside of ``record_if(True)``. Names are
-prefixed by the enclosing scopes. The step is the global counter unless given. The data is copied at the call,
-so it may change afterwards.
+prefixed by the enclosing scopes. The step, unless given, is the one that the run counts (environment steps or the
+global counter, see ``TrainerConfig.summary_axis``). The data is copied at the call, so it may change afterwards.
 """
 
 import functools
@@ -61,7 +61,7 @@ def histogram(name: str, data: Any, step: int | None = None, bins: int | Sequenc
     Args:
         name: its name.
         data: tensor or array of any shape.
-        step: the step; None is the global counter.
+        step: the step; None is the one that the run counts.
         bins: number of equal bins (30 if None) or their edges.
         walltime: seconds since the epoch; None is now.
         max_bins: upper limit of the number of bins.
@@ -96,7 +96,7 @@ def images(name: str, data: Any, step: int | None = None, dataformat: str = 'NCH
     Args:
         name: its name.
         data: uint8, or floats in ``[0, 1]``; of the dimensions that ``dataformat`` says.
-        step: the step; None is the global counter.
+        step: the step; None is the one that the run counts.
         dataformat: some order of ``N`` (optional), ``C`` (optional), ``H``, ``W``; 1 or 3 channels.
         walltime: seconds since the epoch; None is now.
 
@@ -115,7 +115,7 @@ def video(name: str, data: Any, step: int | None = None, fps: float = 4, walltim
     Args:
         name: its name.
         data: ``[N, T, C, H, W]``, uint8 or floats in ``[0, 1]``.
-        step: the step; None is the global counter.
+        step: the step; None is the one that the run counts.
         fps: frames a second.
         walltime: seconds since the epoch; None is now.
     """
@@ -135,7 +135,7 @@ def embedding(name: str, data: Any, step: int | None = None, class_labels: Seque
     Args:
         name: its name.
         data: ``[N, D]``.
-        step: the step; None is the global counter.
+        step: the step; None is the one that the run counts.
         class_labels: N labels.
         label_imgs: ``[N, C, H, W]`` images in ``[0, 1]``.
     """
@@ -249,7 +249,7 @@ class EnsureSummary:
 
 
 def _step(step: int | None) -> int:
-    return context.get_global_counter() if step is None else int(step)
+    return context.get_summary_step() if step is None else int(step)
 
 
 def _host(data: Any) -> np.ndarray:

@@ -299,7 +299,7 @@ def summarize_tensor_gradients(name: str, tensor: NestedTensor, batch_dims: int 
     """
     if not should_record_summaries():
         return tensor
-    writer, step, scope = context.get_summary_writer(), context.get_global_counter(), context.scope_name()
+    writer, step, scope = context.get_summary_writer(), context.get_summary_step(), context.scope_name()
 
     def watch(path: str, x: torch.Tensor) -> torch.Tensor:
         if not x.requires_grad:

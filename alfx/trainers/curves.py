@@ -16,7 +16,8 @@ from alfx.utils.confidence import confidence_interval
 
 _POINTS = 200
 _SEED_BINDING = re.compile(r'^\s*(?:\w+\.)*TrainerConfig\.(random_seed|root_dir|conf_file)\s*=')
-_EVENT_TAG = 'Metrics_vs_EnvironmentSteps/AverageReturn'
+_EVENT_TAG = 'Metrics/AverageReturn'
+_EVENT_TAG_OVER_STEPS = 'Metrics_vs_EnvironmentSteps/AverageReturn'  # where the other is drawn over iterations
 
 
 class Curve(NamedTuple):
@@ -93,9 +94,10 @@ def _read_events(folder: str) -> Curve | None:
         return None
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     events = EventAccumulator(folder, size_guidance={'scalars': 0}).Reload()
-    if _EVENT_TAG not in events.Tags()['scalars']:
+    tag = next((tag for tag in (_EVENT_TAG_OVER_STEPS, _EVENT_TAG) if tag in events.Tags()['scalars']), None)
+    if tag is None:
         return None
-    points = [(float(event.step), event.value) for event in events.Scalars(_EVENT_TAG)]
+    points = [(float(event.step), event.value) for event in events.Scalars(tag)]
     return _sorted_curve(np.array(points))
 
 

@@ -187,12 +187,13 @@ class EvalLog:
 
     Args:
         root_dir: the run folder.
-        config: ``loggers``, ``summaries_flush_secs``, ``summary_max_queue``.
+        config: the configuration of the run.
     """
 
     def __init__(self, root_dir: str, config: Any):
         folder = run_files.eval_dir(root_dir)
         self._writer = event_writer(folder, config)
+        self._over_env_steps = config.summarizes_over_env_steps
         self._reference = reference_returns(config.offline_datasets())
         self._table = run_files.ProgressLog(run_files.eval_table(root_dir), _FIRST_COLUMNS)
 
@@ -206,18 +207,19 @@ class EvalLog:
             walltime: when it was asked for; a run that goes on from an earlier checkpoint cuts what is later.
         """
         self._writer.walltime = walltime
+        step = step_metrics['EnvironmentSteps'] if self._over_env_steps else global_counter
         with summary.push_summary_writer(self._writer), context.record_if(True):
             for metric in result.metrics:
-                metric.gen_summaries(global_counter)
+                metric.gen_summaries(step)
             statistics = result.statistics()
             if self._reference is not None:
                 statistics['normalized_score'] = normalized_score(statistics['average_return'], self._reference)
             for name, value in statistics.items():
                 if name in ('std_return', 'ci95_return', 'normalized_score') and np.isfinite(value):
-                    summary.scalar(f'Metrics/{name}', value, step=global_counter)
+                    summary.scalar(f'Metrics/{name}', value, step=step)
                 elif name.startswith('measure/'):
-                    summary.scalar(name, value, step=global_counter)
-            for name, value in step_metrics.items():
+                    summary.scalar(name, value, step=step)
+            for name, value in () if self._over_env_steps else step_metrics.items():
                 summary.scalar(f'Metrics_vs_{name}/AverageReturn', statistics['average_return'], step=value)
         self._table.append({'global_counter': global_counter, 'env_steps': step_metrics.get('EnvironmentSteps', ''),
                             'iteration': step_metrics.get('Iterations', ''), **statistics})

@@ -25,12 +25,12 @@ class _Writer:
 
     def __init__(self, path: str):
         self._path = path
-        self._written: dict[str, int] = {}  # run mode -> step
+        self._written: dict[str, tuple[int, int]] = {}  # run mode -> iteration or update, step of summaries
 
     def __call__(self, network: nn.Module, inputs: Any, result: tuple[Any, Any]) -> None:
         if not (summary.should_record_summaries() and summary.should_summarize_output()):
             return
-        mode, step = context.exe_mode_name(), context.get_global_counter()
+        mode, step = context.exe_mode_name(), (context.get_global_counter(), context.get_summary_step())
         if self._written.get(mode) == step:
             return
         self._written[mode] = step

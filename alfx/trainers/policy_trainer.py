@@ -89,6 +89,7 @@ class Trainer:
                                     (config.eval_interval, config.num_evals)))
         self._last_summary_counter = -1
         self._evaluated_at = -1
+        self._steps_of_iteration = 0  # environment steps that the latest iteration took
         self._saved_counter, self._checkpoints_done = -1, 0
         self._next_save = time.monotonic() + _TEMPORARY_CHECKPOINT_SECONDS
         self._conf_recorded = self._evaluation_conf_checked = self._warned_of_env = self._wait_is_over = False
@@ -138,8 +139,11 @@ class Trainer:
             self._record_conf()
 
     def _summarize(self) -> None:
-        if context.should_record_summaries():
-            self._last_summary_counter = context.get_global_counter()
+        ends = self._progress_after(self.current_env_steps(), self._state.iteration + 1) >= 1.0
+        if not (context.should_record_summaries() or ends):
+            return
+        self._last_summary_counter = context.get_global_counter()
+        with context.record_if(True):
             if self._env is not None:
                 self._team.summarize_metrics(self._algorithm)
             self._summary.write(self._state.iteration, self._state.seconds)
@@ -149,23 +153,31 @@ class Trainer:
         if not self._config.update_counter_every_mini_batch:
             context.increment_global_counter()
         self._wait_is_over = self._team.agree(self._state.iteration, time.monotonic() > self._next_save)
+        self._steps_of_iteration = self.current_env_steps() - int(context.get_progress('env_steps'))
         self._update_progress()
 
     def _update_progress(self) -> None:
         env_steps = self.current_env_steps()
         context.update_all_progresses({
-            'percent': self._progress_after(env_steps), 'iterations': self._state.iteration, 'env_steps': env_steps,
-            'global_counter': context.get_global_counter()})
+            'percent': self._progress_after(env_steps, self._state.iteration), 'iterations': self._state.iteration,
+            'env_steps': env_steps, 'global_counter': context.get_global_counter()})
 
     def _summary_is_due(self) -> bool:
         counter = context.get_global_counter()
-        if self._config.summarize_first_interval and counter < self._summary_interval:
+        if self._config.summarize_first_interval and counter < self._summary_interval or self._is_last_iteration():
             return True
         # With update_counter_every_mini_batch an iteration moves the counter by several steps.
         return counter // self._summary_interval > self._last_summary_counter // self._summary_interval
 
+    def _is_last_iteration(self) -> bool:
+        """Whether the run ends with this iteration, if it takes as many environment steps as the one before."""
+        env_steps = self.current_env_steps() + self._steps_of_iteration
+        return self._progress_after(env_steps, self._state.iteration + 1) >= 1.0
+
     def _eval_is_due(self) -> bool:
-        return self._config.evaluate and self._state.iteration % self._eval_interval == 0
+        number, rest = divmod(self._state.iteration, self._eval_interval)
+        num_evals = self._config.num_evals  # of which the last one is at the end, which may come later than planned
+        return self._config.evaluate and not rest and (num_evals is None or number < num_evals)
 
     def _evaluate(self) -> None:
         self._evaluated_at = self._state.iteration
@@ -243,13 +255,13 @@ class Trainer:
         """Whether the run has come to its end."""
         raise NotImplementedError
 
-    def _progress_after(self, env_steps: int) -> float:
-        """How much of the run is done, in ``[0, 1]``, if so many environment steps have been taken."""
+    def _progress_after(self, env_steps: int, iterations: int) -> float:
+        """How much of the run is done, in ``[0, 1]``, after so many environment steps and iterations."""
         raise NotImplementedError
 
     def progress(self) -> float:
         """How much of the run is done, in ``[0, 1]``."""
-        return self._progress_after(self.current_env_steps())
+        return self._progress_after(self.current_env_steps(), self._state.iteration)
 
     def current_iterations(self) -> int:
         """Number of iterations done."""
@@ -346,9 +358,11 @@ class Trainer:
     def _running(self) -> Iterator[None]:
         """What surrounds the schedule: the lock, signals, the summary writer, a checkpoint after a crash, closing."""
         report = os.path.join(self._config.root_dir, 'py_train.INFO') if self._config.profiling else None
+        over_env_steps = self._config.summarizes_over_env_steps
         try:
             with (run_files.made_folder(self._config.root_dir), run_lock.held(self._config.root_dir),
-                  self._signals.handled(), summary.push_summary_writer(self._summary.writer), profiled(report)):
+                  self._signals.handled(), summary.push_summary_writer(self._summary.writer),
+                  context.summaries_at(self.current_env_steps if over_env_steps else None), profiled(report)):
                 try:
                     yield
                 finally:
@@ -515,10 +529,10 @@ class RLTrainer(Trainer):
 
     _results_changed, _is_good_enough = -1, False
 
-    def _progress_after(self, env_steps: int) -> float:
+    def _progress_after(self, env_steps: int, iterations: int) -> float:
         config, done = self._config, 0.0
         if config.num_iterations:
-            done = self._state.iteration / config.num_iterations
+            done = iterations / config.num_iterations
         if config.num_episodes:
             done = max(done, self._num_episodes() / config.num_episodes)
         if config.num_env_steps and not (config.num_iterations and self._trains_without_new_steps()):
@@ -578,5 +592,5 @@ class SLTrainer(Trainer):
     def _is_finished(self) -> bool:
         return self._state.iteration >= self._config.num_iterations
 
-    def _progress_after(self, env_steps: int) -> float:
-        return min(self._state.iteration / self._config.num_iterations, 1.0)
+    def _progress_after(self, env_steps: int, iterations: int) -> float:
+        return min(iterations / self._config.num_iterations, 1.0)

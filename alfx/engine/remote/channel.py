@@ -127,9 +127,9 @@ class UnrollChannel:
 
         self._statistics.take(read, look_around)
 
-    def ask_for_summaries(self, global_counter: int) -> None:
-        """Let the next step be one that records summaries, for this counter."""
-        self._orders[_RECORD] = global_counter
+    def ask_for_summaries(self, step: int) -> None:
+        """Let the next step that is taken be one that records summaries, and writes them at ``step``."""
+        self._orders[_RECORD] = step
         self._orders[_RECORD_ORDERS] += 1
 
     def stop(self) -> None:
@@ -144,7 +144,7 @@ class UnrollChannel:
         return bool(self._orders[_STOP])
 
     def take_summary_order(self) -> int | None:
-        """The counter to record summaries for at the next step, ``None`` for none."""
+        """Where to write the summaries of the next step that is taken, ``None`` for no summaries."""
         orders = self._orders[_RECORD_ORDERS]
         if orders == self._record_orders_seen:
             return None

@@ -55,8 +55,8 @@ class UnrollSource(abc.ABC):
         They belong to worker 0. Where they come with the steps, ``gather`` keeps them until this is called.
         """
 
-    def wants_summaries(self, global_counter: int) -> None:  # noqa: B027 - a source may have none
-        """Let summaries be recorded while acting, for this counter; called in iterations that write them."""
+    def wants_summaries(self, step: int) -> None:  # noqa: B027 - a source may have none
+        """Let summaries be recorded while acting, at this step; called in iterations that write them."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -80,19 +80,19 @@ class RemoteUnroll:
         self._iteration = 0
         self._kept: Steps | None = None
 
-    def start_iteration(self, algorithm: Acts, records: bool, global_counter: int) -> None:
+    def start_iteration(self, algorithm: Acts, records: bool, summary_step: int) -> None:
         """Hand on the weights if it is time to; called once an iteration, before :meth:`unroll`.
 
         Args:
             algorithm: the learner's.
             records: whether the iteration records summaries.
-            global_counter: its counter.
+            summary_step: where it writes them.
         """
         if self._iteration % self._update_period == 0:
             self._source.update_parameter(algorithm)
         self._iteration += 1
         if records:
-            self._source.wants_summaries(global_counter)
+            self._source.wants_summaries(summary_step)
 
     def unroll(self, algorithm: Acts, length: int, at_least: int, bootstrap: bool) -> Steps | None:
         """The next unroll.

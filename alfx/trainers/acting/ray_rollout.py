@@ -120,9 +120,9 @@ class RayRollout(UnrollSource):
         if packed is not None:
             self._own_statistics.write(unpack(packed))
 
-    def wants_summaries(self, global_counter: int) -> None:
+    def wants_summaries(self, step: int) -> None:
         """Let worker 0 record summaries while acting: it speaks for all."""
-        self._workers[0].tell('record', global_counter)
+        self._workers[0].tell('record', step)
 
     def close(self) -> None:
         """End the actors, and the cluster if it was started here."""

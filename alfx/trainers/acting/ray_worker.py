@@ -94,7 +94,7 @@ class RayWorker:
         self._worker: Any = None
         self._weights: Weights | None = None  # the latest that have come in
         self._number = 0  # of those in use
-        self._summary_counter: int | None = None
+        self._summary_step: int | None = None
         self._stopped = threading.Event()
         self._log: list[tuple[int, str]] = []
         self._summaries: list[tuple[str, tuple]] = []
@@ -136,12 +136,9 @@ class RayWorker:
         self._use_if_newer(weights)
         weights, self._weights = self._weights, None
         self._use_if_newer(weights)
-        counter, self._summary_counter = self._summary_counter, None
-        before = context.get_global_counter()
-        context.set_global_counter(before if counter is None else counter)
-        with context.record_if(counter is not None):
+        step, self._summary_step = self._summary_step, None
+        with context.record_if(step is not None), context.summaries_at(lambda: step or 0):
             steps = self._worker.collect(length)
-        context.set_global_counter(before)
         leaves, structure = nest.flatten_with_structure(steps)
         statistics = self._worker.statistics()
         summaries, self._summaries = self._summaries, []
@@ -160,9 +157,9 @@ class RayWorker:
         """Act with these from the next ``collect`` on."""
         self._weights = weights
 
-    def record(self, global_counter: int) -> None:
-        """Record summaries in the next ``collect``, for this counter."""
-        self._summary_counter = global_counter
+    def record(self, step: int) -> None:
+        """Record summaries in the next ``collect``, and write them at ``step``."""
+        self._summary_step = step
 
     def stop(self) -> None:
         """Let every ``collect`` that has not begun end at once."""

@@ -59,25 +59,21 @@ def _run(worker: RolloutWorker, channel: UnrollChannel, interval: float, tell: A
                 time.sleep(min(left, POLL_SECONDS))
                 look_around()
         channel.take_weights(worker.load, look_around)
-        counter = channel.take_summary_order()
+        summary_step = channel.take_summary_order()
         started = time.perf_counter()
-        steps = worker.collect(1) if counter is None else _recorded_step(worker, counter, tell)
+        steps = worker.collect(1) if summary_step is None else _recorded_step(worker, summary_step, tell)
         numbers = worker.env_seconds, time.perf_counter() - started, context.get_global_counter()
         channel.publish_statistics(worker.take_statistics(), worker.tensor, look_around)
         channel.put(steps, Timing(*torch.tensor(numbers, dtype=torch.float64).unsqueeze(1)))
 
 
-def _recorded_step(worker: RolloutWorker, counter: int, tell: Any) -> Any:
-    """One step, whose summaries are sent to the learner, for the counter that it asked for them at."""
+def _recorded_step(worker: RolloutWorker, summary_step: int, tell: Any) -> Any:
+    """One step, whose summaries are sent to the learner, to be written where it asked for them."""
     written: list[tuple[str, tuple]] = []
     writer = SummaryForwarding(lambda method, arguments: written.append((method, arguments)))
-    before = context.get_global_counter()
-    context.set_global_counter(counter)
-    try:
-        with summary.push_summary_writer(writer), context.record_if(True):  # type: ignore[arg-type]
-            steps = worker.collect(1)
-    finally:
-        context.set_global_counter(before)
+    with (summary.push_summary_writer(writer), context.record_if(True),  # type: ignore[arg-type]
+          context.summaries_at(lambda: summary_step)):
+        steps = worker.collect(1)
     if written:
         tell('summary', written)
     return steps

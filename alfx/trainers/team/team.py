@@ -228,8 +228,9 @@ class Together:
         states = self._ranks.gather_objects(joint_state.metric_states(algorithm))
         if states is not None:
             joint_state.load_metrics(self._whole, states)
+            counters = () if self._config.summarizes_over_env_steps else self._whole[:MetricSet.NUM_COUNTERS]
             for metric in self._whole:
-                metric.gen_summaries(step_metrics=self._whole[:MetricSet.NUM_COUNTERS])
+                metric.gen_summaries(step_metrics=counters)
 
     def evaluate(self, algorithm: Any, run: Callable[[], bool]) -> None:
         """Let rank 0 evaluate; what that changes, such as averages of rewards, the others get."""

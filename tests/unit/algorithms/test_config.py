@@ -32,7 +32,7 @@ DOCUMENTED = dict(
     no_thread_env_for_conf=False, evaluate=False, num_evals=None, eval_interval=10, epsilon_greedy=0.0,
     eval_uncertainty=False, num_eval_episodes=10, num_eval_environments=1, async_eval=True,
     ddp_paras_check_interval=0, num_summaries=None, summary_interval=50, summarize_first_interval=True,
-    update_counter_every_mini_batch=False, loggers=('tensorboard', ), summaries_flush_secs=1, summary_max_queue=10,
+    update_counter_every_mini_batch=False, summary_axis=None, loggers=('tensorboard', ), summaries_flush_secs=1, summary_max_queue=10,
     metric_min_buffer_size=10,
     debug_summaries=False, profiling=False, enable_amp=False, code_snapshots=None, summarize_grads_and_vars=False,
     summarize_gradient_noise_scale=False, summarize_action_distributions=False, summarize_output=False,

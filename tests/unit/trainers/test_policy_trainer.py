@@ -89,13 +89,76 @@ def test_too_few_iterations_for_the_environment_steps_are_pointed_out(tmp_path, 
     assert 'the run ends early' in caplog.text
 
 
-def test_summaries_are_written_at_their_interval_and_in_the_first_interval(tmp_path):
+def test_summaries_are_written_at_their_interval_in_the_first_interval_and_at_the_end(tmp_path):
     run(tmp_path / 'a', summary_interval=4)
-    assert [int(row['iteration']) for row in table(tmp_path / 'a')] == [0, 1, 2, 3, 4, 8]
+    assert [int(row['iteration']) for row in table(tmp_path / 'a')] == [0, 1, 2, 3, 4, 8, 11]
     run(tmp_path / 'b', summary_interval=4, summarize_first_interval=False)
-    assert [int(row['iteration']) for row in table(tmp_path / 'b')] == [0, 4, 8]
+    assert [int(row['iteration']) for row in table(tmp_path / 'b')] == [0, 4, 8, 11]
     run(tmp_path / 'c', num_summaries=2, summarize_first_interval=False)
-    assert [int(row['iteration']) for row in table(tmp_path / 'c')] == [0, 6]
+    assert [int(row['iteration']) for row in table(tmp_path / 'c')] == [0, 6, 11]
+
+
+def test_the_last_iteration_of_a_number_of_environment_steps_is_summarized_with_its_losses(tmp_path):
+    trainer = run(tmp_path, num_iterations=0, num_env_steps=200, summary_interval=1000, summarize_first_interval=False)
+    rows = table(tmp_path)
+    assert len(rows) <= 3 and rows[-1]['loss']
+    assert int(rows[-1]['env_steps']) == trainer.current_env_steps() >= 200
+
+
+def test_what_could_not_be_known_to_be_the_last_iteration_is_summarized_at_its_end(tmp_path):
+    trainer = run(tmp_path, num_iterations=0, num_episodes=30, summary_interval=1000, summarize_first_interval=False)
+    last = table(tmp_path)[-1]
+    assert int(last['env_steps']) == trainer.current_env_steps() and int(last['episodes']) >= 30
+    assert float(last['average_return']) > 0
+
+
+def scalars(folder):
+    """The steps of all scalars of event files, by tag."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    events = EventAccumulator(str(folder), size_guidance={'scalars': 0}).Reload()
+    return {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()['scalars']}
+
+
+def test_summaries_are_drawn_over_environment_steps(tmp_path):
+    run(tmp_path, num_iterations=6, summary_interval=1, evaluate=True, eval_interval=3, num_eval_episodes=2)
+    rows, found = table(tmp_path), scalars(tmp_path / 'train')
+    env_steps = [int(row['env_steps']) for row in rows]
+    assert env_steps == sorted(set(env_steps)) and env_steps[-1] > 10 * len(env_steps)
+    for tag in ('loss', 'loss/policy', 'Metrics/EnvironmentSteps', 'throughput/environment_steps_per_second'):
+        assert found[tag] == env_steps[-len(found[tag]):]  # there is no speed in the first iteration
+    assert not any(tag.startswith('Metrics_vs_') for tag in found)
+    results = read_results(str(tmp_path))
+    assert scalars(tmp_path / 'eval')['Metrics/AverageReturn'] == [row['env_steps'] for row in results]
+    assert [row['env_steps'] for row in results] == [env_steps[2], env_steps[5]]
+
+
+def test_a_conf_gets_iterations_as_the_axis_and_the_metrics_over_each_counter(tmp_path):
+    run(tmp_path, num_iterations=4, summary_interval=1, summary_axis='global_counter', evaluate=True, eval_interval=2,
+        num_eval_episodes=2)
+    found, env_steps = scalars(tmp_path / 'train'), [int(row['env_steps']) for row in table(tmp_path)]
+    assert found['loss'] == found['Metrics/EnvironmentSteps'] == [0, 1, 2, 3]
+    returns = found['Metrics_vs_EnvironmentSteps/AverageReturn']
+    assert returns == env_steps[-len(returns):] and 'Metrics_vs_NumberOfEpisodes/AverageReturn' in found
+    evaluated = scalars(tmp_path / 'eval')
+    assert evaluated['Metrics/AverageReturn'] == [2, 4]
+    assert evaluated['Metrics_vs_EnvironmentSteps/AverageReturn'] == [env_steps[1], env_steps[3]]
+
+
+def test_where_environment_steps_do_not_tell_how_far_a_run_is_the_axis_is_the_counter(tmp_path):
+    assert make_config(tmp_path).summarizes_over_env_steps
+    for values in (dict(ml_type='sl'), dict(update_counter_every_mini_batch=True),
+                   dict(num_iterations=100, num_env_steps=10), dict(offline_buffer_dir='data', mini_batch_length=2,
+                                                                    whole_replay_buffer_training=False)):
+        assert not make_config(tmp_path, **values).summarizes_over_env_steps
+    with pytest.raises(gin_utils.ConfError, match=r"summary_axis = 'env_steps'.*no environment is stepped"):
+        make_config(tmp_path, ml_type='sl', summary_axis='env_steps')
+
+
+def test_as_many_evaluations_take_place_as_are_asked_for(tmp_path):
+    # FIRST steps are no environment steps: the run has more iterations than its steps are worth
+    trainer = run(tmp_path, num_iterations=0, num_env_steps=400, evaluate=True, num_evals=4, num_eval_episodes=2)
+    results = [int(row['iteration']) for row in read_results(str(tmp_path))]
+    assert len(results) == 4 and results[-1] == trainer.current_iterations()
 
 
 def test_progress_table_holds_counters_returns_losses_and_throughput(tmp_path):
@@ -179,7 +242,7 @@ def test_event_file_tells_of_conf_networks_code_and_times(tmp_path):
     tags = events.Tags()
     for name in ('config/operative', 'networks/parameters', 'code/algorithms/algorithm.py'):
         assert f'{name}/text_summary' in tags['tensors']
-    for name in ('Metrics/AverageReturn', 'Metrics_vs_EnvironmentSteps/AverageReturn', 'Metrics/AverageEpisodeLength',
+    for name in ('Metrics/AverageReturn', 'Metrics/AverageEpisodeLength',
                  'loss', 'loss/policy', 'time/unroll', 'time/train', 'throughput/environment_steps_per_second',
                  'summarize_grads/global_grad_norm'):
         assert name in tags['scalars']
