@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from alfx import gin_utils
+from alfx.trainers import curves
 from alfx.trainers.run_files import read_table
 from alfx.utils.confidence import confidence_interval
 
@@ -40,6 +41,7 @@ _RETURN = 'return'
 _EXPECTED = re.compile(r'^#\s*expected\s+(?:evaluation (?=return )|(?=\S+ (?:at most )?-?[\d.]))(\S+)\s+'
                        r'(at most )?(-?[\d,.]*\d)'
                        r'(?:\s*\+-\s*([\d,.]*\d))?', re.MULTILINE)
+_CURVE_POINTS = 25
 _SHOWN_VERSIONS = ('alfx', 'torch', 'gymnasium')
 _HEAD = """# Results
 
@@ -195,7 +197,18 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
     return {'returns': evaluation['returns'], 'env_info': further, 'epsilon_greedy': task.epsilon_greedy,
             'env_steps': int(float(last['env_steps'])) or _epochs(root_dir),
             'seconds': float(last['seconds']), 'jobs': jobs, 'cores': os.cpu_count(),
+            'curve': learning_curve(root_dir),
             'date': datetime.date.today().isoformat(), 'versions': versions}
+
+
+def learning_curve(root_dir: Path) -> list[list[float]]:
+    """The mean return of the latest episodes in the course of a run: ``[environment steps, return]`` at no more than
+    :data:`_CURVE_POINTS` points; empty where there are no returns."""
+    curve = curves.read_curve(str(root_dir), 'env_steps', 'average_return', evaluation=False)
+    if curve is None:
+        return []
+    kept = np.unique(np.linspace(0, len(curve.x) - 1, _CURVE_POINTS).round().astype(int))
+    return [[float(f'{x:.6g}'), float(f'{y:.4g}')] for x, y in zip(curve.x[kept], curve.y[kept])]
 
 
 def _epochs(root_dir: Path) -> int:

@@ -10,7 +10,7 @@ import io
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,14 @@ class SummaryWriter:
             walltime: seconds since the epoch; None is now.
         """
         self._put(_encode_frames, tag, (frames, fps), step, walltime)
+
+    def add_hparams(self, values: Mapping[str, bool | float | str]) -> None:
+        """Write what TensorBoard shows under HPARAMS: the settings of the run that this file is of.
+
+        Args:
+            values: by name. Runs with equal ones are one group there.
+        """
+        self._put(_encode_hparams, '', dict(values), 0, None)
 
     def add_embedding(self, tag: str, data: np.ndarray, labels: list[str] | None, images: Any, step: int) -> None:
         """Write points for TensorBoard's projector; this one imports torch's writer and is not in the
@@ -211,6 +219,11 @@ def _encode_text(tag: str, value: str) -> Any:
     tensor = TensorProto(dtype='DT_STRING', string_val=[value.encode('utf-8')],
                          tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]))
     return Summary.Value(tag=f'{tag}/text_summary', metadata=metadata, tensor=tensor)
+
+
+def _encode_hparams(tag: str, data: dict[str, Any]) -> Any:
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+    return hparams_pb(data).value[0]
 
 
 def _encode_frames(tag: str, data: tuple) -> Any:

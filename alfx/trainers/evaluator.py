@@ -207,7 +207,7 @@ class EvalLog:
             walltime: when it was asked for; a run that goes on from an earlier checkpoint cuts what is later.
         """
         self._writer.walltime = walltime
-        step = step_metrics['EnvironmentSteps'] if self._over_env_steps else global_counter
+        step = step_metrics.get('EnvironmentSteps', global_counter) if self._over_env_steps else global_counter
         with summary.push_summary_writer(self._writer), context.record_if(True):
             for metric in result.metrics:
                 metric.gen_summaries(step)

@@ -389,6 +389,8 @@ class Trainer:
         if self._evaluator is not None:
             self._evaluator.close(timeout=None if wait else GRACE_SECONDS)
             self._show_messages()
+        if wait and self._conf_recorded:  # there has been an iteration
+            self._summary.write_final(self.average_return())
         self._display.close()
         self._summary.close()
         if self._env is not None:

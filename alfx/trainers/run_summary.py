@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 _COLUMNS = ('iteration', 'global_counter', 'env_steps', 'episodes', 'seconds', 'average_return', 'average_length',
             'steps_per_second')
+_LONGEST_SETTING = 100  # characters
 _IN_TABLE = re.compile(r'(^|/)(((scalar_)?loss|alpha)(/|$)|train/)')
 
 
@@ -92,6 +93,17 @@ class RunSummary:
         self._trackers = trackers.Trackers(self._config.loggers, self._config.root_dir)
         self._trackers.params(comparing.read_bindings(self._config.root_dir))
 
+    def write_final(self, average_return: float | None) -> None:
+        """Write what the run has come to: what its settings are compared by.
+
+        Args:
+            average_return: None where there is none.
+        """
+        if average_return is not None:
+            over_env_steps = self._config.summarizes_over_env_steps
+            step = self.count('EnvironmentSteps') if over_env_steps else context.get_global_counter()
+            self.writer.add_scalar('final/return', average_return, step)
+
     def close(self) -> None:
         """Write what has not been written yet; nothing comes after it."""
         if self._trackers is not None:
@@ -163,10 +175,24 @@ class RunSummary:
     def _write_once(self) -> None:
         summary.text('config/operative', _as_code(gin_utils.operative_config_str()))
         summary.text('networks/parameters', parameter_table(self._algorithm))
+        settings = comparing.read_bindings(self._config.root_dir)
+        if settings:
+            self.writer.add_hparams({name: setting_of(value) for name, value in settings.items()})
         package = os.path.dirname(os.path.abspath(alfx.__file__))
         for name in self._config.code_snapshots or ():
             with open(os.path.join(package, name), encoding='utf8') as file:
                 summary.text(f'code/{name}', _as_code(file.read()))
+
+
+def setting_of(text: str) -> bool | float | str:
+    """The value of a binding as TensorBoard tells it: a number or a bool, or else its text, cut off if it is long."""
+    if text in ('True', 'False'):
+        return text == 'True'
+    try:
+        return float(text)
+    except ValueError:
+        text = text.strip("'\"")
+        return text if len(text) <= _LONGEST_SETTING else f'{text[:_LONGEST_SETTING - 3]}...'
 
 
 def parameter_table(algorithm: nn.Module) -> str:

@@ -11,6 +11,7 @@ from alfx.algorithms.ppo_loss import _summarize_change
 from alfx.gin_utils import ConfError
 from alfx.summary import summary_utils
 from alfx.trainers import curves, run_files
+from alfx.trainers.run_summary import setting_of
 from alfx.utils.checkpoint_utils import Checkpointer, read_checkpoint
 
 SMALL = {'create_environment.num_parallel_environments': 2, 'TrainerConfig.num_iterations': 4,
@@ -45,6 +46,41 @@ def test_value_learners_tell_values_targets_exploration_and_what_is_stored(tmp_p
     assert last['train/exploration_rate'] == 0.25
     assert last['train/replay_buffer_size'] == last['env_steps'] or last['train/replay_buffer_size'] > 16
     assert np.isfinite([last['train/values'], last['train/targets'], last['train/grad_norm']]).all()
+
+
+def test_hparams_tell_the_bindings_of_runs_and_what_these_have_come_to(tmp_path):
+    from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+    from tensorboard.context import RequestContext
+    from tensorboard.plugins.base_plugin import TBContext
+    from tensorboard.plugins.hparams.backend_context import Context
+    from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
+    for name, rate, seed in (('a', 0.002, 1), ('b', 0.002, 2), ('c', 0.004, 1)):
+        alfx.train('ppo_cart_pole', {**SMALL, 'TrainerConfig.num_iterations': 12, 'ppo/Adam.lr': rate,
+                                     'TrainerConfig.random_seed': seed}, str(tmp_path / name))
+    events = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    provider = MultiplexerDataProvider(events, str(tmp_path))
+    plugin = Context(TBContext(data_provider=provider))
+    metadata = plugin.hparams_metadata(RequestContext(), '')
+    found = plugin.experiment_from_metadata(RequestContext(), '', False, metadata, None)
+    assert {'ppo/Adam.lr', 'create_environment.env_name'} <= {info.name for info in found.hparam_infos}
+    groups = {run: parse_session_start_info_plugin_data(tags['_hparams_/session_start_info'])
+              for run, tags in metadata.items()}
+    assert [groups[f'{name}/train'].hparams['ppo/Adam.lr'].number_value for name in 'abc'] == [0.002, 0.002, 0.004]
+    assert groups['a/train'].group_name == groups['b/train'].group_name != groups['c/train'].group_name
+    for name in 'abc':
+        final, = EventAccumulator(str(tmp_path / name / 'train')).Reload().Scalars('final/return')
+        progress = alfx.read_progress(str(tmp_path / name))
+        assert final.value == pytest.approx(progress['average_return'][-1], rel=1e-5)
+        assert final.step == progress['env_steps'][-1]
+
+
+@pytest.mark.parametrize('text, value', [
+    ('0.001', 0.001), ('True', True), ("'CartPole-v1'", 'CartPole-v1'), ('(64, 64)', '(64, 64)'),
+    ('@x' * 80, '@x' * 48 + '@...')])
+def test_settings_are_numbers_bools_or_short_texts(text, value):
+    assert setting_of(text) == value and type(setting_of(text)) is type(value)
 
 
 def test_what_is_told_changes_nothing_of_what_is_learned(tmp_path):
