@@ -120,6 +120,14 @@ class AlfEnvironment(abc.ABC):
         """The time step that ``reset`` or ``step`` returned last; resets if there is none yet."""
         return self.reset() if self._current is None else self._current
 
+    def final_infos(self) -> dict[int, dict[str, float]]:
+        """The numbers in the infos of the episodes that ended with the current step, by environment and name."""
+        return {}
+
+    def latest_final_infos(self) -> list[dict[str, float]]:
+        """Those of the latest episodes, ten at least and one of each environment, the oldest first."""
+        return []
+
     @abc.abstractmethod
     def _reset(self) -> TimeStep:
         """Start a new episode in every environment."""

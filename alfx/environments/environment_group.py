@@ -22,6 +22,7 @@ from alfx.environments.spaces import flatten_sample, flatten_space
 from alfx.gin_utils import ConfError
 
 _log = logging.getLogger(__name__)
+_NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 EnvFn = Callable[[], gymnasium.Env]
 Info = tuple[int, dict[str, Any]]
 
@@ -149,8 +150,8 @@ class EnvironmentGroup:
                     terminations[i] = terminated
                     truncations[i] = truncated
                     pending[i] = bool(terminated or truncated)
-                if keep and info:
-                    infos.append((i, self._kept(info)))
+                if info and (keep or pending[i]):
+                    infos.append((i, self._kept(info, has_ended=pending[i])))
             except (Exception, SystemExit) as error:
                 if isinstance(error, _SELF_EXPLANATORY):
                     raise
@@ -279,10 +280,13 @@ class EnvironmentGroup:
                 found = 'None' if value is None else f'shape {np.shape(value)}'
                 raise ValueError(f'{path}: its space says {space}, but {self._during} returned {found}')
 
-    def _kept(self, info: dict[str, Any]) -> dict[str, Any]:
-        if self.info_keys is None:
+    def _kept(self, info: dict[str, Any], has_ended: bool = False) -> dict[str, Any]:
+        keys = self.info_keys
+        if keys is None:
             return info
-        return {key: info[key] for key in self.info_keys if key in info}
+        if has_ended:  # how an episode has gone is told by its last info
+            return {key: value for key, value in info.items() if key in keys or isinstance(value, _NUMBERS)}
+        return {key: info[key] for key in keys if key in info}
 
     # Errors and restarts ---------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 One crossing between numpy and tensors a step, no Python loop over environments. Any autoreset mode gives the same
 sequence of time steps; :mod:`alfx.environments.autoreset` says how.
 """
+import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from alfx.environments.vector_env import SupervisedVectorEnv
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, torch_dtype_to_str
 
 _STATE_FORMAT = 1
+_EPISODES = 10  # whose final infos are kept, at least
 
 
 class GymVectorEnvironment(AlfEnvironment):
@@ -72,6 +74,8 @@ class GymVectorEnvironment(AlfEnvironment):
         self._forced: np.ndarray | None = None  # likewise, but the vector environment does not know
         self._seeds: list[int | None] | None = environment_seeds(seed, self._batch_size)
         self._window: Window | None = None
+        self._final_infos: dict[int, dict[str, float]] = {}
+        self._latest_final_infos: collections.deque = collections.deque(maxlen=max(_EPISODES, self._batch_size))
 
     # What it is ------------------------------------------------------------------------------------------------
 
@@ -118,6 +122,7 @@ class GymVectorEnvironment(AlfEnvironment):
         seeds, self._seeds = self._seeds, None
         observation, infos = self._env.reset(seed=_seed_argument(self._env, seeds))
         self._first = self._forced = None
+        self._final_infos = {}
         count = self._batch_size
         return TimeStep(torch.zeros(count, dtype=torch.int32), self._reward_spec.zeros((count, )), torch.ones(count),
                         self._decode(observation, 'reset()'),
@@ -148,6 +153,8 @@ class GymVectorEnvironment(AlfEnvironment):
                 for leaf in given:
                     leaf[first] = 0
             self._first = done if np.count_nonzero(done) else None
+            self._final_infos = {} if self._first is None else self._numbers(infos, done)
+            self._latest_final_infos.extend(self._final_infos.values())
         from_numpy = torch.from_numpy
         return TimeStep(from_numpy(step_types), from_numpy(rewards), from_numpy(discounts),
                         self._decode(observation, 'step()'), self._actions.pack(given), self._env_ids, (),
@@ -168,6 +175,23 @@ class GymVectorEnvironment(AlfEnvironment):
                 values[present] = infos[key][present]
             decoded[key] = torch.from_numpy(values)
         return decoded
+
+    def _numbers(self, infos: dict[str, Any], done: np.ndarray) -> dict[int, dict[str, float]]:
+        """What the infos of episodes that end tell, but for what ``TimeStep.env_info`` has."""
+        found: dict[int, dict[str, float]] = {}
+        for key, values in infos.items():
+            if key in self._info_specs or key.startswith('_') or not isinstance(values, np.ndarray):
+                continue
+            if values.shape == (self._batch_size, ) and values.dtype.kind in 'biuf':
+                for i in np.flatnonzero(done & infos.get('_' + key, True) & np.isfinite(values)).tolist():
+                    found.setdefault(i, {})[key] = float(values[i])
+        return found
+
+    def final_infos(self) -> dict[int, dict[str, float]]:
+        return self._final_infos
+
+    def latest_final_infos(self) -> list[dict[str, float]]:
+        return list(self._latest_final_infos)
 
     # Ending episodes from outside --------------------------------------------------------------------------------
 
@@ -230,7 +254,7 @@ class GymVectorEnvironment(AlfEnvironment):
             return None
         return {'format': _STATE_FORMAT, 'batch_size': self._batch_size, 'envs': envs,
                 'current': nest.map_structure(torch.clone, self._current), 'first': self._first,
-                'forced': self._forced, 'seeds': self._seeds}
+                'forced': self._forced, 'seeds': self._seeds, 'final_infos': self.latest_final_infos()}
 
     def set_state(self, state: Any) -> None:
         if state['format'] != _STATE_FORMAT or state['batch_size'] != self._batch_size:
@@ -242,6 +266,9 @@ class GymVectorEnvironment(AlfEnvironment):
             saved_state.restore(self._env, state['envs'])
         self._first, self._forced, self._seeds = state['first'], state['forced'], state['seeds']
         self._current = nest.map_structure(torch.clone, state['current'])
+        self._final_infos = {}
+        self._latest_final_infos.clear()
+        self._latest_final_infos.extend(state.get('final_infos', ()))  # not in states of earlier versions
 
     # Showing and closing ---------------------------------------------------------------------------------------
 

@@ -53,6 +53,12 @@ class AlfEnvironmentBaseWrapper(AlfEnvironment):
     def _step(self, action: NestedTensor) -> TimeStep:
         return self._outer(self._env.step(self._inner(action)), action)
 
+    def final_infos(self) -> dict[int, dict[str, float]]:
+        return self._env.final_infos()
+
+    def latest_final_infos(self) -> list[dict[str, float]]:
+        return self._env.latest_final_infos()
+
     def request_reset(self, mask: torch.Tensor) -> None:
         self._env.request_reset(mask)
 

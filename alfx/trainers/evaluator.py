@@ -56,6 +56,7 @@ class EvalResult(NamedTuple):
         lengths: float64 ``[N]``, in steps.
         metrics: the metrics that the episodes were measured by.
         measures: what the algorithm measured besides, by name: float64 ``[n]``, means over the steps of an episode.
+        final_infos: the numbers in the infos that episodes ended with, by name: float64 ``[n]``, of those that had them.
         complete: bool ``[N]``: which episodes came to an end of their own, and were not cut off.
     """
     returns: np.ndarray
@@ -63,6 +64,7 @@ class EvalResult(NamedTuple):
     metrics: list[AverageEpisodicAggregationMetric]
     measures: dict[str, np.ndarray] = {}
     complete: np.ndarray = np.zeros(0)
+    final_infos: dict[str, np.ndarray] = {}
 
     def env_info(self) -> dict[str, np.ndarray]:
         """What ``AverageEnvInfoMetric`` measured of each episode: float64 ``[N, ...]`` by path in the env_info."""
@@ -72,7 +74,7 @@ class EvalResult(NamedTuple):
     def statistics(self) -> dict[str, float]:
         """Number of episodes, mean, standard deviation and half the 95% confidence interval of the return (summed over
         the dimensions of the reward), mean length, share of complete episodes, ``env_info/PATH``: means of the scalars
-        in the env_info, and ``measure/NAME``: means of :attr:`measures`."""
+        in the env_info, ``final_info/NAME`` and ``measure/NAME``: means of :attr:`final_infos` and :attr:`measures`."""
         returns = self.returns.reshape(len(self.returns), -1).sum(1)
         scalars = {path: values for path, values in self.env_info().items() if values.ndim == 1}
         return {
@@ -83,12 +85,15 @@ class EvalResult(NamedTuple):
             'average_length': float(self.lengths.mean()),
             **({'complete': float(self.complete.mean())} if len(self.complete) else {}),
             **{f'env_info/{path}': float(values.mean()) for path, values in scalars.items()},
+            **{f'final_info/{name}': float(values.mean()) for name, values in self.final_infos.items()},
             **{f'measure/{name}': float(values.mean()) for name, values in self.measures.items()},
         }
 
     def further_means(self) -> dict[str, float]:
-        """The means of :meth:`statistics` that the environment and the algorithm add to return and length, by name."""
-        return {name.partition('/')[2]: mean for name, mean in self.statistics().items() if '/' in name}
+        """The means of :meth:`statistics` that the environment and the algorithm add to return and length, by name; of
+        the final infos whether episodes succeeded."""
+        named = [(*name.partition('/'), mean) for name, mean in self.statistics().items()]
+        return {name: mean for kind, _, name, mean in named if name and (kind != 'final_info' or 'success' in name)}
 
     def __str__(self) -> str:
         s = self.statistics()
@@ -148,6 +153,7 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
     initial_state = algorithm.get_initial_predict_state(batch_size)
     state, transform_state = initial_state, algorithm.get_initial_transform_state(batch_size)
     device, complete = context.get_default_device(), []
+    final_infos: dict[str, list[float]] = {}
     while True:
         is_counted = remaining > 0
         # Episodes that do not count never end for the metrics.
@@ -155,6 +161,9 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
         update_metrics(metrics, time_step._replace(step_type=seen), stacked=False)
         ends = is_counted & time_step.is_last().cpu()
         complete.append((time_step.discount.cpu() == 0)[ends])
+        for i, info in env.final_infos().items():
+            for name, value in info.items() if ends[i] else ():
+                final_infos.setdefault(name, []).append(value)
         remaining -= ends.to(remaining.dtype)
         inputs, transform_state = algorithm.transform_timestep(
             time_step if device.type == 'cpu' else to_device(time_step, device), transform_state)
@@ -170,7 +179,8 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
             break
         time_step, state = env.step(alg_step.output), alg_step.state
     returns, lengths = (metric.episodes()[0] for metric in metrics[:2])
-    return EvalResult(returns, lengths, metrics, step_measures.result(), torch.cat(complete).numpy())
+    return EvalResult(returns, lengths, metrics, step_measures.result(), torch.cat(complete).numpy(),
+                      {name: np.array(values) for name, values in final_infos.items()})
 
 
 def _metrics(example: TimeStep, num_episodes: int) -> list[AverageEpisodicAggregationMetric]:
@@ -215,7 +225,8 @@ class EvalLog:
             if self._reference is not None:
                 statistics['normalized_score'] = normalized_score(statistics['average_return'], self._reference)
             for name, value in statistics.items():
-                if name in ('std_return', 'ci95_return', 'normalized_score') and np.isfinite(value):
+                shown = name in ('std_return', 'ci95_return', 'normalized_score') or name.startswith('final_info/')
+                if shown and np.isfinite(value):
                     summary.scalar(f'Metrics/{name}', value, step=step)
                 elif name.startswith('measure/'):
                     summary.scalar(name, value, step=step)

@@ -62,9 +62,12 @@ class RunSummary:
         rate = self._rate(iteration, env_steps)
         for name, value in rate.items():
             summary.scalar(f'throughput/{name}', value)
+        final_infos = self._final_infos()
         row = {'iteration': iteration, 'global_counter': context.get_global_counter(), 'env_steps': env_steps,
                'episodes': self.count('NumberOfEpisodes'), 'seconds': round(seconds, 3), **self.episode_averages(),
-               'steps_per_second': rate.get('environment_steps_per_second', '')}
+               'steps_per_second': rate.get('environment_steps_per_second', ''), **final_infos}
+        for name, value in final_infos.items():
+            summary.scalar(f'Metrics/{name}', value)
         for name, value in self._learning().items():
             summary.scalar(f'train/{name}', value)
         scalars = dict(self.writer.latest_scalars)
@@ -143,6 +146,16 @@ class RunSummary:
             if metric is not None and metric.has_result():
                 averages[key] = float(metric.result().sum())
         return averages
+
+    def _final_infos(self) -> dict[str, float]:
+        """Means over the latest episodes of the numbers in their last infos, of the environments of this process."""
+        env = getattr(self._algorithm, 'environment', None)
+        infos = [] if env is None else env.latest_final_infos()
+        values: dict[str, list[float]] = {}
+        for info in infos:
+            for name, value in info.items():
+                values.setdefault(f'final_info/{name}', []).append(value)
+        return {name: sum(found) / len(found) for name, found in values.items()}
 
     def _learning(self) -> dict[str, float]:
         """What the algorithm and its optimizers are set to now, and how much is stored to learn from."""

@@ -1,0 +1,103 @@
+"""What episodes tell in the info that they end with is measured without a line in the conf."""
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import SyncVectorEnv
+
+import alfx
+from alfx.environments.gym_vector_environment import GymVectorEnvironment
+from alfx.environments.process_vector_env import ProcessVectorEnv
+from alfx.environments.vector_env import SerialVectorEnv
+from alfx.trainers.evaluator import read_results
+
+
+class Reaching(gymnasium.Env):
+    """Episode k of an environment has ``length + k`` steps; it succeeds if that is even."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (4, ), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length=2):
+        self._length = length - 1
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self._length += 1
+        self._step = 0
+        return np.zeros(4, np.float32), {'distance': -1.0}
+
+    def step(self, action):
+        self._step += 1
+        ended = self._step == self._length
+        info = {'distance': float(self._step), 'name': 'a text', 'vector': np.ones(2), 'lost': float('nan')}
+        if ended:
+            info['is_success'] = self._length % 2 == 0
+        return np.zeros(4, np.float32), 1.0, ended, False, info
+
+
+gymnasium.register('Reaching-v0', Reaching)
+
+
+def make(kind, lengths, **kwargs):
+    constructors = [lambda length=length: Reaching(length) for length in lengths]
+    vectors = {'serial': SerialVectorEnv, 'processes': ProcessVectorEnv, 'gymnasium': SyncVectorEnv}
+    return GymVectorEnvironment(vectors[kind](constructors), **kwargs)
+
+
+@pytest.mark.parametrize('kind', ['serial', 'processes', 'gymnasium'])
+def test_numbers_of_the_last_info_are_told_when_an_episode_ends_and_only_then(kind):
+    env = make(kind, [2, 3])
+    try:
+        env.reset()
+        action, told = torch.zeros(2, dtype=torch.int64), []
+        for _ in range(7):
+            env.step(action)
+            told.append(env.final_infos())
+        ends = [{}, {0: {'distance': 2.0, 'is_success': 1.0}}, {1: {'distance': 3.0, 'is_success': 0.0}}, {}, {},
+                {0: {'distance': 3.0, 'is_success': 0.0}}, {}]
+        assert told == ends
+        assert env.latest_final_infos() == [info for step in ends for info in step.values()]
+    finally:
+        env.close()
+
+
+def test_what_the_conf_asks_for_is_measured_as_it_says_and_not_once_more():
+    env = make('serial', [1], env_info_keys=('distance', ))
+    env.reset()
+    time_step = env.step(torch.zeros(1, dtype=torch.int64))
+    assert time_step.env_info['distance'].tolist() == [1.0]
+    assert env.final_infos() == {0: {'is_success': 0.0}}
+
+
+def test_infos_of_the_latest_episodes_are_part_of_the_state():
+    env, other = make('serial', [1]), make('serial', [1])
+    env.reset()
+    for _ in range(5):
+        env.step(torch.zeros(1, dtype=torch.int64))
+    assert env.latest_final_infos()
+    other.set_state(env.get_state())
+    assert other.latest_final_infos() == env.latest_final_infos() and other.final_infos() == {}
+    state = env.get_state()
+    del state['final_infos']  # of an earlier version
+    other.set_state(state)
+    assert other.latest_final_infos() == []
+
+
+def test_a_run_tells_the_success_of_training_and_of_evaluations(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    alfx.train('ppo_cart_pole', {
+        'create_environment.env_name': 'Reaching-v0', 'create_environment.num_parallel_environments': 2,
+        'TrainerConfig.num_iterations': 4, 'TrainerConfig.num_env_steps': 0, 'TrainerConfig.unroll_length': 8,
+        'TrainerConfig.mini_batch_size': 8, 'TrainerConfig.num_updates_per_train_iter': 1,
+        'TrainerConfig.summary_interval': 1, 'TrainerConfig.num_summaries': None, 'TrainerConfig.evaluate': True,
+        'TrainerConfig.num_evals': 1, 'TrainerConfig.num_eval_episodes': 4, 'TrainerConfig.async_eval': False,
+        'TrainerConfig.random_seed': 1}, str(tmp_path / 'run'))
+    rate = alfx.read_progress(str(tmp_path / 'run'))['final_info/is_success']
+    assert 0 < rate[-1] < 1
+    result, = read_results(str(tmp_path / 'run'))
+    assert result['final_info/is_success'] == 0.5  # of episodes of 2, 3, 4 and 5 steps
+    assert result['final_info/distance'] == result['average_length'] == 3.5
+    for folder, value in (('train', rate[-1]), ('eval', 0.5)):
+        events = EventAccumulator(str(tmp_path / 'run' / folder)).Reload()
+        assert events.Scalars('Metrics/final_info/is_success')[-1].value == pytest.approx(value)

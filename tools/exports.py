@@ -1,0 +1,179 @@
+"""Exports the policy of every shipped conf after a tiny run, and writes how far the files are from it.
+
+    python tools/exports.py                          # all that are not stored yet
+    python tools/exports.py --conf ppo_cart_pole     # these, again
+    python tools/exports.py --table                  # only write the table again
+
+The table is in docs/export_a_policy.md, the numbers behind it are in docs/exports.json. ONNX needs `pip install onnxscript
+onnxruntime`. The models are those of the confs; the runs are those of tests/confs: a few steps, two updates.
+"""
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import alfx
+from alfx import context, gin_utils
+from alfx.algorithms.config import TrainerConfig
+from alfx.trainers import building, exporting
+from alfx.trainers.playing import load_for_play
+from alfx.trainers.policy import Policy
+
+ROOT = Path(__file__).resolve().parent.parent
+FORMATS = {'torch.export': '.pt2', 'ONNX': '.onnx'}
+_BEGIN, _END = '<!-- table: tools/exports.py -->', '<!-- end of the table -->'
+_TOO_FAR = 1e-5  # beyond this `alfx export` refuses
+
+
+def short_runs() -> Any:
+    """The module of the tests of all confs, which knows how to make each of them short."""
+    path = ROOT / 'tests' / 'confs' / 'test_shipped_confs.py'
+    spec = importlib.util.spec_from_file_location('test_shipped_confs', path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def export_conf(conf: str, num_steps: int, runs: Any) -> dict[str, Any]:
+    """Train a conf a little, export its policy in each format, and compare.
+
+    Args:
+        conf: name of a shipped conf, with `.gin`.
+        num_steps: how many observed steps to compare.
+        runs: :func:`short_runs`.
+
+    Returns:
+        ``algorithm``, and by format the greatest difference; or ``reason``, why there is none.
+    """
+    with tempfile.TemporaryDirectory() as folder, _working_in(folder):
+        root_dir = os.path.join(folder, 'run')
+        short = runs.shortened(conf)
+        runs.train(conf, short, root_dir)
+        if 'create_environment' not in gin_utils.stored_info(root_dir)['operative']:
+            return {'reason': 'supervised learning: there is no policy'}
+        with gin_utils.loaded(None, short.episode_limit, root_dir, same_run=False):
+            config = TrainerConfig(root_dir=root_dir)
+            config.random_seed = 0
+            env = building.create_eval_environment(config, 1)
+            try:
+                algorithm = building.create_algorithm(config, env, trains=False)
+                load_for_play(root_dir, algorithm)
+                return _differences(Policy(env, algorithm), env, type(algorithm.acting_part or algorithm).__name__,
+                                    num_steps, folder)
+            finally:
+                env.close()
+
+
+def _differences(policy: Policy, env: Any, name: str, num_steps: int, folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = {'algorithm': name}
+    try:
+        program = exporting.export(policy, name)
+    except exporting.ExportError as error:
+        return {**found, 'reason': str(error).splitlines()[0].split(' cannot be exported: ', 1)[-1]}
+    text = exporting.PolicyStep(policy).signature().to_json({})
+    for label, suffix in FORMATS.items():
+        path = os.path.join(folder, f'policy{suffix}')
+        exporting.check_path(path)
+        exporting.save(program, text, path)
+        found[label] = exporting.greatest_difference(policy, exporting.load(path), env, num_steps)
+    return found
+
+
+@contextlib.contextmanager
+def _working_in(folder: str) -> Iterator[None]:
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        gin_utils.clear()
+        context.reset()
+
+
+class TookTooLongError(Exception):
+    """A conf took longer than it may."""
+
+
+@contextlib.contextmanager
+def _at_most(seconds: int) -> Iterator[None]:
+    def give_up(*_: Any) -> None:
+        raise TookTooLongError(f'not done after {seconds} s')
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def table(stored: dict[str, dict[str, Any]]) -> str:
+    """The table of what is stored, as Markdown."""
+    lines = [f"| conf | algorithm | {' | '.join(FORMATS)} |", f"| --- | --- |{' ---: |' * len(FORMATS)}"]
+    for conf, entry in sorted(stored.items()):
+        cells = [_cell(entry, label) for label in FORMATS]
+        if 'reason' in entry:
+            cells = [f"no: {entry['reason']}", *([''] * (len(FORMATS) - 1))]
+        lines.append(f"| `{conf}` | {entry.get('algorithm', '')} | {' | '.join(cells)} |")
+    return '\n'.join(lines) + '\n'
+
+
+def _cell(entry: dict[str, Any], label: str) -> str:
+    value = entry.get(label)
+    if value is None:
+        return ''
+    return '0' if value == 0 else f'{value:.1e}' if value <= _TOO_FAR else f'**{value:.1e}**'
+
+
+def write(stored: dict[str, dict[str, Any]], numbers: Path, page: Path) -> None:
+    """Write the numbers, and the table into its place on the page."""
+    numbers.write_text(json.dumps(dict(sorted(stored.items())), indent=1) + '\n')
+    text = page.read_text()
+    head, rest = text.split(_BEGIN)
+    page.write_text(f'{head}{_BEGIN}\n\n{table(stored)}\n{_END}{rest.split(_END)[1]}')
+
+
+def main() -> int:
+    """Do what the command line asks for; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--conf', nargs='+', default=[], help='names of shipped confs; none: all not stored yet')
+    parser.add_argument('--num_steps', type=int, default=200, help='how many observed steps to compare')
+    parser.add_argument('--seconds', type=int, default=300, help='that a conf may take at most')
+    parser.add_argument('--json', type=Path, default=ROOT / 'docs' / 'exports.json', help='the stored numbers')
+    parser.add_argument('--page', type=Path, default=ROOT / 'docs' / 'export_a_policy.md', help='where the table is')
+    parser.add_argument('--table', action='store_true', help='only write the table again')
+    args = parser.parse_args()
+    stored = json.loads(args.json.read_text()) if args.json.exists() else {}
+    runs = short_runs()
+    confs = args.conf or [name.removesuffix('.gin') for name in runs.TASKS if name.removesuffix('.gin') not in stored]
+    failed = 0
+    torch.set_num_threads(1)
+    for conf in () if args.table else confs:
+        try:
+            with _at_most(args.seconds):
+                stored[conf] = export_conf(f'{conf}.gin', args.num_steps, runs)
+        except Exception:  # of one conf: the others are done all the same
+            failed += 1
+            print(f'{conf} failed:\n{traceback.format_exc()}', flush=True)
+            continue
+        print(conf, stored[conf], flush=True)
+        write(stored, args.json, args.page)
+    write(stored, args.json, args.page)
+    print(f'{len(stored)} confs with alfx {alfx.__version__}, torch {torch.__version__}')
+    return int(failed > 0)
+
+
+if __name__ == '__main__':
+    sys.exit(main())
