@@ -88,6 +88,8 @@ class TrainerConfig:
         eval_uncertainty: evaluate uncertainty in each evaluation, and after training; of supervised learning.
         num_eval_episodes: episodes an evaluation.
         num_eval_environments: environments they run in.
+        eval_video_steps: write so many steps of an episode of each evaluation as an animation into its event file; 0 for
+            none.
         async_eval: evaluate in a process of its own while training goes on.
         ddp_paras_check_interval: iterations between checks that all processes which train together hold the same
             weights; 0 for none. One process alone has nothing to compare.
@@ -190,6 +192,7 @@ class TrainerConfig:
     eval_uncertainty: bool = setting(False, may_change=True)
     num_eval_episodes: int = setting(10, minimum=1, may_change=True)
     num_eval_environments: int = setting(1, minimum=1, may_change=True)
+    eval_video_steps: int = setting(0, minimum=0, may_change=True)
     async_eval: bool = setting(True, may_change=True)
     ddp_paras_check_interval: int = setting(0, minimum=0)
     num_summaries: Optional[int] = setting(None, minimum=1, may_change=True)

@@ -15,7 +15,7 @@ from alfx.engine.remote.policy_state import load_policy_state, pack, policy_stat
 from alfx.engine.remote.unroll import worker_settings
 from alfx.trainers import building
 from alfx.trainers.acting import worker_process
-from alfx.trainers.evaluator import EvalJob, EvalLog, evaluate, unused_for_evaluation
+from alfx.trainers.evaluator import EvalJob, EvalLog, unused_for_evaluation
 from alfx.utils import processes
 from alfx.utils.processes import TalkingChild
 
@@ -144,7 +144,7 @@ def _serve(tell: Callable[[str, Any], None], jobs: Any, conf_file: str, settings
         context.set_global_counter(job.global_counter)
         context.update_all_progresses(job.progresses)
         load_policy_state(algorithm, unpack(job.state_dict))
-        result = evaluate(env, algorithm, config.num_eval_episodes)
+        result = log.evaluate(env, algorithm, config.num_eval_episodes)
         log.write(result, job.global_counter, job.step_metrics, job.walltime)
         tell('result', f'evaluation at {job.global_counter}: {result}')
         if not has_told_unused:

@@ -20,6 +20,7 @@ from alfx.offline.dataset import normalized_score
 from alfx.offline.sources import reference_returns
 from alfx.summary.trackers import event_writer
 from alfx.trainers import building, random_state, run_files
+from alfx.trainers.eval_film import EvalFilm
 from alfx.trainers.step_measures import EpisodeMeans
 from alfx.utils.confidence import confidence_interval
 from alfx.utils.transfers import to_device
@@ -204,8 +205,15 @@ class EvalLog:
         folder = run_files.eval_dir(root_dir)
         self._writer = event_writer(folder, config)
         self._over_env_steps = config.summarizes_over_env_steps
+        self._film_steps = config.eval_video_steps
+        self._film: EvalFilm | None = None
         self._reference = reference_returns(config.offline_datasets())
         self._table = run_files.ProgressLog(run_files.eval_table(root_dir), _FIRST_COLUMNS)
+
+    def evaluate(self, env: Any, algorithm: Any, num_episodes: int) -> EvalResult:
+        """What :func:`evaluate` does; :meth:`write` will write the film of it that the configuration asks for."""
+        self._film = EvalFilm(env, self._film_steps) if self._film_steps else None
+        return evaluate(env, algorithm, num_episodes, self._film)
 
     def write(self, result: EvalResult, global_counter: int, step_metrics: dict[str, int], walltime: float) -> None:
         """Write one result.
@@ -221,6 +229,8 @@ class EvalLog:
         with summary.push_summary_writer(self._writer), context.record_if(True):
             for metric in result.metrics:
                 metric.gen_summaries(step)
+            if self._film is not None:
+                self._film.write('episode', step)
             statistics = result.statistics()
             if self._reference is not None:
                 statistics['normalized_score'] = normalized_score(statistics['average_return'], self._reference)
@@ -271,7 +281,7 @@ class SyncEvaluator:
             with random_state.preserved():
                 self._env = building.create_eval_environment(self._config, self._config.num_eval_environments)
         walltime = time.time()
-        result = evaluate(self._env, algorithm, self._config.num_eval_episodes)
+        result = self._log.evaluate(self._env, algorithm, self._config.num_eval_episodes)
         self._log.write(result, context.get_global_counter(), step_metrics, walltime)
         self._messages += [f'evaluation at {context.get_global_counter()}: {result}']
         self.unused_bindings = unused_for_evaluation()

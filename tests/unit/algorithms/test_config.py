@@ -30,7 +30,7 @@ DOCUMENTED = dict(
     unroll_step_interval=0, unroll_parameter_update_period=10, use_rollout_state=False,
     temporally_independent_train_step=None, num_checkpoints=10, confirm_checkpoint_upon_crash=True,
     no_thread_env_for_conf=False, evaluate=False, num_evals=None, eval_interval=10, epsilon_greedy=0.0,
-    eval_uncertainty=False, num_eval_episodes=10, num_eval_environments=1, async_eval=True,
+    eval_uncertainty=False, num_eval_episodes=10, num_eval_environments=1, eval_video_steps=0, async_eval=True,
     ddp_paras_check_interval=0, num_summaries=None, summary_interval=50, summarize_first_interval=True,
     update_counter_every_mini_batch=False, summary_axis=None,
     loggers=('tensorboard', ), summaries_flush_secs=1, summary_max_queue=10, metric_min_buffer_size=10,

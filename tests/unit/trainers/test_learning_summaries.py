@@ -1,16 +1,20 @@
 """What is told of the learning by default: in event files and in ``progress.csv``."""
+import io
 import math
 import os
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import alfx
 from alfx.algorithms.ppo_loss import _summarize_change
+from alfx.environments.errors import UnsupportedOperationError
 from alfx.gin_utils import ConfError
 from alfx.summary import summary_utils
 from alfx.trainers import curves, run_files
+from alfx.trainers.eval_film import EvalFilm
 from alfx.trainers.run_summary import setting_of
 from alfx.utils.checkpoint_utils import Checkpointer, read_checkpoint
 
@@ -117,3 +121,27 @@ def test_a_quantity_is_plotted_by_the_last_part_of_its_name(tmp_path):
         curves.read_curve(folder, 'env_steps', 'x', False)
     with pytest.raises(ConfError, match='no column'):
         curves.read_curve(folder, 'env_steps', 'approx', False)
+
+
+@pytest.mark.parametrize('in_process', [True, False])
+def test_evaluations_show_an_episode_where_the_conf_asks_for_it(tmp_path, in_process):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    alfx.train('ppo_cart_pole', {**SMALL, 'TrainerConfig.evaluate': True, 'TrainerConfig.num_evals': 2,
+                                 'TrainerConfig.num_eval_episodes': 2, 'TrainerConfig.eval_video_steps': 7,
+                                 'TrainerConfig.async_eval': not in_process}, str(tmp_path / 'run'))
+    shown = EventAccumulator(str(tmp_path / 'run' / 'eval')).Reload().Images('episode')
+    assert len(shown) == 2
+    film = Image.open(io.BytesIO(shown[0].encoded_image_string))
+    assert film.format == 'GIF' and film.n_frames == 7 and max(film.size) == 300
+
+
+def test_an_environment_without_pictures_is_evaluated_without_a_film(caplog):
+    class Dark:
+        def render(self, mode):
+            raise UnsupportedOperationError('it is dark')
+
+    film = EvalFilm(Dark(), 5)
+    for _ in range(3):
+        film(None, None)
+    film.write('episode', 0)
+    assert caplog.text.count('it is dark') == 1
