@@ -4,8 +4,9 @@
     python tools/exports.py --conf ppo_cart_pole     # these, again
     python tools/exports.py --table                  # only write the table again
 
-The table is in docs/export_a_policy.md, the numbers behind it are in docs/exports.json. ONNX needs `pip install onnxscript
-onnxruntime`. The models are those of the confs; the runs are those of tests/confs: a few steps, two updates.
+The table is in docs/export_a_policy.md, the numbers behind it are in docs/exports.json. ONNX needs
+`pip install onnxscript onnxruntime`. The models are those of the confs; the runs are those of tests/confs: a few steps,
+two updates.
 """
 import argparse
 import contextlib
@@ -164,7 +165,7 @@ def main() -> int:
         try:
             with _at_most(args.seconds):
                 stored[conf] = export_conf(f'{conf}.gin', args.num_steps, runs)
-        except Exception:  # of one conf: the others are done all the same
+        except Exception:  # noqa: BLE001 - of one conf: the others are done all the same
             failed += 1
             print(f'{conf} failed:\n{traceback.format_exc()}', flush=True)
             continue

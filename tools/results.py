@@ -35,6 +35,7 @@ from alfx import gin_utils
 from alfx.trainers import curves
 from alfx.trainers.run_files import read_table
 from alfx.utils.confidence import confidence_interval
+from pictures import as_curves, draw_curves
 
 ROOT = Path(__file__).resolve().parent.parent
 _RETURN = 'return'
@@ -53,8 +54,11 @@ interval (Student's t); *worst* is the worst seed. *Required* is the lower end o
 the upper end where less is better; a conf that states several results has several rows. *Wall time* is the median
 training time of a run, and how many runs shared the cores of the machine meanwhile.
 
+Pictures show how the return of the latest episodes of training grows with environment steps, where curves are stored:
+the mean over seeds, and each of them as a thin line.
+
 A row is made, or made again, by `python tools/results.py --conf NAME --seeds N`; the numbers behind it are in
-[results.json](results.json).
+[results.json](results.json), those of the curves in [curves.json](curves.json).
 
 """
 _COLUMNS = ('conf', 'environment', 'steps', 'seeds', 'wall time', 'measure', 'mean', '95% interval', 'worst',
@@ -204,6 +208,8 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
 def learning_curve(root_dir: Path) -> list[list[float]]:
     """The mean return of the latest episodes in the course of a run: ``[environment steps, return]`` at no more than
     :data:`_CURVE_POINTS` points; empty where there are no returns."""
+    if not curves.has_column(str(root_dir), 'average_return', evaluation=False):
+        return []
     curve = curves.read_curve(str(root_dir), 'env_steps', 'average_return', evaluation=False)
     if curve is None:
         return []
@@ -266,29 +272,56 @@ def format_minutes(seconds: float) -> str:
     return f'{seconds / 60:.0f} min' if seconds < 100 * 60 else f'{seconds / 3600:.1f} h'
 
 
-def write_table(stored: dict[str, Any], path: Path) -> None:
-    """Writes docs/results.md from what is stored."""
-    tasks: dict[str, list[Sequence[str]]] = {}
+def write_table(stored: dict[str, Any], path: Path, learning_curves: dict[str, Any] | None = None) -> None:
+    """Writes docs/results.md from what is stored, and the pictures that belong to it.
+
+    Args:
+        stored: what docs/results.json holds.
+        path: of the page; pictures are put into ``images/results`` beside it.
+        learning_curves: what docs/curves.json holds.
+    """
+    tasks: dict[str, list[str]] = {}
     for name, entry in sorted(stored.items()):
-        task = entry['env_name'].lstrip('@').rsplit('/', 1)[-1]
-        tasks.setdefault(task, []).extend(rows_of(name, entry))
+        tasks.setdefault(entry['env_name'].lstrip('@').rsplit('/', 1)[-1], []).append(name)
     head: list[Sequence[str]] = [_COLUMNS, ['---:' if column in _NUMBERS else '---' for column in _COLUMNS]]
-    path.write_text(_HEAD + '\n'.join(f'## {task}\n\n' + ''.join(
-        f"| {' | '.join((row[0], *row[2:]))} |\n" for row in [*head, *rows])
-        for task, rows in sorted(tasks.items(), key=lambda item: item[0].lower()) if rows))
+    sections = []
+    for task, names in sorted(tasks.items(), key=lambda item: item[0].lower()):
+        rows = [row for name in names for row in rows_of(name, stored[name])]
+        if rows:
+            picture = _draw_task(task, names, learning_curves or {}, path.parent / 'images' / 'results')
+            sections.append(f'## {task}\n\n' + ''.join(f"| {' | '.join((row[0], *row[2:]))} |\n"
+                                                       for row in [*head, *rows]) + picture)
+    path.write_text(_HEAD + '\n'.join(sections))
+
+
+def _draw_task(task: str, names: Sequence[str], learning_curves: dict[str, Any], folder: Path) -> str:
+    """The line that shows the picture of a task; '' if there are no curves of it."""
+    lines = [(name, as_curves(learning_curves[name])) for name in names if name in learning_curves]
+    lines = [(name, runs) for name, runs in lines if runs]
+    if not lines:
+        return ''
+    picture = folder / f'{task}.svg'
+    draw_curves(picture, [(task if len(lines) > 1 else f'{lines[0][0]} ({task})', lines)])
+    return f'\n![Learning curves of {task}](images/results/{picture.name})\n'
 
 
 class Store:
-    """docs/results.json and the table made of it; may be used by several threads.
+    """docs/results.json, docs/curves.json, and the page made of them; may be used by several threads.
+
+    Attributes:
+        confs: what the first one holds.
+        curves: what the second one holds: by conf ``fingerprint``, ``env_name``, and ``runs``, the points of each seed.
 
     Args:
-        path: of the JSON file; the table is beside it.
+        path: of the first one; the others are beside it.
     """
 
     def __init__(self, path: Path):
         self._path = path
         self._lock = threading.Lock()
-        self.confs: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self._curves_path = path.with_name('curves.json')
+        self.confs, self.curves = (json.loads(file.read_text()) if file.exists() else {}
+                                   for file in (path, self._curves_path))
 
     def is_done(self, task: Task, seed: int) -> bool:
         """Whether the result of this seed, under the conf as it is now, is stored."""
@@ -312,7 +345,15 @@ class Store:
                 entry = {'fingerprint': task.fingerprint, 'runs': {}}
             runs = {key: run for key, run in entry['runs'].items()
                     if all(has_measure(run, bar.measure) for bar in task.bars)}
+            self._put_curve(task, seed, result.pop('curve', []))
             self._put(task, {**runs, str(seed): result})
+
+    def _put_curve(self, task: Task, seed: int, points: list[list[float]]) -> None:
+        entry = self.curves.get(task.name, {})
+        runs = entry['runs'] if entry.get('fingerprint') == task.fingerprint else {}
+        if points:
+            self.curves[task.name] = {'fingerprint': task.fingerprint, 'env_name': task.env_name,
+                                      'runs': {**runs, str(seed): points}}
 
     def _put(self, task: Task, runs: dict[str, Any]) -> None:
         self.confs[task.name] = {'fingerprint': task.fingerprint, 'env_name': task.env_name,
@@ -321,10 +362,13 @@ class Store:
         self.write()
 
     def write(self) -> None:
-        """Writes both files."""
+        """Writes all of them."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps(dict(sorted(self.confs.items())), indent=1) + '\n')
-        write_table(self.confs, self._path.with_suffix('.md'))
+        if self.curves:
+            lines = [f' {json.dumps(name)}: {json.dumps(entry)}' for name, entry in sorted(self.curves.items())]
+            self._curves_path.write_text('{\n' + ',\n'.join(lines) + '\n}\n')
+        write_table(self.confs, self._path.with_suffix('.md'), self.curves)
 
 
 def run_all(tasks: list[Task], seeds: int, store: Store, folder: Path, episodes: int, jobs: int) -> int:

@@ -88,8 +88,8 @@ class TrainerConfig:
         eval_uncertainty: evaluate uncertainty in each evaluation, and after training; of supervised learning.
         num_eval_episodes: episodes an evaluation.
         num_eval_environments: environments they run in.
-        eval_video_steps: write so many steps of an episode of each evaluation as an animation into its event file; 0 for
-            none.
+        eval_video_steps: write so many steps of an episode of each evaluation as an animation into its event file; 0
+            for none.
         async_eval: evaluate in a process of its own while training goes on.
         ddp_paras_check_interval: iterations between checks that all processes which train together hold the same
             weights; 0 for none. One process alone has nothing to compare.

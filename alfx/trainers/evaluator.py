@@ -57,7 +57,8 @@ class EvalResult(NamedTuple):
         lengths: float64 ``[N]``, in steps.
         metrics: the metrics that the episodes were measured by.
         measures: what the algorithm measured besides, by name: float64 ``[n]``, means over the steps of an episode.
-        final_infos: the numbers in the infos that episodes ended with, by name: float64 ``[n]``, of those that had them.
+        final_infos: the numbers in the infos that episodes ended with, by name: float64 ``[n]``, of those that had
+            them.
         complete: bool ``[N]``: which episodes came to an end of their own, and were not cut off.
     """
     returns: np.ndarray
