@@ -63,6 +63,8 @@ A row is made, or made again, by `python tools/results.py --conf NAME --seeds N`
 """
 _COLUMNS = ('conf', 'environment', 'steps', 'seeds', 'wall time', 'measure', 'mean', '95% interval', 'worst',
             'required', 'verdict', 'date', 'versions')
+_SHOWN = ('conf', 'measure', 'mean', '95% interval', 'worst', 'required', 'verdict', 'steps', 'seeds', 'wall time',
+          'date', 'versions')  # of them in the table of a task, in this order
 _NUMBERS = ('steps', 'seeds', 'wall time', 'mean', '95% interval', 'worst', 'required')
 
 
@@ -284,13 +286,14 @@ def write_table(stored: dict[str, Any], path: Path, learning_curves: dict[str, A
     for name, entry in sorted(stored.items()):
         tasks.setdefault(entry['env_name'].lstrip('@').rsplit('/', 1)[-1], []).append(name)
     head: list[Sequence[str]] = [_COLUMNS, ['---:' if column in _NUMBERS else '---' for column in _COLUMNS]]
+    shown = [_COLUMNS.index(column) for column in _SHOWN]
     sections = []
     for task, names in sorted(tasks.items(), key=lambda item: item[0].lower()):
         rows = [row for name in names for row in rows_of(name, stored[name])]
         if rows:
             picture = _draw_task(task, names, learning_curves or {}, path.parent / 'images' / 'results')
-            sections.append(f'## {task}\n\n' + ''.join(f"| {' | '.join((row[0], *row[2:]))} |\n"
-                                                       for row in [*head, *rows]) + picture)
+            table = [f"| {' | '.join(row[i] for i in shown)} |\n" for row in [*head, *rows]]
+            sections.append(f'## {task}\n\n' + ''.join(table) + picture)
     path.write_text(_HEAD + '\n'.join(sections))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from alfx.trainers.report.collecting import Curves
 
 _WIDTH, _HEIGHT = 640.0, 360.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 12.0, 12.0, 46.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 20.0, 12.0, 46.0
 
 
 def draw(curves: Mapping[str, tuple[int, Curves]], x_label: str, y_label: str, title: str) -> str:
