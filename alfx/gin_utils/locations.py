@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Optional
 
 import gin
 
-from .errors import ConfError, Problem, plain_text
+from .errors import ConfError, Problem, hint_nearest, plain_text
 
 __all__ = [
     'Binding', 'bindings', 'bindings_in_effect', 'clear', 'explain', 'is_by_user', 'is_explained', 'is_mentioned',
@@ -14,6 +14,7 @@ __all__ = [
 ]
 
 _EXPLAINED = '_alfx_explained_'
+_PARAMETERS = '_alfx_parameters_'
 
 
 class Binding(NamedTuple):
@@ -133,23 +134,33 @@ def is_explained(error: BaseException) -> bool:
     return getattr(error, _EXPLAINED, False)
 
 
-def explain(error: Exception, selector: str, scope: Sequence[str]) -> None:
+def explain(error: Exception, selector: str, scope: Sequence[str], parameters: Iterable[str] = ()) -> None:
     """Say which line of the conf an error of a constructor comes from, as far as that can be told.
 
     Args:
         error: what escaped the constructor.
         selector: complete selector of the class or factory.
         scope: the scopes that were active.
+        parameters: of that constructor.
 
     Raises:
-        ConfError: ``error`` is a TypeError or ValueError whose text names an argument that the conf binds, or quotes
-            a text it binds. Where this is not so, the bindings of the innermost constructor are added as a note.
+        ConfError: ``error`` tells of an argument that no constructor takes, and the conf binds it; or it is a TypeError
+            or ValueError whose text names an argument that the conf binds, or quotes a text it binds. Where this is
+            not so, the bindings of the innermost constructor are added as a note.
     """
     if isinstance(error, ConfError):
         return
     in_effect = {n: b for n, b in bindings_in_effect(selector, scope).items() if _is_bound(b)}
     text, owner = plain_text(error), selector.rsplit('.', 1)[-1]
     innermost = not is_explained(error)
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", text) if isinstance(error, TypeError) else None
+    if unknown:
+        known = [*getattr(error, _PARAMETERS, ()), *parameters]  # of a class and those that it hands the rest on to
+        setattr(error, _PARAMETERS, known)
+        if wrong := in_effect.get(unknown[1]):
+            hint = hint_nearest(wrong.name, [name for name in known if name not in (wrong.name, 'self', 'kwargs')])
+            problem = Problem(wrong.location, f'{owner}.{wrong.name} = {wrong.value!r}: {text}', hint)
+            raise ConfError([problem]).with_traceback(error.__traceback__) from error
     for name, binding in in_effect.items() if isinstance(error, (TypeError, ValueError)) else ():
         names_it = innermost and name != 'name' and re.search(rf'\b{re.escape(name)}\b', text)
         if names_it or (isinstance(binding.value, str) and len(binding.value) >= 3 and binding.value in text):

@@ -10,7 +10,7 @@ import gin
 
 from . import locations, registry, static_check
 from .errors import ConfError, Problem, hint_nearest
-from .parsing import Reader, Reference, Statement, iterate_nested
+from .parsing import Reader, Reference, Statement, is_shipped, iterate_nested
 
 __all__ = ['allow_unused', 'config_str', 'mistakes_of_unused', 'operative_config_str', 'refuse_unused',
            'unused_bindings', 'warn_of_unused']
@@ -52,9 +52,12 @@ def unused_bindings() -> list[locations.Binding]:
 
 
 def warn_of_unused(bindings: Iterable[locations.Binding]) -> None:
-    """Log each of these bindings as one that nothing has used; not those of ``operative.gin``, which lists defaults."""
+    """Log each of these bindings as one that nothing has used; not those of ``operative.gin``, which lists defaults.
+
+    Of those in confs that come with alfx, which what a user overrides may well make idle, ``alfx check`` tells.
+    """
     for binding in bindings:
-        if os.path.basename(binding.file) != 'operative.gin':
+        if os.path.basename(binding.file) != 'operative.gin' and not is_shipped(binding.file):
             logger.warning('%s: nothing has used this binding so far: %s', binding.location, binding)
 
 

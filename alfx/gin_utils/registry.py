@@ -248,7 +248,7 @@ def _guard(fn, selector):
         try:
             return fn(*args, **kwargs)
         except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
-            locations.explain(error, selector, gin.current_scope())
+            locations.explain(error, selector, gin.current_scope(), signature.parameters)
             raise
 
     if fn is object.__init__:

@@ -122,6 +122,10 @@ def describe_missing(selector: str, unavailable: dict[str, str]) -> str:
     nearest = nearest_name(selector, sorted(tails)) or nearest_name(name, sorted({n.split('.')[-1] for n in names}))
     if nearest:
         return f"did you mean '{nearest}'?"
+    begun = sorted({tail for tail in (full.split('.')[-1] for full in names) if tail.lower().startswith(name.lower())},
+                   key=lambda tail: (not tail.endswith('Algorithm'), len(tail)))[:3]
+    if begun:
+        return f"did you mean {' or '.join(map(repr, begun))}?"
     return 'import the module that defines it in the conf: import my_package.my_module'
 
 

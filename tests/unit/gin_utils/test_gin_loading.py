@@ -587,6 +587,35 @@ def test_what_may_be_used_later_is_no_mistake(conf):
     gin_utils.refuse_unused(gin_utils.unused_bindings())
 
 
+def test_training_says_nothing_of_lines_of_shipped_confs_that_an_override_makes_idle(conf, caplog):
+    gin_utils.load('ppo_cart_pole', ['ppo/Adam.lr = 1e-4'])
+    idle = [binding for binding in gin_utils.unused_bindings() if 'LinearScheduler' in str(binding)]
+    assert len(idle) == 2
+    gin_utils.warn_of_unused([*idle, *(b for b in gin_utils.unused_bindings() if b.text == 'ppo/Adam.lr')])
+    assert [record.getMessage().rpartition(': ')[2] for record in caplog.records] == ['ppo/Adam.lr = 0.0001']
+
+
+@gin_utils.configurable
+class Turbo(Engine):
+    """Hands on what it does not know, as subclasses of users do."""
+
+    def __init__(self, boost: float = 1.0, **kwargs):
+        super().__init__(**kwargs)
+        self.boost = boost
+
+
+@pytest.mark.parametrize('line, hint', [('Turbo.bost = 2', 'boost'), ('Turbo.powr = 2', 'power')])
+def test_an_argument_that_is_handed_on_and_that_nobody_takes_is_found_in_the_conf(conf, line, hint):
+    gin_utils.load(conf(f'# mine\n{line}\n'))
+    with pytest.raises(ConfError, match=rf"car.gin:2: {line}: .*unexpected keyword.*\n  did you mean '{hint}'"):
+        Turbo()
+
+
+def test_the_beginning_of_names_finds_algorithms_first():
+    with pytest.raises(ConfError, match=r"'@MPO'\n  did you mean 'MpoAlgorithm'"):
+        gin_utils.load('ppo_cart_pole', ['Agent.rl_algorithm_cls = @MPO'])
+
+
 def test_an_overridden_binding_is_not_unused(conf):
     conf('Engine.power = 1\nlist = 2\nEngine.cylinders = %list', 'base.gin')
     gin_utils.load(conf("include 'base.gin'\nEngine.power = 2"), ['Engine.cylinders = 8'])
