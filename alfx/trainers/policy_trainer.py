@@ -463,6 +463,8 @@ class RLTrainer(Trainer):
     def __init__(self, config: TrainerConfig, ddp_rank: int = -1):
         super().__init__(config, ddp_rank)
         self._check_length()
+        if not self._algorithm.on_policy:
+            sizes.warn_of_mini_batch(self._num_environments(), config)
         acting.check(self._algorithm, config)
 
     def _create_environment(self) -> Any:

@@ -40,3 +40,21 @@ def warn_of_unroll(env: Any, config: TrainerConfig) -> None:
         logger.warning('the observations of one unroll (TrainerConfig.unroll_length = %d steps of %d environments) '
                        'take %.0f GiB, and this machine has %.0f', length, env.batch_size * context.num_ranks(),
                        num_bytes / _GIBIBYTE, memory / _GIBIBYTE)
+
+
+def warn_of_mini_batch(num_environments: int, config: TrainerConfig) -> None:
+    """Warn if a minibatch is to be larger than the unroll that is trained on as a whole.
+
+    Args:
+        num_environments: of the run.
+        config: of the run.
+    """
+    steps = int(config.unroll_length)
+    if not (config.trains_on_whole_unrolls and config.mini_batch_size and steps):
+        return
+    length = config.mini_batch_length or steps
+    count = num_environments * (steps // length)
+    if 0 < count < config.mini_batch_size:
+        logger.warning('TrainerConfig.mini_batch_size = %d, but an unroll of %d steps of %d environments has %d '
+                       'sequences of %d step(s): every update is on all of them', config.mini_batch_size, steps,
+                       num_environments, count, length)

@@ -32,3 +32,16 @@ def test_processes_that_wait_for_each_other(caplog, count, warned):
 def test_a_million_environments(caplog):
     create_environment('CartPole-v1', num_parallel_environments=1_000_000, only_described=True)
     assert 'num_parallel_environments = 1000000: making so many takes long' in caplog.text
+
+
+@pytest.mark.parametrize('size, warned', [(20, False), (21, True)])
+def test_minibatches_larger_than_what_is_trained_on(tmp_path, caplog, size, warned):
+    with caplog.at_level(logging.WARNING):
+        sizes.warn_of_mini_batch(4, make_config(tmp_path, unroll_length=10, mini_batch_length=2, mini_batch_size=size))
+    assert ('an unroll of 10 steps of 4 environments has 20 sequences of 2 step(s)' in caplog.text) is warned
+
+
+def test_samples_from_replay_may_be_of_any_size(tmp_path, caplog):
+    sizes.warn_of_mini_batch(4, make_config(tmp_path, mini_batch_size=1000, whole_replay_buffer_training=False,
+                                            clear_replay_buffer=False, mini_batch_length=2))
+    assert not caplog.text
