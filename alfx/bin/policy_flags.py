@@ -135,6 +135,7 @@ def log_to_file_later() -> Callable[[str], None]:
         logging.getLogger('alfx').removeHandler(kept)
         file = logging.FileHandler(path)
         _add_handler(file)
+        logging.getLogger('alfx.console').addHandler(file)  # what alfx.trainers.progress_display shows
         kept.setTarget(file)
         kept.close()
 

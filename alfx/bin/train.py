@@ -95,8 +95,12 @@ def _make_trainer(root_dir: str, conf_file: str, rank: int) -> Any:
 
 def _print_end(trainer: Any, root_dir: str) -> None:
     """The score, and what to do next."""
-    logging.getLogger('alfx').handlers.clear()
-    print(f'\ndone: {trainer.current_iterations():,} iterations, {trainer.score()}')
+    console = logging.getLogger('alfx.console')
+    done = f'done: {trainer.current_iterations():,} iterations, {trainer.score()}'
+    console.info(done)
+    for log in (logging.getLogger('alfx'), console):
+        log.handlers.clear()
+    print(f'\n{done}')
     arguments: dict[str, tuple[str, ...]] = {
         'longer': ('train', '--root_dir', root_dir, '--conf_param', trainer.longer())}
     if trainer.algorithm.environment is not None:

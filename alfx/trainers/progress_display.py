@@ -1,7 +1,11 @@
 """What a run shows while it goes on: a bar on a terminal, a line now and then elsewhere."""
+import logging
 import sys
 import time
 from typing import Any, TextIO
+
+console = logging.getLogger('alfx.console')  # for the log file of a run: the console has been told already
+console.propagate = False
 
 _BAR_SECONDS = 0.5
 _LINE_SECONDS = 10.0
@@ -62,7 +66,8 @@ class ProgressDisplay:
         return next(sample for sample in self._samples if now - sample[0] <= window)
 
     def message(self, text: str) -> None:
-        """Show a line of its own."""
+        """Show a line of its own, and log it."""
+        console.info(text)
         if self._bar is not None:
             self._bar.clear()
         self._write(text)
