@@ -123,4 +123,4 @@ def _arguments(root_dir: str) -> list[str]:
 
 
 if __name__ == '__main__':
-    flags.run(main, argument='conf')
+    flags.run(main, {'list': 'alfx list shows the confs that come with alfx'}, argument='conf')
