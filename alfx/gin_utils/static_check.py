@@ -142,14 +142,14 @@ def _find(selector, location, prefix, unavailable, problems):
 
 def _check_binding(statement: Statement, configurable: Any, value: Any) -> tuple[Optional[Problem], Any]:
     parameters, open_ended = parameters_of(configurable)
-    owner = configurable.name
+    owner = statement.selector  # as written: of functions called load there are several
     if statement.name in (configurable.denylist or ()):
         return Problem(statement.location, f"{owner}.{statement.name} cannot be set by a conf"), None
     if statement.name not in parameters:
         if open_ended and not configurable.allowlist:
             return None, statement.value
         names = ', '.join(parameters) or 'none'
-        hint = (instead_of_parameter(owner, statement.name) or hint_nearest(statement.name, list(parameters), 0.6)
+        hint = (instead_of_parameter(configurable.name, statement.name) or hint_nearest(statement.name, list(parameters), 0.6)
                 or f'it has: {names}')
         return Problem(statement.location, f"{owner} has no parameter '{statement.name}'", hint), None
     hint_type = registry.annotation_of(configurable.wrapped, statement.name)

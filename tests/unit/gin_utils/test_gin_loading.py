@@ -274,6 +274,9 @@ def test_an_ambiguous_name_is_reported_with_the_full_ones(conf):
     ('Car.fast = true', 'cannot read the value', 'write True'),
     ('Car.doors = (1, 2', 'inside a bracket', 'close it'),
     ('Car.doors = (1, 2\nEngine.power = 2', 'a bracket or a string is not closed', 'close it'),
+    ('Car.doors = (1,\nEngine.power = 2', 'a bracket or a string is not closed', 'close it'),
+    ('Car.doors = [\nfuel = 2', 'a bracket or a string is not closed', 'close it'),
+    ('fuel = fuel', 'cannot read the value fuel', "text needs quotes: 'fuel'"),
     ('Engine..power = 3', 'syntax error', ''),
 ])
 def test_a_syntax_error_is_reported_with_line_and_remedy(conf, line, expected, hint):
