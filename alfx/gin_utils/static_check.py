@@ -149,8 +149,8 @@ def _check_binding(statement: Statement, configurable: Any, value: Any) -> tuple
         if open_ended and not configurable.allowlist:
             return None, statement.value
         names = ', '.join(parameters) or 'none'
-        hint = (instead_of_parameter(configurable.name, statement.name) or hint_nearest(statement.name, list(parameters), 0.6)
-                or f'it has: {names}')
+        hint = (instead_of_parameter(configurable.name, statement.name)
+                or hint_nearest(statement.name, list(parameters), 0.6) or f'it has: {names}')
         return Problem(statement.location, f"{owner} has no parameter '{statement.name}'", hint), None
     hint_type = registry.annotation_of(configurable.wrapped, statement.name)
     default = parameters[statement.name].default
