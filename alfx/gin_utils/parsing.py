@@ -241,19 +241,18 @@ def iterate_nested(value: Any) -> Iterator[Any]:
         yield from iterate_nested(item)
 
 
-def substitute(value: Any, macros: dict[str, Any]) -> Any:
-    """``value`` with macros replaced by their values, as far as these are known."""
+def substitute(value: Any, macros: dict[str, Any], within: frozenset[str] = frozenset()) -> Any:
+    """``value`` with macros replaced by their values, as far as these are known; not those it is ``within``."""
     if isinstance(value, Macro):
-        if value.name not in macros:
+        if value.name not in macros or value.name in within:  # a circle ends here
             return value
-        others = {name: v for name, v in macros.items() if name != value.name}  # a circle ends here
-        return substitute(macros[value.name], others)
+        return substitute(macros[value.name], macros, within | {value.name})
     if isinstance(value, Reference):
         return value
     if isinstance(value, (list, tuple)):
-        return type(value)(substitute(item, macros) for item in value)
+        return type(value)(substitute(item, macros, within) for item in value)
     if isinstance(value, dict):
-        return {substitute(k, macros): substitute(v, macros) for k, v in value.items()}
+        return {substitute(k, macros, within): substitute(v, macros, within) for k, v in value.items()}
     return value
 
 

@@ -277,11 +277,14 @@ def _check_reference(reference: Reference, location: str, unavailable: dict[str,
 
 
 def _check_macro_definition(statement: Statement, values: dict[str, Any]) -> list[Problem]:
-    name = statement.text
-    leaves = iterate_nested(substitute(statement.value, {k: v for k, v in values.items() if k != name}))
-    if any(leaf == Macro(name) for leaf in leaves if isinstance(leaf, Macro)):
-        return [Problem(statement.location, f'macro %{name} is defined by itself')]
-    return []
+    name, needed, pending = statement.text, set(), [statement.value]
+    while pending:
+        for leaf in iterate_nested(pending.pop()):
+            if isinstance(leaf, Macro) and leaf.name not in needed:
+                needed.add(leaf.name)
+                if leaf.name in values:
+                    pending.append(values[leaf.name])
+    return [Problem(statement.location, f'macro %{name} is defined by itself')] if name in needed else []
 
 
 def _check_macro_use(macro: Macro, location: str, macros: dict[str, Statement]) -> list[Problem]:
