@@ -37,6 +37,7 @@ def main(argv: list[str]) -> int:
     from alfx.trainers.evaluator import evaluate
     from alfx.trainers.playing import load_for_play, make_policy, run_config
     policy_flags.set_up_logging()
+    flags.check_output('json')
     reference = policy_flags.reference_returns()
     root_dir = flags.root_dir_from_flags()
     results: dict[str, Any] = {'root_dir': root_dir}

@@ -23,7 +23,7 @@ from alfx import gin_utils
 flags.disclaim_key_flags()
 
 __all__ = ['define_conf_flags', 'define_device_flag', 'define_unused_flag', 'conf_from_flags', 'device_from_flags',
-           'root_dir_from_flags', 'run']
+           'root_dir_from_flags', 'check_output', 'run']
 
 FLAGS = flags.FLAGS
 _ALIASES = ('gin_file', 'gin_param')  # of --conf and --conf_param
@@ -106,6 +106,22 @@ def root_dir_from_flags() -> str:
     if not FLAGS.root_dir:
         raise gin_utils.ConfError('no run folder is given', 'add --root_dir DIR')
     return os.path.expanduser(FLAGS.root_dir)
+
+
+def check_output(name: str) -> None:
+    """Refuse the file that the flag ``name`` says to write, if that cannot be, before anything is computed for it.
+
+    Raises:
+        ConfError: it would lie in a folder that is not there, or is a folder.
+    """
+    path = FLAGS[name].value
+    if path in (None, '-'):
+        return
+    folder = os.path.dirname(path)
+    if os.path.isdir(path):
+        raise gin_utils.ConfError(f'--{name} {path} is a folder', 'name a file')
+    if folder and not os.path.isdir(folder):
+        raise gin_utils.ConfError(f'--{name} {path}: there is no folder {folder!r}', 'make it, or name another file')
 
 
 def run(main: Callable[[list[str]], Optional[int]], unknown: Mapping[str, str] = MappingProxyType({}),

@@ -32,6 +32,7 @@ def main(argv: list[str]) -> int:
     del argv
     from alfx.trainers.playing import play
     policy_flags.set_up_logging()
+    flags.check_output('record_file')
     root_dir = flags.root_dir_from_flags()
     if FLAGS.render and not FLAGS.record_file and not _has_display():
         print('there is no display, so nothing is shown; --record_file play.mp4 writes a video', file=sys.stderr)

@@ -37,6 +37,7 @@ def main(argv: list[str]) -> int:
     """
     from alfx.trainers import curves
     policy_flags.set_up_logging()
+    flags.check_output('output')
     groups = _groups(argv[1:])
     panels: dict = {}
     wanted = curves.columns([r for group in groups.values() for r in group]) if FLAGS.y == ['all'] else FLAGS.y

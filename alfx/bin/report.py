@@ -30,6 +30,7 @@ def main(argv: list[str]) -> int:
     from alfx.trainers import run_files
     from alfx.trainers.report import collecting, page
     policy_flags.set_up_logging()
+    flags.check_output('output')
     folders = list(dict.fromkeys(folder for argument in argv[1:] for folder in run_files.run_folders(argument)))
     folders = [folder for folder in folders if os.path.isfile(os.path.join(folder, 'progress.csv'))]
     if not folders:

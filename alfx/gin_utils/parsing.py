@@ -141,8 +141,12 @@ class Reader:
         try:
             with open(path, encoding='utf-8-sig') as file:  # editors of Windows begin a file with a mark
                 text = file.read()
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             self.problems.append(Problem(show_path(path), f'cannot be read: {error}'))
+            return
+        except UnicodeDecodeError as error:
+            self.problems.append(Problem(show_path(path), f'is not text in UTF-8: {error.reason} at byte {error.start}',
+                                         'save it as UTF-8'))
             return
         if all(source.path != path for source in self.sources):
             self.sources.append(Source(path, text))
@@ -237,19 +241,18 @@ def iterate_nested(value: Any) -> Iterator[Any]:
         yield from iterate_nested(item)
 
 
-def substitute(value: Any, macros: dict[str, Any]) -> Any:
-    """``value`` with macros replaced by their values, as far as these are known."""
+def substitute(value: Any, macros: dict[str, Any], within: frozenset[str] = frozenset()) -> Any:
+    """``value`` with macros replaced by their values, as far as these are known; not those it is ``within``."""
     if isinstance(value, Macro):
-        if value.name not in macros:
+        if value.name not in macros or value.name in within:  # a circle ends here
             return value
-        others = {name: v for name, v in macros.items() if name != value.name}  # a circle ends here
-        return substitute(macros[value.name], others)
+        return substitute(macros[value.name], macros, within | {value.name})
     if isinstance(value, Reference):
         return value
     if isinstance(value, (list, tuple)):
-        return type(value)(substitute(item, macros) for item in value)
+        return type(value)(substitute(item, macros, within) for item in value)
     if isinstance(value, dict):
-        return {substitute(k, macros): substitute(v, macros) for k, v in value.items()}
+        return {substitute(k, macros, within): substitute(v, macros, within) for k, v in value.items()}
     return value
 
 
@@ -266,12 +269,18 @@ def _hint_file(name: str, folder: str) -> str:
     return f"did you mean '{nearest}'?" if nearest else ''
 
 
+_NOT_CLOSED = 'a bracket or a string is not closed, or a comma is missing'
+
+
 def _syntax_problem(message: str, line_text: str, location: str, text: str) -> Problem:
     hint = ''
     token = re.search(r"Failed to parse token '(.*)'", message)
     if token:
         word = token.group(1)
-        written = line_text.split('=', 1)[-1].split('#')[0].strip() or word
+        name, _, value = line_text.partition('=')
+        written = value.split('#')[0].strip() or line_text.split('#')[0].strip() or word
+        if value and name.strip().startswith(word) and word not in value:  # a statement, where a value goes on
+            return Problem(location, f'syntax error: {_NOT_CLOSED}  [{line_text.strip()}]', 'close it')
         if word.lower() in ('true', 'false', 'none'):
             hint = f'write {word.capitalize()}'
         else:
@@ -280,7 +289,7 @@ def _syntax_problem(message: str, line_text: str, location: str, text: str) -> P
     elif 'EOF in multi-line' in message:  # Python 3.12 has more words around it
         message, hint = 'the file ends inside a bracket or a string', 'close it'
     elif message.startswith("Expected ',' or") or message.startswith('unterminated string'):
-        message, hint = 'a bracket or a string is not closed, or a comma is missing', 'close it'
+        message, hint = _NOT_CLOSED, 'close it'
     elif message.startswith('Unable to parse value'):
         message = 'cannot read the value'
         hint = 'values are Python literals, @references and %macros'

@@ -146,15 +146,15 @@ def _find(selector, location, prefix, unavailable, problems):
 
 def _check_binding(statement: Statement, configurable: Any, value: Any) -> tuple[Optional[Problem], Any]:
     parameters, open_ended = parameters_of(configurable)
-    owner = configurable.name
+    owner = statement.selector  # as written: of functions called load there are several
     if statement.name in (configurable.denylist or ()):
         return Problem(statement.location, f"{owner}.{statement.name} cannot be set by a conf"), None
     if statement.name not in parameters:
         if open_ended and not configurable.allowlist:
             return None, statement.value
         names = ', '.join(parameters) or 'none'
-        hint = (instead_of_parameter(owner, statement.name) or hint_nearest(statement.name, list(parameters), 0.6)
-                or f'it has: {names}')
+        hint = (instead_of_parameter(configurable.name, statement.name)
+                or hint_nearest(statement.name, list(parameters), 0.6) or f'it has: {names}')
         return Problem(statement.location, f"{owner} has no parameter '{statement.name}'", hint), None
     hint_type = registry.annotation_of(configurable.wrapped, statement.name)
     default = parameters[statement.name].default
@@ -281,11 +281,14 @@ def _check_reference(reference: Reference, location: str, unavailable: dict[str,
 
 
 def _check_macro_definition(statement: Statement, values: dict[str, Any]) -> list[Problem]:
-    name = statement.text
-    leaves = iterate_nested(substitute(statement.value, {k: v for k, v in values.items() if k != name}))
-    if any(leaf == Macro(name) for leaf in leaves if isinstance(leaf, Macro)):
-        return [Problem(statement.location, f'macro %{name} is defined by itself')]
-    return []
+    name, needed, pending = statement.text, set(), [statement.value]
+    while pending:
+        for leaf in iterate_nested(pending.pop()):
+            if isinstance(leaf, Macro) and leaf.name not in needed:
+                needed.add(leaf.name)
+                if leaf.name in values:
+                    pending.append(values[leaf.name])
+    return [Problem(statement.location, f'macro %{name} is defined by itself')] if name in needed else []
 
 
 def _check_macro_use(macro: Macro, location: str, macros: dict[str, Statement]) -> list[Problem]:

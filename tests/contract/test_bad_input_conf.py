@@ -98,7 +98,8 @@ MISTAKES = {
     'layer without units': ('ValueNetwork.fc_layer_params = (64, 0)', 'mine.gin:6', 'Sequence[int >= 1]'),
     'discount above 1': ('PPOLoss.gamma = 2.0', 'mine.gin:6', 'PPOLoss.gamma expects float in [0, 1] or Sequence['),
     'negative discount': ('PPOLoss.gamma = -1.0', 'mine.gin:6', 'float in [0, 1]'),
-    'negative time limit': ('suite_gym.load.max_episode_steps = -1', 'mine.gin:6', 'expects int >= 0 or'),
+    'negative time limit': ('suite_gym.load.max_episode_steps = -1', 'mine.gin:6',
+                            'suite_gym.load.max_episode_steps expects int >= 0 or'),
     'number out of all bounds': ('ppo/Adam.lr = 1e400', 'mine.gin:6', 'a number is too large'),
     'unknown argument of the network': ('ActorCriticAlgorithm.nonsense = 3', 'mine.gin:6', 'nonsense'),
 }

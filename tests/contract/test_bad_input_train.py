@@ -319,6 +319,9 @@ def test_without_the_record_of_its_conf_a_run_takes_no_other_one(run_train):
 def test_a_conf_with_the_mark_of_windows_editors_is_read_and_a_folder_is_no_conf(run_train, tmp_path):
     (tmp_path / 'marked.gin').write_text(CONF, encoding='utf-8-sig')
     assert run_train(conf='marked.gin')[0] == 0
+    (tmp_path / 'wide.gin').write_text(CONF, encoding='utf-16')
+    code, err = run_train(conf='wide.gin')
+    assert code == 2 and 'wide.gin: is not text in UTF-8' in err and 'save it as UTF-8' in err
     (tmp_path / 'confs').mkdir()
     (tmp_path / 'confs' / 'c.gin').write_text(CONF)
     code, err = run_train(conf='confs')

@@ -146,3 +146,18 @@ def test_a_flag_that_other_programs_have_is_explained(capsys):
     with pytest.raises(SystemExit) as ended:
         conf_flags.parse(['check', '--rooot=3'], {'rooot': 'check works elsewhere'})
     assert ended.value.code == 2 and capsys.readouterr().err == 'check works elsewhere\n'
+
+
+@pytest.mark.parametrize('name, said', [('nowhere/x.png', "there is no folder 'nowhere'\n  make it, or name"),
+                                        ('.', 'is a folder\n  name a file')])
+def test_a_file_that_cannot_be_written_is_refused_by_its_flag(name, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with flagsaver.flagsaver(conf=name), pytest.raises(gin_utils.ConfError, match=f'--conf {name}.*{said}'):
+        conf_flags.check_output('conf')
+
+
+@pytest.mark.parametrize('name', ['x.json', '-', None])
+def test_a_file_in_this_folder_and_the_terminal_can_be_written(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with flagsaver.flagsaver(conf=name):
+        conf_flags.check_output('conf')

@@ -90,6 +90,9 @@ def test_mistakes_in_the_flags_end_with_2_and_pictures_of_no_format_are_refused_
     assert 'alfx list' in program('train', '--list', code=2).stderr
     assert 'temporary folder' in program('check', '--root_dir', root_dir, code=2).stderr
     assert '.zzz' in program('plot', root_dir, '--output', str(tmp_path / 'curves.zzz'), code=2).stderr
+    for name, flag in (('plot', '--output'), ('evaluate', '--json')):
+        argument = (root_dir, ) if name == 'plot' else ('--root_dir', root_dir)
+        assert 'there is no folder' in program(name, *argument, flag, str(tmp_path / 'no' / 'x.png'), code=2).stderr
     program('plot', '--untrusted', root_dir, '--output', str(tmp_path / 'curves.png'))
 
 

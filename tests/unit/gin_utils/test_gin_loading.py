@@ -12,7 +12,7 @@ import pytest
 import torch.nn.functional as F
 
 from alfx import gin_utils
-from alfx.gin_utils import ConfError, configurable, static_check
+from alfx.gin_utils import ConfError, configurable, parsing, static_check
 from alfx.gin_utils.checks import Fraction, Range
 from alfx.networks.actor_networks import ActorNetwork
 
@@ -251,6 +251,27 @@ def test_a_macro_defined_by_itself_is_reported(conf):
     assert 'car.gin:1: macro %a is defined by itself' in message_of(conf('a = %b\nb = [%a]\nEngine.power = %a'))
 
 
+def test_only_the_macros_that_a_value_needs_are_looked_at():
+    """Otherwise the time that a conf takes grows with the square of its length."""
+    class Macros(dict):
+
+        def items(self):
+            pytest.fail('all are looked at')
+
+        __iter__ = keys = values = items
+
+    macros = Macros(a=[parsing.Macro('b')], b=1, c=(parsing.Macro('d'), 0), d=parsing.Macro('c'))
+    assert parsing.substitute({'x': parsing.Macro('a'), 'y': parsing.Macro('e')}, macros) == {
+        'x': [1], 'y': parsing.Macro('e')}
+    assert parsing.substitute(parsing.Macro('c'), macros) == (parsing.Macro('c'), 0), 'a circle ends'
+    told = {name: static_check._check_macro_definition(macro(name, macros[name]), macros) for name in 'abcd'}
+    assert [name for name in told if told[name]] == ['c', 'd']
+
+
+def macro(name, value):
+    return parsing.Statement('macro', '', name, '', value, 'car.gin', 1, 'car.gin:1')
+
+
 def test_a_required_value_that_is_missing_is_reported(conf):
     conf('Engine.power = %gin.REQUIRED', 'base.gin')
     assert 'base.gin:1: Engine.power is required' in message_of(conf("include 'base.gin'"))
@@ -274,6 +295,9 @@ def test_an_ambiguous_name_is_reported_with_the_full_ones(conf):
     ('Car.fast = true', 'cannot read the value', 'write True'),
     ('Car.doors = (1, 2', 'inside a bracket', 'close it'),
     ('Car.doors = (1, 2\nEngine.power = 2', 'a bracket or a string is not closed', 'close it'),
+    ('Car.doors = (1,\nEngine.power = 2', 'a bracket or a string is not closed', 'close it'),
+    ('Car.doors = [\nfuel = 2', 'a bracket or a string is not closed', 'close it'),
+    ('fuel = fuel', 'cannot read the value fuel', "text needs quotes: 'fuel'"),
     ('Engine..power = 3', 'syntax error', ''),
 ])
 def test_a_syntax_error_is_reported_with_line_and_remedy(conf, line, expected, hint):
