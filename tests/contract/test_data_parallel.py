@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-
 import warm_starts
+
 from alfx.utils.checkpoint_utils import read_checkpoint
+
+pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / 'tests' / 'rank_program.py'
