@@ -32,7 +32,7 @@ test: install-test
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 test-fast: install-test
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not (slow or processes or compiles)" $(PYTEST_ARGS)
 
 lint: install-test
 	$(BIN)/ruff check alfx tests tools

@@ -7,6 +7,7 @@ import tempfile
 # Before torch, MuJoCo and pygame are imported, here and in the processes that tests start.
 for _name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS'):
     os.environ[_name] = '1'
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)  # each process that a test starts would compile all of alfx again
 os.environ['XDG_CONFIG_HOME'] = tempfile.mkdtemp(prefix='alfx_tests_')  # not the user's own configuration
 atexit.register(shutil.rmtree, os.environ['XDG_CONFIG_HOME'], ignore_errors=True)
 os.environ.setdefault('SDL_VIDEODRIVER', 'dummy')

@@ -5,6 +5,7 @@ imports torch and other libraries, but nothing of alfx, and for each program it 
 process id, session, environment, signals and end, and can be killed like any other. What it cannot show is that
 `python -m ...` finds its way to the program; the tests of the programs themselves do that.
 """
+import gc
 import importlib
 import io
 import json
@@ -111,8 +112,8 @@ class _Forker:
     def __init__(self):
         self._socket, theirs = socket.socketpair()
         settings = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-        self._process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], env=settings,
-                                         pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        subprocess.run([sys.executable, __file__, str(theirs.fileno())], env=settings, pass_fds=[theirs.fileno()],
+                       stdin=subprocess.DEVNULL, check=True)
         theirs.close()
 
     def ask(self, request, files):
@@ -194,11 +195,14 @@ def become(request, files, search_path):
 
 
 def main():
+    if os.fork():
+        os._exit(0)  # tests look whether they have left children
     channel = socket.socket(fileno=int(sys.argv[1]))
     search_path = sys.path[1:]
     sys.path[:] = search_path
     for name in LIBRARIES:
         importlib.import_module(name)
+    gc.freeze()  # what is there already need not be looked through, and copied for it, when a program ends
     found = serve(channel)
     if found is not None:
         become(*found, search_path)

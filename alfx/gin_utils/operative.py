@@ -1,10 +1,11 @@
 """What of the conf was used: the operative configuration, and the bindings that nothing used."""
 
+import functools
 import inspect
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import gin
 
@@ -105,7 +106,7 @@ def mistakes_of_unused(bindings: Iterable[locations.Binding]) -> list[tuple[loca
     Returns:
         The mistakes with a hint each.
     """
-    keys = list(_operative_keys())
+    keys = _operative_keys(gin.operative_config_str())
     made = {selector for _, selector, _ in keys}
     referred = _references()
     return [(binding, _hint_for(binding, keys))
@@ -153,19 +154,22 @@ def _hint_for(binding: locations.Binding, keys: list[tuple[str, str, str]]) -> s
 
 def _unused() -> list[locations.Binding]:
     used = set()
-    for scope, selector, name in _operative_keys():
+    for scope, selector, name in _operative_keys(gin.operative_config_str()):
         binding = locations.bindings_in_effect(selector, scope.split('/') if scope else ()).get(name)
         if binding is not None:
             used.add(binding.key)
     return [binding for binding in locations.bindings() if binding.key not in used]
 
 
-def _operative_keys() -> Iterator[tuple[str, str, str]]:
-    for statement in _statements(gin.operative_config_str()):
+@functools.lru_cache(maxsize=1)
+def _operative_keys(text: str) -> list[tuple[str, str, str]]:
+    keys = []
+    for statement in _statements(text):
         if statement.kind == 'macro':
-            yield statement.text, 'gin.macro', 'value'
+            keys.append((statement.text, 'gin.macro', 'value'))
         elif statement.kind == 'binding':
-            yield statement.scope, static_check.resolve(statement.selector).selector, statement.name
+            keys.append((statement.scope, static_check.resolve(statement.selector).selector, statement.name))
+    return keys
 
 
 def _statements(text: str) -> list[Statement]:

@@ -195,9 +195,14 @@ def registered_selectors() -> list[str]:
 
 def annotation_of(target: Callable, name: str) -> Any:
     """The annotation of a constructor argument, ``inspect.Parameter.empty`` if it has none that can be read."""
+    return annotations_of(target).get(name, inspect.Parameter.empty)
+
+
+def annotations_of(target: Callable) -> dict[str, Any]:
+    """The annotations of all constructor arguments that have one which can be read."""
     selector = getattr(target, _STEP_FUNCTION, '')
     fn = construction_function(target)[1] if inspect.isclass(target) else _step_functions.get(selector, target)
-    return checks.annotations_of(fn).get(name, inspect.Parameter.empty)
+    return checks.annotations_of(fn)
 
 
 def step_function_of(selector: str) -> Optional[Callable]:

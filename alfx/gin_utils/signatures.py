@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, TypeVar
 
-from .registry import annotation_of, construction_function
+from .registry import annotations_of, construction_function
 
 __all__ = ['takes_arguments_of']
 
@@ -71,8 +71,8 @@ def _parameters_of(parent: Callable) -> _Parameters:
         parameters = list(inspect.signature(construction_function(parent)[1]).parameters.values())[1:]
     else:
         parameters = list(inspect.signature(parent).parameters.values())
-    hints = ((p, annotation_of(parent, p.name)) for p in parameters)
-    return {p.name: p if hint is p.empty else p.replace(annotation=hint) for p, hint in hints}
+    hints = annotations_of(parent)
+    return {p.name: p.replace(annotation=hints[p.name]) if p.name in hints else p for p in parameters}
 
 
 def _merged(function: Callable, parents: _Parameters, parent: str, without: Sequence[str], defaults: Mapping[str, Any],

@@ -8,12 +8,14 @@ import time
 import pytest
 import torch
 from unroll_fakes import CONF, HERE, SAMPLED, children_of, is_running, run_folder, wait_for
-
 import warm_starts
+
 from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.utils.checkpoint_utils import read_checkpoint
+
+pytestmark = pytest.mark.processes
 
 
 def train(config):

@@ -6,8 +6,8 @@ import sys
 import pytest
 from absl import flags
 from absl.testing import flagsaver
-
 import warm_starts
+
 from alfx import gin_utils
 from alfx.bin import check
 from alfx.bin import flags as conf_flags

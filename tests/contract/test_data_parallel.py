@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-
 import warm_starts
+
 from alfx.utils.checkpoint_utils import read_checkpoint
+
+pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / 'tests' / 'rank_program.py'
@@ -78,12 +80,14 @@ def test_two_ranks_with_half_the_batch_each_give_the_parameters_of_one_process(t
 
 
 LEAVES = """
-import os, torch
+import os, sys, torch
 from alfx.engine.remote import data_parallel
 ranks = data_parallel.join(torch.device('cpu'))
 threads = lambda: [open(f'/proc/self/task/{t}/comm').read().strip() for t in os.listdir('/proc/self/task')]
 assert any('gloo' in name for name in threads()), threads()
-ranks.mean(torch.ones(3))  # imports the compiler
+ranks.mean(torch.ones(3))
+assert 'torch._dynamo' not in sys.modules
+import torch._dynamo  # imports what would keep the group
 data_parallel.leave()
 assert not any('gloo' in name for name in threads()), threads()
 """

@@ -14,6 +14,8 @@ import kill_runs
 import warm_starts
 from kill_runs import checkpoints
 
+pytestmark = pytest.mark.processes
+
 # conf, what makes its run short, processes
 FAMILIES = {
     'sac': ('sac_pendulum', ('TrainerConfig.num_env_steps=1200', ), 1),
@@ -53,6 +55,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path, family):
     assert len({row.split(',')[0] for row in rows[1]}) == len(rows[1])
 
 
+@pytest.mark.compiles
 @pytest.mark.slow
 def test_a_compiled_run_goes_on_but_for_rounding_and_says_so(tmp_path):
     params = ('TrainerConfig.num_env_steps=1000', 'TrainerConfig.compile=True')

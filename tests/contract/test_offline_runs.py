@@ -186,6 +186,7 @@ def test_what_cannot_learn_from_a_dataset_says_why(conf, params, message):
         train(conf, 'run', "TrainerConfig.offline_buffer_dir = 'data/pendulum'", *params)
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['offline', 'pretraining, then both'])
 def test_kills_at_random_moments_change_nothing(tmp_path, kind):

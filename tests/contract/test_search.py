@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-
 import warm_starts
+
 import alfx
 from alfx import gin_utils
 from alfx.algorithms.config import TrainerConfig
@@ -20,6 +20,8 @@ from alfx.search.folder import SearchFolder
 from alfx.search.seeds import run_seed
 from alfx.trainers.conf_check import shorten
 from alfx.trainers.policy_trainer import RLTrainer
+
+pytestmark = pytest.mark.processes
 
 pytest.importorskip('optuna')
 ROOT = Path(alfx.__file__).parents[1]

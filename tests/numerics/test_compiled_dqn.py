@@ -1,6 +1,7 @@
 """Every compiled update of DQN against the same update from the formulas, in float64 and from the same state."""
 from functools import partial
 
+import pytest
 import torch
 
 from alfx import context
@@ -14,6 +15,8 @@ from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
 from alfx.networks.q_networks import QNetwork
 from alfx.optimizers import Adam
 from alfx.utils.losses import element_wise_huber_loss
+
+pytestmark = pytest.mark.compiles
 
 GAMMA, BETAS, EPS, MAX_NORM = 0.9, (0.9, 0.999), 1e-8, 0.05
 

@@ -415,15 +415,18 @@ def _mean_op() -> Callable[[Tensor], Tensor]:
     """The average over ranks as an operation of torch, which a recorded update holds like any other."""
     global _op
     if _op is None:
-        @torch.library.custom_op('alfx::mean_over_ranks', mutates_args=())
-        def mean_over_ranks(tensor: Tensor) -> Tensor:
-            ranks, total = context.get_ranks(), tensor.clone()
-            ranks.add_up(total)
-            return total.div_(ranks.size)
+        name, library = 'mean_over_ranks', torch.library.Library('alfx', 'FRAGMENT')
+        library.define(f'{name}(Tensor tensor) -> Tensor', tags=(torch.Tag.pt2_compliant_tag, ))
+        library.impl(name, _mean_over_ranks, 'CompositeExplicitAutograd')
+        torch.library.register_fake(f'alfx::{name}', torch.empty_like, lib=library)
+        _op = library, getattr(torch.ops.alfx, name)  # the operation is there as long as its library is
+    return _op[1]
 
-        mean_over_ranks.register_fake(lambda tensor: torch.empty_like(tensor))
-        _op = mean_over_ranks
-    return _op
+
+def _mean_over_ranks(tensor: Tensor) -> Tensor:
+    ranks, total = context.get_ranks(), tensor.clone()
+    ranks.add_up(total)
+    return total.div_(ranks.size)
 
 
 _op: Any = None

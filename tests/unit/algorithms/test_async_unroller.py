@@ -16,6 +16,8 @@ from alfx.gin_utils import ConfError
 from alfx.trainers.acting import sources as acting
 from alfx.utils.processes import LostProcessError
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def start():

@@ -197,6 +197,7 @@ def test_the_loss_of_the_policy_is_in_the_summaries_of_updates_that_have_none():
     torch.testing.assert_close(shown, (loss[0, 0] + loss[1, 0] + loss[1, 1]) / 3)
 
 
+@pytest.mark.compiles
 @pytest.mark.slow
 def test_the_compiled_update_does_what_the_update_does():
     agents = [make_agent(Td3Algorithm, updates=2, compile=compile)[0] for compile in (False, True)]

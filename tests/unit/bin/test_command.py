@@ -121,6 +121,7 @@ def test_help_tells_the_nearest_name(capsys):
     assert 'ambiguous' in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_programs_are_run_with_their_own_arguments_and_help_is_no_error():
     said = run('train', '--help').stdout
     assert said.startswith('Train what a conf file describes.') and '--conf_param' in said and 'gin_file' not in said

@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 from absl.testing import flagsaver
-
 import warm_starts
+
 from alfx.bin import dataset as tool
 from alfx.gin_utils import ConfError
 from alfx.offline import folder

@@ -9,6 +9,8 @@ import pytest
 
 from alfx.bin import launch
 
+pytestmark = pytest.mark.processes
+
 _LISTENS = '0A'  # the state of a socket in /proc/net/tcp
 
 RANK = f"""

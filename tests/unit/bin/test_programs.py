@@ -6,11 +6,13 @@ import subprocess
 import sys
 
 import pytest
-
 import warm_starts
+
 from alfx.bin import flags
 from alfx.trainers import run_files
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
+
+pytestmark = pytest.mark.processes
 
 CONF = '''
 include 'ppo_cart_pole.gin'

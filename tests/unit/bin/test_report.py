@@ -8,8 +8,8 @@ import xml.etree.ElementTree
 
 import numpy as np
 import pytest
-
 import warm_starts
+
 from alfx.gin_utils import ConfError
 from alfx.trainers.report import collecting, figure, page
 

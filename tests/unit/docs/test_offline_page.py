@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import warm_starts
 
+pytestmark = pytest.mark.processes
+
 PAGE = Path(__file__).parents[3] / 'docs' / 'offline.md'
 SHORT = {'train': ['TrainerConfig.num_updates_per_train_iter=2', 'TrainerConfig.random_seed=1'],
          'sac_pendulum': ['TrainerConfig.num_env_steps=800', 'TrainerConfig.initial_collect_steps=300'],

@@ -6,10 +6,12 @@ import shlex
 import sys
 
 import gymnasium
-
+import pytest
 import warm_starts
+
 import alfx
 
+pytestmark = pytest.mark.processes
 DOCS = pathlib.Path(__file__).parents[3] / 'docs'
 
 

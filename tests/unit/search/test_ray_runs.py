@@ -12,6 +12,8 @@ from alfx.search.run_process import Run
 from alfx.search.settings import Search
 from alfx.trainers.acting import ray_cluster
 
+pytestmark = pytest.mark.processes
+
 
 def run_folder(root_dir, files):
     for name, text in files.items():

@@ -4,8 +4,8 @@ import sys
 
 import numpy as np
 import pytest
-
 import warm_starts
+
 import alfx
 from alfx import gin_utils
 from alfx.trainers import branching, comparing, run_files

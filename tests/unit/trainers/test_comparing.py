@@ -3,8 +3,8 @@ import json
 import sys
 
 import pytest
-
 import warm_starts
+
 from alfx.trainers import comparing
 
 

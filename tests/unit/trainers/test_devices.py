@@ -4,8 +4,8 @@ import sys
 
 import pytest
 import torch
-
 import warm_starts
+
 from alfx import context, gin_utils
 from alfx.trainers import devices
 

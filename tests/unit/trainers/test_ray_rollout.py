@@ -23,6 +23,8 @@ from alfx.trainers.acting import sources as acting
 from alfx.trainers.playing import play
 from alfx.utils.processes import LostProcessError
 
+pytestmark = pytest.mark.processes
+
 pytest.importorskip('ray')
 ON_RAY = ('TrainerConfig.async_unroll=False', 'Steering.counts=False')
 

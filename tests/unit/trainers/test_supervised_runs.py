@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
 import warm_starts
+
 from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.gin_utils import ConfError

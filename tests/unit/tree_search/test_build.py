@@ -9,6 +9,8 @@ import pytest
 
 from alfx.tree_search import build
 
+pytestmark = pytest.mark.compiles
+
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ('cc', 'gcc', 'clang'))), reason='no C compiler here')
 
 

@@ -8,6 +8,8 @@ from plans import forms
 from alfx.engine.plan import capture
 from alfx.engine.plan.forms import Kept
 
+pytestmark = pytest.mark.compiles
+
 
 def capturing(agent):
     """Put a capturing form round the compiled one, as on a GPU."""

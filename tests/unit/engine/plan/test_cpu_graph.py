@@ -8,6 +8,8 @@ from alfx.engine.plan import compile, cpu_graph
 from alfx.engine.plan.torch_internals import compile_graph, compiler_settings, entry_in_c
 from alfx.engine.plan.trace import make_graph
 
+pytestmark = pytest.mark.compiles
+
 _aten = torch.ops.aten
 
 

@@ -65,6 +65,7 @@ def test_a_played_update_is_the_plain_one(make, warm_up, caplog):
     assert_same_parameters(made, **EXACT)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize('make, atol', [
     (make_agent, 1e-5), (lambda compile: make_agent(compile, SGD(lr=0.1, momentum=0.9, gradient_clipping=0.1)), 1e-5),
     (lambda compile: make_agent(compile, priority_replay=False), 1e-5),
@@ -79,6 +80,7 @@ def test_a_compiled_update_is_the_plain_one_up_to_rounding(make, atol, never_pla
     assert_same_parameters(made, atol=atol, rtol=1e-3)
 
 
+@pytest.mark.compiles
 def test_a_checkpoint_of_a_compiled_agent_fits_a_plain_one(never_played):
     plain, compiled = make_agent(False), make_agent(True)
     train([plain, compiled], 2)
@@ -91,12 +93,14 @@ def test_a_checkpoint_of_a_compiled_agent_fits_a_plain_one(never_played):
         list(compiled.optimizers()[0].state))
 
 
+@pytest.mark.compiles
 def test_samples_are_read_into_several_places_for_compiled_updates_and_one_for_played_ones(never_played):
     plain, compiled = [make_agent(on, priority_replay=False) for on in (False, True)]
     train([plain, compiled], 2)
     assert len(compiled.learner.reader.slots) == 3 and len(plain.learner.reader.slots) == 1
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize('when', ['between iterations', 'after each update'])
 @pytest.mark.parametrize('how', ['data', 'object'])
 def test_tensors_that_have_moved_or_are_others_are_noticed(how, when, warm_up, caplog):
@@ -358,6 +362,7 @@ def test_recording_and_comparing_leave_no_trace(warm_up, caplog):
     assert seen[1][1] == expected[1][1] == 2  # an attribute that recording has set is put back
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize('compile', [False, True])
 def test_an_update_that_looks_at_values_is_made_step_by_step_with_one_warning(compile, warm_up, caplog):
     made = []
@@ -379,6 +384,7 @@ def _spoiled(place, results):
     return results
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize('place, part', [(0, 'the loss'), (1, 'the priority'), (2, 'the gradient of _rl_algorithm.')])
 @pytest.mark.parametrize('form', ['played', 'compiled'])
 def test_a_form_that_computes_something_else_is_never_used_and_the_warning_names_the_part(form, place, part, warm_up,
@@ -456,6 +462,7 @@ def test_an_error_of_the_compiler_itself_is_told_in_one_line(warm_up, monkeypatc
 # Losses that are not finite, and other processes ---------------------------------------------------------------------
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize('compile', [False, True])
 def test_a_loss_that_is_not_finite_stops_the_run_with_its_name_and_changes_no_parameter(compile, played_at_once):
     agent = make_agent(compile, algorithm_cls=Fixed)
@@ -506,6 +513,7 @@ def in_ranks(agent):
     return ranks
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize('algorithm_cls', [Asking, Gathering])
 @pytest.mark.parametrize('compile', [False, True])
 def test_every_update_asks_the_other_ranks_equally_often_also_where_it_is_recorded_and_compared(compile, algorithm_cls,
