@@ -151,9 +151,14 @@ class Together:
         """Give ``algorithm`` the parameters of rank 0, and this rank random numbers of its own.
 
         Raises:
-            ConfError: a layer takes statistics of its batch.
+            ConfError: a layer takes statistics of its batch, or nobody divides the data of a supervised run.
         """
         check_layers(algorithm)
+        if self._config.ml_type == 'sl' and not getattr(algorithm, 'divides_batches', False):
+            raise gin_utils.ConfError([problem_at(
+                'TrainerConfig', 'algorithm_ctor', f'makes {type(algorithm).__name__}, whose data nobody divides among '
+                'several processes', 'train in one process, or let it take context.own_rows() of each batch, average '
+                'its gradients, and say so by divides_batches = True')])
         algorithm.activate_ddp(self._ranks.rank)
         self._algorithm = algorithm
         if not self._ranks.is_first:
@@ -186,7 +191,7 @@ class Together:
         Raises:
             LostProcessError: a rank is gone.
         """
-        counters = self._algorithm.get_step_metrics()
+        counters = [] if self._config.ml_type == 'sl' else self._algorithm.get_step_metrics()
         own = [iteration, self._signals.own_stop_signal(is_orphan()), self._signals.own_request(), is_time,
                *(int(metric.result()) for metric in counters)]
         said = self._ranks.gather(torch.tensor(own, dtype=torch.float64, device=self._ranks.device)).tolist()
@@ -262,6 +267,8 @@ def shares_of(config: TrainerConfig, size: int) -> dict[str, int]:
         ConfError: the configuration is not for several processes, or not for so many.
     """
     check_config(config)
+    if config.ml_type == 'sl':
+        return {}  # an algorithm divides the batches of its loader
     counts = {field: getattr(config, field) for field in ('mini_batch_size', 'initial_collect_steps')}
     return {field: data_parallel.share('TrainerConfig', field, count, size) for field, count in counts.items() if count}
 
@@ -276,7 +283,6 @@ def check_config(config: TrainerConfig) -> None:
     reasons = {
         'async_unroll': (config.async_unroll, own_processes),
         'num_ray_workers': (getattr(config, 'num_ray_workers', 0), own_processes),
-        'ml_type': (config.ml_type == 'sl', 'trains on data of the algorithm\'s own, which nobody divides'),
         'offline_buffer_dir': (config.offline_buffer_dir, 'would give the same data to each of them'),
     }
     problems = [problem_at('TrainerConfig', name, f'= {getattr(config, name)!r} is not possible in several processes: '
