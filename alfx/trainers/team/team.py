@@ -154,11 +154,7 @@ class Together:
             ConfError: a layer takes statistics of its batch, or nobody divides the data of a supervised run.
         """
         check_layers(algorithm)
-        if self._config.ml_type == 'sl' and not getattr(algorithm, 'divides_batches', False):
-            raise gin_utils.ConfError([problem_at(
-                'TrainerConfig', 'algorithm_ctor', f'makes {type(algorithm).__name__}, whose data nobody divides among '
-                'several processes', 'train in one process, or let it take context.own_rows() of each batch, average '
-                'its gradients, and say so by divides_batches = True')])
+        check_data(self._config, algorithm)
         algorithm.activate_ddp(self._ranks.rank)
         self._algorithm = algorithm
         if not self._ranks.is_first:
@@ -290,6 +286,19 @@ def check_config(config: TrainerConfig) -> None:
                 for name, (is_set, why) in reasons.items() if is_set]
     if problems:
         raise gin_utils.ConfError(problems)
+
+
+def check_data(config: TrainerConfig, algorithm: Any) -> None:
+    """Refuse a supervised run in which every process would train on all of the data.
+
+    Raises:
+        ConfError: names the algorithm.
+    """
+    if config.ml_type == 'sl' and not getattr(algorithm, 'divides_batches', False):
+        raise gin_utils.ConfError([problem_at(
+            'TrainerConfig', 'algorithm_ctor', f'makes {type(algorithm).__name__}, whose data nobody divides among '
+            'several processes', 'train in one process, or let it compute the loss of context.own_rows() of each batch '
+            'and say so by divides_batches = True')])
 
 
 def check_layers(algorithm: nn.Module) -> None:
