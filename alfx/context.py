@@ -251,6 +251,19 @@ def mean_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if _state.ranks is None else _state.ranks.mean(tensor)
 
 
+def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum in place of the average of :func:`mean_over_ranks`."""
+    return tensor if _state.ranks is None else _state.ranks.mean(tensor) * _state.ranks.size
+
+
+def own_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The rows of ``tensor`` ``[n, ...]`` that belong to this one of the processes that train together; all for one.
+
+    There may be one more or less than in another process, and none at all.
+    """
+    return tensor if _state.ranks is None else _state.ranks.own_rows(tensor)
+
+
 def cat_over_ranks(tensor: torch.Tensor, dim: int = 0) -> torch.Tensor:
     """``tensor`` of all processes that train together, one after the other along ``dim``; itself if there is only one.
 

@@ -570,7 +570,7 @@ class Algorithm(AlgorithmInterface):
         Raises:
             RuntimeError: this process has not joined any others, or has another number.
         """
-        self.learner.join_ranks(rank)
+        self.learner.join_ranks(rank, [part.learner for part in self.modules() if isinstance(part, Algorithm)])
 
     # Set-up ----------------------------------------------------------------------------------------------------
 

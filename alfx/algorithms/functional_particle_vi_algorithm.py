@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alfx import summary
+from alfx import context, summary
 from alfx.algorithms.particle_vi_algorithm import ParVIAlgorithm
 from alfx.algorithms.particles.supervised import SupervisedEnsemble, SupervisedTask, Uncertainty
 from alfx.data_structures import AlgStep, LossInfo
@@ -27,6 +27,7 @@ from alfx.layers.weights import Activation
 from alfx.networks.network import Network
 from alfx.networks.param_networks import ParamNetwork, StackedParameters, given_network
 from alfx.tensor_specs import TensorSpec
+from alfx.traits import Traits
 from alfx.utils import particle_vi
 from alfx.utils.math_ops import identity
 
@@ -157,8 +158,13 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
                                              function_extra_bs_sampler, function_extra_bs_std) if function_vi else None
         with torch.no_grad():
             self._particles.copy_(network.initial_parameters(num_particles))
+        network.prepare(num_particles)
         if logging_network:
             log_network(name, network)
+
+    def own_traits(self) -> Traits:
+        """An update is the same operations every time, but for that of a critic."""
+        return super().own_traits()._replace(fixed_update=True)
 
     @property
     def param_net(self) -> StackedParameters:
@@ -197,22 +203,25 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
         Returns:
             as :meth:`ParVIAlgorithm.train_step`.
         """
-        data, targets = inputs
+        data, targets = self._own_rows(inputs)
+        mask = None if loss_mask is None else context.own_rows(loss_mask)
+        num, size = len(data), context.num_ranks()
         if self._function_space is None:
             def loss_func(params: Tensor) -> Tensor:
                 outputs, _ = self._param_net.apply_parameters(params, data)
-                return self._task.loss(outputs, targets, loss_mask) + self._prior(params, self._task, len(data))
+                return size * (self._task.loss(outputs, targets, mask) + self._prior(params, self._task, num))
 
             return super().train_step(loss_func, entropy_regularization=entropy_regularization)
-        space, num = self._function_space, len(data)
-        extra_inputs = space.extra_inputs(data)
+        space = self._function_space
+        extra_inputs = context.own_rows(space.extra_inputs(inputs[0]))
 
         def answers_loss(rows: Tensor) -> Tensor:
-            outputs = rows.unflatten(1, (num, -1)).transpose(0, 1)
-            return self._task.loss(outputs, targets, loss_mask)
+            outputs = rows.unflatten(1, (num, self._task.output_dim)).transpose(0, 1)
+            return self._task.loss(outputs, targets, mask)
 
-        return super().train_step(answers_loss, lambda params: space.answers(params, data, extra_inputs),
+        step = super().train_step(answers_loss, lambda params: space.answers(params, data, extra_inputs),
                                   entropy_regularization)
+        return step._replace(info=step.info._replace(loss=size * step.info.loss))
 
     def train_iter(self, state: Any = None) -> int:
         """An update for each batch of the training data.
@@ -226,7 +235,7 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
         Raises:
             ConfError: there is no data.
         """
-        return self._train_epoch(self.train_step)
+        return self._train_epoch()
 
     def evaluate(self) -> dict[str, float]:
         """Measures of the test data: ``test_accuracy``, ``test_nll`` and others."""
@@ -247,7 +256,7 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
         Args:
             loss_info: the losses of its last update.
             params: ``(name, parameter)`` of what was updated.
-            cum_loss: sum of the losses of its updates.
+            cum_loss: sum over its batches of the negative log likelihood, averaged over the networks.
             avg_acc: mean over its batches of the accuracy, or of the root of the mean squared error.
         """
         self._summarize_epoch(loss_info, params, cum_loss, avg_acc)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from alfx import nest
+from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.mi_estimator import MIEstimator
 from alfx.algorithms.particle_vi_algorithm import RIDGE, check_method, losses_of, moving_loss, score_of
@@ -36,6 +36,7 @@ from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.traits import Traits
 from alfx.utils import particle_vi
 from alfx.utils.averager import ScalarAdaptiveAverager
 from alfx.utils.math_ops import identity
@@ -157,6 +158,10 @@ class Generator(Algorithm):
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_average_net']
 
+    def own_traits(self) -> Traits:
+        """An update is the same operations every time, but for those of a critic or of inverse products."""
+        return super().own_traits()._replace(fixed_update=True)
+
     @property
     def noise_dim(self) -> int:
         """K."""
@@ -218,7 +223,7 @@ class Generator(Algorithm):
             transform_func: if given, what the outputs are taken for, see
                 :meth:`~alfx.algorithms.particle_vi_algorithm.ParVIAlgorithm.train_step`; for 'svgd2', 'svgd3' and
                 'gfsf'. Called with outputs, or with ``(outputs, extra_samples)``; returns ``(outputs, extra_outputs,
-                extra_samples)``.
+                extra_samples)``. Where several processes train together, each has its own columns of the outputs.
             entropy_regularization: in place of that of the constructor.
             state: not used.
 
@@ -278,7 +283,7 @@ class Generator(Algorithm):
             points, density, _ = _transformed(transform_func, outputs)
             loss = loss_of(points)
             fixed = density.detach()
-            distances = particle_vi.squared_distances(fixed, fixed)
+            distances = _whole_distances(fixed, fixed, transform_func)
             bandwidth = self._bandwidth(distances, same=True)
             kernels = particle_vi.kernel(distances, bandwidth)
             repulsion = particle_vi.smoothed_repulsion(fixed, kernels, bandwidth, RIDGE)
@@ -307,7 +312,7 @@ class Generator(Algorithm):
             other_density = torch.cat([others, other_density], dim=-1)
         loss = loss_of(others)
         fixed, other_fixed = density.detach(), other_density.detach()
-        distances = particle_vi.squared_distances(fixed, other_fixed)
+        distances = _whole_distances(fixed, other_fixed, transform_func)
         bandwidth = self._bandwidth(distances, same=False)
         direction = particle_vi.svgd_direction(fixed, other_fixed, _padded(score_of(loss, others), density),
                                                particle_vi.kernel(distances, bandwidth), bandwidth, weight)
@@ -407,6 +412,12 @@ def _transformed(transform_func: Callable | None, outputs: Tensor) -> tuple[Tens
         return outputs, outputs, None
     points, extra, samples = transform_func(outputs)
     return points, torch.cat([points, extra], dim=-1), samples
+
+
+def _whole_distances(x: Tensor, y: Tensor, transform_func: Callable | None) -> Tensor:
+    """Squared distances ``[N, M]``, over the columns of all processes where each has its own."""
+    distances = particle_vi.squared_distances(x, y)
+    return distances if transform_func is None else context.sum_over_ranks(distances)
 
 
 def _padded(score: Tensor, like: Tensor) -> Tensor:

@@ -8,13 +8,13 @@ The last layer of the generator begins so that the parameters it makes are sprea
 (compare Chang et al. 2020, "Principled weight initialization for hypernetworks", ICLR): otherwise the networks would
 begin with outputs that are orders of magnitude too large.
 """
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from alfx import summary
+from alfx import context, summary
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.functional_particle_vi_algorithm import (FunctionSpace, Prior, check_function_vi, log_network,
                                                               resolved_entropy_regularization)
@@ -27,6 +27,7 @@ from alfx.layers.weights import Activation
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.param_networks import ParamNetwork, StackedParameters
 from alfx.tensor_specs import TensorSpec
+from alfx.traits import Traits
 from alfx.utils import particle_vi
 from alfx.utils.math_ops import identity
 
@@ -147,6 +148,15 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         if logging_network:
             log_network(name, self._param_net)
 
+    def own_traits(self) -> Traits:
+        """An update is the same operations every time, but for those of parts of the generator."""
+        return super().own_traits()._replace(fixed_update=True)
+
+    @property
+    def update_variant(self) -> Hashable:
+        """What decides about an update besides tensors."""
+        return super().update_variant, self._num_drawn
+
     @property
     def num_particles(self) -> int:
         """N, the number of networks that are drawn for a batch."""
@@ -159,6 +169,7 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
             ConfError: it is no positive int.
         """
         self._num_particles = check_value(type(self).__name__, 'num_particles', num_particles, int, minimum=1)
+        self._num_drawn = self._num_particles  # in a training step, but for an epoch of another number
 
     def sample_parameters(self, noise: Tensor | None = None, num_particles: int | None = None, training: bool = True
                           ) -> Tensor:
@@ -215,24 +226,28 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         Returns:
             as :meth:`Generator.train_step`.
         """
-        data, targets = inputs
+        data, targets = self._own_rows(inputs)
+        size = context.num_ranks()
         weight = self._entropy_regularization if entropy_regularization is None else entropy_regularization
-        batch_size, space = num_particles or self._num_particles, self._function_space
+        batch_size, space = num_particles or self._num_drawn, self._function_space
         if space is None:
             def loss_func(params: Tensor) -> Tensor:
                 outputs, _ = self._param_net.apply_parameters(params, data)
-                return self._task.loss(outputs, targets) + self._prior(params, self._task, len(data))
+                return size * (self._task.loss(outputs, targets) + self._prior(params, self._task, len(data)))
 
             return self._generator.train_step(None, loss_func, batch_size, entropy_regularization=weight)
 
         def answers_loss(rows: Tensor) -> Tensor:
-            return self._task.loss(rows.unflatten(1, (len(data), -1)).transpose(0, 1), targets)
+            outputs = rows.unflatten(1, (len(data), self._task.output_dim)).transpose(0, 1)
+            return self._task.loss(outputs, targets)
 
         def transform(params: Any) -> tuple[Tensor, Tensor, Tensor]:
-            params, extra_inputs = params if isinstance(params, tuple) else (params, space.extra_inputs(data))
+            params, extra_inputs = params if isinstance(params, tuple) else (
+                params, context.own_rows(space.extra_inputs(inputs[0])))
             return *space.answers(params, data, extra_inputs), extra_inputs
 
-        return self._generator.train_step(None, answers_loss, batch_size, transform, weight)
+        step = self._generator.train_step(None, answers_loss, batch_size, transform, weight)
+        return step._replace(info=step.info._replace(loss=size * step.info.loss))
 
     def train_iter(self, num_particles: int | None = None, state: Any = None) -> int:
         """An update for each batch of the training data.
@@ -247,7 +262,12 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         Raises:
             ConfError: there is no data.
         """
-        return self._train_epoch(lambda batch: self.train_step(batch, num_particles))
+        self._num_drawn = num_particles or self._num_particles
+        self._param_net.prepare(self._num_drawn)
+        try:
+            return self._train_epoch()
+        finally:
+            self._num_drawn = self._num_particles
 
     def after_update(self, root_inputs: Any, info: Any) -> None:
         """Hand on to the generator."""
@@ -280,7 +300,7 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         Args:
             loss_info: the losses of its last update.
             params: ``(name, parameter)`` of what was updated.
-            cum_loss: sum of the losses of its updates.
+            cum_loss: sum over its batches of the negative log likelihood, averaged over the networks.
             avg_acc: mean over its batches of the accuracy, or of the root of the mean squared error.
             inverse_mvp_loss: loss of the network of inverse products.
         """

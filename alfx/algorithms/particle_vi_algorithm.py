@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from alfx import context
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.particles.critic import CriticAlgorithm
 from alfx.data_structures import AlgStep, LossInfo
@@ -121,7 +122,8 @@ class ParVIAlgorithm(Algorithm):
                 the loss ``[N]``, or a tuple that has it as ``loss``.
             transform_func: if given, what the particles are taken for: called with the particles, it returns
                 ``(outputs [N, O], extra_outputs [N, E])``, of networks with these parameters for instance. It is they
-                that attract and repel each other, and the particles follow; the loss is of ``outputs``.
+                that attract and repel each other, and the particles follow; the loss is of ``outputs``. Where several
+                processes train together, each has its own columns of both.
             entropy_regularization: in place of that of the constructor.
             loss_mask: ``[N]``: 0 for particles that are not to move.
             state: not used.
@@ -143,21 +145,24 @@ class ParVIAlgorithm(Algorithm):
             score = score_of(loss, outputs)
             if density is not outputs:  # nothing is known of the loss at further points: they only repel
                 score = torch.cat([score, density.new_zeros(len(score), density.shape[1] - score.shape[1])], dim=-1)
-            direction, about = self._direction(density.detach(), score, weight)
+            direction, about = self._direction(density.detach(), score, weight, transform_func is not None)
             moving = moving_loss(direction, density)
             extra |= about
         if loss_mask is not None:
             moving = moving * loss_mask
         return AlgStep(output=self._particles, state=(), info=LossInfo(loss=moving, extra=extra))
 
-    def _direction(self, points: Tensor, score: Tensor, weight: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """Where to move ``points`` ``[N, D]``, and what to tell of it."""
+    def _direction(self, points: Tensor, score: Tensor, weight: float, is_share: bool
+                   ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Where to move ``points`` ``[N, D]``, and what to tell of it; ``is_share``: others have other columns."""
         if self._critic is not None:
             for _ in range(self._critic_iter_num):
                 critic_loss = self._critic.improve(points, score, weight, self._critic_l2_weight)
             with torch.no_grad():
                 return self._critic.predict_step(points).output, {'critic_loss': critic_loss}
         distances = particle_vi.squared_distances(points, points)
+        if is_share:
+            distances = context.sum_over_ranks(distances)
         bandwidth = particle_vi.median_bandwidth(distances, same=True)
         kernels = particle_vi.kernel(distances, bandwidth)
         if self._par_vi == 'svgd':

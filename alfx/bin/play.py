@@ -4,6 +4,7 @@ Examples:
 
   alfx play /tmp/cart_pole
   alfx play /tmp/cart_pole --record_file /tmp/cart_pole.mp4 --num_episodes 3
+  alfx play /tmp/cart_pole --record_file /tmp/cart_pole.mp4 --checkpoint_step all
 """
 import os
 import sys
@@ -14,6 +15,7 @@ from alfx.bin import flags, policy_flags
 
 flags.define_conf_flags()
 policy_flags.define_policy_flags()
+absl_flags.FLAGS['checkpoint_step'].help += "; 'all' for one after the other, each with a video of its own, NAME-N"
 absl_flags.DEFINE_integer('num_episodes', 10, 'how many episodes', lower_bound=1)
 absl_flags.DEFINE_string('record_file', None, 'write a video of this name, .mp4 or .gif, and open no window')
 absl_flags.DEFINE_float('sleep_time_per_step', 0.01, 'seconds to wait after each step in a window', lower_bound=0)
@@ -38,15 +40,32 @@ def main(argv: list[str]) -> int:
         print('there is no display, so nothing is shown; --record_file play.mp4 writes a video', file=sys.stderr)
     env, algorithm = policy_flags.policy_from_flags(root_dir, num_environments=1)
     try:
-        result = play(root_dir, env, algorithm, policy_flags.checkpoint_step_from_flags(), FLAGS.num_episodes,
-                      FLAGS.sleep_time_per_step, FLAGS.record_file, FLAGS.last_step_repeats,
-                      FLAGS.append_blank_frames, FLAGS.render, report=lambda line: print(line, flush=True))
+        for step, record_file in _wanted(root_dir):
+            if FLAGS.checkpoint_step == 'all':
+                print(f'checkpoint {step}')
+            result = play(root_dir, env, algorithm, step, FLAGS.num_episodes, FLAGS.sleep_time_per_step, record_file,
+                          FLAGS.last_step_repeats, FLAGS.append_blank_frames, FLAGS.render,
+                          report=lambda line: print(line, flush=True))
+            print(f'mean: {result}')
+            if record_file:
+                print(f'video: {record_file}')
     finally:
         env.close()
-    print(f'mean: {result}')
-    if FLAGS.record_file:
-        print(f'video: {FLAGS.record_file}')
     return 0
+
+
+def _wanted(root_dir: str) -> list[tuple[int | str, str | None]]:
+    """The checkpoints to play, and the name of the video of each."""
+    if FLAGS.checkpoint_step != 'all':
+        return [(policy_flags.checkpoint_step_from_flags(), FLAGS.record_file)]
+    from alfx.trainers import run_files
+    from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
+    folder = run_files.checkpoint_dir(root_dir)
+    steps = Checkpointer(folder).steps()
+    if not steps:
+        raise CheckpointError(f'there is no checkpoint in {folder}')
+    stem, suffix = os.path.splitext(FLAGS.record_file or '')
+    return [(step, f'{stem}-{step}{suffix}' if stem else None) for step in steps]
 
 
 def _has_display() -> bool:

@@ -206,7 +206,7 @@ class AuxiliaryPhase:
             objective = Objective(module=algorithm, losses=self._losses, params=params,
                                   name=f'{algorithm.name} in its auxiliary phase', variant=learner.variant,
                                   scaled=None if learner.scaler is None else learner.scaler.scaled)
-            self._plan = make_plan(objective, algorithm.traits.fixed_update)
+            self._plan = make_plan(objective, algorithm.traits.fixed_update, learner.compiles)
         return self._plan
 
     def forget_places(self) -> None:

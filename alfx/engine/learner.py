@@ -26,7 +26,7 @@ from alfx.engine.mixing import (Joiner, Origin, Sample, Share, Stage, side_by_si
 from alfx.engine.plan import Batch, Computed, Eager, Objective, make_plan
 from alfx.engine.plan.eager import Losses
 from alfx.engine.plan.program import copied
-from alfx.engine.remote.data_parallel import GradientAverager, average_gradients
+from alfx.engine.remote.data_parallel import GradientAverager, Ranks, average_gradients
 from alfx.engine.remote.unroll import RemoteUnroll, UnrollSource
 from alfx.engine.unroll import Cursor, Steps, start, unroll
 from alfx.experience_replayers.batch_reader import BatchReader, Slot
@@ -50,7 +50,6 @@ class Learner:
         settings: the ``TrainerConfig``; ``None`` for an algorithm that makes only updates of its own.
 
     Attributes:
-        averager: averages gradients over the processes that train together; ``None`` in one process alone.
         precision: how the networks compute in 16 bits, if they do.
         scaler: scales the loss of an update, where the networks compute in float16.
         noise_scale: estimates how noisy gradients are, if that is asked for.
@@ -66,7 +65,8 @@ class Learner:
     def __init__(self, algorithm: Trains, settings: Settings | None):
         self._algorithm: Any = algorithm
         self._settings: Any = settings
-        self.averager: GradientAverager | None = None
+        self._ranks: Ranks | None = None  # the processes that train together
+        self._averager: GradientAverager | None = None
         self.precision: MixedPrecision | None = None
         self.scaler: LossScaler | None = None
         self.noise_scale: GradientNoiseScale | None = None
@@ -435,6 +435,22 @@ class Learner:
             self.processed_experience_spec = extract_spec(experience, from_dim=2)
         return experience
 
+    def train_on_batch(self, batch: NestedTensor) -> LossInfo:
+        """One update of an algorithm whose ``train_step`` makes the loss of a batch by itself, as in supervised runs.
+
+        Args:
+            batch: what ``train_step`` takes.
+
+        Returns:
+            As of :class:`~alfx.engine.plan.eager.Computed`.
+        """
+        if self.traits.fixed_update:
+            computed = self.optimize(self.step_plan, Batch(batch))
+        else:
+            computed = self._computed(*self._step_losses(batch))
+        self._algorithm.after_update((), computed.train_info)
+        return computed.loss_info
+
     # An update -------------------------------------------------------------------------------------------------
 
     @property
@@ -454,6 +470,11 @@ class Learner:
         """The same for unrolls whose infos are computed anew."""
         return self._plan_of('_unroll_losses', is_rare=True)
 
+    @property
+    def step_plan(self) -> Eager:
+        """The same for batches of which ``train_step`` makes the loss."""
+        return self._plan_of('_step_losses')
+
     def _plan_of(self, losses: str, is_rare: bool = False) -> Eager:
         """The plan for a method that computes losses."""
         if losses not in self._plans:
@@ -465,7 +486,12 @@ class Learner:
         if is_fixed and self.scaler is not None:
             logger.info('updates of %s are made step by step: whether one is skipped depends on its gradients '
                         '(float16)', self._algorithm.name)
-        return make_plan(self._objective(losses), is_fixed, self._settings.compile, is_rare)
+        return make_plan(self._objective(losses), is_fixed, self.compiles, is_rare)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether updates are compiled."""
+        return self._settings is not None and self._settings.compile
 
     def _objective(self, losses: Losses) -> Objective:
         """What the algorithm minimises."""
@@ -541,6 +567,11 @@ class Learner:
         """:meth:`losses` of an unroll, whose last step is always there only to bootstrap from."""
         return self._counted(self.train_info(experience), experience, bootstraps=True)
 
+    def _step_losses(self, batch: NestedTensor) -> tuple[LossInfo, None, NestedTensor]:
+        """What is minimised for a batch of which ``train_step`` makes the loss."""
+        info = self._algorithm.train_step(batch).info
+        return info, None, info
+
     def _counted(self, train_info: NestedTensor, experience: Experience, bootstraps: bool
                  ) -> tuple[LossInfo, torch.Tensor, NestedTensor]:
         """:meth:`losses` made from ``train_info``."""
@@ -548,7 +579,7 @@ class Learner:
                                                bootstraps)
         return loss_info, masks, train_info
 
-    def _computed(self, loss_info: LossInfo, masks: torch.Tensor, train_info: NestedTensor,
+    def _computed(self, loss_info: LossInfo, masks: torch.Tensor | None, train_info: NestedTensor,
                   weights: torch.Tensor | tuple[()] = ()) -> Computed:
         """An update by the algorithm's own ``update_with_gradient``, from losses that have been computed."""
         loss_info, _ = self._algorithm.update_with_gradient(loss_info, masks, 1.0,
@@ -676,11 +707,19 @@ class Learner:
         """
         average_gradients(optimizer)
 
-    def join_ranks(self, rank: int) -> None:
+    @property
+    def averager(self) -> GradientAverager | None:
+        """Averages gradients over the processes that train together; ``None`` in one process alone."""
+        if self._averager is None and self._ranks is not None:
+            self._averager = GradientAverager(self._ranks, [p for _, p in self._algorithm.what_is_updated()[1]])
+        return self._averager
+
+    def join_ranks(self, rank: int, parts: 'Sequence[Learner]') -> None:
         """Train together with other processes from now on, with the parameters and buffers of rank 0.
 
         Args:
             rank: the number of this process among them.
+            parts: of all algorithms that the algorithm consists of: some make updates of their own.
 
         Raises:
             RuntimeError: this process has not joined any others, or has another number.
@@ -691,7 +730,8 @@ class Learner:
             raise RuntimeError(f'activate_ddp({rank}): expected a process that has joined others as rank {rank} '
                                f'(alfx.engine.remote.data_parallel.join), found {found}')
         ranks.copy_from_first([*self._algorithm.parameters(), *self._algorithm.buffers()])
-        self.averager = GradientAverager(ranks, [p for _, p in self._algorithm.what_is_updated()[1]])
+        for part in (self, *parts):
+            part._ranks = ranks
 
     # Resume ----------------------------------------------------------------------------------------------------
 

@@ -78,8 +78,7 @@ class GivenParameters:
             raise ValueError(f'{self._where}: expected parameters [n, {self.param_length}], found {list(theta.shape)}')
         self.check(theta)
         n = theta.shape[0]
-        if n not in self._stacks:
-            self._stacks[n] = self._make_stack(n)
+        self.prepare(n)
         stack, slots = self._stacks[n]
         if getattr(stack, 'training', training) != training:
             stack.train(training)
@@ -89,6 +88,11 @@ class GivenParameters:
             for (module, name), values in zip(places, tensors, strict=True):
                 module.__dict__[name] = values.reshape(shape)
         return stack
+
+    def prepare(self, n: int) -> None:
+        """Make the stack of ``n`` modules now, and not when it is first wanted."""
+        if n not in self._stacks:
+            self._stacks[n] = self._make_stack(n)
 
     def release(self) -> None:
         """Forget the parameters that were given, and with them the graph that made them."""

@@ -70,6 +70,10 @@ class StackedParameters(Network):
         """``[n, D]``: initial parameters of ``n`` new networks."""
         return self._given.initial_parameters(n)
 
+    def prepare(self, n: int) -> None:
+        """Make what computes ``n`` networks now: their first call cannot be recorded otherwise."""
+        self._given.prepare(n)
+
     def parameters_of(self, network: Network) -> torch.Tensor:
         """``[D]``: the parameters of a network like the one given."""
         return self._given.parameters_of(network)

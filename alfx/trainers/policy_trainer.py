@@ -564,11 +564,14 @@ class SLTrainer(Trainer):
 
     Raises:
         ConfError: ``TrainerConfig.evaluate`` is set and the algorithm has no ``evaluate()``; or ``eval_uncertainty``
-            is, and it has no such method, or nothing to tell uncertainty by.
+            is, and it has no such method, or nothing to tell uncertainty by; or ``compile`` is, and its update cannot
+            be compiled.
     """
 
     def __init__(self, config: TrainerConfig, ddp_rank: int = -1):
         super().__init__(config, ddp_rank)
+        if config.compile:
+            self._algorithm.learner.check_compilable()
         if config.evaluate and not callable(getattr(self._algorithm, 'evaluate', None)):
             raise gin_utils.ConfError(f'TrainerConfig.evaluate = True, but {type(self._algorithm).__name__} has no '
                                       'evaluate()', 'set it to False')

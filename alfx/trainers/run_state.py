@@ -115,6 +115,12 @@ class RunState:
             own = parts[ranks.rank]
             return own['rollout'], own['random'], environment_state and environment_state[ranks.rank]
         written_by = 'when a process was lost' if parts == [] else f'by {len(parts or [0])} process(es)'
-        logger.info('the checkpoint was written %s, this run has %d: its environments start anew', written_by, size)
+        logger.info('the checkpoint was written %s, this run has %d%s', written_by, size,
+                    '' if self._env is None else ': its environments start anew')
         is_first = ranks is None or ranks.is_first
-        return {'unroll_debt': state['rollout']['unroll_debt']}, state['random'] if is_first else None, None
+        return of_all_ranks(state['rollout']), state['random'] if is_first else None, None
+
+
+def of_all_ranks(rollout: dict[str, Any]) -> dict[str, Any]:
+    """What is the same in all ranks of where the rollout stands; nothing in supervised learning."""
+    return {name: value for name, value in rollout.items() if name == 'unroll_debt'}

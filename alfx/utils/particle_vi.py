@@ -51,7 +51,8 @@ def median_bandwidth(distances: Tensor, same: bool) -> Tensor:
     """
     num = distances.shape[0]
     if same:
-        distances = distances[~torch.eye(num, dtype=torch.bool, device=distances.device)]
+        # without the first one, every (N + 1)-th is one of a particle with itself
+        distances = distances.flatten()[1:].view(num - 1, num + 1)[:, :-1]
     if distances.numel() == 0:
         return torch.ones((), dtype=torch.float64, device=distances.device)
     bandwidth = distances.flatten().median() / math.log(max(num, 2))

@@ -2,6 +2,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,6 +29,10 @@ NUMBERS = {  # 61 updates, the last ones played from a record; 60 updates
                      'TrainerConfig.mini_batch_size=32', 'TrainerConfig.unroll_length=1'),
     'ppo_pendulum': ('TrainerConfig.num_iterations=6', 'TrainerConfig.mini_batch_size=32',
                      'TrainerConfig.unroll_length=40', 'TrainerConfig.num_updates_per_train_iter=2'),
+    'ppg_cart_pole': ('create_environment.env_name="Pendulum-v1"', 'TrainerConfig.num_iterations=4',
+                      'TrainerConfig.mini_batch_size=32', 'TrainerConfig.unroll_length=40',
+                      'TrainerConfig.num_updates_per_train_iter=2', 'PPGAuxOptions.interval=2',
+                      'PPGAuxOptions.mini_batch_size=32'),  # two phases of 60 updates
 }
 SHORT = (*COMMON, 'TrainerConfig.unroll_length=16', 'TrainerConfig.mini_batch_size=32',
          'TrainerConfig.num_updates_per_train_iter=2', 'TrainerConfig.summary_interval=1',
@@ -218,6 +223,30 @@ def test_ranks_stop_with_a_checkpoint_when_they_are_asked_to_and_when_their_prog
     wait_until(lambda: not any(map(is_running, pids.values())), f'processes are left: {pids}')
     process.communicate()
     assert newest_checkpoint(tmp_path / 'orphans')['trainer']['rollout']['ranks'], 'both have written it'
+
+
+@pytest.mark.slow
+def test_a_supervised_run_in_two_processes_is_that_of_one_and_goes_on_to_the_bit(tmp_path):
+    def trained(folder, epochs, *flags):
+        params = [f'TrainerConfig.{x}' for x in (f'num_iterations={epochs}', 'eval_interval=4', 'random_seed=3',
+                                                 'num_threads=1', 'float32_matmul_precision="highest"')]
+        done = subprocess.run(
+            [sys.executable, '-m', 'alfx.bin.train', '--conf', 'functional_parvi_regression', '--root_dir',
+             str(tmp_path / folder), *(x for p in params for x in ('--conf_param', p)), *flags],
+            env=environment(), timeout=PATIENCE, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        table = (tmp_path / folder / 'eval/progress.csv').read_text()
+        return newest_checkpoint(tmp_path / folder)['alg']['_particles'], table
+
+    together = '--num_processes', '2'
+    whole, _ = trained('one', 8)
+    shared, table = trained('two', 8, *together)
+    trained('part', 4, *together)
+    shutil.copytree(tmp_path / 'part', tmp_path / 'other')
+    resumed, resumed_table = trained('part', 8, *together)
+    torch.testing.assert_close(shared, whole, rtol=1e-4, atol=1e-4)
+    assert torch.equal(shared, resumed) and table == resumed_table
+    torch.testing.assert_close(trained('other', 8)[0], whole, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -44,6 +44,28 @@ def test_the_posterior_of_linear_regression_has_its_mean_and_covariance(par_vi):
     assert float((torch.cov(particles.T) - covariance).norm() / covariance.norm()) < 0.15
 
 
+def test_a_generator_with_a_critic_learns_the_posterior_of_linear_regression():
+    """As above. The posterior is seven times narrower than the noise of the generator, and correlated."""
+    torch.manual_seed(0)
+    x = torch.randn(50, 3)
+    y = x @ torch.randn(3, 1) + torch.randn(50, 1)
+    optimizer, critic_optimizer = Adam(lr=1e-2), Adam(lr=1e-2)
+    generator = ready(Generator(
+        3, noise_dim=3, hidden_layers=(), par_vi='minmax', entropy_regularization=1.0, optimizer=optimizer,
+        critic_hidden_layers=(32, ), critic_relu_mlp=True, critic_use_bn=False, critic_l2_weight=1.0, critic_iter_num=5,
+        critic_optimizer=critic_optimizer))
+    for step in range(400):
+        annealed(optimizer, 1e-2, step, 400)
+        annealed(critic_optimizer, 1e-2, step, 400)
+        info = generator.train_step(None, lambda w: 0.5 * (y - x @ w.T).square().sum(0), batch_size=128).info
+        generator.update_with_gradient(info)
+    covariance = torch.linalg.inv(x.T @ x)
+    mean = (covariance @ x.T @ y)[:, 0]
+    samples = generator.predict_step(batch_size=20000).output.detach()
+    assert float((samples.mean(0) - mean).norm() / mean.norm()) < 0.03
+    assert float((torch.cov(samples.T) - covariance).norm() / covariance.norm()) < 0.15
+
+
 def test_particles_without_repulsion_come_to_the_maximum():
     torch.manual_seed(0)
     optimizer = Adam(lr=0.3)

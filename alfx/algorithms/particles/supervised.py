@@ -5,7 +5,7 @@ into an algorithm that answers by N networks; it makes an epoch of its ``train_s
 :mod:`alfx.algorithms.functional_particle_vi_algorithm`.
 """
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -151,12 +151,29 @@ def _examples(loader: Iterable) -> Iterator[tuple[Tensor, Tensor]]:
         yield from loader
 
 
+def _with_last(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[tuple[Tensor, Tensor], bool]]:
+    """Batches, and whether each is the last one."""
+    waiting = None
+    for batch in batches:
+        if waiting is not None:
+            yield waiting, False
+        waiting = batch
+    if waiting is not None:
+        yield waiting, True
+
+
 class SupervisedEnsemble:
     """What an algorithm does that trains N networks on the data of a :class:`SupervisedTask`; to be mixed in.
 
     The algorithm has ``train_step((inputs, targets), ...)`` and hands the outputs of its networks to the functions
     here.
+
+    Where several processes train together, all of them draw the same batches and the same noise. Each computes the loss
+    of its own rows, or what its networks answer to them; the gradients that are averaged add up to those of the batch.
     """
+
+    divides_batches = True
+    """Whether it takes its own rows of each batch, where several processes train together."""
 
     _task: SupervisedTask
     _config: Any
@@ -184,27 +201,39 @@ class SupervisedEnsemble:
         elif self._entropy_regularization is None:
             self._entropy_regularization = self._task.batch_share
 
-    def _train_epoch(self, train_step: Callable[[tuple[Tensor, Tensor]], Any]) -> int:
+    @property
+    def update_variant(self) -> Hashable:
+        """What decides about an update besides tensors."""
+        loader = self._task.train_loader
+        return self._entropy_regularization, None if loader is None else self._task.train_size
+
+    def _own_rows(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The rows of a batch that are this process's to compute the loss of."""
+        return tuple(map(context.own_rows, batch))
+
+    def _train_epoch(self) -> int:
         """An update for each batch of the training data; returns how many."""
         if self._task.train_loader is None:
             raise ConfError(f'{type(self).__name__}: there is no data to train on',
                             f'bind {type(self).__name__}.data_creator, or call set_data_loader()')
         algorithm: Any = self
         recording, device = context.should_record_summaries(), algorithm.device
+        if context.get_ranks() is not None:
+            context.get_ranks().draw_alike()
         total, correct, num = 0.0, 0.0, 0
-        for inputs, targets in self._task.train_loader:
+        for (inputs, targets), is_last in _with_last(self._task.train_loader):
             batch = inputs.to(device), targets.to(device)
-            step = train_step(batch)
-            loss_info, params = algorithm.update_with_gradient(step.info)
-            algorithm.after_update((), step.info)
-            num += 1
             if recording or self._logs['training']:
-                total += float(loss_info.loss)
-                correct += self._task.quality(self._answers(batch[0]), batch[1])
+                answers = self._answers(batch[0])
+                total += float(self._task.loss(answers, batch[1]).mean())
+                correct += self._task.quality(answers, batch[1])
+            with context.record_if(recording and is_last):  # so that the others may be played from a record
+                loss_info = algorithm.learner.train_on_batch(batch)
+            num += 1
             if self._config is not None and self._config.update_counter_every_mini_batch:
                 context.increment_global_counter()
         if recording:
-            algorithm.summarize_train(loss_info, params, cum_loss=total, avg_acc=correct / num)
+            algorithm.summarize_train(loss_info, algorithm.what_is_updated()[1], cum_loss=total, avg_acc=correct / num)
         if self._logs['training']:
             logger.info('%s: loss %.5g over the epoch, %s %.4g on batches', algorithm.name, total,
                         self._quality_name, correct / num)

@@ -87,6 +87,10 @@ class Ranks:
         """
         return share(owner, field, count, self.size)
 
+    def own_rows(self, tensor: Tensor) -> Tensor:
+        """The part of ``tensor`` ``[n, ...]`` that belongs to this rank; empty if there are too few rows for all."""
+        return tensor.tensor_split(self.size)[self.rank]
+
     # Exchanges -------------------------------------------------------------------------------------------------
 
     def mean(self, tensor: Tensor) -> Tensor:
@@ -122,6 +126,14 @@ class Ranks:
         box = [thing if self.is_first else None]
         self._attempt(lambda: dist.broadcast_object_list(box, src=0))
         return box[0]
+
+    def draw_alike(self) -> None:
+        """Let torch draw the same random numbers in all ranks from now on, those that rank 0 would draw."""
+        on_device = self.device.type == 'cuda'
+        states = self.from_first((torch.get_rng_state(), torch.cuda.get_rng_state() if on_device else None))
+        torch.set_rng_state(states[0])
+        if on_device:
+            torch.cuda.set_rng_state(states[1])
 
     @torch.no_grad()
     def copy_from_first(self, tensors: Sequence[Tensor]) -> None:

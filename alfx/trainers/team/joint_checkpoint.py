@@ -9,6 +9,7 @@ import logging
 from typing import Any
 
 from alfx.engine.remote.data_parallel import Ranks
+from alfx.trainers import run_state
 from alfx.trainers.team import joint_state
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
 
@@ -76,7 +77,7 @@ class JointCheckpointer(Checkpointer):
         if self._counters is not None:
             algorithm = joint_state.with_counters(self._alg, algorithm, self._counters)
         each = [{'rollout': part[1], 'random': part[2]} for part in parts or ()]
-        rollout = {'unroll_debt': trainer['rollout']['unroll_debt'], 'ranks': each}
+        rollout = {**run_state.of_all_ranks(trainer['rollout']), 'ranks': each}
         return {**states, _ALGORITHM: algorithm, _TRAINER: {**trainer, 'rollout': rollout}}
 
     def _read(self, global_step: int | str) -> tuple[int, str, dict[str, Any]]:

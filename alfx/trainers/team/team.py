@@ -151,9 +151,10 @@ class Together:
         """Give ``algorithm`` the parameters of rank 0, and this rank random numbers of its own.
 
         Raises:
-            ConfError: a layer takes statistics of its batch.
+            ConfError: a layer takes statistics of its batch, or nobody divides the data of a supervised run.
         """
         check_layers(algorithm)
+        check_data(self._config, algorithm)
         algorithm.activate_ddp(self._ranks.rank)
         self._algorithm = algorithm
         if not self._ranks.is_first:
@@ -186,7 +187,7 @@ class Together:
         Raises:
             LostProcessError: a rank is gone.
         """
-        counters = self._algorithm.get_step_metrics()
+        counters = [] if self._config.ml_type == 'sl' else self._algorithm.get_step_metrics()
         own = [iteration, self._signals.own_stop_signal(is_orphan()), self._signals.own_request(), is_time,
                *(int(metric.result()) for metric in counters)]
         said = self._ranks.gather(torch.tensor(own, dtype=torch.float64, device=self._ranks.device)).tolist()
@@ -263,6 +264,8 @@ def shares_of(config: TrainerConfig, size: int) -> dict[str, int]:
         ConfError: the configuration is not for several processes, or not for so many.
     """
     check_config(config)
+    if config.ml_type == 'sl':
+        return {}  # an algorithm divides the batches of its loader
     counts = {field: getattr(config, field) for field in ('mini_batch_size', 'initial_collect_steps')}
     return {field: data_parallel.share('TrainerConfig', field, count, size) for field, count in counts.items() if count}
 
@@ -277,7 +280,6 @@ def check_config(config: TrainerConfig) -> None:
     reasons = {
         'async_unroll': (config.async_unroll, own_processes),
         'num_ray_workers': (getattr(config, 'num_ray_workers', 0), own_processes),
-        'ml_type': (config.ml_type == 'sl', 'trains on data of the algorithm\'s own, which nobody divides'),
         'offline_buffer_dir': (config.offline_buffer_dir, 'would give the same data to each of them'),
     }
     problems = [problem_at('TrainerConfig', name, f'= {getattr(config, name)!r} is not possible in several processes: '
@@ -285,6 +287,19 @@ def check_config(config: TrainerConfig) -> None:
                 for name, (is_set, why) in reasons.items() if is_set]
     if problems:
         raise gin_utils.ConfError(problems)
+
+
+def check_data(config: TrainerConfig, algorithm: Any) -> None:
+    """Refuse a supervised run in which every process would train on all of the data.
+
+    Raises:
+        ConfError: names the algorithm.
+    """
+    if config.ml_type == 'sl' and not getattr(algorithm, 'divides_batches', False):
+        raise gin_utils.ConfError([problem_at(
+            'TrainerConfig', 'algorithm_ctor', f'makes {type(algorithm).__name__}, whose data nobody divides among '
+            'several processes', 'train in one process, or let it compute the loss of context.own_rows() of each batch '
+            'and say so by divides_batches = True')])
 
 
 def check_layers(algorithm: nn.Module) -> None:

@@ -4,6 +4,7 @@ from functools import partial
 import pytest
 import torch
 from agents import make_agent, ppg
+from plans import warnings_in
 
 from alfx import context, nest
 from alfx.algorithms.data_transformer import ObservationNormalizer
@@ -168,6 +169,25 @@ def test_a_run_goes_on_in_the_middle_of_an_interval_as_if_it_had_not_stopped():
         return parameters(agent)
 
     assert all(torch.equal(a, b) for a, b in zip(later(False), later(True)))
+
+
+@pytest.mark.slow
+def test_a_phase_is_played_to_the_bit_and_compiled_up_to_rounding(warm_up, caplog):
+    def after_phase(count, compiles):
+        warm_up(count)
+        torch.manual_seed(0)
+        agent = make(interval=2, epochs=3)
+        agent.train_iter()
+        agent._config.compile = compiles  # from now on: the updates of the iterations have their plan
+        agent.train_iter()
+        return agent
+
+    stepwise, played, compiled = after_phase(10**9, False), after_phase(1, False), after_phase(1, True)
+    assert played.learner.phase.plan.played.num_records == compiled.learner.phase.plan.compiled.num_records == 1
+    assert all(torch.equal(a, b) for a, b in zip(parameters(stepwise), parameters(played)))
+    for a, b in zip(parameters(stepwise), parameters(compiled)):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    assert not warnings_in(caplog)
 
 
 def test_without_its_phase_it_is_ppo():

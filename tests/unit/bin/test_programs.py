@@ -79,6 +79,16 @@ def test_a_checkpoint_is_played_into_a_video(run, tmp_path):
     assert (tmp_path / 'play.gif').read_bytes().startswith(b'GIF')
 
 
+def test_all_checkpoints_are_played_into_a_video_each(run, tmp_path):
+    root_dir, _ = run
+    steps = Checkpointer(run_files.checkpoint_dir(root_dir)).steps()
+    said = program('play', '--root_dir', root_dir, '--record_file', str(tmp_path / 'play.gif'), '--num_episodes', '1',
+                   '--checkpoint_step', 'all').stdout
+    assert sorted(os.listdir(tmp_path)) == sorted(f'play-{step}.gif' for step in steps)
+    assert [f'checkpoint {step}' in said for step in steps] == [True] * 5
+    assert "'latest'" in program('evaluate', '--root_dir', root_dir, '--checkpoint_step', 'all', code=2).stderr
+
+
 def test_curves_are_drawn(run, tmp_path):
     root_dir, _ = run
     said = program('plot', root_dir, '--output', str(tmp_path / 'curves.png')).stdout

@@ -15,7 +15,7 @@ from alfx.gin_utils import ConfError
 from alfx.metrics.metrics import AverageReturnMetric, EnvironmentSteps, MetricBuffer
 from alfx.optimizers import Adam
 from alfx.tensor_specs import TensorSpec
-from alfx.trainers.team.team import ParameterMismatchError, Together, check_config, check_layers
+from alfx.trainers.team.team import ParameterMismatchError, Together, check_config, check_data, check_layers
 from alfx.utils import running_stats
 from alfx.utils.processes import LostProcessError
 
@@ -220,12 +220,27 @@ def test_a_share_that_does_not_come_out_even_names_the_field_and_the_number_of_r
         ranks.share('TrainerConfig', 'mini_batch_size', 10)
 
 
-@pytest.mark.parametrize('setting, name', [(dict(async_unroll=True), 'async_unroll'), (dict(ml_type='sl'), 'ml_type'),
+@pytest.mark.parametrize('setting, name', [(dict(async_unroll=True), 'async_unroll'),
                                            (dict(num_ray_workers=2), 'num_ray_workers')])
 def test_what_several_processes_cannot_do_is_refused_by_name(setting, name):
     default = dict(async_unroll=False, num_ray_workers=0, ml_type='rl', offline_buffer_dir=None)
     with pytest.raises(ConfError, match=f'TrainerConfig.{name} = .* several processes'):
         check_config(SimpleNamespace(**default | setting))
+
+
+def test_data_that_nobody_divides_is_refused_by_the_name_of_the_algorithm():
+    undivided, divided = SimpleNamespace(), SimpleNamespace(divides_batches=True)
+    with pytest.raises(ConfError, match='algorithm_ctor makes SimpleNamespace, whose data nobody divides'):
+        check_data(SimpleNamespace(ml_type='sl'), undivided)
+    check_data(SimpleNamespace(ml_type='sl'), divided)
+    check_data(SimpleNamespace(ml_type='rl'), undivided)
+
+
+def test_rows_are_divided_among_all_and_none_is_left_out():
+    rows = torch.arange(7).unsqueeze(1)
+    shares = [(ranks.own_rows(rows), ranks.own_rows(rows[:2])) for ranks in (ThreadRanks(r, 3, None) for r in range(3))]
+    assert [len(a) for a, _ in shares] == [3, 2, 2] and [len(b) for _, b in shares] == [1, 1, 0]
+    assert torch.equal(torch.cat([a for a, _ in shares]), rows) and context.own_rows(rows) is rows
 
 
 def test_batch_norm_is_refused_by_the_name_of_the_layer():

@@ -112,6 +112,14 @@ def test_evaluate_and_plot_take_the_run_and_play_says_where_to_look(tmp_path):
     assert f"{float(expected['test_accuracy']):.6g} at 4" in said and picture.stat().st_size
 
 
+def test_an_update_that_cannot_be_compiled_is_refused_before_training(tmp_path):
+    kind = dict(PARTICLES, more='TrainerConfig.compile = True\nFuncParVIAlgorithm.par_vi = "minmax"\n'
+                'FuncParVIAlgorithm.critic_optimizer = @Adam()')
+    with pytest.raises(ConfError, match='compile = True is not possible with FuncParVIAlgorithm'):
+        train(tmp_path, 'run', **kind)
+    assert not os.path.exists(tmp_path / 'run/progress.csv')
+
+
 def test_nothing_to_tell_uncertainty_by_is_told_before_training(tmp_path):
     kind = dict(PARTICLES, more='FuncParVIAlgorithm.data_creator_outlier = None')
     with pytest.raises(ConfError, match='data_creator_outlier is not set'):

@@ -1,0 +1,95 @@
+"""Updates of supervised runs are played and compiled like others, and several ranks make those of one process."""
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from alfx.engine.plan import FasterPlan
+from plans import warnings_in
+from supervised_ranks import KINDS, OWN_UPDATES, made, parameters, trained
+
+ROOT = Path(__file__).parents[3]
+
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_an_epoch_that_is_played_from_records_is_the_same_to_the_bit(kind, warm_up, caplog):
+    found = []
+    for count in (10**9, 1):
+        warm_up(count)
+        algorithm = made(kind)
+        for _ in range(4):
+            algorithm.train_iter()
+        found.append(parameters(algorithm))
+    assert all(torch.equal(x, found[1][name]) for name, x in found[0].items())
+    plan = algorithm.learner.step_plan
+    assert isinstance(plan, FasterPlan) and plan.played.num_records == 2, 'whole batches and the last one'
+    assert not warnings_in(caplog)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['functions'])
+def test_an_epoch_that_is_compiled_is_the_same_up_to_rounding(kind, played_at_once, caplog):
+    found = []
+    for compiles in (False, True):
+        algorithm = made(kind)
+        algorithm.learner._settings = SimpleNamespace(compile=compiles, summarize_gradient_noise_scale=False)
+        for _ in range(3):
+            algorithm.train_iter()
+        found.append(parameters(algorithm))
+    for name, x in found[0].items():
+        torch.testing.assert_close(found[1][name], x, rtol=1e-3, atol=1e-5)
+    assert algorithm.learner.step_plan.compiled.num_records == 2
+    assert not warnings_in(caplog)
+
+
+@pytest.mark.parametrize('kind', OWN_UPDATES)
+def test_what_makes_updates_of_its_own_is_trained_step_by_step(kind):
+    algorithm = made(kind)
+    assert not algorithm.traits.fixed_update
+    before = parameters(algorithm)
+    assert algorithm.train_iter() == 3
+    assert any(not torch.equal(x, before[name]) for name, x in parameters(algorithm).items())
+
+
+def test_another_number_of_networks_in_an_epoch_is_another_update(played_at_once, caplog):
+    algorithm = made('hypernetwork')
+    for number in (None, 3, None, 3):
+        algorithm.train_iter(number)
+    assert algorithm.learner.step_plan.played.num_records == 4
+    assert not warnings_in(caplog)
+
+
+
+# Ranks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_ranks_with_half_of_each_batch_give_the_parameters_of_one_process(tmp_path):
+    """Batches of 20 and of 7 samples. What is drawn for the trace of a critic's Jacobian is the same in both."""
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        port = s.getsockname()[1]
+    processes = [subprocess.Popen(
+        [sys.executable, str(ROOT / 'tests/supervised_ranks.py'), str(tmp_path / 'out')], stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, 'PYTHONPATH': str(ROOT), 'RANK': str(rank), 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1',
+             'MASTER_PORT': str(port)}) for rank in range(2)]
+    try:
+        words = [process.communicate(timeout=240)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert all(process.returncode == 0 for process in processes), '\n'.join(words)
+    first, second = (torch.load(tmp_path / f'out.{rank}') for rank in range(2))
+    for kind in {**KINDS, **OWN_UPDATES}:
+        whole = trained(kind)
+        for name, x in whole.items():
+            assert torch.equal(first[kind][name], second[kind][name]), (kind, name)
+            torch.testing.assert_close(first[kind][name], x, rtol=1e-4, atol=1e-5,
+                                       msg=lambda m, k=kind, n=name: f'{k}, {n}: {m}')
