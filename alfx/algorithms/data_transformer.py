@@ -512,6 +512,8 @@ class DatasetRewardScaling(RewardTransformer):
         observation_spec: nest of specs of the observation.
     """
 
+    _scale: Tensor
+
     def __init__(self, return_range: Positive = 1000.0, observation_spec: NestedTensorSpec = ()) -> None:
         super().__init__(observation_spec)
         self._return_range = return_range
@@ -536,7 +538,7 @@ class DatasetRewardScaling(RewardTransformer):
         self._scale.fill_(self._return_range / float(high - low))
 
     def forward(self, reward: Tensor) -> Tensor:
-        return reward * self._scale  # type: ignore[operator]
+        return reward * self._scale
 
 
 @configurable

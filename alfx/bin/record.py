@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 def _actor() -> tuple[Any, Any, dict[str, Any]]:
     """The environments, what acts in them, and what is to be told of both."""
-    from alfx.offline import recorder
+    from alfx.offline import recorder, spaces
     is_random, count = FLAGS.mode == 'random' and FLAGS.epsilon_greedy is None, FLAGS.num_environments
     if is_random and not FLAGS.root_dir:
         env, about = _environments_of_conf(), {'conf': FLAGS.conf}
@@ -84,6 +84,7 @@ def _actor() -> tuple[Any, Any, dict[str, Any]]:
         if FLAGS.epsilon_greedy is None:
             building.set_epsilon_greedy(algorithm, 1.0 if FLAGS.mode == 'sampled' else 0.0)
         act = recorder.Policy(algorithm, count)
+    about |= spaces.told(env)
     for scale, is_correlated in ((FLAGS.noise, False), (FLAGS.correlated_noise, True)):
         if scale:
             act = recorder.with_noise(act, env.action_spec(), scale, is_correlated)

@@ -1,5 +1,6 @@
 """Runs on datasets from first to last: recorded, trained, resumed, evaluated; and what is refused on the way."""
 import glob
+import json
 import os
 import sys
 from pathlib import Path
@@ -13,8 +14,8 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.transformers.statistics import episode_returns
 from alfx.data_structures import Experience, TimeStep
 from alfx.gin_utils import ConfError
-from alfx.offline import folder, recorder, sources
-from alfx.offline.episodes import steps
+from alfx.offline import folder, recorder, sources, spaces
+from alfx.offline.episodes import Episodes, steps
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.trainers import building
 from alfx.trainers.policy_trainer import RLTrainer
@@ -42,14 +43,18 @@ def record(path, num_steps=100, seed=0):
         config.random_seed = seed
         torch.manual_seed(seed)
         env = building.create_eval_environment(config, 1)
-        folder.write(path, recorder.record(env, recorder.random_policy(env.action_spec(), 1), num_steps), {},
-                     overwrite=True)
+        folder.write(path, recorder.record(env, recorder.random_policy(env.action_spec(), 1), num_steps),
+                     spaces.told(env), overwrite=True)
         env.close()
+
+
+NOWHERE = "create_environment.env_name = 'offline'"
 
 
 def train(conf, root_dir, *params):
     context.reset()
-    with gin_utils.loaded(conf, [*SMALL, *params], root_dir) as loaded:
+    small = [x for x in SMALL if NOWHERE not in params or not x.startswith('suite_gym.')]
+    with gin_utils.loaded(conf, [*small, *params], root_dir) as loaded:
         gin_utils.write_conf(root_dir, loaded, ['train'])
         trainer = RLTrainer(TrainerConfig(root_dir=root_dir, conf_file=loaded.conf_file))
         trainer.train()
@@ -203,6 +208,42 @@ def test_a_dataset_fits_what_the_environment_gives_and_every_pair_obeys_its_dyna
     assert (experience.time_step.step_type[is_pair, 1] != 0).all() and is_pair.sum() > 400
     torch.testing.assert_close(experience.time_step.prev_action[is_pair, 1], experience.action[is_pair, 0])
     assert not torch.equal(first[is_pair], second[is_pair])
+
+
+def test_a_run_without_the_environment_learns_the_same_from_the_data():
+    record('data/pendulum/replay')
+    there = train('iql_pendulum', 'there', 'TrainerConfig.num_iterations = 2')
+    without = train('iql_pendulum', 'without', 'TrainerConfig.num_iterations = 2', NOWHERE)
+    for x, y in zip(there.algorithm.parameters(), without.algorithm.parameters()):
+        assert torch.equal(x, y)
+    for setting in ('unroll_length = 4', 'evaluate = True'):
+        with pytest.raises(ConfError, match=f"env_name = 'offline': there is nothing to act in, but .*{setting}"):
+            train('iql_pendulum', 'other', NOWHERE, f'TrainerConfig.{setting}')
+    with gin_utils.loaded('iql_pendulum', [NOWHERE]), pytest.raises(ConfError, match='nothing to act in'):
+        building.create_eval_environment(TrainerConfig(root_dir=''), 1)
+
+
+def test_specs_that_a_dataset_tells_are_those_of_its_environment(tmp_path):
+    class Environment:
+        def observation_spec(self):
+            return {'arm': {'joint': TensorSpec((2, ))}, 'image': BoundedTensorSpec((3, 4, 4), torch.uint8, 0, 255)}
+
+        def action_spec(self):
+            return BoundedTensorSpec((), torch.int64, 1, 4)
+
+        def reward_spec(self):
+            return TensorSpec((2, ))
+
+    told = json.loads(json.dumps(spaces.told(Environment())))
+    folder.write(str(tmp_path / 'a'), Episodes({'arm.joint': np.zeros((2, 2)), 'image': np.zeros((2, 3, 4, 4))}, {
+        '': np.ones(1, np.int64)}, np.zeros((1, 2)), np.ones(1), np.ones(1, np.int64)), told)
+    found = spaces.RecordedEnvironment([str(tmp_path / 'a')], 3)
+    for method in ('observation_spec', 'action_spec', 'reward_spec'):
+        assert getattr(found, method)() == getattr(Environment(), method)()
+    assert found.batch_size == 3
+    folder.write(str(tmp_path / 'a'), folder.read(str(tmp_path / 'a')).episodes, {}, overwrite=True)
+    with pytest.raises(ConfError, match='does not tell the specs of its environment'):
+        spaces.RecordedEnvironment([str(tmp_path / 'a')], 3)
 
 
 @pytest.mark.parametrize('conf, params, message', [
