@@ -7,13 +7,11 @@ import torch
 
 from alfx import nest
 from alfx.data_structures import TimeStep
-from alfx.environments.described_environment import DescribedEnvironment
+from alfx.environments.described_environment import NO_ENVIRONMENT, DescribedEnvironment
 from alfx.environments.errors import UnsupportedOperationError
 from alfx.offline import sources
 from alfx.offline.dataset import DatasetError
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
-
-NAME = 'offline'  # create_environment.env_name of a run without an environment
 
 
 def told(env: Any) -> dict[str, Any]:
@@ -40,17 +38,17 @@ class RecordedEnvironment(DescribedEnvironment):
         about = sources.read(names[0]).about
         if 'specs' not in about:
             raise DatasetError(f"{names[0]}: does not tell the specs of its environment, which create_environment."
-                               f"env_name = '{NAME}' asks for",
+                               f"env_name = '{NO_ENVIRONMENT}' asks for",
                                'record it with alfx.bin.record, or name the environment')
         specs = {field: _nest_of(leaves) for field, leaves in about['specs'].items()}
-        self._batch_size, self._name, self._metadata = batch_size, about.get('env_name', NAME), {}
+        self._batch_size, self._name, self._metadata = batch_size, about.get('env_name', NO_ENVIRONMENT), {}
         self._observation_spec, self._action_spec, self._reward_spec = (
             specs[field] for field in ('observation', 'action', 'reward'))
         self._env_info_spec, self._task_names = (), [self._name]
 
     def _reset(self) -> TimeStep:
         raise UnsupportedOperationError(f"there is no environment, only a dataset of {self._name}: "
-                                        f"create_environment.env_name = '{NAME}'")
+                                        f"create_environment.env_name = '{NO_ENVIRONMENT}'")
 
     def _step(self, action: NestedTensor) -> TimeStep:
         return self._reset()

@@ -1,4 +1,5 @@
 """Who acts in a run: this process, or others that the conf asks for."""
+from functools import partial
 from typing import Any
 
 from alfx.algorithms.config import TrainerConfig
@@ -19,8 +20,10 @@ def create_environment(config: TrainerConfig) -> Any:
     from alfx.environments import utils
     from alfx.environments.described_environment import DescribedEnvironment
     from alfx.offline.spaces import RecordedEnvironment
-    options = {'only_described': True} if config.who_acts else {}
-    env = utils.create_environment(seed=config.random_seed, datasets=config.offline_datasets(), **options)
+    options: dict[str, Any] = {'only_described': True} if config.who_acts else {}
+    if datasets := config.offline_datasets():
+        options['described_by'] = partial(RecordedEnvironment, datasets)
+    env = utils.create_environment(seed=config.random_seed, **options)
     if isinstance(env, RecordedEnvironment) and (config.collects or config.evaluate):
         setting = 'evaluate' if config.evaluate else 'unroll_length'
         raise ConfError([problem_at('create_environment', 'env_name', "= 'offline': there is nothing to act in, but "
