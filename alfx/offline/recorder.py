@@ -88,7 +88,7 @@ def with_noise(act: Act, action_spec: NestedTensor, scale: float, is_correlated:
             before[path] = noise
         if not spec.is_bounded():
             return action + scale * total
-        low, high = (torch.as_tensor(x, dtype=action.dtype) for x in (spec.minimum, spec.maximum))
+        low, high = (torch.tensor(x, dtype=action.dtype) for x in (spec.minimum, spec.maximum))
         return torch.clamp(action + scale * (high - low) / 2 * total, low, high)
 
     def disturbed(time_step: TimeStep) -> NestedTensor:
