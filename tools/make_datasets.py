@@ -9,7 +9,7 @@ FOLDER/TASK/LEVEL, by default in `data` below the folder of the project, from wh
 there is not made again, and training that was interrupted goes on. The levels (Fu et al. 2020, arXiv:2004.07219):
 
     random         uniformly random actions
-    medium         a learner half way: its first checkpoint with a score from 40 to 60
+    medium         a learner half way: a checkpoint with a score of 40 or more, while the one before has less
     replay         all that this learner had seen until then
     expert         a trained policy, with the noise of its own exploration
     medium-expert  half of each
@@ -36,9 +36,8 @@ from alfx.utils.checkpoint_utils import Checkpointer
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / 'data'
-MEDIUM = (40.0, 60.0)  # scores of a learner half way
-LEARNED = 90.0         # at this score a learner has left them behind
-EPISODES = 20          # of an evaluation
+MEDIUM = 40.0  # the score that a learner half way has just reached
+EPISODES = 20  # of an evaluation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,29 +222,33 @@ class Maker:
         return [f'--reference_returns={known["random"]},{known["expert"]}']
 
     def _medium_step(self) -> int:
-        """The number of the checkpoint of a learner half way; of the first one after that if it skips it.
+        """The number of a checkpoint of the learner at which it passes the score MEDIUM; found by halving.
 
         Raises:
-            RuntimeError: it does not get that far.
+            RuntimeError: it ends below.
         """
         known, run = self._known(), self._learner()
         if 'medium_step' in known:
             return known['medium_step']
-        scores: dict[int, float] = {}
-        for step in sorted(Checkpointer(str(run / 'train' / 'algorithm')).steps()):
-            scores[step] = self._evaluation(run, str(step), self._reference_flag())['normalized_score']
-            if MEDIUM[0] <= scores[step] <= MEDIUM[1] or scores[step] >= LEARNED:
-                break
-        enough = [step for step, score in scores.items() if score >= MEDIUM[0]]
-        inside = [step for step in enough if scores[step] <= MEDIUM[1]]
-        if not enough:
-            raise RuntimeError(f'{run}: no checkpoint has a score of {MEDIUM[0]:g}, the best one has '
-                               f'{max(scores.values()):.1f}: train it for longer')
-        known = self._known()
-        known['medium_step'] = (inside or enough)[0]
-        known['medium_score'] = scores[known['medium_step']]
-        self._remember(known)
-        return known['medium_step']
+        flag = self._reference_flag()
+
+        def score(step: int) -> float:
+            return self._evaluation(run, str(step), flag)['normalized_score']
+
+        steps = sorted(Checkpointer(str(run / 'train' / 'algorithm')).steps())
+        low, high, reached = 0, len(steps) - 1, score(steps[-1])
+        if reached < MEDIUM:
+            raise RuntimeError(f'{run}: expected a score of {MEDIUM:g} or more in the end, found {reached:.1f}: train '
+                               'it for longer')
+        while low < high:
+            middle = (low + high) // 2
+            found = score(steps[middle])
+            if found >= MEDIUM:
+                high, reached = middle, found
+            else:
+                low = middle + 1
+        self._remember({**self._known(), 'medium_step': steps[high], 'medium_score': reached})
+        return steps[high]
 
     def _evaluation(self, run: Path, step: str, further: Sequence[str] = ()) -> dict[str, Any]:
         return json.loads(self._run('evaluate', '--root_dir', str(run), '--mode', 'greedy', '--json', '-',
