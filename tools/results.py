@@ -11,6 +11,9 @@ repeated, unless its conf has changed since. What is required is what the head o
     #   expected  success 0.97 +- 0.02
     #   expected  repr/reconstruction at most 0.012
 
+Datasets that a conf names, `data/TASK/LEVEL`, are made if they are missing: see tools/make_datasets.py. What was
+learned from one may be stated as a normalized_score, 0 for a random policy and 100 for an expert.
+
 Raw numbers are kept in docs/results.json; run folders and logs are in
 runs/results.
 """
@@ -22,20 +25,21 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import make_datasets
 import numpy as np
+from make_datasets import run_program as _run
+from pictures import as_curves, draw_curves
 
 from alfx import gin_utils
 from alfx.trainers import curves
 from alfx.trainers.run_files import read_table
 from alfx.utils.confidence import confidence_interval
-from pictures import as_curves, draw_curves
 
 ROOT = Path(__file__).resolve().parent.parent
 _RETURN = 'return'
@@ -51,8 +55,10 @@ for each seed; with *epsilon 0.1*, one that samples its action with this probabi
 one, as the conf says (`TrainerConfig.epsilon_greedy`). The *measure* is the return of an episode, or a number that the
 environment or the algorithm gives for it, such as whether it succeeded. The mean is over seeds, and so is its 95%
 interval (Student's t); *worst* is the worst seed. *Required* is the lower end of what the head of the conf states, or
-the upper end where less is better; a conf that states several results has several rows. *Wall time* is the median
-training time of a run, and how many runs shared the cores of the machine meanwhile.
+the upper end where less is better; a conf that states several results has several rows. *Steps* are those in the
+environment, or, of a run that learns from a dataset alone, updates. A *normalized_score* is 0 for a random policy and
+100 for an expert. *Wall time* is the median training time of a run, and how many runs shared the cores of the machine
+meanwhile.
 
 Pictures show how the return of the latest episodes of training grows with environment steps, where curves are stored:
 the mean over seeds, and each of them as a thin line.
@@ -106,6 +112,8 @@ class Task:
         bars: what its head states, one or more.
         fingerprint: changes with the bindings of the conf.
         epsilon_greedy: what the conf evaluates with; 0 is greedy.
+        datasets: what it names of those that tools/make_datasets.py makes, each as TASK/LEVEL.
+        updates_per_iteration: how often it updates parameters in one.
     """
 
     name: str
@@ -114,6 +122,8 @@ class Task:
     bars: tuple[Bar, ...]
     fingerprint: str
     epsilon_greedy: float = 0.0
+    datasets: tuple[str, ...] = ()
+    updates_per_iteration: int = 1
 
 
 def stated_results(conf_text: str) -> tuple[Bar, ...]:
@@ -144,25 +154,11 @@ def read_task(conf: str) -> Task:
     fingerprint = hashlib.sha256('\n'.join(sorted(bindings.values())).encode()).hexdigest()[:8]
     bars = stated_results(Path(loaded.conf_file).read_text())
     epsilon_greedy = bindings.get('TrainerConfig.epsilon_greedy', ' = 0').split(' = ', 1)[1]
-    return Task(Path(loaded.conf_file).stem, conf, text, bars, fingerprint, float(epsilon_greedy))
-
-
-def _run(arguments: list[str], log: Path, threads: int) -> str:
-    """Runs a program of alfx; returns its standard output.
-
-    Raises:
-        RuntimeError: it failed; its last lines are quoted.
-    """
-    environment = {**os.environ, 'OMP_NUM_THREADS': str(threads),
-                   'PYTHONPATH': os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))}
-    with log.open('a') as file:
-        done = subprocess.run([sys.executable, '-m', *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=file, text=True, env=environment, check=False)
-        file.write(done.stdout)
-    if done.returncode:
-        tail = '\n'.join(log.read_text().splitlines()[-8:])
-        raise RuntimeError(f'{" ".join(arguments)} ended with code {done.returncode}:\n{tail}')
-    return done.stdout
+    named = [value for name, value in bindings.items() if name.endswith(('.offline_buffer_dir', '.demonstrations'))]
+    datasets = re.findall(r"'data/([^/']+/[^/']+)'", '\n'.join(named))
+    updates = bindings.get('TrainerConfig.num_updates_per_train_iter', ' = 4').split(' = ', 1)[1]
+    return Task(Path(loaded.conf_file).stem, str(Path(conf).resolve()) if os.path.isfile(conf) else conf, text, bars,
+                fingerprint, float(epsilon_greedy), tuple(datasets), int(updates))
 
 
 def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs: int) -> dict[str, Any]:
@@ -196,12 +192,14 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
     supervised = {'returns': [], 'env_info': {}, 'measures': measures}
     evaluation = said.get(f'epsilon_greedy={task.epsilon_greedy:g}', supervised)
     further = {**evaluation['env_info'], **evaluation['measures']}
+    if 'normalized_score' in evaluation:
+        further['normalized_score'] = [evaluation['normalized_score']]
     for bar in task.bars:
         if bar.measure != _RETURN and bar.measure not in further:
             raise RuntimeError(f"the head of {task.name} states '{bar.measure}', but evaluation gives "
                                f"{sorted(further) or 'no further numbers'}")
     return {'returns': evaluation['returns'], 'env_info': further, 'epsilon_greedy': task.epsilon_greedy,
-            'env_steps': int(float(last['env_steps'])) or _epochs(root_dir),
+            'env_steps': int(float(last['env_steps'])) or _updates(task, last) or _epochs(root_dir),
             'seconds': float(last['seconds']), 'jobs': jobs, 'cores': os.cpu_count(),
             'curve': learning_curve(root_dir),
             'date': datetime.date.today().isoformat(), 'versions': versions}
@@ -217,6 +215,11 @@ def learning_curve(root_dir: Path) -> list[list[float]]:
         return []
     kept = np.unique(np.linspace(0, len(curve.x) - 1, _CURVE_POINTS).round().astype(int))
     return [[float(f'{x:.6g}'), float(f'{y:.4g}')] for x, y in zip(curve.x[kept], curve.y[kept])]
+
+
+def _updates(task: Task, last: dict[str, Any]) -> int:
+    """How long a run from datasets alone was; 0 for one without."""
+    return int(float(last['iteration'])) * task.updates_per_iteration if task.datasets else 0
 
 
 def _epochs(root_dir: Path) -> int:
@@ -420,7 +423,12 @@ def main() -> int:
         return 2
     for task in tasks:
         store.restate(task)
-    return int(run_all(tasks, args.seeds, store, args.folder, args.episodes, args.jobs) > 0)
+    try:
+        make_datasets.make([name for task in tasks for name in task.datasets], make_datasets.FOLDER)
+    except RuntimeError as error:
+        print(f'RuntimeError: {error}', file=sys.stderr)
+        return 1
+    return int(run_all(tasks, args.seeds, store, args.folder.resolve(), args.episodes, args.jobs) > 0)
 
 
 if __name__ == '__main__':

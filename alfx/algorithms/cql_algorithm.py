@@ -84,8 +84,9 @@ class CqlAlgorithm(SacAlgorithm):
         penalty_weight: at least 0; alpha in the paper.
         num_sampled_actions: of each kind, to estimate the integral from.
         calibrated: do not lower values below the returns in the data. It takes a replay buffer with
-            ``record_episodic_return``; where a return is not known, ``default_return`` stands for it. Rewards must not
-            be scaled by a transformer then, as the replay buffer does not know of that.
+            ``record_episodic_return``; where a return is not known, ``default_return`` stands for it, and after the end
+            of a truncated episode ``return_after_truncation``. Rewards must not be scaled by a transformer then, as the
+            replay buffer does not know of that.
         kwargs: those of :class:`~alfx.algorithms.sac_algorithm.SacAlgorithm`, without those for discrete actions;
             ``use_entropy_reward`` is False unless given.
 

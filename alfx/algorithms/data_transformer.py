@@ -19,11 +19,11 @@ from alfx.algorithms.transformers.checks import check_images, check_mask_field, 
 from alfx.algorithms.transformers.frame_stacking import plan_stacking, stack_from_replay, stack_time_step
 from alfx.algorithms.transformers.hindsight import GoalRelabeler
 from alfx.algorithms.transformers.specs import ModuleWithSpecs
-from alfx.algorithms.transformers.statistics import (OFFLINE, exact_moments, make_normalizer,
+from alfx.algorithms.transformers.statistics import (OFFLINE, episode_returns, exact_moments, make_normalizer,
                                                      make_reward_normalizer, plan_normalizing, update_condition)
 from alfx.data_structures import Experience, TimeStep, namedtuple
-from alfx.gin_utils import configurable, register_function
-from alfx.gin_utils.checks import Count, Fraction, Positive, StepLimit
+from alfx.gin_utils import ConfError, configurable, register_function
+from alfx.gin_utils.checks import Count, Fraction, Positive, StepLimit, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.normalizers import Normalizer
 
@@ -494,6 +494,48 @@ class RewardScaling(RewardTransformer):
     def __init__(self, scale: float, observation_spec: NestedTensorSpec = ()) -> None:
         super().__init__(observation_spec)
         self._scale = scale
+
+    def forward(self, reward: Tensor) -> Tensor:
+        return reward * self._scale
+
+
+@configurable
+class DatasetRewardScaling(RewardTransformer):
+    """Multiplies rewards, so that the best and the worst episode of all offline data are ``return_range`` apart.
+
+    So one learning rate and one temperature do for tasks with small and with large rewards (Kostrikov et al. 2021,
+    arXiv:2110.06169, appendix B). The factor is found once, before anything is trained, and is part of the
+    ``state_dict``; own experience is scaled by the same one. Reported returns are those of the environment.
+
+    Args:
+        return_range: the difference of returns after scaling.
+        observation_spec: nest of specs of the observation.
+    """
+
+    _scale: Tensor
+
+    def __init__(self, return_range: Positive = 1000.0, observation_spec: NestedTensorSpec = ()) -> None:
+        super().__init__(observation_spec)
+        self._return_range = return_range
+        self.register_buffer('_scale', torch.ones(()))
+
+    @property
+    def fits_offline_data(self) -> bool:
+        """True."""
+        return True
+
+    def fit(self, experiences: Callable[[], Iterator[Experience]]) -> None:
+        """Finds the factor.
+
+        Raises:
+            ConfError: all episodes have the same return.
+        """
+        low, high = torch.aminmax(episode_returns(experiences()))
+        if not low < high:
+            raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', f'= @DatasetRewardScaling, but all '
+                                        f'stored episodes have the same return, {float(low):g}',
+                                        'write @RewardScaling, and RewardScaling.scale')])
+        self._scale.fill_(self._return_range / float(high - low))
 
     def forward(self, reward: Tensor) -> Tensor:
         return reward * self._scale

@@ -244,7 +244,8 @@ class RLAlgorithm(Algorithm):
     def _check_statistics(self) -> None:
         if self._env is not None and self.data_transformer is not None and self.data_transformer.fits_offline_data and (
                 not self.has_offline):
-            raise ConfError([problem_at('ObservationNormalizer', 'update_mode', "= 'offline', but "
+            raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', "looks at stored data "
+                                        "(DatasetRewardScaling, or ObservationNormalizer.update_mode = 'offline'), but "
                                         'TrainerConfig.offline_buffer_dir is not set', 'name a dataset there')])
 
     @property

@@ -27,6 +27,8 @@ absl_flags.DEFINE_enum('mode', 'sampled', ['sampled', 'greedy', 'random'], 'samp
                        'first two')
 absl_flags.DEFINE_float('noise', 0.0, 'standard deviation of noise on continuous actions, in units of half their range',
                         lower_bound=0)
+absl_flags.DEFINE_float('correlated_noise', 0.0, 'likewise; the noise of each step is added to the next action as well',
+                        lower_bound=0)
 policy_flags.define_dataset_flags()
 FLAGS = absl_flags.FLAGS
 
@@ -61,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 def _actor() -> tuple[Any, Any, dict[str, Any]]:
     """The environments, what acts in them, and what is to be told of both."""
-    from alfx.offline import recorder
+    from alfx.offline import recorder, spaces
     is_random, count = FLAGS.mode == 'random' and FLAGS.epsilon_greedy is None, FLAGS.num_environments
     if is_random and not FLAGS.root_dir:
         env, about = _environments_of_conf(), {'conf': FLAGS.conf}
@@ -69,9 +71,11 @@ def _actor() -> tuple[Any, Any, dict[str, Any]]:
         root_dir = flags.root_dir_from_flags()
         env, algorithm = policy_flags.policy_from_flags(root_dir, count)
         about = {'root_dir': root_dir}
-    about |= {'env_name': env.name, 'mode': FLAGS.mode, 'noise': FLAGS.noise}
+    about |= {'env_name': env.name, 'mode': FLAGS.mode, 'noise': FLAGS.noise,
+              'correlated_noise': FLAGS.correlated_noise}
     if is_random:
-        act: Any = recorder.random_policy(env.action_spec(), count)
+        act: Any = recorder.random_policy(env.action_spec(), count,
+                                          _mask_field(env.observation_spec()))
     else:
         from alfx.trainers import building
         from alfx.trainers.playing import load_for_play
@@ -80,7 +84,24 @@ def _actor() -> tuple[Any, Any, dict[str, Any]]:
         if FLAGS.epsilon_greedy is None:
             building.set_epsilon_greedy(algorithm, 1.0 if FLAGS.mode == 'sampled' else 0.0)
         act = recorder.Policy(algorithm, count)
-    return env, recorder.with_noise(act, env.action_spec(), FLAGS.noise) if FLAGS.noise else act, about
+    about |= spaces.told(env)
+    for scale, is_correlated in ((FLAGS.noise, False), (FLAGS.correlated_noise, True)):
+        if scale:
+            act = recorder.with_noise(act, env.action_spec(), scale, is_correlated)
+    return env, act, about
+
+
+def _mask_field(observation_spec: Any) -> str | None:
+    """Where observations say which actions are valid, if they do."""
+    import gin
+
+    from alfx import nest
+    try:
+        field = str(gin.query_parameter('ActionMask.field'))
+    except ValueError:  # the conf does not say
+        field = 'valid_action_mask'
+    is_there = any(f'{path}.'.startswith(f'{field}.') for path, _ in nest.flatten_with_path(observation_spec))
+    return field if is_there else None
 
 
 def _environments_of_conf() -> Any:

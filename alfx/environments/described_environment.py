@@ -6,6 +6,8 @@ from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.errors import UnsupportedOperationError
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
+NO_ENVIRONMENT = 'offline'  # create_environment.env_name of a run that has only datasets
+
 
 class DescribedEnvironment(AlfEnvironment):
     """Specs, name and size of a batch of environments that live in other processes.

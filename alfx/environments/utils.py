@@ -12,7 +12,7 @@ from alfx import context as run_context
 from alfx import gin_utils
 from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
-from alfx.environments.described_environment import DescribedEnvironment
+from alfx.environments.described_environment import NO_ENVIRONMENT, DescribedEnvironment
 from alfx.environments.errors import EnvironmentLoadError
 from alfx.environments.multitask_wrappers import BatchEnvironmentWrapper
 from alfx.environments.process_vector_env import ProcessVectorEnv
@@ -34,7 +34,8 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
                        parallel_environment_ctor: Callable[..., Any] = ProcessVectorEnv, seed: int | None = None,
                        batched_wrappers: Sequence[Callable[[AlfEnvironment], AlfEnvironment]] = (),
                        max_restarts: int = 0, context: str | None = None, worker_timeout: float | None = None,
-                       only_described: bool = False) -> AlfEnvironment:
+                       only_described: bool = False,
+                       described_by: Callable[[int], AlfEnvironment] | None = None) -> AlfEnvironment:
     """``num_parallel_environments`` environments as one batch.
 
     What ``env_load_fn`` may be:
@@ -46,7 +47,8 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
       ``env_id``. It returns a ``gymnasium.Env``; or, with ``nonparallel``, an :class:`AlfEnvironment`.
 
     Args:
-        env_name: first argument of ``env_load_fn``; a list of names for ``MultitaskWrapper.load``.
+        env_name: first argument of ``env_load_fn``; a list of names for ``MultitaskWrapper.load``; or 'offline': there
+            is no environment, and a run that learns from datasets alone has its specs from these.
         env_load_fn: see above.
         eval_env_load_fn: used instead with ``for_evaluation``; ``None``: the same. In a scope that begins with
             ``evaluation/``, bindings that nothing uses are reported after the first evaluation, not before.
@@ -70,6 +72,7 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
             the log names an environment that has not returned for a minute.
         only_described: make one environment, and close it: what is returned has the specs and the size of the batch,
             and cannot be stepped. For a process that lets others act.
+        described_by: with ``env_name='offline'``, makes what has the specs of so many environments.
 
     Raises:
         EnvironmentLoadError: an unknown name, a missing package, an argument that is not supported.
@@ -77,6 +80,8 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
         EnvironmentStepError: a constructor raised.
     """
     _refuse(flatten, num_spare_envs, num_parallel_environments)
+    if env_name == NO_ENVIRONMENT:
+        return _described(described_by, num_parallel_environments)
     if num_parallel_environments >= _VERY_MANY:
         _log.warning('create_environment.num_parallel_environments = %d: making so many takes long, unless they batch '
                      'by themselves', num_parallel_environments)
@@ -106,6 +111,14 @@ def create_environment(env_name: str | Sequence[str] = 'CartPole-v1', env_load_f
         env = wrapper(env)
     env.seed(derived_seed(seed, 1) if for_evaluation else seed)
     return env
+
+
+def _described(described_by: Callable[[int], AlfEnvironment] | None, count: int) -> AlfEnvironment:
+    if described_by is None:
+        raise EnvironmentLoadError(f"create_environment.env_name = '{NO_ENVIRONMENT}': there is nothing to act in, "
+                                   'only datasets to train on (TrainerConfig.offline_buffer_dir); name an environment, '
+                                   "for instance by --conf_param \"create_environment.env_name='Pendulum-v1'\"")
+    return described_by(count)
 
 
 def _own_share(num_parallel_environments: int) -> int:

@@ -5,7 +5,9 @@ With r[t] the reward and d[t] the discount for arriving at step t:
     R[t] = r[t+1] + gamma d[t+1] R[t+1]
 
 It is known as soon as a discount of 0 cuts the sum off. A step that is LAST by termination has R = 0. The return of an
-episode that was truncated, and of one that goes on, is not known: what would have come after is missing.
+episode that goes on is not known, nor that of one that was truncated, since what would have come after is missing;
+unless a number is given to stand for it, which then is the R of a step that is LAST by truncation. One that is at most
+the value there makes R a lower bound, such as 0 where no reward is negative.
 """
 from collections.abc import Callable, Sequence
 from typing import Optional
@@ -26,16 +28,19 @@ class EpisodicReturns(SharedArrays):
         gamma: discount of later rewards, besides that of the environment.
         default_return: stands for a return that is not known.
         reward_clip: the smallest and the largest reward; others are clipped before they are added up.
+        after_truncation: the return of a step that is LAST by truncation; None: it is not known.
         shared: whether the returns lie in shared memory.
     """
 
     def __init__(self, rings: Rings, reward_shape: Sequence[int], gamma: float, default_return: float,
-                 reward_clip: Optional[tuple[float, float]], shared: bool = False) -> None:
+                 reward_clip: Optional[tuple[float, float]], after_truncation: Optional[float] = None,
+                 shared: bool = False) -> None:
         super().__init__(shared)
         self._rings = rings
         self._gamma = gamma
         self._default = default_return
         self._reward_clip = reward_clip
+        self._after_truncation = after_truncation
         self._returns = self._allocate('_returns', (rings.max_length * rings.num_envs, *reward_shape), np.float32)
 
     def get(self, cells: np.ndarray) -> np.ndarray:
@@ -54,10 +59,11 @@ class EpisodicReturns(SharedArrays):
         """
         cuts, discount = stored.cuts, discount.astype(np.float64)
         returns = np.full(reward.shape, self._default)
-        if cuts.any():
+        truncated = stored.is_last & ~cuts & (self._after_truncation is not None)
+        if cuts.any() or truncated.any():
             reward = self._clipped(reward)
             # Up to a stop nothing flows: the episode ends, or the next discount is 0, or the next step is not there.
-            known = stored.is_last & cuts
+            known = stored.is_last & cuts | truncated
             stops = stored.ends.copy()
             stops[-1] = True
             known[:-1] |= cuts[1:] & ~stored.ends[:-1]
@@ -68,6 +74,7 @@ class EpisodicReturns(SharedArrays):
             is_known = np.take_along_axis(known, stop, axis=0)
             totals = np.zeros(reward.shape)
             totals[:-1] = np.where(_as(reward, stored.ends[:-1]), 0.0, reward[1:])
+            totals[truncated] = self._after_truncation or 0.0
             reverse_scan(_as(reward, np.where(stops[:-1], 0.0, self._gamma * discount[1:])), totals)
             returns = np.where(_as(reward, is_known), totals, self._default)
             self._fill_in(stored, reward[0] + self._gamma * _as(reward[0], discount[0]) * totals[0],

@@ -67,6 +67,8 @@ class ReplayBuffer(RingBuffer):
             :mod:`~alfx.experience_replayers.episodic_returns`.
         default_return: stands for the return of an episode that goes on or was truncated, which is not known.
         gamma: discount of the returns; multiplies that of the environment.
+        return_after_truncation: what stands for the return that a truncated episode would have had from its end on, so
+            that the returns before are known: 0 where no reward is negative, or a bound of it. None: not known.
         reward_clip: smallest and largest reward for the returns; None for no limits.
         enable_checkpoint: whether :meth:`state_dict` includes the contents. None: as long as these take no more than
             :attr:`checkpoint_limit`.
@@ -100,7 +102,8 @@ class ReplayBuffer(RingBuffer):
                  reward_clip: Optional[tuple[float, float]] = None,
                  enable_checkpoint: Optional[bool] = None,
                  name: str = 'ReplayBuffer',
-                 memory_map_dir: Optional[str] = None) -> None:
+                 memory_map_dir: Optional[str] = None,
+                 return_after_truncation: Optional[float] = None) -> None:
         require_at_least(name, 0, num_earliest_frames_ignored=num_earliest_frames_ignored)
         require_at_least(name, 1, recent_data_steps=recent_data_steps)
         if not 0.0 <= recent_data_ratio <= 1.0:
@@ -125,27 +128,33 @@ class ReplayBuffer(RingBuffer):
                              f'{recent_data_steps}')
         self._returns = None
         if record_episodic_return:
-            self._returns = self._make_returns(keep_episodic_info, gamma, default_return, reward_clip)
-        elif (default_return, gamma, reward_clip) != (-1000.0, 0.99, None):
-            raise ValueError(f'{name}: expected default_return, gamma and reward_clip to be left out with '
-                             f'record_episodic_return = False, found {default_return}, {gamma} and {reward_clip}')
+            self._returns = self._make_returns(keep_episodic_info, gamma, default_return, reward_clip,
+                                               return_after_truncation)
+        elif (default_return, gamma, reward_clip, return_after_truncation) != (-1000.0, 0.99, None, None):
+            raise ValueError(f'{name}: expected default_return, gamma, reward_clip and return_after_truncation to be '
+                             f'left out with record_episodic_return = False, found {default_return}, {gamma}, '
+                             f'{reward_clip} and {return_after_truncation}')
         self._records: Optional[EpisodeRecords] = None
         self.keep_episodic_info = bool(keep_episodic_info or record_episodic_return)
 
     def _make_returns(self, keep_episodic_info: Optional[bool], gamma: float, default_return: float,
-                      reward_clip: Optional[tuple[float, float]]) -> EpisodicReturns:
+                      reward_clip: Optional[tuple[float, float]],
+                      return_after_truncation: Optional[float]) -> EpisodicReturns:
         if keep_episodic_info is False:
             raise ValueError(f'{self.name}.keep_episodic_info: expected True or None with record_episodic_return = '
                              'True, found False')
         if not 0.0 <= gamma <= 1.0:
             raise ValueError(f'{self.name}.gamma: expected a number from 0 to 1, found {gamma}')
-        if not np.isfinite(default_return):
-            raise ValueError(f'{self.name}.default_return: expected a finite number, found {default_return}')
+        for argument, value in (('default_return', default_return),
+                                ('return_after_truncation', return_after_truncation)):
+            if value is not None and not np.isfinite(value):
+                raise ValueError(f'{self.name}.{argument}: expected a finite number, found {value}')
         if reward_clip is not None and not (len(reward_clip) == 2 and reward_clip[0] <= reward_clip[1]):
             raise ValueError(f'{self.name}.reward_clip: expected (smallest, largest) or None, found {reward_clip}')
         self._leaf('record_episodic_return', 'discount')
         shape = self._shapes[self._leaf('record_episodic_return', 'reward')]
-        return EpisodicReturns(self._rings, shape, gamma, default_return, reward_clip, self._lock is not None)
+        return EpisodicReturns(self._rings, shape, gamma, default_return, reward_clip,
+                               return_after_truncation, self._lock is not None)
 
     @property
     def num_earliest_frames_ignored(self) -> int:

@@ -12,7 +12,7 @@ from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec, TensorSpec
 
 logger = logging.getLogger(__name__)
 _TOLERANCE = 1e-4  # of the range of an action: as much as rounding makes of it
-_ROWS_AT_ONCE = 2**18
+_ROWS_AT_ONCE = 2**15
 
 
 def check_consistent(dataset: Dataset) -> None:
@@ -48,7 +48,7 @@ def check_consistent(dataset: Dataset) -> None:
             episode, step = _place(lengths + what.startswith('observation'), bad)
             raise DatasetError(f'{name}: {what}: NaN or infinite in episode {episode}, step {step}',
                                'leave that episode out')
-    if ((episodes.discount < 0) | (episodes.discount > 1)).any():
+    if episodes.discount.min() < 0 or episodes.discount.max() > 1:
         raise DatasetError(f'{name}: discount: expected numbers from 0 to 1, found {episodes.discount.min()} to '
                            f'{episodes.discount.max()}', 'it is 0 where an episode terminates, otherwise 1')
 
@@ -143,16 +143,21 @@ def _within_bounds(name: str, what: str, array: np.ndarray, spec: TensorSpec) ->
     if not isinstance(spec, BoundedTensorSpec) or not spec.is_continuous:
         return array
     low, high = (np.asarray(x, np.float64) for x in (spec.minimum, spec.maximum))
-    beyond = np.maximum(low - array, array - high)
-    if not (beyond > 0).any():
+    count, most, is_far = 0, 0.0, False
+    for start in range(0, len(array), _ROWS_AT_ONCE):
+        rows = np.asarray(array[start:start + _ROWS_AT_ONCE])
+        beyond = np.maximum(low - rows, rows - high)
+        count += int((beyond > 0).reshape(len(rows), -1).any(1).sum())
+        most = max(most, float(beyond.max()))
+        is_far |= bool((beyond > _TOLERANCE * (high - low)).any())
+    if not count:
         return array
-    count = int((beyond > 0).reshape(len(array), -1).any(1).sum())
-    if (beyond > _TOLERANCE * (high - low)).any():
-        raise DatasetError(f'{name}: {what}: {count} of {len(array)} are out of bounds, by up to {beyond.max():.4g}; '
+    if is_far:
+        raise DatasetError(f'{name}: {what}: {count} of {len(array)} are out of bounds, by up to {most:.4g}; '
                            f'expected {low.min():g} to {high.max():g}',
                            'it was recorded with other bounds, or before actions were clipped')
     logger.warning('%s: %s: %d of %d are out of bounds, by up to %.2g: they are clipped', name, what, count,
-                   len(array), beyond.max())
+                   len(array), most)
     return np.clip(array, low, high).astype(array.dtype)
 
 

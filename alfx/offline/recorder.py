@@ -8,6 +8,7 @@ from alfx import context, nest
 from alfx.data_structures import TimeStep, reset_at_first
 from alfx.offline.episodes import Episodes, from_steps, joined
 from alfx.tensor_specs import NestedTensor
+from alfx.utils.discrete_action import random_valid
 from alfx.utils.transfers import to_device
 
 Act = Callable[[TimeStep], NestedTensor]
@@ -39,33 +40,64 @@ class Policy:
         return nest.map_structure(torch.Tensor.cpu, step.output)
 
 
-def random_policy(action_spec: NestedTensor, num_environments: int) -> Act:
-    """Uniformly random actions; of those without bounds, standard normal ones."""
+def random_policy(action_spec: NestedTensor, num_environments: int, mask_field: str | None = None) -> Act:
+    """Uniformly random actions; of those without bounds, standard normal ones.
+
+    Args:
+        action_spec: nest of specs.
+        num_environments: B.
+        mask_field: path of a mask in the observation: each discrete action is drawn from those that it does not rule
+            out. As of :class:`~alfx.algorithms.data_transformer.ActionMask`, ``[B, ..., N]``, or a
+            nest of these, for the discrete actions in their order.
+    """
     def draw(spec: Any) -> torch.Tensor:
         if hasattr(spec, 'sample'):
             return spec.sample([num_environments])
         return spec.randn([num_environments])
 
-    return lambda time_step: nest.map_structure(draw, action_spec)
+    def act(time_step: TimeStep) -> NestedTensor:
+        action = nest.map_structure(draw, action_spec)
+        if mask_field is None:
+            return action
+        left = iter(nest.flatten(nest.get_field(time_step.observation, mask_field)))
+        return nest.map_structure(lambda own, spec: own if spec.is_continuous else (
+            random_valid(next(left) != 0) + torch.as_tensor(spec.minimum)).to(own.dtype), action, action_spec)
+
+    return act
 
 
-def with_noise(act: Act, action_spec: NestedTensor, scale: float) -> Act:
+def with_noise(act: Act, action_spec: NestedTensor, scale: float, is_correlated: bool = False) -> Act:
     """``act`` with normal noise added to its continuous actions, which are then clipped to their bounds.
 
     Args:
         act: gives actions.
         action_spec: nest of specs.
         scale: standard deviation, in units of half the range of an action; of one without bounds, in its own.
+        is_correlated: whether the noise of the step before, in the same episode, is added once more: what disturbs an
+            action and the one before alike.
     """
-    def disturb(action: torch.Tensor, spec: Any) -> torch.Tensor:
+    before: dict[str, torch.Tensor] = {}
+
+    def disturb(path: str, action: torch.Tensor, spec: Any, is_first: torch.Tensor) -> torch.Tensor:
         if not spec.is_continuous:
             return action
+        total = noise = torch.randn_like(action)
+        if is_correlated:
+            if path in before:
+                total = noise + before[path].masked_fill(is_first.reshape(-1, *[1] * (action.ndim - 1)), 0)
+            before[path] = noise
         if not spec.is_bounded():
-            return action + scale * torch.randn_like(action)
-        low, high = (torch.as_tensor(x, dtype=action.dtype) for x in (spec.minimum, spec.maximum))
-        return torch.clamp(action + scale * (high - low) / 2 * torch.randn_like(action), low, high)
+            return action + scale * total
+        low, high = (torch.tensor(x, dtype=action.dtype) for x in (spec.minimum, spec.maximum))
+        return torch.clamp(action + scale * (high - low) / 2 * total, low, high)
 
-    return lambda time_step: nest.map_structure(disturb, act(time_step), action_spec)
+    def disturbed(time_step: TimeStep) -> NestedTensor:
+        action = act(time_step)
+        return nest.pack_sequence_as(action, [
+            disturb(path, leaf, spec, time_step.is_first())
+            for (path, leaf), spec in zip(nest.flatten_with_path(action), nest.flatten(action_spec))])
+
+    return disturbed
 
 
 def record(env: Any, act: Act, num_actions: int, on_step: Callable[[int], None] | None = None) -> Episodes | None:

@@ -37,6 +37,7 @@ from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.q_networks import QNetwork
 from alfx.networks.value_networks import ValueNetwork
+from alfx.offline import recorder
 from alfx.optimizers import Adam
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils
@@ -206,6 +207,15 @@ def test_a_cloned_policy_does_nothing_that_is_not_valid():
         for step in (bc.rollout_step(inputs, state), bc.predict_step(inputs, state)):
             assert is_allowed(bc, step.output, inputs.action_mask).all()
     assert bc.honours_action_mask
+
+
+@pytest.mark.parametrize('cls', [Allowed, Several, Mixed])
+def test_random_actions_that_are_recorded_are_all_valid_and_all_of_these(cls):
+    env = make_env(cls)
+    action = recorder.record(env, recorder.random_policy(env.action_spec(), 4, 'valid_action_mask'), 300).action
+    discrete = next(x for x in action.values() if x.dtype.kind == 'i')
+    assert set(np.unique(discrete)) == set(range(COUNT) if cls is Several else range(LOWEST, LOWEST + COUNT))
+    env.close()
 
 
 def test_the_best_action_is_the_best_of_the_valid_ones():

@@ -1,5 +1,6 @@
 """Runs on datasets from first to last: recorded, trained, resumed, evaluated; and what is refused on the way."""
 import glob
+import json
 import os
 import sys
 from pathlib import Path
@@ -10,9 +11,11 @@ import torch
 
 from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.transformers.statistics import episode_returns
+from alfx.data_structures import Experience, TimeStep
 from alfx.gin_utils import ConfError
-from alfx.offline import folder, recorder, sources
-from alfx.offline.episodes import steps
+from alfx.offline import folder, recorder, sources, spaces
+from alfx.offline.episodes import Episodes, steps
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.trainers import building
 from alfx.trainers.policy_trainer import RLTrainer
@@ -40,14 +43,18 @@ def record(path, num_steps=100, seed=0):
         config.random_seed = seed
         torch.manual_seed(seed)
         env = building.create_eval_environment(config, 1)
-        folder.write(path, recorder.record(env, recorder.random_policy(env.action_spec(), 1), num_steps), {},
-                     overwrite=True)
+        folder.write(path, recorder.record(env, recorder.random_policy(env.action_spec(), 1), num_steps),
+                     spaces.told(env), overwrite=True)
         env.close()
+
+
+NOWHERE = "create_environment.env_name = 'offline'"
 
 
 def train(conf, root_dir, *params):
     context.reset()
-    with gin_utils.loaded(conf, [*SMALL, *params], root_dir) as loaded:
+    small = [x for x in SMALL if NOWHERE not in params or not x.startswith('suite_gym.')]
+    with gin_utils.loaded(conf, [*small, *params], root_dir) as loaded:
         gin_utils.write_conf(root_dir, loaded, ['train'])
         trainer = RLTrainer(TrainerConfig(root_dir=root_dir, conf_file=loaded.conf_file))
         trainer.train()
@@ -68,7 +75,7 @@ KINDS = {'offline': (), 'pretraining': ('TrainerConfig.unroll_length = 4', 'Trai
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_run_that_goes_on_ends_as_if_it_had_not_stopped(kind):
-    record('data/pendulum')
+    record('data/pendulum/replay')
     train('iql_pendulum', 'whole', *KINDS[kind], 'TrainerConfig.num_iterations = 6')
     train('iql_pendulum', 'parts', *KINDS[kind], 'TrainerConfig.num_iterations = 3')
     train('iql_pendulum', 'parts', *KINDS[kind], 'TrainerConfig.num_iterations = 6')
@@ -77,18 +84,18 @@ def test_a_run_that_goes_on_ends_as_if_it_had_not_stopped(kind):
         if isinstance(value, torch.Tensor):
             assert torch.equal(value, parts[name]), name
     assert os.path.getsize(path) < 5_000_000
-    assert whole['_extra_state']['offline_data'][0][0] == 'data/pendulum'
+    assert whole['_extra_state']['offline_data'][0][0] == 'data/pendulum/replay'
 
 
 def test_other_data_is_refused_when_a_run_goes_on_and_moved_data_is_not():
-    record('data/pendulum')
+    record('data/pendulum/replay')
     train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 2')
-    os.rename('data/pendulum', 'data/moved')
+    os.rename('data/pendulum/replay', 'data/moved')
     train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 3', "TrainerConfig.offline_buffer_dir = 'data/moved'")
-    record('data/pendulum', seed=1)
+    record('data/pendulum/replay', seed=1)
     with pytest.raises(ConfError, match='(?s)other data than the run has been trained on.*found.*expected'):
         train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 4',
-              "TrainerConfig.offline_buffer_dir = 'data/pendulum'")
+              "TrainerConfig.offline_buffer_dir = 'data/pendulum/replay'")
     with pytest.raises(ConfError, match='offline_buffer_length is 50, but the run in run has None'):
         train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 4', 'TrainerConfig.offline_buffer_length = 50',
               "TrainerConfig.offline_buffer_dir = 'data/moved'")
@@ -97,7 +104,7 @@ def test_other_data_is_refused_when_a_run_goes_on_and_moved_data_is_not():
 def test_a_policy_is_evaluated_without_its_data():
     from alfx.trainers.evaluator import evaluate
     from alfx.trainers.playing import load_for_play
-    record('data/pendulum')
+    record('data/pendulum/expert')
     train('bc_pendulum', 'run', 'TrainerConfig.num_iterations = 2')
     os.rename('data', 'gone')
     with gin_utils.loaded(None, [], 'run', same_run=False):
@@ -111,17 +118,46 @@ def test_a_policy_is_evaluated_without_its_data():
 
 
 def test_statistics_of_the_data_are_exact_and_stay_so():
-    record('data/pendulum')
+    record('data/pendulum/replay')
     record('data/more', 60, seed=3)
     trainer = train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 2', 'TrainerConfig.unroll_length = 4',
-                    "TrainerConfig.offline_buffer_dir = ['data/pendulum', 'data/more']",
+                    "TrainerConfig.offline_buffer_dir = ['data/pendulum/replay', 'data/more']",
                     'TrainerConfig.data_transformer_ctor = [@RewardScaling, @ObservationNormalizer]',
                     "ObservationNormalizer.update_mode = 'offline'")
-    data = np.concatenate([sources.read(name).episodes.observation[''] for name in ('data/pendulum', 'data/more')])
+    names = ('data/pendulum/replay', 'data/more')
+    data = np.concatenate([sources.read(name).episodes.observation[''] for name in names])
     transformer = trainer.algorithm.data_transformer
     stats = transformer.members()[1]._normalizer._stats_list[0]
     np.testing.assert_allclose(stats.mean.numpy(), data.mean(0, np.float64), rtol=1e-5)
     np.testing.assert_allclose(stats.variance.numpy(), data.var(0, dtype=np.float64), rtol=1e-5)
+
+
+def test_rewards_are_scaled_by_the_returns_of_all_data_and_own_ones_alike():
+    record('data/pendulum/replay', 100)
+    record('data/more', 60, seed=3)
+    trainer = train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 2', 'TrainerConfig.unroll_length = 4',
+                    "TrainerConfig.offline_buffer_dir = ['data/pendulum/replay', 'data/more']",
+                    'TrainerConfig.data_transformer_ctor = @DatasetRewardScaling',
+                    'DatasetRewardScaling.return_range = 10.0')
+    returns = np.concatenate([sources.read(name).episodes.returns() for name in ('data/pendulum/replay', 'data/more')])
+    assert len(returns) == 8
+    scale = 10.0 / (returns.max() - returns.min())
+    for step_type in range(3):
+        reward = torch.tensor([-1.0, -3.0])
+        transformed, _ = trainer.algorithm.data_transformer.transform_timestep(
+            TimeStep(step_type=torch.full((2, ), step_type), reward=reward), ())
+        torch.testing.assert_close(transformed.reward, reward * scale)
+    saved = [x for name, x in final_state('run')[0].items() if name.endswith('data_transformer._scale')]
+    torch.testing.assert_close(saved, [torch.tensor(scale).float()])
+
+
+def test_returns_are_those_of_episodes_wherever_the_parts_begin():
+    step_type = torch.tensor([[0, 1, 2, 0, 2, 0, 1, 1]])
+    reward = torch.tensor([[9.0, 1.0, 2.0, 9.0, 4.0, 9.0, 8.0, 16.0]])
+    for cuts in ([8], [2, 6], [3, 5], [1] * 8):
+        parts = [Experience(TimeStep(step_type=x, reward=y)) for x, y in zip(step_type.split(cuts, 1),
+                                                                            reward.split(cuts, 1))]
+        assert episode_returns(parts).tolist() == [3.0, 4.0, 24.0], cuts
 
 
 @pytest.mark.parametrize('conf, params', [
@@ -132,6 +168,8 @@ def test_statistics_of_data_need_data(conf, params):
     with pytest.raises(ConfError, match='offline_buffer_dir is not set'):
         train(conf, 'run', *params, 'TrainerConfig.data_transformer_ctor = @ObservationNormalizer',
               "ObservationNormalizer.update_mode = 'offline'")
+    with pytest.raises(ConfError, match='offline_buffer_dir is not set'):
+        train(conf, 'other', *params, 'TrainerConfig.data_transformer_ctor = @DatasetRewardScaling')
 
 
 def test_the_replay_buffer_of_a_run_is_a_dataset():
@@ -156,7 +194,7 @@ def test_the_replay_buffer_of_a_run_is_a_dataset():
 
 def test_a_dataset_fits_what_the_environment_gives_and_every_pair_obeys_its_dynamics():
     """Pendulum's reward for an action is a function of the observation before it and of the torque."""
-    record('data/pendulum')
+    record('data/pendulum/replay')
     train('iql_pendulum', 'run', 'TrainerConfig.num_iterations = 1')
     with gin_utils.loaded('iql_pendulum', SMALL):
         trainer = RLTrainer(TrainerConfig(root_dir='other'))
@@ -172,6 +210,42 @@ def test_a_dataset_fits_what_the_environment_gives_and_every_pair_obeys_its_dyna
     assert not torch.equal(first[is_pair], second[is_pair])
 
 
+def test_a_run_without_the_environment_learns_the_same_from_the_data():
+    record('data/pendulum/replay')
+    there = train('iql_pendulum', 'there', 'TrainerConfig.num_iterations = 2')
+    without = train('iql_pendulum', 'without', 'TrainerConfig.num_iterations = 2', NOWHERE)
+    for x, y in zip(there.algorithm.parameters(), without.algorithm.parameters()):
+        assert torch.equal(x, y)
+    for setting in ('unroll_length = 4', 'evaluate = True'):
+        with pytest.raises(ConfError, match=f"env_name = 'offline': there is nothing to act in, but .*{setting}"):
+            train('iql_pendulum', 'other', NOWHERE, f'TrainerConfig.{setting}')
+    with gin_utils.loaded('iql_pendulum', [NOWHERE]), pytest.raises(ConfError, match='nothing to act in'):
+        building.create_eval_environment(TrainerConfig(root_dir=''), 1)
+
+
+def test_specs_that_a_dataset_tells_are_those_of_its_environment(tmp_path):
+    class Environment:
+        def observation_spec(self):
+            return {'arm': {'joint': TensorSpec((2, ))}, 'image': BoundedTensorSpec((3, 4, 4), torch.uint8, 0, 255)}
+
+        def action_spec(self):
+            return BoundedTensorSpec((), torch.int64, 1, 4)
+
+        def reward_spec(self):
+            return TensorSpec((2, ))
+
+    told = json.loads(json.dumps(spaces.told(Environment())))
+    folder.write(str(tmp_path / 'a'), Episodes({'arm.joint': np.zeros((2, 2)), 'image': np.zeros((2, 3, 4, 4))}, {
+        '': np.ones(1, np.int64)}, np.zeros((1, 2)), np.ones(1), np.ones(1, np.int64)), told)
+    found = spaces.RecordedEnvironment([str(tmp_path / 'a')], 3)
+    for method in ('observation_spec', 'action_spec', 'reward_spec'):
+        assert getattr(found, method)() == getattr(Environment(), method)()
+    assert found.batch_size == 3
+    folder.write(str(tmp_path / 'a'), folder.read(str(tmp_path / 'a')).episodes, {}, overwrite=True)
+    with pytest.raises(ConfError, match='does not tell the specs of its environment'):
+        spaces.RecordedEnvironment([str(tmp_path / 'a')], 3)
+
+
 @pytest.mark.parametrize('conf, params, message', [
     ('ac_cart_pole', ['TrainerConfig.whole_replay_buffer_training = False', 'TrainerConfig.mini_batch_length = 2'],
      'trained on-policy'),
@@ -181,21 +255,21 @@ def test_a_dataset_fits_what_the_environment_gives_and_every_pair_obeys_its_dyna
 def test_what_cannot_learn_from_a_dataset_says_why(conf, params, message):
     if conf == 'sac_lunar_lander_continuous':
         pytest.importorskip('Box2D')
-    record('data/pendulum')
+    record('data/pendulum/replay')
     with pytest.raises(ConfError, match=f'(?s){message}'):
-        train(conf, 'run', "TrainerConfig.offline_buffer_dir = 'data/pendulum'", *params)
+        train(conf, 'run', "TrainerConfig.offline_buffer_dir = 'data/pendulum/replay'", *params)
 
 
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['offline', 'pretraining, then both'])
 def test_kills_at_random_moments_change_nothing(tmp_path, kind):
-    record('data/pendulum', 2000)
+    record('data/pendulum/replay', 2000)
     conf, params = {'offline': ('iql_pendulum', ('TrainerConfig.num_iterations=60', )), 'pretraining, then both': (
         'iql_finetune_pendulum', ('TrainerConfig.num_iterations=40',
                                   'TrainerConfig.rl_train_after_update_steps=2000'))}[kind]
     gin_utils.clear()
-    path = os.path.abspath('data/pendulum')
+    path = os.path.abspath('data/pendulum/replay')
     outcome, = kill_runs.kill_runs(conf, tmp_path / 'runs', 3 if kind == 'offline' else 1,
                                    (f"TrainerConfig.offline_buffer_dir='{path}'", *params), 1, popen=warm_starts.Popen)
     assert outcome.first is None, kill_runs.report(conf, outcome)

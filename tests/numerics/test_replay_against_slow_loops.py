@@ -100,16 +100,19 @@ def slow_discount_0_begin(steps, i):
     return i
 
 
-def slow_return(steps, i):
-    """The discounted sum of rewards after ``steps[i]`` until a discount of 0, if the episode has got there."""
+def slow_return(steps, i, after_truncation=None):
+    """The discounted sum of rewards after ``steps[i]`` until a discount of 0, if the episode has got there; or until it
+    was truncated, if something stands for what would have come then."""
     if steps[i].step_type == LAST:
-        return 0.0 if steps[i].discount == 0 else DEFAULT
+        return 0.0 if steps[i].discount == 0 else DEFAULT if after_truncation is None else after_truncation
     total, factor = 0.0, 1.0
     for step in steps[i + 1:slow_end(steps, i) + 1]:
         total += factor * step.reward
         if step.discount == 0:
             return total
         factor *= GAMMA * step.discount
+        if step.step_type == LAST and after_truncation is not None:
+            return total + factor * after_truncation
     return DEFAULT
 
 
@@ -363,10 +366,11 @@ def test_uniform_sampling_takes_each_sequence_once_before_any_comes_again(histor
 
 
 @settings(max_examples=1500)
-@example([('sequence', 3), ('all', True), ('rewind', 4), ('all', True)], (7, 0), 0, True)
-@given(histories, sizes, st.integers(0, 2**32), st.booleans())
-def test_episodes_and_returns_are_those_of_a_walk_along_the_steps(history, size, seed, wild):
-    player = make_player(*size, seed, wild, record_episodic_return=True, gamma=GAMMA, default_return=DEFAULT)
+@example([('sequence', 3), ('all', True), ('rewind', 4), ('all', True)], (7, 0), 0, True, None)
+@given(histories, sizes, st.integers(0, 2**32), st.booleans(), st.sampled_from([None, 7.0]))
+def test_episodes_and_returns_are_those_of_a_walk_along_the_steps(history, size, seed, wild, after_truncation):
+    player = make_player(*size, seed, wild, record_episodic_return=True, gamma=GAMMA, default_return=DEFAULT,
+                         return_after_truncation=after_truncation)
     player.play(history)
     buffer = player.buffer
     held = [(env, i) for env, steps in enumerate(player.slow.envs) for i in range(len(steps))]
@@ -389,12 +393,14 @@ def test_episodes_and_returns_are_those_of_a_walk_along_the_steps(history, size,
                                         info.discounted_return.tolist()):
             steps = player.slow.envs[env]
             i = position - steps[0].position
-            assert found == pytest.approx([slow_return(steps, i), slow_return(steps, i + 1)], rel=1e-5, abs=1e-5)
+            assert found == pytest.approx([slow_return(steps, j, after_truncation) for j in (i, i + 1)], rel=1e-5,
+                                          abs=1e-5)
     lengths = {len(steps) for steps in player.slow.envs}
     if len(lengths) == 1:
         batch, info = buffer.gather_all()
         assert batch['value'].tolist() == [[step.value for step in steps] for steps in player.slow.envs]
-        returns = [[slow_return(steps, i) for i in range(len(steps))] for steps in player.slow.envs]
+        returns = [[slow_return(steps, i, after_truncation) for i in range(len(steps))]
+                   for steps in player.slow.envs]
         assert info.discounted_return.tolist() == [pytest.approx(x, rel=1e-5, abs=1e-5) for x in returns]
 
 

@@ -1,5 +1,5 @@
 """The running statistics of data transformers; for :mod:`alfx.algorithms.data_transformer`."""
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from alfx import context, nest
 from alfx.algorithms.transformers.checks import check_fields
+from alfx.data_structures import Experience
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec, TensorSpec
 from alfx.utils.normalizers import AdaptiveNormalizer, EMNormalizer, Normalizer, WindowNormalizer
 
@@ -102,3 +103,23 @@ def make_reward_normalizer() -> Normalizer:
     except RuntimeError:
         spec = TensorSpec(())
     return AdaptiveNormalizer(spec, auto_update=False, name='rewards')
+
+
+def episode_returns(experiences: Iterable[Experience]) -> Tensor:
+    """float64 ``[E]``: the sum of the rewards of each episode, of several rewards all together.
+
+    Args:
+        experiences: ``[1, T, ...]`` each, one after the other; an episode may go on in the next one. The first step is
+            FIRST.
+    """
+    returns, going_on = [], torch.zeros((), dtype=torch.float64)
+    for experience in experiences:
+        is_first = experience.time_step.is_first()[0]
+        reward = experience.time_step.reward[0].double().reshape(len(is_first), -1).sum(1)
+        number = is_first.long().cumsum(0)  # 0: the episode that goes on
+        sums = torch.zeros(int(number[-1]) + 1, dtype=torch.float64, device=reward.device)
+        sums.index_add_(0, number, torch.where(is_first, 0.0, reward))
+        sums[0] += going_on.to(sums.device)
+        returns.append(sums[:-1])
+        going_on = sums[-1]
+    return torch.cat([*returns, going_on.unsqueeze(0)])[1:]  # before the first FIRST there was nothing

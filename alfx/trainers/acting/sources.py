@@ -1,8 +1,11 @@
 """Who acts in a run: this process, or others that the conf asks for."""
+from functools import partial
 from typing import Any
 
 from alfx.algorithms.config import TrainerConfig
 from alfx.engine.remote.unroll import UnrollSource, check_source
+from alfx.gin_utils import ConfError
+from alfx.gin_utils.checks import problem_at
 
 
 def create_environment(config: TrainerConfig) -> Any:
@@ -16,8 +19,17 @@ def create_environment(config: TrainerConfig) -> Any:
     """
     from alfx.environments import utils
     from alfx.environments.described_environment import DescribedEnvironment
-    options = {'only_described': True} if config.who_acts else {}
+    from alfx.offline.spaces import RecordedEnvironment
+    options: dict[str, Any] = {'only_described': True} if config.who_acts else {}
+    if datasets := config.offline_datasets():
+        options['described_by'] = partial(RecordedEnvironment, datasets)
     env = utils.create_environment(seed=config.random_seed, **options)
+    if isinstance(env, RecordedEnvironment) and (config.collects or config.evaluate):
+        setting = 'evaluate' if config.evaluate else 'unroll_length'
+        raise ConfError([problem_at('create_environment', 'env_name', "= 'offline': there is nothing to act in, but "
+                                    f'TrainerConfig.{setting} = {getattr(config, setting)}',
+                                    f'set TrainerConfig.{setting} to {type(getattr(config, setting))()}, or name an '
+                                    'environment')])
     return DescribedEnvironment(env, config.num_ray_workers * env.batch_size) if config.num_ray_workers else env
 
 

@@ -95,10 +95,11 @@ def test_what_is_missing_in_the_experience_is_refused_by_name():
 
 def test_arguments_of_returns_that_do_not_fit_are_refused_by_name():
     for argument, value in (('gamma', 1.5), ('default_return', float('nan')), ('reward_clip', (1.0, -1.0)),
-                            ('keep_episodic_info', False)):
+                            ('return_after_truncation', float('inf')), ('keep_episodic_info', False)):
         with pytest.raises(ValueError, match=rf'ReplayBuffer\.{argument}(: expected| must be)'):
             ReplayBuffer(SPEC, 1, 4, record_episodic_return=True, **{argument: value})
-    for argument, value in (('gamma', 0.5), ('default_return', 0.0), ('reward_clip', (-1.0, 1.0))):
+    for argument, value in (('gamma', 0.5), ('default_return', 0.0), ('reward_clip', (-1.0, 1.0)),
+                            ('return_after_truncation', 0.0)):
         with pytest.raises(ValueError, match=f'{argument}.* to be left out with record_episodic_return = False'):
             ReplayBuffer(SPEC, 1, 4, **{argument: value})
     with pytest.raises(ValueError, match='recent_data_steps: expected it to be left out with recent_data_ratio = 0'):
@@ -120,6 +121,16 @@ def test_rewards_of_returns_are_clipped_and_each_dimension_has_its_own():
     _, info = buffer.gather_all()
     # First: 2 + 1/2 + 2/4 = 3, 1 + 2/2 = 2, 2, 0. Second: 1 - 1/2 + 2/4 = 1, -1 + 2/2 = 0, 2, 0.
     assert info.discounted_return.tolist() == [[[3.0, 1.0], [2.0, 0.0], [2.0, 2.0], [0.0, 0.0]]]
+
+
+def test_what_stands_for_the_rest_of_a_truncated_episode_makes_its_returns_known():
+    steps = time_steps(FIRST, MID, LAST, FIRST, MID, LAST, FIRST)
+    rewards = torch.tensor([0.0, 1.0, 2.0, 0.0, 4.0, 8.0, 0.0]).unsqueeze(-1)
+    discount = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0]).unsqueeze(-1)
+    buffer = ReplayBuffer(SPEC, 1, 8, record_episodic_return=True, gamma=0.5, return_after_truncation=16.0)
+    buffer.add_sequence(steps._replace(reward=rewards, discount=discount))
+    # truncated: 1 + 2/2 + 16/4 = 6, 2 + 16/2 = 10, 16; terminated: 4 + 8/2 = 8, 8, 0; the last one goes on
+    assert buffer.gather_all()[1].discounted_return.tolist() == [[6.0, 10.0, 16.0, 8.0, 8.0, 0.0, -1000.0]]
 
 
 def test_a_discount_of_0_within_an_episode_cuts_returns_off_but_not_the_episode():

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from alfx import nest
-from alfx.data_structures import StepType
+from alfx.data_structures import StepType, TimeStep
 from alfx.offline import episodes as stored
+from alfx.offline import recorder
 from alfx.offline.episodes import Episodes, from_steps, joined, shortened
-from alfx.tensor_specs import TensorSpec
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
 FLOAT = TensorSpec(())
 
@@ -87,3 +88,16 @@ def test_parts_and_selections_keep_their_rows_together():
     assert selected.observation[''].tolist() == [200, 201, 202, 203, 204, 0, 1, 2, 3]
     assert selected.terminated().tolist() == [True, True] and selected.returns().tolist() == [1616, 9]
     assert joined([make().part(0, 1), make().part(1, 3)]).reward.tolist() == make().reward.tolist()
+
+
+def test_correlated_noise_is_added_to_the_next_action_as_well_but_not_across_episodes():
+    spec = BoundedTensorSpec((1, ), minimum=-1e6, maximum=3e6)  # half of the range is 2e6
+    act = recorder.with_noise(lambda _: torch.zeros(1000, 1), spec, 1e-3, is_correlated=True)
+    torch.manual_seed(0)
+    first, second, third = (act(TimeStep(step_type=torch.full((1000, ), int(x)))) / 2e3
+                            for x in (StepType.FIRST, StepType.MID, StepType.FIRST))
+    torch.manual_seed(0)
+    noise = [torch.randn(1000, 1) for _ in range(3)]
+    torch.testing.assert_close(first, noise[0])
+    torch.testing.assert_close(second, noise[1] + noise[0])
+    torch.testing.assert_close(third, noise[2])

@@ -185,3 +185,22 @@ def test_a_conf_is_evaluated_with_its_own_epsilon_and_the_table_says_so(results,
     assert results.rows_of('some_conf', entry)[0][5] == 'return, epsilon 0.1'
     assert results.read_task('ppo_rnd_minigrid_doorkey_8x8').epsilon_greedy == 0.1
     assert results.read_task('ppo_cart_pole').epsilon_greedy == 0
+
+
+def test_what_learns_from_a_dataset_alone_is_as_long_as_it_has_updates_and_may_state_a_score(results, tmp_path,
+                                                                                            monkeypatch):
+    def run(arguments, log, threads):
+        folder = tmp_path / 'some_conf-f' / 'seed-0' / 'conf'
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / 'versions.json').write_text('{}')
+        (folder.parent / 'progress.csv').write_text('iteration,env_steps,seconds\n200,0,1.5\n')
+        return json.dumps({'epsilon_greedy=0': {'returns': [-200.0], 'env_info': {}, 'measures': {},
+                                                'normalized_score': 90.0}})
+
+    monkeypatch.setattr(results, '_run', run)
+    task = dataclasses.replace(a_task(results, required=85.0, measure='normalized_score'),
+                               datasets=('pendulum/replay', ), updates_per_iteration=100)
+    stored = results.train_and_evaluate(task, 0, tmp_path, 1, 1)
+    assert stored['env_steps'] == 20000 and results.mean_over_episodes(stored, 'normalized_score') == 90.0
+    iql = results.read_task('iql_finetune_pendulum')
+    assert (iql.datasets, iql.updates_per_iteration) == (('pendulum/replay', ), 100)

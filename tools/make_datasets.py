@@ -1,0 +1,313 @@
+"""Makes datasets of our own from shipped confs: trains what acts in them, and records it.
+
+    python tools/make_datasets.py pendulum                          # every level of a task
+    python tools/make_datasets.py pendulum/replay cart_pole/expert  # or some of them
+    python tools/make_datasets.py --list
+
+A dataset is made by the same commands that a person would give, `alfx.bin.train`, `record` and `dataset`, and lies in
+FOLDER/TASK/LEVEL, by default in `data` below the folder of the project, from where the shipped confs name it. What is
+there is not made again, and training that was interrupted goes on. The levels (Fu et al. 2020, arXiv:2004.07219):
+
+    random         uniformly random actions
+    medium         a learner half way: a checkpoint with a score of 40 or more, while the one before has less
+    replay         all that this learner had seen until then
+    expert         a trained policy, with the noise of its own exploration
+    medium-expert  half of each
+    demos          about ten episodes of the expert without noise
+    tcn            the expert with noise that goes on for two steps, for causal imitation
+
+A score is 0 for the return of the random policy and 100 for that of the expert without noise. The two returns are kept
+in FOLDER/TASK/references.json and in each dataset.
+"""
+import argparse
+import csv
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from alfx import gin_utils
+from alfx.offline import folder as dataset_folder
+from alfx.utils.checkpoint_utils import Checkpointer
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / 'data'
+MEDIUM = 40.0  # the score that a learner half way has just reached
+EPISODES = 20  # of an evaluation
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How the datasets of a task are made.
+
+    Attributes:
+        expert: the conf of the policy whose return is 100.
+        num_steps: how long random, medium, expert and their like are.
+        demo_steps: how long the demonstrations are.
+        learner: the conf of the policy whose replay buffer is kept: it acts in one environment, and trains from samples
+            of all that it has seen. None if there is no such conf: there are fewer levels then.
+        learner_params: what the learner overrides in its conf.
+        learner_epsilon: the chance with which the recorded learner samples its action in place of taking the most
+            likely one; 1 is always.
+        expert_params: what the expert overrides in its conf.
+        correlated_noise: standard deviation of the noise of `tcn`, in units of half the range of an action; 0: there is
+            no such level.
+    """
+
+    expert: str
+    num_steps: int
+    demo_steps: int
+    learner: str | None = None
+    learner_params: tuple[str, ...] = ()
+    learner_epsilon: float = 1.0
+    expert_params: tuple[str, ...] = ()
+    correlated_noise: float = 0.0
+
+    def levels(self) -> tuple[str, ...]:
+        """The levels that there are."""
+        learned = ('medium', 'replay', 'medium-expert') if self.learner else ()
+        return ('random', *learned, 'expert', 'demos', *(('tcn', ) if self.correlated_noise else ()))
+
+
+_ONE_ENVIRONMENT = 'create_environment.num_parallel_environments = 1'
+RECIPES = {
+    # a learner that trains less often than its conf says sees more on its way
+    'pendulum': Recipe('sac_pendulum', 40000, 2000, 'sac_pendulum',
+                       ('TrainerConfig.unroll_length = 4', 'TrainerConfig.num_env_steps = 40000',
+                        'TrainerConfig.replay_buffer_length = 40000', 'TrainerConfig.num_checkpoints = 80'),
+                       correlated_noise=0.5),
+    'mountain_car_continuous': Recipe('sac_mountain_car_continuous', 50000, 1000, 'sac_mountain_car_continuous',
+                                      (_ONE_ENVIRONMENT, 'TrainerConfig.unroll_length = 32',
+                                       'TrainerConfig.replay_buffer_length = 50000',
+                                       'TrainerConfig.num_checkpoints = 50')),
+    'cart_pole': Recipe('ppo_cart_pole', 50000, 5000, 'dqn_cart_pole', ('TrainerConfig.num_checkpoints = 50', ),
+                        learner_epsilon=0.1),
+    'corridor': Recipe('ppo_count_corridor', 10000, 24),
+    'lunar_lander_continuous': Recipe('sac_lunar_lander_continuous', 200000, 3000, 'sac_lunar_lander_continuous',
+                                      (_ONE_ENVIRONMENT, 'TrainerConfig.unroll_length = 4',
+                                       'TrainerConfig.replay_buffer_length = 300000',
+                                       'TrainerConfig.num_checkpoints = 50')),
+    'half_cheetah': Recipe('sac_half_cheetah', 300000, 10000, 'sac_half_cheetah',
+                           (_ONE_ENVIRONMENT, 'TrainerConfig.num_checkpoints = 50')),
+    'hopper': Recipe('sac_hopper', 300000, 10000, 'sac_hopper',
+                     (_ONE_ENVIRONMENT, 'TrainerConfig.num_checkpoints = 50')),
+}
+
+
+def run_program(arguments: Sequence[str], log: Path, threads: int = 1) -> str:
+    """Runs a program of alfx in the folder of the project; returns its standard output, and adds all to a file.
+
+    Raises:
+        RuntimeError: it failed; its last lines are quoted.
+    """
+    environment = {**os.environ, 'OMP_NUM_THREADS': str(threads),
+                   'PYTHONPATH': os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))}
+    with log.open('a') as file:
+        done = subprocess.run([sys.executable, '-m', *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=file, text=True, env=environment, check=False, cwd=ROOT)
+        file.write(done.stdout)
+    if done.returncode:
+        tail = '\n'.join(log.read_text().splitlines()[-8:])
+        raise RuntimeError(f'{" ".join(arguments)} ended with code {done.returncode}:\n{tail}')
+    return done.stdout
+
+
+class Maker:
+    """Makes the datasets of one task.
+
+    Args:
+        task: its name in RECIPES.
+        folder: where FOLDER/TASK/LEVEL go.
+        seed: of training and recording.
+    """
+
+    def __init__(self, task: str, folder: Path, seed: int = 0):
+        self._task, self._recipe, self._seed = task, RECIPES[task], seed
+        self._folder = folder / task
+        self._runs = self._folder / 'runs'
+        self._done: set[Path] = set()
+        self._runs.mkdir(parents=True, exist_ok=True)
+
+    def make(self, level: str) -> None:
+        """Makes a dataset, and what it takes, unless it is there."""
+        if dataset_folder.is_dataset(str(self._folder / level)):
+            return
+        print(f'{self._task}/{level}', flush=True)
+        getattr(self, '_make_' + level.replace('-', '_'))()
+
+    def _make_random(self) -> None:
+        self._dataset('convert', [self._random()], 'random')
+
+    def _make_medium(self) -> None:
+        self._record(self._folder / 'medium', self._recipe.num_steps,
+                     ['--root_dir', str(self._learner()), '--checkpoint_step', str(self._medium_step()),
+                      '--epsilon_greedy', str(self._recipe.learner_epsilon), *self._reference_flag()])
+
+    def _make_replay(self) -> None:
+        run, step = self._learner(), self._medium_step()
+        with (run / 'progress.csv').open() as file:
+            steps = max(int(float(row['env_steps'])) for row in csv.DictReader(file)
+                        if int(float(row['global_counter'])) <= step)
+        self._dataset('convert', [run], 'replay', steps)
+
+    def _make_medium_expert(self) -> None:
+        for level in ('medium', 'expert'):
+            self.make(level)
+        self._dataset('mix', [self._folder / 'medium', self._folder / 'expert'], 'medium-expert',
+                      self._recipe.num_steps // 2)
+
+    def _make_expert(self) -> None:
+        self._record_expert('expert', self._recipe.num_steps, 'sampled')
+
+    def _make_demos(self) -> None:
+        self._record_expert('demos', self._recipe.demo_steps, 'greedy', num_environments=1)
+
+    def _make_tcn(self) -> None:
+        self._record_expert('tcn', self._recipe.num_steps, 'greedy',
+                            ['--correlated_noise', str(self._recipe.correlated_noise)])
+
+    def _record_expert(self, level: str, num_steps: int, mode: str, further: Sequence[str] = (),
+                       num_environments: int = 8) -> None:
+        self._record(self._folder / level, num_steps, ['--root_dir', str(self._expert()), '--mode', mode, *further,
+                                                       *self._reference_flag()], num_environments)
+
+    def _random(self) -> Path:
+        """Random actions, before it is known what they are worth."""
+        path = self._runs / 'random'
+        if not dataset_folder.is_dataset(str(path)):
+            self._record(path, self._recipe.num_steps, ['--conf', self._recipe.expert, '--mode', 'random'])
+        return path
+
+    def _expert(self) -> Path:
+        return self._trained('expert', self._recipe.expert, self._recipe.expert_params)
+
+    def _learner(self) -> Path:
+        assert self._recipe.learner is not None, 'levels() has no level that asks for one'
+        return self._trained('learner', self._recipe.learner, self._recipe.learner_params)
+
+    def _trained(self, name: str, conf: str, params: Sequence[str]) -> Path:
+        """The folder of a run that has been trained to its end."""
+        run = self._runs / name
+        if run in self._done:
+            return run
+        self._run('train', '--conf', conf, '--root_dir', str(run), *(
+            part for param in (*params, f'TrainerConfig.random_seed = {self._seed}')
+            for part in ('--conf_param', param)))
+        self._done.add(run)
+        return run
+
+    def _record(self, path: Path, num_steps: int, further: Sequence[str], num_environments: int = 8) -> None:
+        self._run('record', '--dataset', str(path), '--num_steps', str(num_steps), '--random_seed', str(self._seed),
+                  '--num_environments', str(num_environments), *further)
+
+    def _dataset(self, command: str, sources: Sequence[Path], level: str, num_steps: int | None = None) -> None:
+        self._run('dataset', command, *map(str, sources), '--output', str(self._folder / level),
+                  *self._reference_flag(), *(['--num_steps', str(num_steps)] if num_steps else []))
+
+    def _run(self, program: str, *arguments: str) -> str:
+        return run_program([f'alfx.bin.{program}', *arguments], self._folder / 'log.txt')
+
+    def _reference_flag(self) -> list[str]:
+        """The returns of the random policy and of the expert, as the programs take them."""
+        known = self._known()
+        if 'random' not in known:
+            random = str(self._random())
+            known['random'] = json.loads(self._run('dataset', 'show', random, '--json'))[random]['return_mean']
+            known['expert'] = self._evaluation(self._expert(), 'latest')['average_return']
+            self._remember(known)
+        return [f'--reference_returns={known["random"]},{known["expert"]}']
+
+    def _medium_step(self) -> int:
+        """The number of a checkpoint of the learner at which it passes the score MEDIUM; found by halving.
+
+        Raises:
+            RuntimeError: it ends below.
+        """
+        known, run = self._known(), self._learner()
+        if 'medium_step' in known:
+            return known['medium_step']
+        flag = self._reference_flag()
+
+        def score(step: int) -> float:
+            return self._evaluation(run, str(step), flag)['normalized_score']
+
+        steps = sorted(Checkpointer(str(run / 'train' / 'algorithm')).steps())
+        low, high, reached = 0, len(steps) - 1, score(steps[-1])
+        if reached < MEDIUM:
+            raise RuntimeError(f'{run}: expected a score of {MEDIUM:g} or more in the end, found {reached:.1f}: train '
+                               'it for longer')
+        while low < high:
+            middle = (low + high) // 2
+            found = score(steps[middle])
+            if found >= MEDIUM:
+                high, reached = middle, found
+            else:
+                low = middle + 1
+        self._remember({**self._known(), 'medium_step': steps[high], 'medium_score': reached})
+        return steps[high]
+
+    def _evaluation(self, run: Path, step: str, further: Sequence[str] = ()) -> dict[str, Any]:
+        return json.loads(self._run('evaluate', '--root_dir', str(run), '--mode', 'greedy', '--json', '-',
+                                    '--checkpoint_step', step, '--random_seed', str(self._seed), '--num_episodes',
+                                    str(EPISODES), '--num_environments', str(EPISODES), *further))['greedy']
+
+    def _known(self) -> dict[str, Any]:
+        path = self._folder / 'references.json'
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def _remember(self, known: dict[str, Any]) -> None:
+        path = self._folder / 'references.json'
+        new = path.with_suffix('.new')
+        new.write_text(json.dumps(known, indent=1) + '\n')
+        new.replace(path)
+
+
+def names_of(name: str) -> list[tuple[str, str]]:
+    """Task and level of each dataset that a name asks for: `TASK` for all of its levels, or `TASK/LEVEL`.
+
+    Raises:
+        ConfError: there is no such task or level.
+    """
+    task, _, level = name.partition('/')
+    if task not in RECIPES:
+        raise gin_utils.ConfError(f'{name}: there is no recipe for {task}', f'choose from {", ".join(RECIPES)}')
+    levels = RECIPES[task].levels()
+    if level and level not in levels:
+        raise gin_utils.ConfError(f'{name}: there is no level {level} of {task}', f'choose from {", ".join(levels)}')
+    return [(task, x) for x in ([level] if level else levels)]
+
+
+def make(names: Sequence[str], folder: Path, seed: int = 0) -> None:
+    """Makes the datasets that several names ask for, as :func:`names_of` takes them."""
+    asked = [x for name in names for x in names_of(name)]
+    makers = {task: Maker(task, folder.resolve(), seed) for task, _ in asked}
+    for task, level in asked:
+        makers[task].make(level)
+
+
+def main() -> int:
+    """Does what the command line asks for; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('names', nargs='*', metavar='NAME', help='TASK or TASK/LEVEL')
+    parser.add_argument('--folder', type=Path, default=FOLDER, help='where the datasets go')
+    parser.add_argument('--seed', type=int, default=0, help='of training and recording')
+    parser.add_argument('--list', action='store_true', help='show what there is')
+    args = parser.parse_args()
+    if args.list or not args.names:
+        for task, recipe in RECIPES.items():
+            print(f'{task}: {", ".join(recipe.levels())}')
+        return 0
+    try:
+        make(args.names, args.folder, args.seed)
+    except (gin_utils.ConfError, RuntimeError) as error:
+        print(f'{type(error).__name__}: {error}', file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
