@@ -50,6 +50,7 @@ class Learner:
         settings: the ``TrainerConfig``; ``None`` for an algorithm that makes only updates of its own.
 
     Attributes:
+        ranks: the processes that train together; ``None`` in one process alone.
         precision: how the networks compute in 16 bits, if they do.
         scaler: scales the loss of an update, where the networks compute in float16.
         noise_scale: estimates how noisy gradients are, if that is asked for.
@@ -65,7 +66,7 @@ class Learner:
     def __init__(self, algorithm: Trains, settings: Settings | None):
         self._algorithm: Any = algorithm
         self._settings: Any = settings
-        self._ranks: Ranks | None = None  # the processes that train together
+        self.ranks: Ranks | None = None
         self._averager: GradientAverager | None = None
         self.precision: MixedPrecision | None = None
         self.scaler: LossScaler | None = None
@@ -710,8 +711,8 @@ class Learner:
     @property
     def averager(self) -> GradientAverager | None:
         """Averages gradients over the processes that train together; ``None`` in one process alone."""
-        if self._averager is None and self._ranks is not None:
-            self._averager = GradientAverager(self._ranks, [p for _, p in self._algorithm.what_is_updated()[1]])
+        if self._averager is None and self.ranks is not None:
+            self._averager = GradientAverager(self.ranks, [p for _, p in self._algorithm.what_is_updated()[1]])
         return self._averager
 
     def join_ranks(self, rank: int, parts: 'Sequence[Learner]') -> None:
@@ -731,7 +732,7 @@ class Learner:
                                f'(alfx.engine.remote.data_parallel.join), found {found}')
         ranks.copy_from_first([*self._algorithm.parameters(), *self._algorithm.buffers()])
         for part in (self, *parts):
-            part._ranks = ranks
+            part.ranks = ranks
 
     # Resume ----------------------------------------------------------------------------------------------------
 
