@@ -16,7 +16,7 @@ from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.engine.errors import NonFiniteLossError
 from alfx.engine.plan import FasterPlan, compile
 from alfx.engine.plan.forms import Played
-from alfx.engine.remote.data_parallel import GradientAverager, Ranks
+from alfx.engine.remote.data_parallel import Ranks
 from alfx.environments.suite_unittest import ActionType
 from alfx.gin_utils import ConfError
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
@@ -509,7 +509,7 @@ class Gathering(Fixed):
 def in_ranks(agent):
     ranks = CountingRanks()
     context.set_ranks(ranks)
-    agent.learner.averager = GradientAverager(ranks, [p for _, p in agent.what_is_updated()[1]])
+    agent.learner.ranks = ranks
     return ranks
 
 
