@@ -90,16 +90,30 @@ class PpodAlgorithm(PPOAlgorithm):
                                         f'to be True for {self._name}, which trains on unrolls', 'set them to True')])
 
     def get_extra_state(self) -> dict[str, Any]:
-        """With the own episodes in the pools."""
-        pools = self._state_to_load if self._pools is None else self._pools.state()
-        return super().get_extra_state() if pools is None else {**super().get_extra_state(), 'demonstrations': pools}
+        """With the own episodes in the pools, and where those are that are under way."""
+        own = self._state_to_load
+        if self._pools is not None:
+            own = self._pools.state()
+            if self._slots is not None and self._tracker is not None:
+                own |= {'slots': self._slots.state(), 'under_way': self._tracker.state()}
+        return super().get_extra_state() if own is None else {**super().get_extra_state(), 'demonstrations': own}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`get_extra_state`. Episodes under way begin anew."""
+        """The inverse of :meth:`get_extra_state`."""
         super().set_extra_state(state)
         self._state_to_load, self._slots, self._tracker = state.get('demonstrations'), None, None
-        if self._pools is not None and self._state_to_load is not None:
-            self._pools.load(self._state_to_load)
+        if self._pools is not None:
+            self._load(self._pools)
+
+    def _load(self, pools: Pools) -> None:
+        state = self._state_to_load
+        if state is None:
+            return
+        pools.load(state)
+        if 'slots' in state:
+            self._slots = Slots(pools, 0, state['slots'])
+            self._tracker = EpisodeTracker(len(state['under_way']['parts']))
+            self._tracker.load(state['under_way'], pools.steps)
 
     def prepare(self, root: Any) -> None:
         """Read the demonstrations.
@@ -119,8 +133,7 @@ class PpodAlgorithm(PPOAlgorithm):
                 time_step, action = next(steps_of(dataset.episodes.part(i, i + 1), 0, *specs))
                 given.append(Demonstration((_kept(time_step), action), score_of(time_step), is_given=True))
         self._pools = Pools(given, *self._rho_and_phi, self._alpha, self._capacity, self._threshold)
-        if self._state_to_load is not None:
-            self._pools.load(self._state_to_load)
+        self._load(self._pools)
 
     @torch.no_grad()
     def columns_beside(self, root: Any, collected: Experience, transformed: Experience) -> Experience:
@@ -129,7 +142,7 @@ class PpodAlgorithm(PPOAlgorithm):
         if self._pools is None:  # it is the root itself
             self.prepare(root)
         assert self._pools is not None
-        if self._slots is None or self._tracker is None:
+        if self._slots is None or self._tracker is None or self._tracker.count != batch:
             share = sum(self._rho_and_phi)
             self._slots = Slots(self._pools, max(1, round(batch * share / (1 - share))))
             self._tracker = EpisodeTracker(batch)

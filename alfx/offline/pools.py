@@ -1,4 +1,5 @@
 """Two pools of episodes that are replayed beside own ones; see :mod:`alfx.algorithms.ppod_algorithm`."""
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,17 +92,37 @@ class Pools:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: everything but the given episodes, as tensors and numbers."""
-        return {'phi': self.phi, 'pools': [[
-            {'leaves': nest.flatten(x.steps), 'score': x.score, 'max_value': x.max_value} for x in pool
-            if not x.is_given] for pool in (self.with_reward, self.with_value)]}
+        return {'phi': self.phi, 'pools': [[_state_of(x) for x in pool if not x.is_given]
+                                           for pool in (self.with_reward, self.with_value)]}
 
     def load(self, state: dict[str, Any]) -> None:
         """The inverse of :meth:`state`, for the same given episodes."""
         given = [x for x in self.with_reward if x.is_given]
-        tree: Any = nest.structure(given[0].steps)
-        pools = [[Demonstration(tree.unflatten(x['leaves']), x['score'], x['max_value']) for x in pool]
-                 for pool in state['pools']]
+        pools = [[self._demonstration(x) for x in pool] for pool in state['pools']]
         self.phi, self.with_reward, self.with_value = state['phi'], given + pools[0], pools[1]
+
+    def reference(self, demo: Demonstration) -> int | dict[str, Any]:
+        """What stands for an episode in a checkpoint: its place in the pools, or all of it if it has been dropped."""
+        everything = self.with_reward + self.with_value
+        return everything.index(demo) if demo in everything else _state_of(demo)
+
+    def referred_to(self, reference: int | dict[str, Any]) -> Demonstration:
+        """The inverse of :meth:`reference`, after :meth:`load`."""
+        if isinstance(reference, dict):
+            return self._demonstration(reference)
+        return (self.with_reward + self.with_value)[reference]
+
+    def steps(self, leaves: list[Tensor]) -> Any:
+        """Time steps and actions of flat ``leaves``."""
+        tree: Any = nest.structure(self.with_reward[0].steps)  # a given one, which is always there
+        return tree.unflatten(leaves)
+
+    def _demonstration(self, state: dict[str, Any]) -> Demonstration:
+        return Demonstration(self.steps(state['leaves']), state['score'], state['max_value'])
+
+
+def _state_of(demo: Demonstration) -> dict[str, Any]:
+    return {'leaves': nest.flatten(demo.steps), 'score': demo.score, 'max_value': demo.max_value}
 
 
 class Slots:
@@ -110,14 +131,24 @@ class Slots:
     Args:
         pools: draws them.
         count: the number of slots.
+        state: what :meth:`state` has returned, to go on from there; ``None``: draw episodes to begin with.
     """
 
-    def __init__(self, pools: Pools, count: int):
+    def __init__(self, pools: Pools, count: int, state: dict[str, Any] | None = None):
         self._pools = pools
+        self._pieces: list[list[tuple[Demonstration, int, int]]] = []
+        if state is not None:
+            self._current = [pools.referred_to(x) for x in state['current']]
+            self._position, self._highest = list(state['position']), list(state['highest'])
+            return
         self._current = [pools.draw() for _ in range(count)]
         self._position = [0] * count
         self._highest = [-float('inf')] * count  # value of the episode under way
-        self._pieces: list[list[tuple[Demonstration, int, int]]] = []
+
+    def state(self) -> dict[str, Any]:
+        """Where each slot is, for a checkpoint."""
+        return {'current': [self._pools.reference(x) for x in self._current], 'position': list(self._position),
+                'highest': list(self._highest)}
 
     def next_steps(self, length: int) -> tuple[TimeStep, NestedTensor]:
         """Time steps and actions ``[count, length, ...]``; the last column is the first one of the next call."""
@@ -161,8 +192,17 @@ class EpisodeTracker:
     """
 
     def __init__(self, count: int):
+        self.count = count
         self._parts: list[list[tuple[TimeStep, NestedTensor]]] = [[] for _ in range(count)]
         self._highest = [-float('inf')] * count
+
+    def state(self) -> dict[str, Any]:
+        """The episodes under way, for a checkpoint."""
+        return {'highest': list(self._highest), 'parts': [[nest.flatten(x) for x in row] for row in self._parts]}
+
+    def load(self, state: dict[str, Any], steps: Callable[[list[Tensor]], Any]) -> None:
+        """The inverse of :meth:`state`; ``steps`` makes time steps and actions of their leaves."""
+        self._highest, self._parts = list(state['highest']), [[steps(x) for x in row] for row in state['parts']]
 
     def add(self, steps: tuple[TimeStep, NestedTensor], values: Tensor) -> list[Demonstration]:
         """Take in steps ``[B, T, ...]`` that follow those before, and return the episodes that end in them.
@@ -180,6 +220,8 @@ class EpisodeTracker:
                 if end == start:
                     continue
                 piece = nest.map_structure(lambda x, row=row, a=start, b=end: x[row, a:b].clone(), steps)
+                if piece[0].step_type[0] == StepType.FIRST:  # what was under way has been left, as by a new start
+                    self._parts[row], self._highest[row] = [], -float('inf')
                 self._parts[row].append(piece)
                 self._highest[row] = max(self._highest[row], float(values[row, start:end].max()))
                 if is_last[row, end - 1]:

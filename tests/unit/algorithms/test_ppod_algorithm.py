@@ -105,6 +105,37 @@ def test_the_pools_are_kept_in_a_checkpoint():
     torch.testing.assert_close(again.with_value[0].steps, made.with_value[0].steps)
 
 
+def test_slots_go_on_in_the_middle_of_an_episode_also_of_one_that_was_dropped():
+    made = Pools([episode(1.0, length=3, is_given=True)], 0.1, 0.0, 10.0, 5, None)
+    made.add(episode(2.0, length=5))
+    torch.manual_seed(0)
+    slots = Slots(made, 4)
+    slots.next_steps(2)
+    slots.note_values(torch.ones(4, 2))
+    assert len({x.length for x in slots._current}) == 2, 'some replay the one, some the other'
+    made.with_reward.pop()
+    again = Pools([made.with_reward[0]], 0.1, 0.0, 10.0, 5, None)
+    again.load(made.state())
+    gone_on = Slots(again, 4, slots.state())
+    for _ in range(3):
+        torch.testing.assert_close(gone_on.next_steps(3), slots.next_steps(3))
+    assert gone_on._highest == slots._highest
+
+
+def test_episodes_under_way_are_kept_and_those_that_were_left_are_forgotten():
+    def part(*kinds):
+        kinds = torch.tensor([kinds], dtype=torch.int32)
+        return TimeStep(step_type=kinds, reward=torch.ones(kinds.shape), observation=kinds), kinds
+
+    tracker, again, value = EpisodeTracker(1), EpisodeTracker(1), torch.ones(1, 2)
+    tracker.add(part(F, M), 5 * value)
+    again.load(tracker.state(), nest.structure(part(F)).unflatten)
+    found = again.add(part(M, L), value)
+    assert [x.length for x in found] == [4] and found[0].max_value == 5.0
+    found = tracker.add(part(F, L), value)  # the environments have been started again
+    assert [x.length for x in found] == [2] and found[0].max_value == 1.0
+
+
 # In an agent -------------------------------------------------------------------------------------------------------
 
 
@@ -189,7 +220,10 @@ def test_what_it_has_found_is_there_after_a_checkpoint(demonstration):
     pools = agent._rl_algorithm._pools
     assert pools.with_value
     again = make_agent(demonstration)
+    before = agent._rl_algorithm._slots.state()['position']
     again.load_state_dict(agent.state_dict())
+    again._rl_algorithm.prepare(again)
+    assert again._rl_algorithm._slots.state()['position'] == before
     again.train_iter()
     kept = again._rl_algorithm._pools
     assert nest.flatten(pools.with_value[0].steps)[0].shape == nest.flatten(kept.with_value[0].steps)[0].shape
