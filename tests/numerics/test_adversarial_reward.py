@@ -66,6 +66,7 @@ def ppo_agent(module, unroll_length=10, batch_size=8, epochs=4, lr=3e-3, mini_ba
 
 def demonstrations(path, shuffled=False, environment='discrete'):
     """What is right in ``PolicyUnittestEnv``; shuffled: the same actions, each in another observation."""
+    torch.manual_seed(5)
     env = ENVIRONMENTS[environment](batch_size=4)
     env.reset()
 
@@ -73,7 +74,6 @@ def demonstrations(path, shuffled=False, environment='discrete'):
         signal = time_step.observation[:, 0]
         return (signal > 0).long() if environment == 'discrete' else (signal / 2).unsqueeze(1)
 
-    torch.manual_seed(5)
     episodes = recorder.record(env, act, 400)
     if shuffled:
         order = torch.randperm(len(next(iter(episodes.action.values())))).numpy()

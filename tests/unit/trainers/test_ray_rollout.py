@@ -222,7 +222,7 @@ def test_a_run_replaces_a_killed_worker_ends_with_its_learner_goes_on_evaluates_
         process.kill()
         process.wait()
         wait_for(lambda: not any(map(is_running, ours)), 20)
-        wait_for(lambda: not any(map(is_running, below)), GONE_SECONDS)
+        of_first = below  # agents of Ray, which take their time to notice
         saved = max(int(path.name.split('-')[1]) for path in checkpoints.glob('ckpt-*') if path.name[5:].isdecimal())
         process = train(tmp_path, f'TrainerConfig.num_iterations={saved + 20}')
         below = set()
@@ -234,6 +234,7 @@ def test_a_run_replaces_a_killed_worker_ends_with_its_learner_goes_on_evaluates_
         assert f'done: {saved + 20:,} iterations, evaluation return' in output
         wait_for(lambda: not any(map(is_running, below)), 20)
         assert 'nothing has used' not in said()
+        wait_for(lambda: not any(map(is_running, of_first)), GONE_SECONDS)
     finally:
         if process is not None and process.poll() is None:
             process.kill()
