@@ -7,6 +7,7 @@ continuous and a mixed action, without and with recurrent networks. It can do wh
 refused with a message about actions or memory. Everything else is read from docstrings, the heads of the confs and
 docs/results.json.
 """
+import argparse
 import contextlib
 import functools
 import inspect
@@ -343,6 +344,7 @@ def page() -> str:
 
 def main() -> int:
     """Write the page; returns the exit code."""
+    argparse.ArgumentParser(description='Writes docs/algorithms.md.').parse_args()
     (ROOT / 'docs' / 'algorithms.md').write_text(page())
     return 0
 
