@@ -158,23 +158,19 @@ def sac(env_name: str, warm_up: int, steps: int, seed: int, batch_size: int, lay
                  seed)
 
 
-def td3(env_name: str, warm_up: int, steps: int, seed: int, batch_size: int, layers: tuple[int, ...]
-        ) -> tuple[int, float]:
-    """TD3 with one update a step; returns the updates after ``warm_up`` steps and their seconds."""
-    torch.manual_seed(seed)
-    size, action_size, scale = _spaces(env_name)
+def td3_learner(size: int, action_size: int, scale: float, batch_size: int, layers: tuple[int, ...], lr: float,
+                actor_loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> tuple[nn.Module, Callable[[Replay], None]]:
+    """The actor, whose actions are in [-1, 1], and an update of TD3, which trains it at every second call.
+
+    ``actor_loss`` is of its values and actions and the stored actions in units of ``scale``.
+    """
     actor, critics = nn.Sequential(_mlp(size, layers, action_size), nn.Tanh()), _Critics(size + action_size, layers)
     target_actor, target_critics = copy.deepcopy(actor), copy.deepcopy(critics)
     tensors = [*actor.parameters(), *critics.parameters()]
     target_tensors = [*target_actor.parameters(), *target_critics.parameters()]
-    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=1e-3, fused=True)
-    critic_optimizer = torch.optim.Adam(critics.parameters(), lr=1e-3, fused=True)
+    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=lr, fused=True)
+    critic_optimizer = torch.optim.Adam(critics.parameters(), lr=lr, fused=True)
     count = 0
-
-    def act(observation: np.ndarray) -> np.ndarray:
-        with torch.no_grad():
-            action = actor(torch.from_numpy(np.asarray(observation, np.float32))[None])[0]
-            return scale * (action + 0.1 * torch.randn_like(action)).clamp_(-1, 1).numpy()
 
     def update(replay: Replay) -> None:
         nonlocal count
@@ -195,13 +191,29 @@ def td3(env_name: str, warm_up: int, steps: int, seed: int, batch_size: int, lay
         parameters = list(critics.first.parameters())
         for parameter in parameters:
             parameter.requires_grad_(False)
-        actor_loss = -critics.first(torch.cat((observation, actor(observation)), -1)).mean()
+        own_action = actor(observation)
+        loss = actor_loss(critics.first(torch.cat((observation, own_action), -1)), own_action, action)
         actor_optimizer.zero_grad()
-        actor_loss.backward()
+        loss.backward()
         actor_optimizer.step()
         for parameter in parameters:
             parameter.requires_grad_(True)
         _follow(target_tensors, tensors)
+
+    return actor, update
+
+
+def td3(env_name: str, warm_up: int, steps: int, seed: int, batch_size: int, layers: tuple[int, ...]
+        ) -> tuple[int, float]:
+    """TD3 with one update a step; returns the updates after ``warm_up`` steps and their seconds."""
+    torch.manual_seed(seed)
+    size, action_size, scale = _spaces(env_name)
+    actor, update = td3_learner(size, action_size, scale, batch_size, layers, 1e-3, lambda value, *_: -value.mean())
+
+    def act(observation: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            action = actor(torch.from_numpy(np.asarray(observation, np.float32))[None])[0]
+            return scale * (action + 0.1 * torch.randn_like(action)).clamp_(-1, 1).numpy()
 
     return _loop(env_name, lambda env: Replay(1_000_000, size, action_size, seed), act, update, warm_up, steps, 1, 1,
                  seed)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from bare_off_policy_loops import Replay, _Critics, _follow, _mlp
+from bare_off_policy_loops import Replay, _Critics, _follow, _mlp, td3_learner
 from torch import Tensor, nn
 
 
@@ -62,41 +62,10 @@ def td3_bc(replay: Replay, warm_up: int, updates: int, seed: int, batch_size: in
            ) -> tuple[int, float]:
     """TD3+BC with alpha 2.5, the actor at every second update; returns the updates and their seconds."""
     torch.manual_seed(seed)
-    size, action_size = replay.observation.shape[1], replay.action.shape[1]
-    actor, critics = nn.Sequential(_mlp(size, layers, action_size), nn.Tanh()), _Critics(size + action_size, layers)
-    target_actor, target_critics = copy.deepcopy(actor), copy.deepcopy(critics)
-    tensors = [*actor.parameters(), *critics.parameters()]
-    target_tensors = [*target_actor.parameters(), *target_critics.parameters()]
-    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=3e-4, fused=True)
-    critic_optimizer = torch.optim.Adam(critics.parameters(), lr=3e-4, fused=True)
-    count = 0
 
-    def update(replay: Replay) -> None:
-        nonlocal count
-        count += 1
-        observation, action, reward, discount, next_observation = replay.sample(batch_size)
-        with torch.no_grad():
-            noise = (0.2 * torch.randn_like(action)).clamp_(-0.5, 0.5)
-            next_action = (target_actor(next_observation) + noise).clamp_(-1, 1)
-            target = reward + discount * torch.minimum(*target_critics(next_observation, next_action))
-        first, second = critics(observation, action)
-        critic_loss = ((first - target)**2 + (second - target)**2).mean()
-        critic_optimizer.zero_grad()
-        critic_loss.backward()
-        critic_optimizer.step()
-        if count % 2:
-            return
-        parameters = list(critics.first.parameters())
-        for parameter in parameters:
-            parameter.requires_grad_(False)
-        own_action = actor(observation)
-        value = critics.first(torch.cat((observation, own_action), -1))
-        actor_loss = ((own_action - action)**2).mean() - 2.5 * value.mean() / value.abs().mean().detach()
-        actor_optimizer.zero_grad()
-        actor_loss.backward()
-        actor_optimizer.step()
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        _follow(target_tensors, tensors)
+    def actor_loss(value: Tensor, own_action: Tensor, action: Tensor) -> Tensor:
+        return ((own_action - action)**2).mean() - 2.5 * value.mean() / value.abs().mean().detach()
 
+    _, update = td3_learner(replay.observation.shape[1], replay.action.shape[1], 1.0, batch_size, layers, 3e-4,
+                            actor_loss)
     return _timed(update, replay, warm_up, updates)
