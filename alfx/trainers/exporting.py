@@ -127,7 +127,7 @@ def export(policy: Policy, name: str) -> torch.export.ExportedProgram:
 def _reason(error: Exception) -> str:
     kind = type(error).__name__
     if 'DataDependent' in kind or 'data-dependent' in str(error):
-        return 'what it computes next depends on what it has computed before, as a search does'
+        return 'what it computes next depends on what it has computed before, as in a search or after a draw'
     text = str(error).strip() or kind
     if '.numpy()' in text:
         return 'it computes outside of torch, as a search in a tree does'
