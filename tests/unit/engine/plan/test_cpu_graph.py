@@ -48,9 +48,32 @@ def test_a_product_with_sums_of_few_terms_is_written_as_these(left, right):
 
 
 def test_products_of_products_are_prepared_too():
-    few = torch.randn(8, 3)
+    few, many = torch.randn(8, 3), torch.randn(12, 12)
     graph = _prepared(lambda a, b, c: torch.mm(c, torch.mm(a, b)), few, torch.randn(3, 6), torch.randn(5, 8))
     assert _aten.mm.default not in _targets(graph)
+    graph = _prepared(lambda a, b, c: torch.mm(c, torch.mm(a, b)), many, torch.randn(12, 6), torch.randn(4, 12))
+    assert _targets(graph).count(_aten.mm.default) == 1 and _targets(graph).count(_aten.sum.dim_IntList) == 4
+
+
+@pytest.mark.parametrize('left, right, is_copied', [
+    (torch.randn(2, 1, 12), torch.randn(2, 7, 12).transpose(1, 2), False),
+    (torch.randn(12, 2).t().unsqueeze(1), torch.randn(2, 7, 12).transpose(1, 2), True),  # two rows with gaps
+    (torch.randn(12, 2).t().unsqueeze(1), torch.randn(2, 12, 7), False),  # read one by one, gaps or not
+    (torch.randn(2, 1).expand(2, 12).unsqueeze(1), torch.randn(2, 12, 7), False),  # one number twelve times
+    (torch.randn(7, 12), torch.randn(12, 4), True), (torch.randn(12, 7).t(), torch.randn(12, 4), False),
+    (torch.randn(3, 12), torch.randn(12, 7), False), (torch.randn(1, 12), torch.randn(12, 1), False),
+    (torch.randn(4, 0), torch.randn(0, 7), False)])
+def test_a_product_with_few_vectors_is_written_as_a_sum_of_each(left, right, is_copied):
+    graph = _prepared(torch.mm if left.ndim == 2 else torch.bmm, left, right)
+    assert _targets(graph).count(_aten.sum.dim_IntList) == min(left.shape[-2], right.shape[-1])
+    assert not {_aten.mm.default, _aten.bmm.default} & set(_targets(graph))
+    assert ('force_stride_order' in str(_targets(graph))) == is_copied
+    assert graph(left, right).is_contiguous()
+
+
+def test_a_product_of_a_large_matrix_with_few_vectors_stays_as_it_is():
+    graph = _prepared(torch.mm, torch.randn(2**10, 2**9), torch.randn(2**9, 3))
+    assert _targets(graph) == [_aten.mm.default]
 
 
 def test_a_product_of_no_columns_stays_as_it_is():
