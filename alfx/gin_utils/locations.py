@@ -144,9 +144,10 @@ def explain(error: Exception, selector: str, scope: Sequence[str], parameters: I
         parameters: of that constructor.
 
     Raises:
-        ConfError: ``error`` tells of an argument that no constructor takes, and the conf binds it; or it is a TypeError
-            or ValueError whose text names an argument that the conf binds, or quotes a text it binds. Where this is
-            not so, the bindings of the innermost constructor are added as a note.
+        ConfError: ``error`` tells of an argument that no constructor takes, and the conf binds it, or has put the
+            constructor where it is called with it; or it is a TypeError or ValueError whose text names an argument that
+            the conf binds, or quotes a text it binds. Where this is not so, the bindings of the innermost constructor
+            are added as a note.
     """
     if isinstance(error, ConfError):
         return
@@ -161,6 +162,10 @@ def explain(error: Exception, selector: str, scope: Sequence[str], parameters: I
             hint = hint_nearest(wrong.name, [name for name in known if name not in (wrong.name, 'self', 'kwargs')])
             problem = Problem(wrong.location, f'{owner}.{wrong.name} = {wrong.value!r}: {text}', hint)
             raise ConfError([problem]).with_traceback(error.__traceback__) from error
+        if text.startswith(f'{owner}.__init__()') and (places := _places_of(owner)):  # the call is right in that place
+            raise ConfError([Problem(place.location, f'{place}: what is put there is called with {unknown[1]}, which '
+                                     f'{owner} does not take', f'put something there that takes {unknown[1]}')
+                             for place in places]).with_traceback(error.__traceback__) from error
     for name, binding in in_effect.items() if isinstance(error, (TypeError, ValueError)) else ():
         names_it = innermost and name != 'name' and re.search(rf'\b{re.escape(name)}\b', text)
         if names_it or (isinstance(binding.value, str) and len(binding.value) >= 3 and binding.value in text):
@@ -170,6 +175,12 @@ def explain(error: Exception, selector: str, scope: Sequence[str], parameters: I
         setattr(error, _EXPLAINED, True)
         lines = '\n'.join(f'  {binding.location}: {binding}' for binding in in_effect.values())
         error.add_note(f'{owner} was made with these bindings of the conf:\n{lines}')
+
+
+def _places_of(owner: str) -> list[Binding]:
+    """The bindings that put the constructor itself somewhere, not what it makes; those of the user's own, if any."""
+    found = [binding for binding in bindings() if re.fullmatch(rf'@([\w.]+[./])*{owner}', str(binding.value))]
+    return [binding for binding in found if is_by_user(binding)] or found
 
 
 def _is_bound(binding: Binding) -> bool:

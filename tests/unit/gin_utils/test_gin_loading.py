@@ -635,6 +635,29 @@ def test_an_argument_that_is_handed_on_and_that_nobody_takes_is_found_in_the_con
         Turbo()
 
 
+@gin_utils.configurable
+class Brake:
+    """Takes one argument."""
+
+    def __init__(self, force=1.0):
+        self.force = force
+
+
+@gin_utils.configurable
+def tuned(engine_ctor):
+    """Calls what it is given with an argument that brakes do not take."""
+    return engine_ctor(fuel='diesel')
+
+
+def test_a_constructor_that_does_not_take_what_it_is_called_with_is_found_where_it_was_put(conf):
+    conf('Car.engine = @Brake\nBrake.force = 3.0', 'base.gin')
+    gin_utils.load(conf("include 'base.gin'\ntuned.engine_ctor = @Brake\n"))
+    with pytest.raises(ConfError) as caught:
+        tuned()
+    assert str(caught.value) == ('car.gin:2: tuned.engine_ctor = @Brake: what is put there is called with fuel, which '
+                                 'Brake does not take\n  put something there that takes fuel')
+
+
 def test_the_beginning_of_names_finds_algorithms_first():
     with pytest.raises(ConfError, match=r"'@MPO'\n  did you mean 'MpoAlgorithm'"):
         gin_utils.load('ppo_cart_pole', ['Agent.rl_algorithm_cls = @MPO'])
