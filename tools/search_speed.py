@@ -6,7 +6,8 @@ For each B (trees), A (actions) and S (simulations) of the grid one network pred
 the next latent state, 64 to 128 to A + 2 for policy, value and reward, without training. Microseconds a simulation
 step, that is of all B trees together, on one thread; the rounds of all systems take turns, a figure is the median of
 the rounds and a ratio the median of the ratios within a round. 'tree' is the search with a model that returns the same
-random numbers at once; 'net' are the calls of the network alone.
+random numbers at once; 'net' are the calls of the network alone. 'alfx' is the search as MuZero makes it, whose network
+is played from a record; 'eager' calls it, 'compiled' is that of runs with ``TrainerConfig.compile``.
 
 Peers run where they are installed (mctx with jax; the compiled trees of LightZero, ``lzero.mcts.ctree``), with a
 network of the same size and without noise: mctx.muzero_policy, mctx.gumbel_muzero_policy, and LightZero's trees with
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from alfx.engine.plan import Recorded, forms
 from alfx.tree_search import build
 from alfx.tree_search.search import Prediction, TreeSearch
 from alfx.tree_search.trees import SearchSettings
@@ -81,11 +83,26 @@ def alfx_runs(B: int, A: int, S: int, network: Network, tensors: bool) -> dict[s
                 network(latent, zeros)
 
     constant.step = 0
-    runs = {'tree': searched('ucb', constant, outputs[0]), 'net': net_alone,
-            'alfx': searched('ucb', network, root), 'alfx gumbel': searched('gumbel', network, root)}
+    runs = {'tree': searched('ucb', constant, outputs[0]), 'net': net_alone}
+    models = {'alfx eager': network, 'alfx': recorded(network, latent),
+              'alfx compiled': recorded(network, latent, compiles=True)}
+    for name, model in models.items():
+        runs |= {name: searched('ucb', model, root), f'{name} gumbel': searched('gumbel', model, root)}
     if tensors or build.load() is None:
         runs['alfx tensors'] = searched('ucb', network, root, native=False)
     return runs
+
+
+def recorded(network: Network, latent: torch.Tensor, compiles: bool = False) -> Callable:
+    """The network as :class:`~alfx.algorithms.mcts_algorithm.MCTSAlgorithm` calls it, called as often as it takes."""
+    def predict(inputs: tuple[torch.Tensor, torch.Tensor]) -> Prediction:
+        return network(*inputs)
+
+    function = Recorded(predict, network, compiles=compiles, what='the model')
+    with torch.no_grad():
+        for _ in range(2 * forms.WARM_UP.calls):
+            function((latent, torch.zeros(len(latent), dtype=torch.int64)))
+    return lambda latent, action: function((latent, action))
 
 
 def mctx_runs(B: int, A: int, S: int, network: Network) -> dict[str, Run]:
