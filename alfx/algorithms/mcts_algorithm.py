@@ -14,7 +14,6 @@ The search of MuZero (Schrittwieser et al. 2020, arXiv:1911.08265) with these di
 Noise is added to the prior of the root only in the rollout. What happens in a search, and where each formula is, says
 :mod:`alfx.tree_search.search`.
 """
-import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from alfx import context, summary
+from alfx import summary
+from alfx.algorithms.mcts.temperatures import VisitSoftmaxTemperatureByMoves, VisitSoftmaxTemperatureByProgress
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, TimeStep, namedtuple
 from alfx.distributions.discrete import num_categories
@@ -44,63 +44,6 @@ MCTSState = namedtuple('MCTSState', ['steps', 'pred_state', 'action_sampler_stat
 MCTSInfo = namedtuple('MCTSInfo', ['candidate_actions', 'value', 'candidate_action_policy'], default_value=())
 """What was found: ``candidate_actions`` ``[B, K, ...]`` (``()``: all of a discrete action), the ``value`` ``[B]`` of
 the root for player 0, and the policy ``[B, K]`` to learn."""
-
-
-@configurable
-class VisitSoftmaxTemperatureByMoves:
-    """The temperature of the visit counts as a function of the moves made in the game.
-
-    Args:
-        move_temperature_pairs: ``(moves, temperature)``: this temperature while the number of moves, which starts from
-            0, is not above ``moves``. The last one holds for ever.
-
-    Raises:
-        ValueError: the moves do not increase, or a temperature is not positive.
-    """
-
-    def __init__(self, move_temperature_pairs: Sequence[tuple[float, float]] = ((29, 1.0), (10000, 0.0001))):
-        limits, temperatures = _check_pairs('VisitSoftmaxTemperatureByMoves.move_temperature_pairs',
-                                            move_temperature_pairs)
-        self._limits = torch.tensor(limits[:-1])
-        self._temperatures = torch.tensor(temperatures)
-
-    def __call__(self, steps: Tensor) -> Tensor:
-        """Temperatures float32 ``[B]`` for numbers of moves ``[B]``."""
-        index = torch.bucketize(steps, self._limits.to(steps.device))
-        return self._temperatures.to(steps.device)[index]
-
-
-@configurable
-class VisitSoftmaxTemperatureByProgress:
-    """The temperature of the visit counts as a function of the progress of the training.
-
-    Args:
-        progress_temperature_pairs: ``(progress, temperature)``: this temperature while the progress, from 0 to 1, is
-            below ``progress``. The last one holds for ever.
-
-    Raises:
-        ValueError: the progresses do not increase, or a temperature is not positive.
-    """
-
-    def __init__(self, progress_temperature_pairs: Sequence[tuple[float, float]] = ((0.5, 1.0), (0.75, 0.5),
-                                                                                    (1, 0.25))):
-        self._limits, self._temperatures = _check_pairs(
-            'VisitSoftmaxTemperatureByProgress.progress_temperature_pairs', progress_temperature_pairs)
-
-    def __call__(self, steps: Tensor) -> Tensor:
-        """Temperatures float32 ``[B]`` for numbers of moves ``[B]``, all the same."""
-        index = bisect.bisect_right(self._limits[:-1], context.get_progress('percent'))
-        return torch.full(steps.shape, self._temperatures[index], device=steps.device)
-
-
-def _check_pairs(name: str, pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    limits, temperatures = [float(x) for x, _ in pairs], [float(t) for _, t in pairs]
-    if not pairs or any(a >= b for a, b in zip(limits, limits[1:])):
-        raise ValueError(f'{name}: expected pairs in ascending order, found {list(pairs)}')
-    if min(temperatures) <= 0:
-        raise ValueError(f'{name}: expected positive temperatures, found {temperatures}; a small one such as 0.0001 '
-                         'chooses the most visited action')
-    return limits, temperatures
 
 
 def calculate_exploration_policy(value: Tensor, prior: Tensor, c: Tensor, tol: float = 1e-6) -> tuple[Tensor, int]:
