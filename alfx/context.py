@@ -295,11 +295,6 @@ def summaries_at(step: Callable[[], float] | None) -> AbstractContextManager[Non
     return _replaced('summary_step', step)
 
 
-def set_summary_step(step: Callable[[], float] | None) -> None:
-    """What :func:`summaries_at` does, for good."""
-    _state.summary_step = step
-
-
 def should_record_summaries() -> bool:
     """Whether a summary written now would be recorded."""
     return _state.recording and _state.writer is not None

@@ -385,11 +385,6 @@ class BoardGame(AlfEnvironment):
             self._window = None
 
 
-def as_text(board: np.ndarray) -> str:
-    """A board as lines of X (player 0), O and dots."""
-    return '\n'.join(' '.join('.XO'[int(stone)] for stone in row) for row in board)
-
-
 def picture(board: np.ndarray, square: int = 32) -> np.ndarray:
     """A board as a picture, uint8 ``[H, W, 3]``: red stones of player 0, blue ones of player 1."""
     colours = np.array([[235, 235, 225], [200, 60, 50], [50, 80, 200]], np.uint8)  # of 0, 1 and -1

@@ -96,11 +96,6 @@ class _DynamicsBase(Network):
         self._encoder = encoder
         self._head = head
 
-    @property
-    def is_probabilistic(self) -> bool:
-        """Whether the prediction is a distribution."""
-        return self._head is not None
-
     def bounds_penalty(self) -> Tensor | None:
         """What is to be added to the loss for bounds that are learned, a scalar; ``None`` without such bounds."""
         penalty = getattr(self._head, 'bounds_penalty', None)

@@ -1,10 +1,6 @@
 """What a dataset is like, in numbers."""
-import numpy as np
-
 from alfx.offline.dataset import Dataset, normalized_score
 from alfx.offline.episodes import Episodes
-
-_ROWS_AT_ONCE = 2**18
 
 
 def summary(dataset: Dataset) -> dict[str, float]:
@@ -45,13 +41,3 @@ def array_lines(episodes: Episodes) -> list[str]:
             name = f'{field}.{path}' if path else field
             result.append(f'{name}: {array.dtype} {array.shape[1:]}, from {array.min():.6g} to {array.max():.6g}')
     return result
-
-
-def observation_moments(episodes: list[Episodes], path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance of a leaf of the observation over all steps of several datasets, float64 ``[...]``."""
-    arrays = [x.observation[path] for x in episodes]
-    count = sum(len(x) for x in arrays)
-    chunks = [array[start:start + _ROWS_AT_ONCE] for array in arrays for start in range(0, len(array), _ROWS_AT_ONCE)]
-    mean = sum(np.asarray(x, np.float64).sum(0) for x in chunks) / count
-    variance = sum(np.square(np.asarray(x, np.float64) - mean).sum(0) for x in chunks) / count
-    return mean, variance
