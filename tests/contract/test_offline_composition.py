@@ -31,7 +31,6 @@ from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.q_networks import QNetwork
 from alfx.networks.value_networks import ValueNetwork
-from alfx.optimizers import Adam
 from alfx.tensor_specs import BoundedTensorSpec
 
 IMAGE = BoundedTensorSpec((1, 4, 4), torch.uint8, 0, 255)

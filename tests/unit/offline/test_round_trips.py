@@ -1,0 +1,217 @@
+"""From an environment to a replay buffer by way of files: every number is where it would have been online."""
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from alfx import nest
+from alfx.algorithms.data_transformer import FrameStacker
+from alfx.data_structures import BasicRLInfo, Experience, StepType, add_batch_info, time_step_spec
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
+from alfx.offline import episodes as stored
+from alfx.offline import folder, loading, recorder, sources
+from alfx.offline.buffer import make_buffer
+from alfx.offline.episodes import Episodes
+from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+from alfx.utils.checkpoint_utils import Checkpointer
+
+sys.path.insert(0, str(Path(__file__).parents[2] / 'contract'))
+from environment_kinds import KINDS
+
+OBSERVATION, ACTION = TensorSpec((3, )), BoundedTensorSpec((2, ), torch.float32, -1, 1)
+
+
+def as_online(env, num_steps):
+    """Random actions in an environment, and a list of the steps that went by, each with the action taken there."""
+    seen = []
+    act = recorder.random_policy(env.action_spec(), env.batch_size)
+
+    def watched(time_step):
+        action = act(time_step)
+        seen.append(nest.map_structure(torch.clone, (time_step, action)))
+        return action
+
+    recorded = recorder.record(env, watched, num_steps)
+    seen.append((nest.map_structure(torch.clone, env.current_time_step()), seen[-1][1]))
+    return recorded, seen
+
+
+@pytest.mark.parametrize('kind', ['count', 'chain', 'nested', 'nested, actions in [-1, 1]', 'offset actions',
+                                  'two rewards', 'processes', 'Pendulum', 'FrozenLake', 'unittest mixed'])
+def test_what_is_recorded_and_loaded_is_what_went_by(kind, tmp_path):
+    """Boxes, numbers, nests of both, several rewards, actions that begin at 1; ends and cuts; in processes or not."""
+    env = KINDS[kind]()
+    env.seed(0)
+    env.reset()
+    recorded, seen = as_online(env, 40)
+    folder.write(str(tmp_path), recorded, {})
+    dataset, = loading.load([str(tmp_path)], None, env.observation_spec(), env.action_spec(), env.reward_spec())
+    spec = Experience(time_step_spec(env.observation_spec(), env.action_spec(), env.reward_spec()),
+                      env.action_spec(), BasicRLInfo(action=env.action_spec()))
+    buffer = make_buffer([dataset], nest.map_structure(TensorSpec.from_spec, spec))
+    (loaded, _), count = buffer.gather_all(), 0
+    for number in range(env.batch_size):
+        own = nest.map_structure(lambda *x, number=number: torch.stack([y[number] for y in x]), *seen)
+        size = len(own[0].step_type)
+        if own[0].step_type[-1] == StepType.FIRST:  # nothing has been done in that episode
+            size -= 1
+        for t in range(size):
+            online, action = nest.map_structure(lambda x, t=t: x[t], own)
+            offline = nest.map_structure(lambda x: x[0, count], loaded)  # noqa: B023
+            is_cut = t == size - 1
+            for field in ('reward', 'discount', 'observation', 'prev_action', *(() if is_cut else ('step_type', ))):
+                for x, y in zip(nest.flatten(getattr(online, field)), nest.flatten(getattr(offline.time_step, field))):
+                    assert torch.equal(x, y) and x.dtype == y.dtype, (field, number, t)
+            assert offline.time_step.step_type != StepType.LAST or is_cut or online.is_last()
+            if not is_cut and not online.is_last():
+                for kept in (offline.action, offline.rollout_info.action):
+                    for x, y in zip(nest.flatten(action), nest.flatten(kept)):
+                        assert torch.equal(x, y) and x.dtype == y.dtype, (number, t)
+            count += 1
+    assert count == dataset.episodes.num_steps == buffer.total_size
+    env.close()
+
+
+def made_up(number, lengths=(3, 1, 5, 2)):
+    """Episodes of random numbers, of which every second one terminates. The reward of a transition is the sum of what
+    was observed before, 10 times that of the action, 100 times that of what was observed then, and 1000 * number."""
+    random, parts = np.random.default_rng(number), []
+    for k, length in enumerate(lengths):
+        observation = random.standard_normal((length + 1, 3)).astype(np.float32)
+        action = random.uniform(-1, 1, (length, 2)).astype(np.float32)
+        reward = observation[:-1].sum(1) + 10 * action.sum(1) + 100 * observation[1:].sum(1) + 1000 * number
+        discount = np.ones(length, np.float32)
+        discount[-1] = k % 2
+        parts.append(Episodes({'': observation}, {'': action}, reward.astype(np.float32), discount, np.array([length])))
+    return stored.joined(parts)
+
+
+def steps_of(episodes):
+    return nest.map_structure(lambda *x: torch.cat(x), *stored.steps(episodes, 0, OBSERVATION, ACTION, TensorSpec(())))
+
+
+def through_a_folder(path, episodes):
+    folder.write(str(path), episodes, {})
+    return str(path)
+
+
+def through_a_checkpoint(path, episodes):
+    time_step, action = steps_of(episodes)
+    experience = Experience(time_step, action)
+    buffer = ReplayBuffer(nest.map_structure(lambda x: TensorSpec(x.shape[1:], x.dtype), experience), 1, 50,
+                          enable_checkpoint=True)
+    buffer.add_sequence(nest.map_structure(lambda x: x.unsqueeze(1), experience))
+
+    class Holder(torch.nn.Module):
+        def get_extra_state(self):
+            return {'replay_buffer': buffer.state_dict()}
+
+        def set_extra_state(self, state):
+            pass
+
+    return Checkpointer(str(path), alg=Holder()).save(1)
+
+
+def through_a_file_of_alf(path, episodes):
+    """One environment with room for more steps than there are."""
+    time_step, _ = steps_of(episodes)
+    fields = dict(time_step._asdict(), env_info=(), env_id=time_step.env_id)
+    leaves = {f'_replay_buffer.time_step|{name}': x for name, x in fields.items() if isinstance(x, torch.Tensor)}
+    count = len(time_step.step_type)
+    torch.save({'algorithm': {'_replay_buffer._current_size': torch.tensor([count]),
+                              '_replay_buffer._current_pos': torch.tensor([count]),
+                              **{name: torch.cat((x, torch.zeros_like(x)))[None] for name, x in leaves.items()}},
+                'global_step': torch.tensor(3)}, path)
+    return str(path)
+
+
+def through_minari(path, episodes, monkeypatch):
+    minari = pytest.importorskip('minari')
+    pytest.importorskip('h5py')
+    gymnasium = pytest.importorskip('gymnasium')
+    from minari.data_collector import EpisodeBuffer
+    monkeypatch.setenv('MINARI_DATASETS_PATH', str(path))
+    parts = [episodes.part(i, i + 1) for i in range(len(episodes.lengths))]
+    minari.create_dataset_from_buffers('test/round-v0', [EpisodeBuffer(
+        observations=list(x.observation['']), actions=list(x.action['']), rewards=x.reward.tolist(),
+        terminations=(x.discount == 0).tolist(), truncations=[False] * (len(x.reward) - 1) + [bool(x.discount[-1])])
+        for x in parts], observation_space=gymnasium.spaces.Box(-np.inf, np.inf, (3, )),
+        action_space=gymnasium.spaces.Box(-1, 1, (2, )))
+    return 'minari:test/round-v0'
+
+
+ROUTES = {'folder': through_a_folder, 'checkpoint': through_a_checkpoint, 'file of ALF': through_a_file_of_alf,
+          'minari': through_minari}
+
+
+def buffer_of(names, **options):
+    datasets = loading.load(names, None, OBSERVATION, ACTION, TensorSpec(()))
+    spec = Experience(time_step_spec(OBSERVATION, ACTION), ACTION, BasicRLInfo(action=ACTION))
+    return make_buffer(datasets, nest.map_structure(TensorSpec.from_spec, spec), **options)
+
+
+@pytest.mark.filterwarnings('ignore::UserWarning:minari')
+@pytest.mark.parametrize('route', ROUTES)
+def test_every_sampled_pair_is_a_transition(route, tmp_path, monkeypatch):
+    args = (monkeypatch, ) if route == 'minari' else ()
+    experience, _ = buffer_of([ROUTES[route](tmp_path / 'data', made_up(0), *args)]).get_batch(400, 2)
+    time_step = experience.time_step
+    is_pair = time_step.step_type[:, 0] != StepType.LAST
+    first, second = (time_step.observation[is_pair, t].sum(-1) for t in range(2))
+    expected = first + 10 * experience.action[is_pair, 0].sum(-1) + 100 * second
+    torch.testing.assert_close(time_step.reward[is_pair, 1], expected, atol=1e-3, rtol=1e-5)
+    torch.testing.assert_close(time_step.prev_action[is_pair, 1], experience.action[is_pair, 0])
+    ends = time_step.step_type[is_pair, 1] == StepType.LAST
+    assert 0 < (time_step.discount[is_pair, 1] == 0).sum() < ends.sum() < is_pair.sum()
+    assert (time_step.discount[is_pair, 1][~ends] == 1).all()
+
+
+def test_no_sequence_crosses_from_one_dataset_into_another(tmp_path):
+    names = [through_a_folder(tmp_path / str(number), made_up(number)) for number in (0, 3, 7)]
+    experience, info = buffer_of(names).get_batch(600, 3)
+    time_step = experience.time_step
+    assert (time_step.env_id == time_step.env_id[:, :1]).all() and time_step.env_id.unique().tolist() == [-3, -2, -1]
+    arrived = time_step.step_type != StepType.FIRST
+    number = torch.tensor([0, 3, 7])[-1 - time_step.env_id]
+    # of a reward what is left without its thousands is as random as the numbers of the transition
+    assert ((time_step.reward - 1000 * number).abs()[arrived] < 900).all()
+
+
+def test_what_looks_back_in_the_buffer_sees_what_it_would_online(tmp_path):
+    """Frames before a step, of the dataset and of a buffer that was written step by step."""
+    names = [through_a_folder(tmp_path / str(number), made_up(number)) for number in (1, 2)]
+    offline = buffer_of(names, keep_episodic_info=True)
+    online = ReplayBuffer(offline.data_spec, 2, offline.max_length, keep_episodic_info=True)
+    everything = [steps_of(made_up(number)) for number in (1, 2)]
+    for t in range(offline.max_length):
+        time_step, action = nest.map_structure(lambda *x, t=t: torch.stack([y[t] for y in x]), *everything)
+        online.add_batch(Experience(time_step, action, BasicRLInfo(action=action)))
+    positions, found = torch.arange(offline.max_length - 1).repeat(2), []
+    env_ids = torch.arange(2).repeat_interleave(offline.max_length - 1)
+    for buffer in (online, offline):
+        experience, info = buffer.get_sequences(env_ids, positions, 2)
+        stacker = FrameStacker(OBSERVATION, stack_size=3)
+        found.append(stacker.transform_experience(add_batch_info(experience, info, buffer)).time_step)
+    assert found[0].observation.shape == (len(positions), 2, 9)
+    for field in ('observation', 'reward', 'step_type', 'discount', 'prev_action'):
+        assert torch.equal(getattr(found[0], field), getattr(found[1], field)), field
+
+
+def test_a_dataset_may_lie_in_a_file_in_place_of_memory(tmp_path):
+    name = through_a_folder(tmp_path / 'data', made_up(1))
+    batches = []
+    for options in ({}, dict(memory_map_dir=str(tmp_path))):
+        batches.append(buffer_of([name], **options).gather_all()[0])
+    for x, y in zip(*map(nest.flatten, batches)):
+        assert torch.equal(x, y)
+
+
+def test_datasets_are_read_alike_by_every_route(tmp_path):
+    read = [sources.read(ROUTES[route](tmp_path / route.replace(' ', '_'), made_up(5))).episodes
+            for route in ('folder', 'checkpoint', 'file of ALF')]
+    for other in read[1:]:
+        assert np.array_equal(other.observation[''], read[0].observation[''])
+        assert np.array_equal(other.reward, read[0].reward) and np.array_equal(other.discount, read[0].discount)
+        assert np.array_equal(other.action[''], read[0].action['']) and np.array_equal(other.lengths, read[0].lengths)
