@@ -109,6 +109,9 @@ def _environments_of_conf() -> Any:
     from alfx.trainers import building, random_state
     flags.conf_from_flags()
     config = TrainerConfig(root_dir='')
+    if config.ml_type != 'rl':
+        raise gin_utils.ConfError(f"{FLAGS.conf}: TrainerConfig.ml_type = '{config.ml_type}': nothing is done in an "
+                                  'environment there', 'name the conf of a task that has one')
     if FLAGS.random_seed is not None:
         config.random_seed = FLAGS.random_seed
     config.random_seed = random_state.set_random_seed(config.random_seed)

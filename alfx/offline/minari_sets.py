@@ -26,15 +26,14 @@ def read(name: str) -> Dataset:
     identity = name.removeprefix(PREFIX)
     try:
         import minari
-    except ImportError as error:
-        raise DatasetError(f'{name}: {error}', 'install the extra: pip install alfx[offline]') from error
-    try:
         source = minari.load_dataset(identity)
+    except ImportError as error:  # of Minari itself, or of what it reads files with
+        raise DatasetError(f'{name}: {error}', 'install the extra: pip install alfx[offline]') from error
     except FileNotFoundError as error:
         local = ', '.join(sorted(minari.list_local_datasets())) or 'none'
         raise DatasetError(f'{name}: there is no such dataset on this machine; found {local}',
                            f'minari download {identity}') from error
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise DatasetError(f'{name}: cannot be read: {error}', f'minari download {identity}') from error
     try:
         parts = [_episode(name, number, episode) for number, episode in enumerate(source.iterate_episodes())]

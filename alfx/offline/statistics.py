@@ -28,8 +28,15 @@ def lines(dataset: Dataset) -> list[str]:
               f'  length {x["length_mean"]:.6g}, from {x["length_min"]:.0f} to {x["length_max"]:.0f}',
               f'  terminated: {x["terminated"]:.1%} of the episodes' + (
                   '' if x['terminated'] else ' (none: all were cut off, and are bootstrapped from)')]
+    given = dataset.about.get('reference_returns')
     if 'normalized_score' in x:
         result.append(f'  normalized score {x["normalized_score"]:.1f}')
+    elif given:
+        result.append(f'  no normalized score: expected the return of a random policy and a higher one, found '
+                      f'{", ".join(map(str, given))}')
+    else:
+        result.append('  no normalized score: it is not known what a random and an expert policy get '
+                      '(--reference_returns)')
     return result
 
 

@@ -273,3 +273,18 @@ def test_kills_at_random_moments_change_nothing(tmp_path, kind):
     outcome, = kill_runs.kill_runs(conf, tmp_path / 'runs', 3 if kind == 'offline' else 1,
                                    (f"TrainerConfig.offline_buffer_dir='{path}'", *params), 1, popen=warm_starts.Popen)
     assert outcome.first is None, kill_runs.report(conf, outcome)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize('setting', ['async_unroll = True',
+                                     pytest.param('num_ray_workers = 1', marks=pytest.mark.slow)])
+def test_another_process_may_act_while_a_dataset_is_trained_on_besides(setting):
+    if 'ray' in setting:
+        pytest.importorskip('ray')
+    record('data/pendulum/replay')
+    trainer = train('iql_pendulum', 'run', f'TrainerConfig.{setting}', 'TrainerConfig.unroll_length = 4',
+                    'TrainerConfig.num_iterations = 8', 'TrainerConfig.rl_train_after_update_steps = 3',
+                    'TrainerConfig.replay_buffer_length = 100')
+    assert trainer.current_iterations() == 8
+    assert trainer.algorithm.replay_buffer.total_size >= 4 * 4
+    assert all(torch.isfinite(x).all() for x in trainer.algorithm.parameters())

@@ -1,6 +1,11 @@
 """``bin.dataset`` and ``bin.record``: new datasets of old ones, and what they refuse."""
+import glob
 import json
+import os
+import random
+import shutil
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -108,3 +113,87 @@ def test_random_actions_are_recorded_and_not_over_another_dataset(tmp_path):
     assert episodes.lengths.tolist() == [200, 200] and '2 episodes' in said and 'normalized score' in said
     result = program(*arguments, code=2)
     assert 'there is a dataset already' in result.stderr and 'Traceback' not in result.stderr
+
+
+ARGUMENTS = ('--conf', 'sac_pendulum', '--mode', 'random', '--num_steps', '400')
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize('has_old', [True, False], ids=['over another', 'a new one'])
+def test_twenty_kills_of_the_recorder_leave_the_old_dataset_or_the_new_one(tmp_path, has_old):
+    """Half of them at any moment, half while it writes."""
+    old, new, path = (str(tmp_path / name) for name in ('old', 'new', 'data'))
+    started = time.monotonic()
+    for place, seed in ((old, 1), (new, 2)):
+        program(*ARGUMENTS, '--random_seed', str(seed), '--dataset', place)
+    seconds = (time.monotonic() - started) / 2
+    fingerprints = {folder.read(place).fingerprint: place for place in (old, new)}
+    assert len(fingerprints) == 2
+    chance, found = random.Random(7), []
+    for kill in range(20):
+        shutil.rmtree(path, ignore_errors=True)
+        if has_old:
+            shutil.copytree(old, path)
+        before = glob.glob(f'{path}/data-*')
+        process = warm_starts.Popen([sys.executable, '-m', 'alfx.bin.record', *ARGUMENTS, '--random_seed', '2',
+                                     '--dataset', path, '--overwrite'], stdout=warm_starts.subprocess.PIPE,
+                                    stderr=warm_starts.subprocess.STDOUT)
+        with process:
+            if kill % 2:
+                time.sleep(chance.uniform(0, seconds))
+            else:
+                while process.poll() is None and glob.glob(f'{path}/data-*') == before:
+                    time.sleep(1e-4)
+                time.sleep(chance.uniform(0, 0.01))
+            process.kill()
+        if folder.is_dataset(path):
+            found.append(fingerprints[folder.read(path).fingerprint])
+        else:
+            assert not has_old
+            found.append(None)
+    assert set(found) == {old if has_old else None, new}
+    program(*ARGUMENTS, '--random_seed', '2', '--dataset', path, '--overwrite')
+    assert fingerprints[folder.read(path).fingerprint] == new
+    assert len([name for name in os.listdir(path) if name.startswith('data-')]) == 1
+
+
+def test_a_full_disk_is_told_of_and_leaves_nothing_behind(run, tmp_path, monkeypatch):
+    path = write(tmp_path / 'a')
+
+    def save(file, array, **kwargs):
+        file.write(b'some of it')
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(np, 'save', save)
+    for output in (tmp_path / 'b', tmp_path / 'a'):
+        with pytest.raises(ConfError, match='(?s)cannot be written: No space left on device.*nothing has been changed'):
+            run('convert', path, output=str(output), overwrite=True)
+    assert os.listdir(tmp_path / 'b') == [] and returns_of(path) == [1.0, 2.0, 3.0, 4.0]
+    assert len(os.listdir(path)) == 2
+
+
+def test_what_is_no_run_of_a_policy_cannot_be_recorded(tmp_path):
+    said = program('--root_dir', str(tmp_path / 'nothing'), '--dataset', str(tmp_path / 'a'), code=2).stderr
+    assert 'nothing' in said and 'Traceback' not in said and not os.path.exists(tmp_path / 'a')
+    pytest.importorskip('sklearn')
+    said = program('--conf', 'hypernetwork_digits', '--mode', 'random', '--dataset', str(tmp_path / 'a'), code=2).stderr
+    assert 'Traceback' not in said and "ml_type = 'sl'" in said and not os.path.exists(tmp_path / 'a')
+
+
+def test_episodes_that_have_ended_are_kept_when_it_is_interrupted_and_nothing_is_written_without_one():
+    from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
+    from alfx.offline import recorder
+    for after, lengths in ((12, [4, 4]), (3, None)):
+        env, count = PolicyUnittestEnv(1, 5, action_type=ActionType.Continuous), 0
+
+        def act(time_step, env=env, after=after):
+            nonlocal count
+            count += 1
+            if count > after:
+                raise KeyboardInterrupt
+            return env.action_spec().sample([1])
+
+        env.reset()
+        found = recorder.record(env, act, 100)
+        assert (None if found is None else found.lengths.tolist()) == lengths

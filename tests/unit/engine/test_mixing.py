@@ -119,6 +119,22 @@ def test_nothing_is_collected_before_the_counter_says_so_and_nothing_trained_whi
     assert trained[3] == 2 * trained[0]
 
 
+@pytest.mark.parametrize('every_mini_batch, collects', [(False, [0, 0, 0, 0, 0, 0, 1, 1]),
+                                                        (True, [0, 0, 1, 1, 1, 1, 1, 1])])
+def test_the_schedule_counts_iterations_or_minibatches(every_mini_batch, collects, dataset):
+    """Three minibatches an iteration; nothing is collected until the counter is 6."""
+    agent = make_agent('bc', dataset, unroll_length=4, updates=3, config_args=dict(
+        rl_train_after_update_steps=6, update_counter_every_mini_batch=every_mini_batch))
+    found = []
+    for _ in collects:
+        before = agent.replay_buffer.total_size if agent.replay_buffer is not None else 0
+        agent.train_iter()
+        if not every_mini_batch:  # as the trainer does
+            context.increment_global_counter()
+        found.append(int(agent.replay_buffer.total_size > before))
+    assert found == collects and context.get_global_counter() == (24 if every_mini_batch else 8)
+
+
 class Hooked(SacAlgorithm):
     """Tells of its offline hooks, which do the same as the others."""
 
@@ -144,6 +160,10 @@ class Hooked(SacAlgorithm):
         self.calls.append('after_update')
         super().after_update(root_inputs, info)
 
+    def after_train_iter(self, root_inputs, rollout_info):
+        self.calls.append(('after_train_iter', rollout_info is not None))
+        super().after_train_iter(root_inputs, rollout_info)
+
 
 def test_offline_hooks_are_called_with_the_phase(dataset):
     agent = make_agent(Hooked, dataset, unroll_length=4, updates=1, config_args=dict(rl_train_after_update_steps=1,
@@ -156,8 +176,10 @@ def test_offline_hooks_are_called_with_the_phase(dataset):
         seen.append(rl.calls)
         rl.calls = []
     assert agent.traits.has_offline_hooks
-    assert seen[0] == [('train_step_offline', True, True), ('calc_loss_offline', True, True), 'after_update']
-    assert seen[1] == [('train_step_offline', False, False), ('calc_loss_offline', False, False), 'after_update']
+    assert seen[0] == [('train_step_offline', True, True), ('calc_loss_offline', True, True), 'after_update',
+                       ('after_train_iter', False)]
+    assert seen[1] == [('train_step_offline', False, False), ('calc_loss_offline', False, False), 'after_update',
+                       ('after_train_iter', True)]
     assert seen[2] == seen[1]  # sequences of its own experience are trained on at once
 
 

@@ -76,9 +76,32 @@ def test_actions_in_units_of_the_environment_are_scaled_to_those_of_the_run():
     assert checks._in_units_of(TensorSpec((1, )), dataset).episodes.action[''][1, 0] == 6
 
 
-def test_without_minari_its_extra_is_named(monkeypatch):
-    monkeypatch.setitem(__import__('sys').modules, 'minari', None)
+class PartOfMinari:
+    """Minari without the packages that it needs for files."""
+
+    @staticmethod
+    def load_dataset(identity):
+        raise ImportError('h5py is not installed')
+
+
+@pytest.mark.parametrize('module', [None, PartOfMinari])
+def test_without_minari_or_what_it_needs_its_extra_is_named(monkeypatch, module):
+    monkeypatch.setitem(__import__('sys').modules, 'minari', module)
     with pytest.raises(DatasetError, match=r'(?s)minari:x/y-v0: .*pip install alfx\[offline\]'):
+        sources.read('minari:x/y-v0')
+
+
+class Unreadable:
+    """Minari with a dataset whose file ends in the middle."""
+
+    @staticmethod
+    def load_dataset(identity):
+        raise OSError('Unable to synchronously open file (truncated file)')
+
+
+def test_a_minari_file_that_ends_in_the_middle_is_refused(monkeypatch):
+    monkeypatch.setitem(__import__('sys').modules, 'minari', Unreadable)
+    with pytest.raises(DatasetError, match='(?s)minari:x/y-v0: cannot be read: .*truncated file.*minari download x/y'):
         sources.read('minari:x/y-v0')
 
 

@@ -1,0 +1,231 @@
+"""Data and settings that cannot be trained on: each is told of before the first update, by one message that says where,
+what was expected, what was found, and what to do.
+
+How each kind of bad number is described is tested in tests/unit/offline; here a run meets them.
+"""
+import glob
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from alfx import context, gin_utils
+from alfx.algorithms.config import TrainerConfig
+from alfx.engine.errors import NonFiniteLossError
+from alfx.gin_utils import ConfError
+from alfx.offline import folder
+from alfx.offline.episodes import Episodes
+from alfx.trainers.policy_trainer import RLTrainer
+from alfx.utils.checkpoint_utils import read_checkpoint
+
+DATA = os.path.join('data', 'pendulum', 'replay')
+SMALL = ('TrainerConfig.num_updates_per_train_iter = 2', 'TrainerConfig.mini_batch_size = 8',
+         'TrainerConfig.random_seed = 7', 'TrainerConfig.num_threads = 1', 'TrainerConfig.num_iterations = 2')
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    gin_utils.clear()
+
+
+def episodes(**changes):
+    """Two episodes of Pendulum's shapes."""
+    made = Episodes({'': np.zeros((22, 3), np.float32)}, {'': np.zeros((20, 1), np.float32)}, np.zeros(20, np.float32),
+                    np.ones(20, np.float32), np.array([12, 8]))
+    return made._replace(**changes)
+
+
+def write(path=DATA, about=(), **changes):
+    folder.write(path, episodes(**changes), dict(about), overwrite=True)
+
+
+def with_nan(where):
+    array = np.zeros((22, 3), np.float32)
+    array[where] = np.nan
+    return {'': array}
+
+
+def start(conf, *params):
+    """A run up to its first iteration."""
+    context.reset()
+    with gin_utils.loaded(conf, [*SMALL, *params], 'run') as loaded:
+        return RLTrainer(TrainerConfig(root_dir='run', conf_file=loaded.conf_file))
+
+
+def damage(pattern, contents=None):
+    """Cut a file of the dataset in half, or replace its contents."""
+    write()
+    path, = glob.glob(os.path.join(DATA, pattern))
+    with open(path, 'rb') as file:
+        old = file.read()
+    with open(path, 'wb') as file:
+        file.write(old[:len(old) // 2] if contents is None else contents)
+
+
+def flip():
+    write()
+    path, = glob.glob(os.path.join(DATA, 'data-*', 'action.npy'))
+    with open(path, 'r+b') as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b'\x01')
+
+
+def leave_by_a_killed_writer():
+    write()
+    os.remove(os.path.join(DATA, folder.MANIFEST))
+
+
+def write_with_another_version():
+    write()
+    path = os.path.join(DATA, folder.MANIFEST)
+    with open(path) as file:
+        manifest = json.load(file)
+    with open(path, 'w') as file:
+        json.dump({**manifest, 'version': 99}, file)
+
+
+def write_the_same_lengths_in_another_dataset():
+    """A manifest whose lengths are not those of the arrays."""
+    write(observation={'': np.zeros((20, 3), np.float32)})
+
+
+CASES = {
+    'no such folder': (lambda: write('data/pendulum/reply'), (),
+                       f'{DATA}: there is no such folder; datasets beside it: reply.*record one with python -m'),
+    'cut off': (lambda: damage('data-*/observation.npy'), (), 'observation.npy: cannot be read.*record the dataset'),
+    'no JSON': (lambda: damage('dataset.json'), (), 'dataset.json: is damaged.*record the dataset again'),
+    'killed writer': (leave_by_a_killed_writer, (), 'holds no dataset.json, so it is no dataset, or its writer was'),
+    'unknown version': (write_with_another_version, (), 'dataset.json: expected format .*found .*99'),
+    'a flipped bit': (flip, (), 'action.npy: its contents are not those that were written: expected SHA-256 .*, found'),
+    'other observations': (lambda: write(observation={'': np.zeros((22, 4), np.float32)}), (),
+                           r'observation: expected shape \(3,\), found \(4,\).*choose the environment'),
+    'other names': (lambda: write(observation={'arm': np.zeros((22, 3), np.float32)}), (),
+                    'observation.arm: expected nothing, found float32'),
+    'other actions': (lambda: write(action={'': np.zeros(20, np.int64)}), (),
+                      r'action: expected shape \(1,\), found \(\)'),
+    'no final observations': (write_the_same_lengths_in_another_dataset, (),
+                              r'observation: expected 22 rows.*found.*20.*T \+ 1 observations'),
+    'not as many as said': (lambda: write(lengths=np.array([12, 9])), (), 'reward: expected 21 rows, for 2 episodes'),
+    'an empty episode': (lambda: write(lengths=np.array([20, 0])), (), 'episode 1 has 0 actions'),
+    'no number': (lambda: write(observation=with_nan(15)), (),
+                  'observation: NaN or infinite in episode 1, step 2.*leave that episode out'),
+    'out of bounds': (lambda: write(action={'': np.full((20, 1), 1.5, np.float32)}), (),
+                      'action: 20 of 20 are out of bounds, by up to 0.5; expected -1 to 1.*other bounds'),
+    'whole numbers': (lambda: write(observation={'': np.zeros((22, 3), np.int64)}), (),
+                      'observation: expected float32, found int64'),
+    'two rewards': (lambda: write(reward=np.zeros((20, 2), np.float32)), (),
+                    r'reward: expected one number a step, found an array of shape \(2,\)'),
+    'long sequences': (write, ('TrainerConfig.mini_batch_length = 14', ),
+                       'longest episode has 13 steps.*mini_batch_length = 14.*shorten the sequences'),
+    'little is loaded': (write, ('TrainerConfig.offline_buffer_length = 3', 'TrainerConfig.mini_batch_length = 4'),
+                         'longest episode has 3 steps.*offline_buffer_length'),
+    'nothing is loaded': (write, ('TrainerConfig.offline_buffer_length = 1', ), 'offline_buffer_length = 1.*2 or more'),
+}
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_what_cannot_be_trained_on_is_said(case):
+    prepare, params, message = CASES[case]
+    prepare()
+    with pytest.raises(ConfError, match=f'(?s){message}') as caught:
+        start('iql_pendulum', *params)
+    assert 'data/pendulum' in str(caught.value) or 'TrainerConfig' in str(caught.value)
+    assert not glob.glob('run/train/algorithm/ckpt-*')
+
+
+CART_POLE = "create_environment.env_name = 'CartPole-v1'"
+ALGORITHMS = {
+    'cloning discrete actions by a network of continuous ones': (
+        'bc_pendulum', (CART_POLE, ), 'BcAlgorithm.actor_network_cls = .*discrete.*set it to @ActorDistribution'),
+    'IQL of discrete actions': ('iql_pendulum', (CART_POLE, ), 'discrete.*IqlAlgorithm learns continuous ones'),
+    'CQL of discrete actions': ('cql_pendulum', (CART_POLE, ), 'discrete.*use DiscreteCqlAlgorithm'),
+    'discrete CQL of continuous actions': (
+        'cql_cart_pole', ("create_environment.env_name = 'Pendulum-v1'", ), 'continuous'),
+    'TD3+BC of discrete actions': ('td3_bc_pendulum', (CART_POLE, ), '(?i)discrete|continuous'),
+    'a policy without a distribution in AWAC': (
+        'awac_pendulum', ('AwacAlgorithm.actor_network_cls = @ActorNetwork', ), 'actor_network_cls'),
+    'a policy without a distribution in CQL': (
+        'cql_pendulum', ('CqlAlgorithm.actor_network_cls = @ActorNetwork', ), 'actor_network_cls'),
+    'a policy without a distribution in IQL': (
+        'iql_pendulum', ('IqlAlgorithm.actor_network_cls = @ActorNetwork', ), 'actor_network_cls'),
+    'causal cloning of single steps': (
+        'causal_bc_pendulum', ('TrainerConfig.mini_batch_length = 1', ), 'mini_batch_length'),
+}
+
+
+@pytest.mark.parametrize('case', ALGORITHMS)
+def test_an_algorithm_that_does_not_go_with_the_environment_says_so(case):
+    conf, params, message = ALGORITHMS[case]
+    for level in ('expert', 'replay', 'tcn'):
+        write(f'data/pendulum/{level}')
+    write('data/cart_pole/replay')
+    with pytest.raises((ConfError, ValueError), match=f'(?s){message}') as caught:
+        start(conf, *params).train()
+    assert gin_utils.is_explained(caught.value) or isinstance(caught.value, ConfError)
+
+
+def test_data_that_nothing_vouches_for_is_warned_of(caplog):
+    """The episodes are those of a file of ALF, which has no digest."""
+    from alfx.data_structures import StepType
+    step_type = torch.full((1, 30), int(StepType.MID))
+    step_type[:, 0], step_type[:, 29] = int(StepType.FIRST), int(StepType.LAST)
+    torch.save({f'_replay_buffer.{name}': x for name, x in {
+        '_current_size': torch.tensor([30]), '_current_pos': torch.tensor([30]), 'time_step|step_type': step_type,
+        'time_step|reward': torch.zeros(1, 30), 'time_step|discount': torch.ones(1, 30),
+        'time_step|observation': torch.zeros(1, 30, 3),
+        'time_step|prev_action': torch.zeros(1, 30, 1)}.items()}, 'file')
+    with caplog.at_level('WARNING'):
+        start('iql_pendulum', "TrainerConfig.offline_buffer_dir = 'file'").train()
+    assert 'file: there is nothing to compare its contents with' in caplog.text
+
+
+@pytest.mark.parametrize('value', [[3.0, 1.0], None])
+def test_without_returns_to_compare_with_there_is_no_score_and_it_says_why(value, caplog):
+    write(about={} if value is None else {'reference_returns': value})
+    with caplog.at_level('INFO'):
+        start('iql_pendulum')
+    assert 'no normalized score' in caplog.text and ('3.0, 1.0' in caplog.text) == (value is not None)
+    assert 'none: all were cut off' in caplog.text
+
+
+def test_data_that_is_gone_stops_a_run_that_goes_on_and_no_policy(tmp_path):
+    write()
+    start('iql_pendulum').train()
+    shutil.move('data', 'gone')
+    with pytest.raises(ConfError, match=f'(?s){DATA}: there is no such folder'):
+        start('iql_pendulum', 'TrainerConfig.num_iterations = 3')
+
+
+def test_training_only_reads_a_dataset():
+    """It lies on a disk that cannot be written to, perhaps: nothing in its folder is made, changed or opened to be."""
+    def times():
+        found = {path: os.stat(path) for path in glob.glob(f'{DATA}/**', recursive=True)}
+        return {path: (x.st_mtime_ns, x.st_ctime_ns) for path, x in found.items()}
+
+    write()
+    for path in times():
+        os.chmod(path, 0o555)
+    before = times()
+    start('iql_pendulum').train()
+    assert times() == before
+
+
+def test_a_loss_that_is_no_number_in_pretraining_leaves_what_was_before(monkeypatch):
+    """The rewards are finite, and their squares are not."""
+    reward = np.zeros(20, np.float32)
+    reward[:] = 3e38
+    write(reward=reward)
+    trainer = start('iql_finetune_pendulum', "TrainerConfig.offline_buffer_dir = 'data/pendulum/replay'",
+                    'RewardScaling.scale = 1.0', 'TrainerConfig.rl_train_after_update_steps = 100')
+    before = {name: p.detach().clone() for name, p in trainer.algorithm.named_parameters()}
+    with pytest.raises(NonFiniteLossError, match='(?s)critic'):
+        trainer.train()
+    assert all(torch.isfinite(p).all() for p in before.values())
+    saved = read_checkpoint('run/train/algorithm/ckpt-1')['alg']
+    for name, value in before.items():
+        assert torch.equal(saved[name], value), name

@@ -1,0 +1,29 @@
+"""The lines of tools/dataset_speed.py."""
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+
+def measured(repository, *arguments):
+    found = subprocess.run([sys.executable, 'tools/dataset_speed.py', *arguments], cwd=repository, timeout=120,
+                           env={**os.environ, 'PYTHONPATH': repository}, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    return found.stdout.splitlines()
+
+
+def test_recording_and_loading_are_measured(repository):
+    record, load = measured(repository, 'record', 'load', '--rounds', '1', '--steps', '2000')
+    assert re.fullmatch(r'record: [\d,]+ actions/s, by hand [\d,]+: \d+\.\d\d times as many', record)
+    assert re.fullmatch(r'load: 2,000 steps in \d+\.\d\d s with \d+\.\d\d times the \d+ MiB of the buffer', load)
+
+
+def test_the_share_of_sampling_is_measured(repository):
+    pytest.importorskip('mujoco')
+    line, = measured(repository, 'sample', '--rounds', '1', '--steps', '100')
+    share = float(re.fullmatch(r'sample: (\d+\.\d)% of an update, at [\d,]+ updates/s', line)[1])
+    assert 0 < share < 100
