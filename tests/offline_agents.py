@@ -5,6 +5,7 @@ from functools import partial
 import sac_agents
 import torch
 
+from alfx import nest
 from alfx.algorithms.bc_algorithm import BcAlgorithm
 from alfx.algorithms.iql_algorithm import IqlAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
@@ -20,6 +21,22 @@ def record(path, environment='continuous', num_steps=120, seed=3):
     env.reset()
     episodes = recorder.record(env, recorder.random_policy(env.action_spec(), 3), num_steps)
     folder.write(str(path), episodes, {'env_name': 'test'})
+    return str(path)
+
+
+def file_of_alf(path, time_step):
+    """A checkpoint as ALF writes it, with the steps ``[T]`` of one environment; returns its path.
+
+    The ring has room for more steps than there are.
+    """
+    count, leaves = len(time_step.step_type), {}
+    for name, field in time_step._asdict().items():
+        for where, x in nest.flatten_with_path(field):
+            leaves['|'.join(['_replay_buffer.time_step', name, *where.split('.')]).strip('|')] = torch.cat(
+                (x, torch.zeros_like(x)))[None]
+    torch.save({'algorithm': {'_replay_buffer._current_size': torch.tensor([count]),
+                              '_replay_buffer._current_pos': torch.tensor([count]), **leaves},
+                'global_step': torch.tensor(3)}, path)
     return str(path)
 
 

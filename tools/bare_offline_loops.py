@@ -22,18 +22,17 @@ def _timed(update: Callable[[Replay], None], replay: Replay, warm_up: int, updat
     return updates, time.perf_counter() - start
 
 
-def iql(replay: Replay, warm_up: int, updates: int, seed: int, batch_size: int, layers: tuple[int, ...]
-        ) -> tuple[int, float]:
-    """Implicit Q-learning with expectile 0.7 and inverse temperature 3; returns the updates and their seconds."""
-    torch.manual_seed(seed)
-    size, action_size = replay.observation.shape[1], replay.action.shape[1]
+def iql_learner(size: int, action_size: int, batch_size: int, layers: tuple[int, ...], lr: float
+                ) -> tuple[nn.Module, Callable[[Replay], None]]:
+    """The mean of the policy, in [-1, 1], and an update of implicit Q-learning with expectile 0.7 and inverse
+    temperature 3."""
     actor, log_std = nn.Sequential(_mlp(size, layers, action_size), nn.Tanh()), nn.Parameter(torch.zeros(action_size))
     values, critics = _mlp(size, layers, 1), _Critics(size + action_size, layers)
     targets = copy.deepcopy(critics)
     target_tensors, tensors = list(targets.parameters()), list(critics.parameters())
-    actor_optimizer = torch.optim.Adam([*actor.parameters(), log_std], lr=3e-4, fused=True)
-    value_optimizer = torch.optim.Adam(values.parameters(), lr=3e-4, fused=True)
-    critic_optimizer = torch.optim.Adam(critics.parameters(), lr=3e-4, fused=True)
+    actor_optimizer = torch.optim.Adam([*actor.parameters(), log_std], lr=lr, fused=True)
+    value_optimizer = torch.optim.Adam(values.parameters(), lr=lr, fused=True)
+    critic_optimizer = torch.optim.Adam(critics.parameters(), lr=lr, fused=True)
 
     def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
         optimizer.zero_grad()
@@ -55,17 +54,29 @@ def iql(replay: Replay, warm_up: int, updates: int, seed: int, batch_size: int, 
         step(actor_optimizer, -((3 * advantage.detach()).exp().clamp(max=100) * log_prob).mean())
         _follow(target_tensors, tensors)
 
+    return actor, update
+
+
+def iql(replay: Replay, warm_up: int, updates: int, seed: int, batch_size: int, layers: tuple[int, ...]
+        ) -> tuple[int, float]:
+    """Implicit Q-learning; returns the updates and their seconds."""
+    torch.manual_seed(seed)
+    _, update = iql_learner(replay.observation.shape[1], replay.action.shape[1], batch_size, layers, 3e-4)
     return _timed(update, replay, warm_up, updates)
+
+
+def td3_bc_learner(size: int, action_size: int, batch_size: int, layers: tuple[int, ...], lr: float,
+                   alpha: float = 2.5) -> tuple[nn.Module, Callable[[Replay], None]]:
+    """The actor, and an update of TD3+BC, which trains it at every second call."""
+    def actor_loss(value: Tensor, own_action: Tensor, action: Tensor) -> Tensor:
+        return ((own_action - action)**2).mean() - alpha * value.mean() / value.abs().mean().detach()
+
+    return td3_learner(size, action_size, 1.0, batch_size, layers, lr, actor_loss)
 
 
 def td3_bc(replay: Replay, warm_up: int, updates: int, seed: int, batch_size: int, layers: tuple[int, ...]
            ) -> tuple[int, float]:
-    """TD3+BC with alpha 2.5, the actor at every second update; returns the updates and their seconds."""
+    """TD3+BC with alpha 2.5; returns the updates and their seconds."""
     torch.manual_seed(seed)
-
-    def actor_loss(value: Tensor, own_action: Tensor, action: Tensor) -> Tensor:
-        return ((own_action - action)**2).mean() - 2.5 * value.mean() / value.abs().mean().detach()
-
-    _, update = td3_learner(replay.observation.shape[1], replay.action.shape[1], 1.0, batch_size, layers, 3e-4,
-                            actor_loss)
+    _, update = td3_bc_learner(replay.observation.shape[1], replay.action.shape[1], batch_size, layers, 3e-4)
     return _timed(update, replay, warm_up, updates)

@@ -23,6 +23,7 @@ from alfx.utils.checkpoint_utils import read_checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))
 import kill_runs
+import offline_agents
 import warm_starts
 
 SMALL = ('TrainerConfig.num_updates_per_train_iter = 3', 'TrainerConfig.mini_batch_size = 8',
@@ -258,6 +259,28 @@ def test_what_cannot_learn_from_a_dataset_says_why(conf, params, message):
     record('data/pendulum/replay')
     with pytest.raises(ConfError, match=f'(?s){message}'):
         train(conf, 'run', "TrainerConfig.offline_buffer_dir = 'data/pendulum/replay'", *params)
+
+
+@pytest.mark.parametrize('conf, params', [
+    ('bc_pendulum', ()), ('causal_bc_pendulum', ()), ('iql_pendulum', ()),
+    ('rlpd_pendulum', ('TrainerConfig.rl_train_after_update_steps = 2', 'TrainerConfig.rl_train_every_update_steps = 2',
+                       'TrainerConfig.initial_collect_steps = 8', 'TrainerConfig.unroll_length = 4',
+                       'TrainerConfig.num_env_steps = 0', 'TrainerConfig.replay_buffer_length = 100'))])
+def test_a_replay_buffer_of_alf_is_trained_on(conf, params):
+    """From its file alone, in two datasets at once; cloned, learned from, or mixed with own experience."""
+    record('recorded')
+    episodes = folder.read('recorded').episodes
+    time_step, _ = next(steps(episodes, 0, TensorSpec((3, )), BoundedTensorSpec((1, )), TensorSpec(())))
+    for name in ('sac_10k', 'more'):
+        offline_agents.file_of_alf(name, time_step)
+    trainer = train(conf, 'run', "TrainerConfig.offline_buffer_dir = ['sac_10k', 'more']",
+                    'TrainerConfig.num_iterations = 6', 'TrainerConfig.offline_buffer_length = 50', *params)
+    buffer = trainer.algorithm.offline_replay_buffer
+    assert buffer.current_size.tolist() == [50, 50] and trainer.current_iterations() == 6
+    if params:
+        assert trainer.algorithm.replay_buffer.total_size == 4 * 4
+    else:
+        assert trainer.algorithm.get_step_metrics()[0].count == 0
 
 
 @pytest.mark.processes

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from offline_agents import file_of_alf
 
 from alfx import nest
 from alfx.algorithms.data_transformer import FrameStacker
@@ -115,16 +116,7 @@ def through_a_checkpoint(path, episodes):
 
 
 def through_a_file_of_alf(path, episodes):
-    """One environment with room for more steps than there are."""
-    time_step, _ = steps_of(episodes)
-    fields = dict(time_step._asdict(), env_info=(), env_id=time_step.env_id)
-    leaves = {f'_replay_buffer.time_step|{name}': x for name, x in fields.items() if isinstance(x, torch.Tensor)}
-    count = len(time_step.step_type)
-    torch.save({'algorithm': {'_replay_buffer._current_size': torch.tensor([count]),
-                              '_replay_buffer._current_pos': torch.tensor([count]),
-                              **{name: torch.cat((x, torch.zeros_like(x)))[None] for name, x in leaves.items()}},
-                'global_step': torch.tensor(3)}, path)
-    return str(path)
+    return file_of_alf(path, steps_of(episodes)[0])
 
 
 def through_minari(path, episodes, monkeypatch):
