@@ -113,7 +113,8 @@ PROBES = {
     'Td3BcAlgorithm': Probe('td3_bc'),
     'TracAlgorithm': Probe('trac_cart_pole'),
 }
-NOT_LEARNING = {'RandomAlgorithm', 'LinearFeedbackAlgorithm'}  # what acts in some confs without learning
+# what acts in some confs without learning
+NOT_LEARNING = {'RandomAlgorithm', 'LinearFeedbackAlgorithm', 'WaypointAlgorithm'}
 
 
 class Made(NamedTuple):

@@ -54,6 +54,8 @@ class Recipe:
         learner_epsilon: the chance with which the recorded learner samples its action in place of taking the most
             likely one; 1 is always.
         expert_params: what the expert overrides in its conf.
+        noise: standard deviation of the noise on the actions of `expert`, in units of half the range of an action,
+            for a policy that does not explore.
         correlated_noise: standard deviation of the noise of `tcn`, in units of half the range of an action; 0: there is
             no such level.
     """
@@ -65,6 +67,7 @@ class Recipe:
     learner_params: tuple[str, ...] = ()
     learner_epsilon: float = 1.0
     expert_params: tuple[str, ...] = ()
+    noise: float = 0.0
     correlated_noise: float = 0.0
 
     def levels(self) -> tuple[str, ...]:
@@ -87,6 +90,7 @@ RECIPES = {
     'cart_pole': Recipe('ppo_cart_pole', 50000, 5000, 'dqn_cart_pole', ('TrainerConfig.num_checkpoints = 50', ),
                         learner_epsilon=0.1),
     'corridor': Recipe('ppo_count_corridor', 10000, 24),
+    'point_maze': Recipe('waypoints_point_maze', 200000, 6000, noise=0.5),  # needs the extra robotics
     'lunar_lander_continuous': Recipe('sac_lunar_lander_continuous', 200000, 3000, 'sac_lunar_lander_continuous',
                                       (_ONE_ENVIRONMENT, 'TrainerConfig.unroll_length = 4',
                                        'TrainerConfig.replay_buffer_length = 300000',
@@ -161,7 +165,8 @@ class Maker:
                       self._recipe.num_steps // 2)
 
     def _make_expert(self) -> None:
-        self._record_expert('expert', self._recipe.num_steps, 'sampled')
+        noise = ['--noise', str(self._recipe.noise)] if self._recipe.noise else []
+        self._record_expert('expert', self._recipe.num_steps, 'sampled', noise)
 
     def _make_demos(self) -> None:
         self._record_expert('demos', self._recipe.demo_steps, 'greedy', num_environments=1)

@@ -3,8 +3,8 @@
 A subclass of :class:`HandcraftedAlgorithm` says in ``_policy_func`` which action follows an observation. Such a policy
 collects experience, is evaluated and played as any other and trains nothing, so that it serves as a baseline, and as
 the policy of an agent of which another part learns, such as a representation from images. There is no paper.
-:class:`RandomAlgorithm`, uniformly random actions, and :class:`LinearFeedbackAlgorithm` are not in the interface of the
-parent framework.
+:class:`RandomAlgorithm`, uniformly random actions, :class:`LinearFeedbackAlgorithm` and :class:`WaypointAlgorithm` are
+not in the interface of the parent framework.
 """
 import math
 from collections.abc import Sequence
@@ -230,3 +230,53 @@ def _check_carla_specs(name: str, observation_spec: NestedTensorSpec, action_spe
         raise SpecError(f'{name}: the action: expected bounded floats of shape (3,), {wanted}, found {action_spec}')
     if not ((action_spec.minimum <= (0, -1, 0)).all() and (action_spec.maximum >= (1, 1, 0)).all()):
         raise SpecError(f'{name}: the action: expected bounds that include {wanted}, found {action_spec}')
+
+
+@configurable
+class WaypointAlgorithm(HandcraftedAlgorithm):
+    """Pushes a point to a goal along a path that is known, as in the mazes of gymnasium-robotics.
+
+    The observation is a dict with ``'observation'``, float ``[B, 4]``: position and velocity in the plane, and
+    ``'desired_goal'``, float ``[B, 2]``. The action ``[B, 2]`` is the force ``gain * (target - position) - damping *
+    velocity``, clipped to its bounds. The target is the goal if the same waypoint is the nearest one to it and to the
+    position; otherwise that waypoint's neighbour on the way there.
+
+    Args:
+        observation_spec: as described.
+        action_spec: a ``BoundedTensorSpec`` of shape ``(2,)``.
+        waypoints: points ``(x, y)`` in order along the path; a straight line leads from each to the next.
+        gain: force by distance.
+        damping: force by velocity, against it.
+        kwargs: those of :class:`HandcraftedAlgorithm`.
+
+    Raises:
+        SpecError: observation or action are not as described.
+    """
+
+    @takes_arguments_of(HandcraftedAlgorithm, defaults={'name': 'WaypointAlgorithm'},
+                        after={'waypoints': 'reward_spec', 'gain': 'waypoints', 'damping': 'gain'})
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, name: str,
+                 waypoints: Sequence[Sequence[float]] = ((0.0, 0.0), ), gain: float = 10.0, damping: float = 1.0,
+                 **kwargs: Any):
+        fields = observation_spec if isinstance(observation_spec, dict) else {}
+        shapes = [getattr(fields.get(key), 'shape', None) for key in ('observation', 'desired_goal')]
+        if shapes != [(4, ), (2, )] or not isinstance(action_spec, BoundedTensorSpec) or action_spec.shape != (2, ):
+            raise SpecError(f"{name}: expected an observation with 'observation' of shape (4,) and 'desired_goal' of "
+                            f'shape (2,), and an action of shape (2,), found {observation_spec} and {action_spec}')
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, name=name, **kwargs)
+        self._waypoints: Tensor
+        self.register_buffer('_waypoints', torch.tensor(waypoints, dtype=torch.float32), persistent=False)
+        self._gain, self._damping = gain, damping
+
+    own_traits = HandcraftedAlgorithm.own_traits
+
+    def _policy_func(self, observation: NestedTensor) -> Tensor:
+        position, velocity = observation['observation'].chunk(2, -1)
+        goal = observation['desired_goal']
+        here, there = (torch.cdist(x, self._waypoints).argmin(-1) for x in (position, goal))
+        on_the_way = self._waypoints[here + torch.sign(there - here)]
+        target = torch.where((here == there).unsqueeze(-1), goal, on_the_way)
+        force = self._gain * (target - position) - self._damping * velocity
+        spec = self._action_spec
+        low, high = (torch.tensor(x, dtype=force.dtype, device=force.device) for x in (spec.minimum, spec.maximum))
+        return torch.clamp(force, low, high)

@@ -2,10 +2,11 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from alfx import context, nest
-from alfx.data_structures import TimeStep, reset_at_first
+from alfx.data_structures import StepType, TimeStep, reset_at_first
 from alfx.offline.episodes import Episodes, from_steps, joined
 from alfx.tensor_specs import NestedTensor
 from alfx.utils.discrete_action import random_valid
@@ -30,14 +31,15 @@ class Policy:
     def __call__(self, time_step: TimeStep) -> NestedTensor:
         """The actions ``[B, ...]`` at a time step ``[B, ...]`` of the environment."""
         algorithm, device = self._algorithm, self._algorithm.device
+        is_here = device.type == 'cpu'
         with context.eval_context(), torch.no_grad():
             inputs, self._transform_state = algorithm.transform_timestep(
-                time_step if device.type == 'cpu' else to_device(time_step, device), self._transform_state)
+                time_step if is_here else to_device(time_step, device), self._transform_state)
             if nest.flatten(self._state):
                 self._state = reset_at_first(self._state, self._initial_state, inputs)
             step = algorithm.predict_step(inputs, self._state)
         self._state = step.state
-        return nest.map_structure(torch.Tensor.cpu, step.output)
+        return step.output if is_here else nest.map_structure(torch.Tensor.cpu, step.output)
 
 
 def random_policy(action_spec: NestedTensor, num_environments: int, mask_field: str | None = None) -> Act:
@@ -121,7 +123,8 @@ def record(env: Any, act: Act, num_actions: int, on_step: Callable[[int], None] 
     try:
         while done < num_actions:
             action = act(time_step)
-            done += int((~time_step.is_last()).sum())  # at LAST the environment ignores it
+            # at LAST the environment ignores it; numpy counts so few numbers faster
+            done += int(np.count_nonzero(time_step.step_type.numpy() != int(StepType.LAST)))
             following = env.step(action)
             steps.append((_kept(time_step), action))
             time_step = following

@@ -8,7 +8,8 @@ from alfx import context, nest
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.handcrafted_algorithm import HandcraftedAlgorithm, RandomAlgorithm, SimpleCarlaAlgorithm
+from alfx.algorithms.handcrafted_algorithm import (HandcraftedAlgorithm, RandomAlgorithm, SimpleCarlaAlgorithm,
+                                                      WaypointAlgorithm)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep
 from alfx.environments.suite_unittest import ActionType, MixedPolicyUnittestEnv, PolicyUnittestEnv
 from alfx.optimizers import Adam
@@ -188,3 +189,21 @@ def test_distances_that_make_no_sense_are_refused(distances):
     with pytest.raises(ValueError, match='distance_to_stop <= distance_to_decelerate'):
         SimpleCarlaAlgorithm(CARLA_OBSERVATION, CARLA_ACTION, distance_to_decelerate=distances[0],
                              distance_to_stop=distances[1])
+
+
+def test_a_point_is_pushed_from_waypoint_to_waypoint_and_to_the_goal_when_it_is_near():
+    """The path is a corner: east and then north."""
+    spec = {'observation': TensorSpec((4, )), 'desired_goal': TensorSpec((2, ))}
+    action_spec = BoundedTensorSpec((2, ), torch.float32, -1, 1)
+    algorithm = WaypointAlgorithm(spec, action_spec, waypoints=[(0, 0), (1, 0), (1, 1)], gain=0.5, damping=0.1)
+    seen = torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.9, 0.0, 2.0, 0.0], [1.0, 0.9, 0.0, 0.0], [1.0, 1.1, 0.0, 0.0],
+                         [0.0, -9.0, 0.0, 0.0]])
+    goal = torch.tensor([[1.0, 0.8], [1.0, 0.8], [1.0, 0.8], [0.0, 0.1], [0.2, 0.0]])
+    # to (1, 0); to (1, 1) against the velocity; to the goal; back to (1, 0); to the goal with all force
+    expected = [[0.5, 0.0], [0.05 - 0.2, 0.5], [0.0, -0.05], [0.0, -0.55], [0.1, 1.0]]
+    found = algorithm.predict_step(step({'observation': seen, 'desired_goal': goal})).output
+    torch.testing.assert_close(found, torch.tensor(expected))
+    for wrong in ((spec['observation'], action_spec), (spec, BoundedTensorSpec((1, ), torch.float32, -1, 1)),
+                  ({**spec, 'observation': TensorSpec((5, ))}, action_spec)):
+        with pytest.raises(SpecError, match='WaypointAlgorithm: expected an observation with'):
+            WaypointAlgorithm(*wrong)
