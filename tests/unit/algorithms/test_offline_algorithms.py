@@ -8,6 +8,7 @@ import torch
 from offline_agents import differences, make_agent, parameters
 from plans import num_records
 
+from alfx import context
 from alfx.algorithms.awac_algorithm import AwacAlgorithm
 from alfx.algorithms.causal_bc_algorithm import CausalBcAlgorithm
 from alfx.algorithms.cql_algorithm import CqlAlgorithm, DiscreteCqlAlgorithm
@@ -68,6 +69,29 @@ def test_its_updates_are_recorded(name, tmp_path):
     for _ in range(6):
         agent.train_iter()
     assert num_records(agent)
+
+
+@pytest.mark.compiles
+@pytest.mark.slow
+@pytest.mark.parametrize('name, config_args', [('iql', dict(rl_train_after_update_steps=3)), ('td3+bc', {}),
+                                               ('cql', {})])
+def test_compiled_updates_are_the_plain_ones_in_every_phase(name, config_args, tmp_path):
+    """IQL pretrains first, and then trains with own experience besides."""
+    made = []
+    for compile in (False, True):
+        kwargs = dict(config_args=dict(compile=compile, **config_args), unroll_length=4 if config_args else 0)
+        if name in ALGORITHMS:
+            agent = agent_of(name, tmp_path / str(compile), **kwargs)
+        else:
+            agent = make_agent(name, offline_agents.record(tmp_path / str(compile)), **kwargs)
+        torch.manual_seed(1)
+        for _ in range(6):
+            agent.train_iter()
+            context.increment_global_counter()
+        made.append(agent)
+    assert num_records(made[1])
+    for (path, x), (_, y) in zip(*(agent.named_parameters() for agent in made)):
+        torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-4, msg=path)
 
 
 def test_causal_cloning_needs_pairs_of_steps(tmp_path):
