@@ -36,7 +36,7 @@ from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.trainers import building
 from alfx.trainers.policy_trainer import RLTrainer
 
-_ENVIRONMENTS = 8
+_ENVIRONMENTS, _WARM_UP = 8, 400
 _SMALL = ('ActorDistributionNetwork.fc_layer_params = (256, 256)', 'create_environment.nonparallel = True',
           'TrainerConfig.random_seed = 0')
 _IQL = """include 'iql.gin'
@@ -51,7 +51,7 @@ TrainerConfig.random_seed = 0
 
 
 def record_by_alfx(steps: int, path: Path) -> float:
-    """Seconds of recording so many actions; environments and policy are there already."""
+    """Seconds of recording so many actions; environments and policy are there already, and have been used."""
     with gin_utils.loaded('sac_pendulum', list(_SMALL)):
         config = TrainerConfig(root_dir='')
         env = building.create_eval_environment(config, _ENVIRONMENTS)
@@ -59,6 +59,7 @@ def record_by_alfx(steps: int, path: Path) -> float:
     algorithm.eval()
     building.set_epsilon_greedy(algorithm, 1.0)
     policy = recorder.Policy(algorithm, _ENVIRONMENTS)
+    recorder.record(env, policy, _WARM_UP)
     start = time.perf_counter()
     episodes = recorder.record(env, policy, steps)
     assert episodes is not None
@@ -73,15 +74,21 @@ def record_by_hand(steps: int, path: Path) -> float:
     """The same with a list of environments, a network and numpy."""
     envs = [gymnasium.make('Pendulum-v1') for _ in range(_ENVIRONMENTS)]
     network = _mlp(3, (256, 256), 2)
+
+    def act(observations: list[np.ndarray]) -> np.ndarray:
+        with torch.no_grad():
+            mean, log_std = network(torch.from_numpy(np.stack(observations))).chunk(2, -1)
+            return torch.tanh(mean + log_std.clamp(-20, 2).exp() * torch.randn_like(mean)).numpy()
+
+    for _ in range(_WARM_UP // _ENVIRONMENTS):
+        act([np.zeros(3, np.float32)] * _ENVIRONMENTS)
     rows: dict[str, list[list[Any]]] = {name: [[] for _ in envs] for name in ('observation', 'action', 'reward', 'end')}
     start = time.perf_counter()
     observations = [env.reset(seed=i)[0] for i, env in enumerate(envs)]
     for i, observation in enumerate(observations):
         rows['observation'][i].append(observation)
     for _ in range(-(-steps // _ENVIRONMENTS)):
-        with torch.no_grad():
-            mean, log_std = network(torch.from_numpy(np.stack(observations))).chunk(2, -1)
-            actions = torch.tanh(mean + log_std.clamp(-20, 2).exp() * torch.randn_like(mean)).numpy()
+        actions = act(observations)
         for i, env in enumerate(envs):
             observation, reward, terminated, truncated, _ = env.step(2 * actions[i])
             for name, value in (('observation', observation), ('action', actions[i]), ('reward', reward),
