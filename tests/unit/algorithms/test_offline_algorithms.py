@@ -40,9 +40,9 @@ ALGORITHMS = {
 }
 
 
-def agent_of(name, tmp_path, **kwargs):
+def agent_of(name, tmp_path, path=None, **kwargs):
     ctor, environment = ALGORITHMS[name]
-    path = offline_agents.record(tmp_path / 'data', environment)
+    path = path or offline_agents.record(tmp_path / 'data', environment)
     if name == 'rebrac':
         ctor = partial(ctor, critic_network_ctor=partial(CriticNetwork, joint_fc_layer_params=(16, ),
                                                          action_preprocessing_combiner=NestConcat()))
@@ -77,13 +77,10 @@ def test_its_updates_are_recorded(name, tmp_path):
                                                ('cql', {})])
 def test_compiled_updates_are_the_plain_ones_in_every_phase(name, config_args, tmp_path):
     """IQL pretrains first, and then trains with own experience besides."""
-    made = []
+    made, path = [], offline_agents.record(tmp_path / 'data')
     for compile in (False, True):
         kwargs = dict(config_args=dict(compile=compile, **config_args), unroll_length=4 if config_args else 0)
-        if name in ALGORITHMS:
-            agent = agent_of(name, tmp_path / str(compile), **kwargs)
-        else:
-            agent = make_agent(name, offline_agents.record(tmp_path / str(compile)), **kwargs)
+        agent = agent_of(name, tmp_path, path, **kwargs) if name in ALGORITHMS else make_agent(name, path, **kwargs)
         torch.manual_seed(1)
         for _ in range(6):
             agent.train_iter()
@@ -91,7 +88,7 @@ def test_compiled_updates_are_the_plain_ones_in_every_phase(name, config_args, t
         made.append(agent)
     assert num_records(made[1])
     for (path, x), (_, y) in zip(*(agent.named_parameters() for agent in made)):
-        torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-4, msg=path)
+        torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-4, msg=lambda text, path=path: f'{path}: {text}')
 
 
 def test_causal_cloning_needs_pairs_of_steps(tmp_path):
