@@ -27,9 +27,6 @@ from alfx.gin_utils.checks import problem_at
 from alfx.utils.processes import GRACE_SECONDS, LOOK_AROUND_SECONDS, LostProcessError, ending_with_parent, is_running
 
 _JOIN = datetime.timedelta(minutes=10)
-_LET_GO = 0.2
-"""Seconds for the threads of the last exchange to let go of its tensors, for which they need the interpreter: with
-torch 2.6 the end of the group waits for them and does not give it to them."""
 _FOREVER = datetime.timedelta(days=7)
 _LOOK_AROUND = datetime.timedelta(seconds=LOOK_AROUND_SECONDS)
 PREFIX = 'alfx'  # of the keys in the store
@@ -411,8 +408,11 @@ def leave() -> None:
     import torch.distributed as dist
     context.set_ranks(None)
     if dist.is_available() and dist.is_initialized():
-        time.sleep(_LET_GO)
+        # Its threads need the interpreter to let go of the last tensors, and its end waits for them. While it does they
+        # can have it if the end comes as Python gives up the group; torch 2.6 would end it before, and wait for ever.
+        backend = dist.group.WORLD._get_backend(torch.device('cpu'))
         dist.destroy_process_group()
+        del backend
 
 
 def _give_up_device() -> None:
