@@ -8,6 +8,7 @@ The thread is not woken by each summary: for the interpreter to change threads t
 import collections
 import io
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -147,6 +148,8 @@ class SummaryWriter:
     def _write_waiting(self, writer: Any) -> None:
         """Write what has come together; then nobody needs to wait for it any more."""
         waited_for: list[threading.Event] = []
+        if self._waiting:
+            os.makedirs(self.log_dir, exist_ok=True)  # the folder may have been removed
         try:
             for event in self._take_events(waited_for):
                 writer.add_event(event)

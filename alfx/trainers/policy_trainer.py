@@ -143,6 +143,7 @@ class Trainer:
         if not (context.should_record_summaries() or ends):
             return
         self._last_summary_counter = context.get_global_counter()
+        self._restore_folder()
         with context.record_if(True):
             if self._env is not None:
                 self._team.summarize_metrics(self._algorithm)
@@ -404,10 +405,7 @@ class Trainer:
         if environment_state is None and self._env is not None and not self._warned_of_env:
             self._warned_of_env = True
             logger.info('the state of this environment cannot be saved: a run that goes on starts new episodes')
-        if self._team.writes and gin_utils.rewrite_conf(self._config.root_dir):
-            logger.warning('%s has been removed, or part of it: the conf is written again, the run goes on there; what '
-                           'else was in it is lost', self._config.root_dir)
-            self._record_start()
+        self._restore_folder()
         self._summary.writer.flush()  # what came before the checkpoint is never written again
         self._checkpointer.save(context.get_global_counter(), environment_state, temporary)
         self._checkpointer.remove_temporaries(_TEMPORARY_CHECKPOINTS_KEPT)
@@ -432,6 +430,16 @@ class Trainer:
             self._display.message(f'the state before it is in {self._checkpointer.path(self._saved_counter)}')
         elif isinstance(error, Exception) and not isinstance(error, CheckpointError) and self._team.writes:
             save_crash(error, self._checkpointer.ckpt_dir, self._algorithm, self._state, self._config, self._display)
+
+    def _restore_folder(self) -> None:
+        """Before anything is written: the run folder may have been removed, and another run may have begun there."""
+        if not self._team.writes:
+            return
+        run_lock.renew(self._config.root_dir)
+        if gin_utils.rewrite_conf(self._config.root_dir):
+            logger.warning('%s has been removed, or part of it: the conf is written again, the run goes on there; what '
+                           'else was in it is lost', self._config.root_dir)
+            self._record_start()
 
     def _record_start(self) -> None:
         if self._team.writes:

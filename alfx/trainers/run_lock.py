@@ -48,18 +48,39 @@ def held(root_dir: str) -> Iterator[None]:
             holder = stack.enter_context(_exclusive(root_dir, then_share=ranks is not None))
         if ranks is not None:
             holder = ranks.from_first(holder)
-        if holder is not None:
-            raise ConfError(f'another process trains in {root_dir}: {holder or "one that does not tell its number"}',
-                            'wait for its end, stop it (kill -TERM and its number: it writes a checkpoint), or use '
-                            'another --root_dir')
+        _refuse(root_dir, holder)
         if ranks is not None and not ranks.is_first:
             file = stack.enter_context(_opened(root_dir))
             _lock(file, fcntl.LOCK_SH)
-        _held.add(mine)
+        _held[mine] = stack
         try:
             yield
         finally:
-            _held.discard(mine)
+            del _held[mine]
+
+
+def renew(root_dir: str) -> None:
+    """Hold a folder again that this process holds, alone or as the first rank, if it has been removed meanwhile.
+
+    The folder is made where there is none.
+
+    Raises:
+        ConfError: another run has begun in it since.
+    """
+    ranks, folder = context.get_ranks(), os.path.realpath(root_dir)
+    stack, path = _held.get((folder, True)), os.path.join(folder, _NAME)
+    if stack is None or any(os.path.realpath(file.name) == path and _is_there(file) for file in _open_files):
+        return
+    os.makedirs(root_dir, exist_ok=True)
+    _refuse(root_dir, stack.enter_context(_exclusive(root_dir, then_share=ranks is not None)))
+
+
+def _refuse(root_dir: str, holder: str | None) -> None:
+    """End if another process holds the folder."""
+    if holder is not None:
+        raise ConfError(f'another process trains in {root_dir}: {holder or "one that does not tell its number"}',
+                        'wait for its end, stop it (kill -TERM and its number: it writes a checkpoint), or use '
+                        'another --root_dir')
 
 
 @contextlib.contextmanager
@@ -100,8 +121,8 @@ def _lock(file: Any, kind: int) -> bool:
     """Whether ``file`` is locked, or cannot be."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))  # not removed by the one before
-    except (BlockingIOError, FileNotFoundError):
+        return _is_there(file)  # not removed by the one before
+    except BlockingIOError:
         return False
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
@@ -109,6 +130,14 @@ def _lock(file: Any, kind: int) -> bool:
         logger.warning('%s cannot be locked (%s): see to it that no other process trains in this folder', file.name,
                        error.strerror)
     return True
+
+
+def _is_there(file: Any) -> bool:
+    """Whether an open file is still what has its name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(file.name))
+    except FileNotFoundError:
+        return False
 
 
 def _write(file: Any, text: str) -> None:
@@ -119,7 +148,7 @@ def _write(file: Any, text: str) -> None:
 
 
 _open_files: set[Any] = set()
-_held: set[tuple[str, bool]] = set()  # folder, and whether by a process that is alone or the first
+_held: dict[tuple[str, bool], contextlib.ExitStack] = {}  # by folder, and whether by one that is alone or the first
 
 
 def _close_in_child() -> None:

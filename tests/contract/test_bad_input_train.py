@@ -304,6 +304,26 @@ def test_a_folder_that_is_removed_during_the_run_is_said_once_and_gets_its_conf_
     assert run_train('TrainerConfig.num_checkpoints = 4\nValueNetwork.fc_layer_params = (32, )\n')[0] == 2
 
 
+def test_a_run_whose_folder_was_removed_writes_nothing_into_that_of_another_one_that_has_begun_there(
+        run_train, monkeypatch):
+    train_iter, others = RLTrainer._train_iter, []
+
+    def removing(self):
+        train_iter(self)
+        if not others:
+            shutil.rmtree('run')
+            os.mkdir('run')
+            others.append(open('run/train.lock', 'w'))
+            fcntl.flock(others[0], fcntl.LOCK_EX)
+
+    monkeypatch.setattr(RLTrainer, '_train_iter', removing)
+    code, err = run_train('TrainerConfig.num_checkpoints = 4\nTrainerConfig.summary_interval = 1\n')
+    others[0].close()
+    assert code == 2 and 'another process trains in ' in err
+    assert not [path for path in Path('run').rglob('*') if path.is_file() and 'crash' not in path.parts
+                and path.name not in ('train.lock', 'train.log')]
+
+
 def test_without_the_record_of_its_conf_a_run_takes_no_other_one(run_train):
     run_train()
     Path('run', 'conf', 'config.gin').unlink()

@@ -1,6 +1,7 @@
 """Tests of the summary operations, through the event files that TensorBoard reads."""
 
 import logging
+import shutil
 import subprocess
 import sys
 import time
@@ -114,6 +115,18 @@ def test_embedding_writes_the_projector_files(events, tmp_path):
         summary.embedding('points', torch.rand(4, 3), class_labels=['a', 'b', 'c', 'd'])
     events()
     assert list(tmp_path.rglob('tensors.tsv')) and list(tmp_path.rglob('metadata.tsv'))
+
+
+def test_in_a_folder_that_was_removed_summaries_go_on(tmp_path, caplog):
+    folder = tmp_path / 'run' / 'train'
+    writer = summary.create_summary_writer(str(folder))
+    for step in range(3):
+        writer.add_scalar('a', 1.0, step)
+        writer.flush()
+        assert list(folder.iterdir())
+        shutil.rmtree(tmp_path / 'run')
+    writer.close()
+    assert not caplog.text
 
 
 def test_a_folder_that_can_not_be_written_is_logged_and_the_run_goes_on(tmp_path, caplog):

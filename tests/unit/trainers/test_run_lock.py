@@ -2,6 +2,7 @@
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -114,3 +115,41 @@ def test_a_folder_that_nothing_was_written_to_is_left_empty(tmp_path):
     with run_lock.held(str(tmp_path)):
         pass
     assert not os.listdir(tmp_path)
+
+
+def can_be_locked(root_dir):
+    with open(root_dir / 'train.lock', 'a') as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def test_a_folder_that_is_removed_while_it_is_held_is_held_again(tmp_path):
+    folder = tmp_path / 'run'
+    folder.mkdir()
+    with run_lock.held(str(folder)):
+        for _ in range(2):
+            shutil.rmtree(folder)
+            run_lock.renew(f'{folder}/')
+            run_lock.renew(str(folder))
+            assert not can_be_locked(folder)
+    assert not list(folder.iterdir())
+    (folder / 'train.lock').touch()
+    assert can_be_locked(folder)
+    run_lock.renew(str(folder))  # which nobody holds
+    assert can_be_locked(folder)
+
+
+def test_who_has_begun_meanwhile_in_a_folder_that_was_removed_keeps_it(tmp_path):
+    folder = tmp_path / 'run'
+    folder.mkdir()
+    with run_lock.held(str(folder)):
+        shutil.rmtree(folder)
+        folder.mkdir()
+        with subprocess.Popen([sys.executable, '-c', HOLDER, str(folder)], stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout.readline() == 'held\n'
+            with pytest.raises(ConfError, match=f'process {other.pid} on '):
+                run_lock.renew(str(folder))
+            other.kill()
