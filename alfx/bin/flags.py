@@ -8,6 +8,7 @@ message on stderr and exit code 2, without a traceback; ``--debug`` shows the tr
 import errno
 import faulthandler
 import os
+import signal
 import sys
 import textwrap
 import traceback
@@ -140,8 +141,11 @@ def run(main: Callable[[list[str]], Optional[int]], unknown: Mapping[str, str] =
     faulthandler.enable()  # where a crash of a library written in C happens
     argv = parse(sys.argv, unknown)
     if argument == '*':
-        sys.exit(call(lambda _: main(argv), argv[:1]))
-    sys.exit(call(main, take_argument(argv, argument) if argument else argv))
+        code = call(lambda _: main(argv), argv[:1])
+    else:
+        code = call(main, take_argument(argv, argument) if argument else argv)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as Python ends, it would tell where each interrupt has caught it
+    sys.exit(code)
 
 
 def parse(argv: list[str], unknown: Mapping[str, str] = MappingProxyType({})) -> list[str]:

@@ -1,5 +1,6 @@
 """The flags that programs share, and how a program ends."""
 
+import signal
 import sys
 
 import pytest
@@ -123,6 +124,21 @@ def test_an_interrupt_ends_the_program_with_its_usual_code():
         raise KeyboardInterrupt
 
     assert conf_flags.call(main, ['program']) == 130
+
+
+@pytest.mark.parametrize('argument', ['', '*'])
+def test_one_more_interrupt_as_the_program_ends_ends_it_at_once_and_python_tells_nothing_of_it(monkeypatch, argument):
+    def main(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, 'argv', ['program'])
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            conf_flags.run(main, argument=argument)
+        assert ended.value.code == 130 and signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_code_that_ends_the_program_is_named_and_no_success(capsys):
