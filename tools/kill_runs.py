@@ -120,7 +120,7 @@ def differences(expected: Any, found: Any, name: str = '') -> Iterator[Differenc
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().reshape(-1).view(torch.uint8)
+    return x.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)  # also a view of one element
 
 
 def _short(value: Any) -> str:

@@ -36,6 +36,13 @@ def test_every_difference_is_told_by_its_name(changed, said, size):
     assert difference.size == pytest.approx(size, nan_ok=True)
 
 
+def test_tensors_of_one_element_whose_strides_are_any_are_compared():
+    column = torch.arange(80.0).reshape(2, 40)[:1, 3]
+    assert column.stride() != (1, )
+    assert not list(kill_runs.differences({'x': column}, {'x': column.clone()}))
+    assert list(kill_runs.differences({'x': column}, {'x': column + 1}))
+
+
 def test_minus_zero_is_another_number_than_zero():
     assert list(differences(torch.tensor([0.0]), torch.tensor([-0.0])))
 
