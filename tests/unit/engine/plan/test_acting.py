@@ -1,5 +1,6 @@
 """A recorded function gives what the function gives, to the bit; compiled, up to rounding; whatever it does."""
 import copy
+import functools
 
 import pytest
 import torch
@@ -134,6 +135,35 @@ def test_a_number_that_changes_late_is_noticed_at_the_latest_when_as_many_calls_
     found = calls(recorded, 40, torch.ones(1, 3))
     assert torch.equal(found[-1], policy.act(torch.ones(1, 3)))
     assert 'result' in caplog.text and 'it would be another one' in caplog.text
+
+
+class Counting(nn.Module):
+    """Counts its calls, in itself or in its class, and does something else after many of them."""
+
+    in_class = 0
+
+    def __init__(self, counts_in_class):
+        super().__init__()
+        self.layer, self.in_self, self.counts_in_class = nn.Linear(3, 2), 0, counts_in_class
+
+    def act(self, x):
+        if self.counts_in_class:
+            Counting.in_class += 1
+        else:
+            self.in_self += 1
+        return -self.layer(x) if Counting.in_class + self.in_self > 20 else self.layer(x)
+
+
+@pytest.mark.parametrize('is_partial', [False, True])
+@pytest.mark.parametrize('name', ['in_class', 'in_self'])
+def test_a_function_that_counts_its_calls_is_called_each_time(name, is_partial, caplog, monkeypatch):
+    monkeypatch.setattr(Counting, 'in_class', 0)
+    policy = Counting(name == 'in_class')
+    recorded = Recorded(functools.partial(policy.act) if is_partial else policy.act, policy.layer)
+    found = calls(recorded, 40, torch.ones(1, 3))
+    assert torch.equal(found[-1], -found[0]) and not recorded.played.num_records
+    (told, ) = warnings_in(caplog)
+    assert f'it sets Counting.{name}, which a record would not' in told
 
 
 def test_a_wrong_record_is_never_used(net, monkeypatch, caplog):
