@@ -410,7 +410,7 @@ def leave() -> None:
     if dist.is_available() and dist.is_initialized():
         # Its threads need the interpreter to let go of the last tensors, and its end waits for them. While it does they
         # can have it if the end comes as Python gives up the group; torch 2.6 would end it before, and wait for ever.
-        backend = dist.group.WORLD._get_backend(torch.device('cpu'))
+        backend = dist.group.WORLD._get_backend(torch.device('cpu'))  # type: ignore[union-attr]
         dist.destroy_process_group()
         del backend
 
