@@ -1,4 +1,4 @@
-"""Confs of particles and generated networks with every binding that is documented for them build, train and evaluate."""
+"""Confs of particles and generated networks with every binding documented for them build, train and evaluate."""
 import pytest
 
 from alfx import gin_utils

@@ -8,7 +8,7 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.trainers.policy_trainer import RLTrainer
 
 SIZE = 48
-CONF = f"""
+CONF = """
 include 'ppg_cart_pole.gin'
 create_environment.env_name = 'alfx-test/Frames-v0'
 create_environment.num_parallel_environments = 4

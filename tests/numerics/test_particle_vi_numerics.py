@@ -12,7 +12,7 @@ from alfx.algorithms.particles.critic import CriticAlgorithm
 from alfx.algorithms.particles.inverse_mvp import jacobian, solve_direct, transposed_product
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.relu_mlp import ReluMLP, SimpleFC
-from alfx.optimizers import SGD, Adam
+from alfx.optimizers import Adam
 from alfx.tensor_specs import TensorSpec
 from alfx.utils import particle_vi
 from alfx.utils.math_ops import identity
@@ -240,5 +240,6 @@ print((stepped(100) - before) / 2**20)
 @pytest.mark.parametrize('par_vi', ['svgd', 'gfsf'])
 def test_the_steps_of_a_hundred_particles_as_large_as_lenet_take_no_more_than_three_tenths_of_a_gigabyte(par_vi):
     """Adam and the loss included; [N, N, D] would be 2.5 GB."""
-    found = subprocess.run([sys.executable, '-c', _MEMORY_OF_A_STEP, par_vi], capture_output=True, text=True, check=True)
+    command = [sys.executable, '-c', _MEMORY_OF_A_STEP, par_vi]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert 0.1 < float(found.stdout) < 0.3
