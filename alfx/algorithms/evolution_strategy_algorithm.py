@@ -24,7 +24,7 @@ from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, namedtuple
 from alfx.algorithms.base.population import play_population
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import Fraction, problem_at
+from alfx.gin_utils.checks import Fraction, Positive, problem_at
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.param_networks import StackedParameters
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
@@ -84,7 +84,7 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()),
                  actor_network_ctor: Callable[..., Any] = ActorDistributionNetwork, num_agents: int = 30,
-                 sigma: float | Callable[[], float] = 0.1, num_episodes: int = 1, strategy: str = 'openai',
+                 sigma: Positive | Callable[[], float] = 0.1, num_episodes: int = 1, strategy: str = 'openai',
                  fitness_shaping: str = 'centered_rank', antithetic: bool = True, num_best: int | None = None,
                  sigma_learning_rate: float | None = None, weight_decay: float = 0.0, is_stochastic: bool = False,
                  reward_weights: list[float] | None = None, epsilon_greedy: Fraction | None = None, env: Any = None,
