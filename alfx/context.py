@@ -71,6 +71,16 @@ def statistics_stand_still() -> bool:
     return _state.exe_mode in ('eval', 'auxiliary')
 
 
+def waiting_statistics() -> dict[Any, Any] | None:
+    """What statistics are to take in later, by statistics; None where they take it in at once."""
+    return _state.waiting_statistics
+
+
+def statistics_wait(waiting: dict[Any, Any]) -> AbstractContextManager[None]:
+    """Context manager within which what statistics would take in is put into ``waiting``."""
+    return _replaced('waiting_statistics', waiting)
+
+
 class _replaced(AbstractContextManager[None]):
     """Context manager within which the state has another value for ``attribute``."""
 

@@ -13,7 +13,7 @@ class State:
     """The state; one instance a process."""
 
     __slots__ = ('exe_mode', 'global_counter', 'progress', 'writer', 'recording', 'scopes', 'device', 'specs',
-                 'first_environment', 'ranks', 'acting_precision', 'summary_step')
+                 'first_environment', 'ranks', 'acting_precision', 'summary_step', 'waiting_statistics')
 
     def __init__(self) -> None:
         self.exe_mode = 'normal'
@@ -28,6 +28,7 @@ class State:
         self.ranks: Any = None
         self.acting_precision: str | None = None
         self.summary_step: Any = None
+        self.waiting_statistics: dict[Any, Any] | None = None
 
 
 state = State()

@@ -5,7 +5,9 @@ arXiv:1803.07055) and separable natural evolution strategies (Wierstra et al. 20
 generation: each member of the population plays its episodes, several at once in the batch of environments
 (:mod:`alfx.algorithms.base.population`), then the parameters move (:mod:`alfx.utils.evolution`). The parameters of
 the policy are the mean of the population; that is what is evaluated, played and saved. Several processes share the
-members and exchange nothing but returns: each draws the noise of all from the same seed.
+members and exchange nothing but returns: each draws the noise of all from the same seed. Statistics that observations
+are normalized by stand still in a generation, so that its members differ in their parameters alone, and take in its
+steps when it has ended.
 """
 from collections.abc import Callable
 from functools import partial
@@ -17,17 +19,18 @@ from torch.nn.utils import parameters_to_vector
 
 from alfx import context, nest, summary
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.data_transformer import ObservationNormalizer, RewardNormalizer
+from alfx.algorithms.data_transformer import RewardTransformer
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, namedtuple
 from alfx.algorithms.base.population import play_population
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import Fraction, problem_at
+from alfx.gin_utils.checks import Fraction, Positive, problem_at
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.param_networks import StackedParameters
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.traits import Traits
 from alfx.utils import dist_utils, evolution
+from alfx.utils.running_stats import updated_at_the_end
 from alfx.utils.schedulers import as_scheduler
 
 EvolutionInfo = namedtuple('EvolutionInfo', ['action_distribution', 'returns'], default_value=())
@@ -81,7 +84,7 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()),
                  actor_network_ctor: Callable[..., Any] = ActorDistributionNetwork, num_agents: int = 30,
-                 sigma: float | Callable[[], float] = 0.1, num_episodes: int = 1, strategy: str = 'openai',
+                 sigma: Positive | Callable[[], float] = 0.1, num_episodes: int = 1, strategy: str = 'openai',
                  fitness_shaping: str = 'centered_rank', antithetic: bool = True, num_best: int | None = None,
                  sigma_learning_rate: float | None = None, weight_decay: float = 0.0, is_stochastic: bool = False,
                  reward_weights: list[float] | None = None, epsilon_greedy: Fraction | None = None, env: Any = None,
@@ -139,20 +142,20 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
         """Refuse what has no meaning without gradients or unrolls.
 
         Raises:
-            ConfError: other processes would act, or the members cannot be shared by as many processes.
+            ConfError: other processes would act, the members cannot be shared by as many processes, or rewards are
+                transformed.
         """
         super().check_config(config)
         if config.who_acts:
             raise ConfError([problem_at('TrainerConfig', config.who_acts, f'= {getattr(config, config.who_acts)!r} '
                                         f'does not go with {self._name}, whose members act', 'leave it out, and train '
                                         'in several processes: --num_processes 2')])
-        keeps_statistics = [type(t).__name__ for t in getattr(config.data_transformer, 'modules', tuple)()
-                            if isinstance(t, (ObservationNormalizer, RewardNormalizer))]
-        if keeps_statistics and context.num_ranks() > 1:
-            raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', f'has {keeps_statistics[0]}, whose '
-                                        'statistics several processes join at every step, but the generations of '
-                                        f'{self._name} have not as many steps in each', 'train in one process, or '
-                                        'leave it out')])
+        changes_rewards = [type(t).__name__ for t in getattr(config.data_transformer, 'modules', tuple)()
+                           if isinstance(t, RewardTransformer)]
+        if changes_rewards:
+            raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', f'has {changes_rewards[0]}, but what '
+                                        f'{self._name} maximises are the returns of the environment', 'leave it out: '
+                                        'the scale of returns does not count, unless fitness_shaping = \'raw\'')])
         if self._num_agents % context.num_ranks():
             raise ConfError([problem_at(type(self).__name__, 'num_agents', f'= {self._num_agents} members cannot be '
                                         f'shared by {context.num_ranks()} processes', 'make it a multiple of these')])
@@ -225,8 +228,9 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
             count = len(members) - 1
             steps: list[TimeStep] = []
             initial_state = self.get_initial_rollout_state(self._env.batch_size)
-            played = play_population(partial(self._act, members), self, self._env, count, self._num_episodes,
-                                     initial_state, lambda step: steps.append(_measured(step)))
+            with updated_at_the_end():
+                played = play_population(partial(self._act, members), self, self._env, count, self._num_episodes,
+                                         initial_state, lambda step: steps.append(_measured(step)))
             self.observe_unroll(nest.stack(steps))
             returns = played.returns.to(self.device)
             if self._reward_weights is not None:

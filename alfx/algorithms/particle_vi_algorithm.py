@@ -67,7 +67,8 @@ class ParVIAlgorithm(Algorithm):
         entropy_regularization: ``a``, the weight of the repulsion.
         par_vi: 'svgd', 'gfsf', 'minmax' or ``None``.
         critic_input_dim: number of inputs of the critic; ``None``: ``particle_dim``. For 'minmax', as all that follows.
-        critic_hidden_layers: sizes of its hidden layers.
+        critic_hidden_layers: sizes of its hidden layers. Wide ones learn the few particles by heart and push them too
+            far apart; ``()`` finds a normal distribution exactly.
         critic_l2_weight: weight of the squared length of its outputs.
         critic_iter_num: updates of the critic in each training step.
         critic_use_bn: whether the critic uses batch norm.

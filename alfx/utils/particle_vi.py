@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-_COLUMNS = 1 << 16
+_COLUMNS = 1 << 12  # as many at a time are made float64: copies of all would take more memory than the particles
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -79,8 +79,8 @@ def repulsion(x: Tensor, y: Tensor, kernels: Tensor, bandwidth: Tensor) -> Tenso
     # The sum does not change when all are shifted; centred ones lose less in the difference.
     center = y.mean(0)
     weights = kernels.to(x.dtype)
-    differences = (x - center) * weights.sum(1, keepdim=True) - weights @ (y - center)
-    return differences * (2 / bandwidth).to(x.dtype)
+    differences = weights @ (center - y)
+    return differences.addcmul_(x - center, weights.sum(1, keepdim=True)).mul_((2 / bandwidth).to(x.dtype))
 
 
 def svgd_direction(x: Tensor, y: Tensor, score: Tensor, kernels: Tensor, bandwidth: Tensor, weight: float) -> Tensor:
@@ -97,8 +97,8 @@ def svgd_direction(x: Tensor, y: Tensor, score: Tensor, kernels: Tensor, bandwid
     Returns:
         ``[N, D]``.
     """
-    attraction = kernels.to(x.dtype) @ score
-    return (attraction + weight * repulsion(x, y, kernels, bandwidth)) / len(y)
+    direction = repulsion(x, y, kernels, bandwidth).mul_(weight)
+    return direction.addmm_(kernels.to(x.dtype), score).div_(len(y))
 
 
 def paired_svgd_direction(x: Tensor, y: Tensor, score: Tensor, kernels: Tensor, bandwidth: Tensor, weight: float

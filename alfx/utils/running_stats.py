@@ -4,7 +4,8 @@ Each class decides the weight that a new batch gets. The mean and the variance a
 et al. 1979, the pairwise formula with weights in the place of counts): forming ``E[x^2] - E[x]^2`` loses all digits
 when the mean is large.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from alfx.utils.schedulers import as_scheduler
 
 
 _LARGE = 512
+_MOST_KEPT = 2**22  # numbers of batches that wait to be taken in, before their moments are kept in their place
 
 
 def _as_float(tensor: Tensor) -> Tensor:
@@ -48,25 +50,79 @@ def batch_moments(tensor: Tensor, spec: TensorSpec) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
+def _count_and_moments(tensor: Tensor, spec: TensorSpec) -> Tensor:
+    """float64 ``[1 + 2 * spec.numel]``: the number of elements, their means and their variances."""
+    size = spec.numel
+    row = torch.zeros(1 + 2 * size, dtype=torch.float64, device=tensor.device)
+    if tensor.numel():
+        mean, variance = batch_moments(tensor, spec)
+        row[0] = tensor.numel() / max(size, 1)
+        row[1:1 + size], row[1 + size:] = mean.reshape(-1), variance.reshape(-1)
+    return row
+
+
+def _joined(rows: Tensor) -> Tensor:
+    """Of ``rows [K, 1 + 2 * size]``, the row of all their elements as one batch (Chan et al. 1979)."""
+    size = (rows.shape[1] - 1) // 2
+    count, means, variances = rows[:, :1], rows[:, 1:1 + size], rows[:, 1 + size:]
+    total = count.sum(0)
+    mean = (count * means).sum(0) / total
+    variance = (count * (variances + (means - mean).square())).sum(0) / total
+    return torch.cat((total, mean, variance))
+
+
+def _moments_of_row(row: Tensor, spec: TensorSpec, ranks: Any) -> tuple[Tensor, Tensor] | None:
+    if ranks is not None:
+        row = _joined(ranks.gather(row))
+    if not row[0]:
+        return None
+    mean, variance = row[1:].view(2, *spec.shape)
+    return mean, variance
+
+
 def _pooled_moments(tensor: Tensor, spec: TensorSpec, ranks: Any) -> tuple[Tensor, Tensor] | None:
     """:func:`batch_moments` of what all processes that train together have, as one batch; None if that is nothing.
 
-    They need not have the same number of elements (Chan et al. 1979, for several batches).
+    They need not have the same number of elements.
     """
-    dtype, size = torch.float64, spec.numel
-    own = torch.zeros(1 + 2 * size, dtype=dtype, device=tensor.device)
-    if tensor.numel():
-        mean, variance = batch_moments(tensor, spec)
-        own[0] = tensor.numel() / max(size, 1)
-        own[1:1 + size], own[1 + size:] = mean.reshape(-1), variance.reshape(-1)
-    found = ranks.gather(own)
-    count, means, variances = found[:, :1], found[:, 1:1 + size], found[:, 1 + size:]
-    total = count.sum()
-    if not total:
-        return None
-    mean = (count * means).sum(0) / total
-    variance = (count * (variances + (means - mean).square())).sum(0) / total
-    return mean.view(spec.shape), variance.view(spec.shape)
+    return _moments_of_row(_count_and_moments(tensor, spec), spec, ranks)
+
+
+class _Waiting:
+    """Batches that will be taken in as one."""
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self._spec, self._batches, self._rows, self._size = spec, list[Tensor](), list[Tensor](), 0
+
+    def add(self, batch: Tensor) -> None:
+        self._batches.append(batch.detach())
+        self._size += batch.numel()
+        if self._size > _MOST_KEPT:
+            self._reduce()
+
+    def row(self) -> Tensor:
+        """As :func:`_count_and_moments` of all of them."""
+        self._reduce()
+        return _joined(torch.stack(self._rows)) if len(self._rows) > 1 else self._rows[0]
+
+    def _reduce(self) -> None:
+        if self._batches:
+            elements = torch.cat([batch.reshape(-1, *self._spec.shape) for batch in self._batches])
+            self._rows.append(_count_and_moments(elements, self._spec))
+            self._batches, self._size = [], 0
+
+
+@contextmanager
+def updated_at_the_end() -> Iterator[None]:
+    """Within it no :class:`RunningStats` moves; at its end each takes in all that it was given as one batch.
+
+    Several processes that train together may have given them different numbers of batches, but at least one each.
+    """
+    waiting: dict[RunningStats, _Waiting] = {}
+    with context.statistics_wait(waiting):
+        yield
+    for stats, batches in waiting.items():
+        stats.take(_moments_of_row(batches.row(), stats.spec, context.get_ranks()))
 
 
 class RunningStats(nn.Module):
@@ -106,9 +162,21 @@ class RunningStats(nn.Module):
         """The weight of the next batch relative to everything, in (0, 1]; 1 for the first."""
         raise NotImplementedError
 
+    @property
+    def spec(self) -> TensorSpec:
+        """Of the elements that are averaged."""
+        return self._spec
+
     def update(self, tensor: Tensor) -> None:
         """Take in ``tensor [..., *spec.shape]``, with any number of leading dimensions (empty ones are ignored)."""
-        moments = self._moments_of(tensor)
+        waiting = context.waiting_statistics()
+        if waiting is not None:
+            waiting.setdefault(self, _Waiting(self._spec)).add(tensor)
+        else:
+            self.take(self._moments_of(tensor))
+
+    def take(self, moments: tuple[Tensor, Tensor] | None) -> None:
+        """Take in a batch of which these are the mean and the variance ``[*spec.shape]``; ``None``: an empty one."""
         if moments is None:
             return
         new_mean, new_variance = moments
@@ -216,9 +284,8 @@ class WindowStats(RunningStats):
         self._set_count(steps + 1.0)
         return min(steps + 1, self._window_size)
 
-    def update(self, tensor: Tensor) -> None:
-        """Take in ``tensor [..., *spec.shape]``, with any number of leading dimensions (empty ones are ignored)."""
-        moments = self._moments_of(tensor)
+    def take(self, moments: tuple[Tensor, Tensor] | None) -> None:
+        """Put a batch into the window; see the base class."""
         if moments is None:
             return
         used = self._push(*moments)

@@ -83,6 +83,9 @@ def shortened(name):
     bound = {binding.text: binding.value for binding in conf.bindings}
     if any(text.startswith('ModelBasedPolicyAlgorithm.') for text in bound):
         params += ['ModelBasedPolicyAlgorithm.max_model_updates = 2', 'ModelBasedPolicyAlgorithm.num_rollouts = 8']
+    if any(text.startswith('EvolutionStrategyAlgorithm.') for text in bound):  # whole episodes of every member
+        params += ['EvolutionStrategyAlgorithm.num_agents = 2', 'EvolutionStrategyAlgorithm.num_episodes = 1',
+                   'EvolutionStrategyAlgorithm.num_best = None']
     load_fn = bound.get('create_environment.env_load_fn')
     suite = load_fn.selector if load_fn is not None else 'suite_gym.load'
     return Short(params, [] if suite == ENDS_BY_ITSELF else [f'{suite}.max_episode_steps = {EPISODE_STEPS}'])

@@ -24,18 +24,25 @@ def annealed(optimizer, lr, step, num_steps):
     optimizer.param_groups[0]['lr'] = lr * max(1e-3, 0.5 - 0.5 * math.cos(math.pi * share))
 
 
-@pytest.mark.parametrize('par_vi', ['svgd', 'gfsf'])
+@pytest.mark.parametrize('par_vi', ['svgd', 'gfsf', 'minmax'])
 def test_the_posterior_of_linear_regression_has_its_mean_and_covariance(par_vi):
-    """With unit noise and a flat prior the weights are normal: mean C X^T y, covariance C = (X^T X)^-1."""
+    """With unit noise and a flat prior the weights are normal: mean C X^T y, covariance C = (X^T X)^-1.
+
+    The direction to it is linear, and so is the critic: a wide one would push the few particles apart one by one.
+    """
     torch.manual_seed(0)
     x = torch.randn(50, 3)
     y = x @ torch.randn(3, 1) + torch.randn(50, 1)
-    optimizer = Adam(lr=5e-2)
+    optimizer, critic_optimizer = Adam(lr=5e-2), Adam(lr=3e-2)
     algorithm = ready(FuncParVIAlgorithm(
         data_creator=lambda: (TensorLoader(x, y, 50), TensorLoader(x, y, 50)), loss_type='regression',
-        last_use_bias=False, num_particles=128, par_vi=par_vi, entropy_regularization=None, optimizer=optimizer))
+        last_use_bias=False, num_particles=128, par_vi=par_vi, entropy_regularization=None, optimizer=optimizer,
+        critic_hidden_layers=(), critic_use_bn=False, critic_l2_weight=1.0, critic_iter_num=5,
+        critic_optimizer=critic_optimizer))
     for step in range(300):
         annealed(optimizer, 5e-2, step, 300)
+        if par_vi == 'minmax':
+            annealed(critic_optimizer, 3e-2, step, 300)
         algorithm.train_iter()
     covariance = torch.linalg.inv(x.T @ x)
     mean = (covariance @ x.T @ y)[:, 0]

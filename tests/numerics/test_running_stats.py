@@ -9,7 +9,7 @@ import torch
 from alfx import context
 from alfx.engine import probe
 from alfx.tensor_specs import TensorSpec
-from alfx.utils import averager, normalizers
+from alfx.utils import averager, normalizers, running_stats
 
 VECTOR = TensorSpec((2, ))
 NESTED = {'values': TensorSpec(()), 'deep': (TensorSpec((3, )), TensorSpec((2, 2)))}
@@ -217,3 +217,56 @@ def test_a_step_that_is_taken_back_is_not_counted(kind):
     stats.update(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     expected = torch.tensor([2.0, 3.0])
     torch.testing.assert_close(stats.normalize(expected), torch.zeros(2))
+
+
+# Taken in later -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('most_kept', [0, 50, 10**6])
+@pytest.mark.parametrize('kind', KINDS)
+def test_batches_that_wait_are_taken_in_as_one_at_the_end(kind, most_kept, monkeypatch):
+    monkeypatch.setattr(running_stats, '_MOST_KEPT', most_kept)
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(size, 2, generator=generator) * size + 100 for size in (5, 40, 1, 7)]
+    waits, at_once = make_normalizer(kind), make_normalizer(kind)
+    for normalizer in (waits, at_once):
+        normalizer.update(torch.randn(3, 2, generator=torch.Generator().manual_seed(1)))
+    before = waits.normalize(batches[0])
+    with running_stats.updated_at_the_end():
+        for batch in batches:
+            waits.update(batch)
+        assert torch.equal(waits.normalize(batches[0]), before)
+    at_once.update(torch.cat(batches))
+    for found, expected in zip(waits.state_dict().values(), at_once.state_dict().values()):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_waits_is_dropped_where_the_steps_could_not_be_taken():
+    normalizer = make_normalizer('adaptive')
+    with pytest.raises(RuntimeError, match='no step'), running_stats.updated_at_the_end():
+        normalizer.update(torch.ones(3, 2))
+        raise RuntimeError('no step')
+    assert torch.equal(normalizer.normalize(torch.ones(1, 2)), torch.ones(1, 2) / (1 + 1e-10)**0.5)
+    normalizer.update(torch.ones(3, 2))
+    assert float(normalizer.normalize(torch.ones(1, 2)).abs().max()) == 0
+
+
+class _OtherRank:
+    """What another process has besides."""
+
+    def __init__(self, *rows):
+        self.rows = list(rows)
+
+    def gather(self, row):
+        return torch.stack((row, self.rows.pop(0)))
+
+
+def test_what_waits_in_several_processes_is_one_batch_however_many_each_has():
+    own, other = [torch.randn(3, 2), torch.randn(4, 2)], torch.randn(9, 2) + 5
+    joined, normalizer = make_normalizer('adaptive'), make_normalizer('adaptive')
+    row = torch.cat((torch.tensor([9.0]), other.mean(0), other.var(0, correction=0))).double()
+    with context.training_with(_OtherRank(row)), running_stats.updated_at_the_end():
+        for batch in own:
+            normalizer.update(batch)
+    joined.update(torch.cat((*own, other)))
+    torch.testing.assert_close(normalizer.normalize(other), joined.normalize(other))

@@ -7,6 +7,7 @@ from torch.nn.utils import parameters_to_vector
 
 from alfx import context, nest
 from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.data_transformer import ObservationNormalizer, RewardScaling, create_data_transformer
 from alfx.algorithms.evolution_strategy_algorithm import EvolutionStrategyAlgorithm
 from alfx.data_structures import StepType
 from alfx.algorithms.base.population import play_population
@@ -30,13 +31,15 @@ NETWORKS = {'recurrent': partial(ActorDistributionRNNNetwork, fc_layer_params=(4
             'actions': partial(ActorNetwork, fc_layer_params=(8, ))}
 
 
-def make(environment='discrete', batch_size=3, seed=0, learning_rate=0.1, config_args=None, **arguments):
+def make(environment='discrete', batch_size=3, seed=0, learning_rate=0.1, config_args=None, transformer=None,
+         **arguments):
     torch.manual_seed(seed)
     context.reset()
     env = ENVIRONMENTS[environment](batch_size=batch_size)
     env.seed(seed)
     env.reset()
     config = TrainerConfig(root_dir='', algorithm_ctor=EvolutionStrategyAlgorithm, **(config_args or {}))
+    config.data_transformer = create_data_transformer(transformer, env.observation_spec())
     algorithm = EvolutionStrategyAlgorithm(
         env.observation_spec(), env.action_spec(), env.reward_spec(), env=env, config=config,
         actor_network_ctor=NETWORKS.get(environment, partial(ActorDistributionNetwork, fc_layer_params=(8, ))),
@@ -201,13 +204,34 @@ def test_the_returns_of_several_processes_are_those_of_their_members():
     assert torch.equal(returns[1::2], ranks.said[0].flatten())
 
 
+def test_statistics_stand_still_in_a_generation_and_then_take_in_all_of_its_steps():
+    algorithm = make('continuous', transformer=partial(ObservationNormalizer, update_mode='rollout', speed=1.0))
+    env, act, raw, seen = algorithm.environment, algorithm._act, [], []
+    step = env.step
+    env.step = lambda action: raw.append(env.current_time_step().observation.clone()) or step(action)
+    algorithm._act = lambda members, inputs, *args: seen.append(inputs.observation) or act(members, inputs, *args)
+    for generation in range(2):
+        before = [torch.cat(raw)] if raw else []
+        raw.clear(), seen.clear()
+        algorithm.train_iter()
+        if not generation:
+            torch.testing.assert_close(torch.cat(seen), torch.cat(raw) / (1 + 1e-10)**0.5)
+    mean, variance = before[0].mean(0), before[0].var(0, correction=0)
+    torch.testing.assert_close(torch.cat(seen), (torch.cat(raw) - mean) * torch.rsqrt(variance + 1e-10))
+
+
+def test_a_transformer_of_rewards_is_refused_since_it_would_change_nothing():
+    with pytest.raises(ConfError, match='(?s)RewardScaling.*returns of the environment'):
+        make(transformer=partial(RewardScaling, scale=0.1))
+
+
 @pytest.mark.parametrize('wrong, message', [
     (dict(num_agents=7), 'num_agents = 7 is odd'), (dict(num_agents=1), 'num_agents'),
     (dict(strategy='cma'), 'strategy'),
     (dict(num_best=3), "num_best has a meaning only with strategy = 'ars'"), (dict(num_episodes=0), 'num_episodes'),
     (dict(strategy='ars', num_best=5), 'num_best'), (dict(strategy='ars', antithetic=False), 'antithetic'),
     (dict(strategy='snes', fitness_shaping='raw'), 'fitness_shaping'), (dict(sigma_learning_rate=0.1), 'only with'),
-    (dict(weight_decay=-1.0), 'weight_decay')])
+    (dict(weight_decay=-1.0), 'weight_decay'), (dict(sigma=0.0), 'sigma'), (dict(sigma=-1.0), 'sigma')])
 def test_wrong_arguments_are_refused_by_name(wrong, message):
     with pytest.raises(ConfError, match=message):
         make(**wrong)

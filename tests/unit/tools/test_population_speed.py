@@ -1,0 +1,49 @@
+"""What is held against peers is the same work, and figures are of rounds that take turns."""
+import pathlib
+import sys
+
+import pytest
+
+TOOLS = pathlib.Path(__file__).parents[3] / 'tools'
+
+
+@pytest.fixture
+def population_speed(monkeypatch):
+    monkeypatch.syspath_prepend(str(TOOLS))
+    import population_speed
+    return population_speed
+
+
+def run(population_speed, monkeypatch, capsys, arguments):
+    monkeypatch.setattr(sys, 'argv', ['population_speed.py', *arguments.split()])
+    population_speed.main()
+    return capsys.readouterr()
+
+
+def test_an_update_is_a_minibatch_of_every_network(population_speed, monkeypatch):
+    samples = population_speed.samples
+    monkeypatch.setattr(population_speed, 'samples', lambda: tuple(x[:300] for x in samples()))
+    assert population_speed.svgd_alfx()() == 3
+
+
+def test_a_generation_is_an_episode_of_every_member(population_speed):
+    steps = population_speed.es_alfx('CartPole-v1', 4, *population_speed._CART_POLE)()
+    assert steps >= population_speed._MEMBERS * 8  # the shortest episode there is
+
+
+def test_the_ratio_is_the_median_of_the_rounds(population_speed, monkeypatch, capsys):
+    rates = iter([0, 0, 30, 10, 20, 20, 90, 10])  # two to warm up, then in turns
+    monkeypatch.setattr(population_speed, 'rate', lambda work, seconds: next(rates))
+    monkeypatch.setitem(population_speed.WORKLOADS, 'svgd', ('updates', lambda: None, lambda: None))
+    row = run(population_speed, monkeypatch, capsys, 'svgd --rounds 3').out.splitlines()[-1]
+    assert row == '| svgd | updates | 30 | Pyro | 10 | 3.0 |'
+
+
+def test_a_peer_that_is_not_installed_is_named_and_an_unknown_workload_refused(population_speed, monkeypatch, capsys):
+    def missing():
+        raise ModuleNotFoundError(name='pyro')
+    monkeypatch.setitem(population_speed.WORKLOADS, 'svgd', ('updates', lambda: None, missing))
+    assert 'left out, pyro is not installed' in run(population_speed, monkeypatch, capsys, 'svgd').err
+    with pytest.raises(SystemExit):
+        run(population_speed, monkeypatch, capsys, 'sgvd')
+    assert "unknown workload 'sgvd'" in capsys.readouterr().err
