@@ -147,7 +147,7 @@ class Trainer:
         with context.record_if(True):
             if self._env is not None:
                 self._team.summarize_metrics(self._algorithm)
-            self._summary.write(self._state.iteration, self._state.seconds)
+            self._summary.write(self._state.iteration, self._state.seconds, self._team.final_infos(self._env))
 
     def _advance(self) -> None:
         self._state.iteration += 1
