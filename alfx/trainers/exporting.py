@@ -234,7 +234,9 @@ def load(path: str) -> Callable[..., Sequence[Tensor]]:
         quick = 'check_guards' in inspect.signature(make).parameters  # since torch 2.9 it checks shapes at each step
         return make(check_guards=False) if quick else make()
     import onnxruntime
-    session = onnxruntime.InferenceSession(path, providers=['CPUExecutionProvider'])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # for a single observation others would only wait, and busily so
+    session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
     names = [entry.name for entry in session.get_inputs()]
     positions = _onnx_positions(session)
 
