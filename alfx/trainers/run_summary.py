@@ -158,6 +158,10 @@ class RunSummary:
             label = f'{name}_{names[:i].count(name) + 1}' if names.count(name) > 1 else name
             if optimizer.param_groups:
                 found[f'learning_rate/{label}'] = float(optimizer.param_groups[0]['lr'])
+        counts = [float(state['step']) for optimizer in optimizers for state in optimizer.state.values()
+                  if 'step' in state]
+        if counts:  # Adam and its like count them, and go on in a run that does
+            found['updates'] = max(counts)
         for part in self._algorithm.modules():
             if hasattr(part, 'exploration_rate'):
                 found['exploration_rate'] = part.exploration_rate
