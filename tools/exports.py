@@ -56,7 +56,7 @@ def export_conf(conf: str, num_steps: int, runs: Any) -> dict[str, Any]:
         runs: :func:`short_runs`.
 
     Returns:
-        ``algorithm``, and by format the greatest difference; or ``reason``, why there is none.
+        ``algorithm``, and by format the greatest difference over ``num_steps``; or ``reason``, why there is none.
     """
     with tempfile.TemporaryDirectory() as folder, _working_in(folder):
         root_dir = os.path.join(folder, 'run')
@@ -90,7 +90,8 @@ def _differences(policy: Policy, env: Any, name: str, num_steps: int, folder: st
         exporting.check_path(path)
         exporting.save(program, text, path)
         steps.append(exporting.load(path))
-    return {**found, **dict(zip(FORMATS, exporting.greatest_differences(policy, steps, env, num_steps)))}
+    differences = exporting.greatest_differences(policy, steps, env, num_steps)
+    return {**found, **dict(zip(FORMATS, differences)), 'num_steps': num_steps}
 
 
 @contextlib.contextmanager
@@ -124,12 +125,13 @@ def _at_most(seconds: int) -> Iterator[None]:
 
 def table(stored: dict[str, dict[str, Any]]) -> str:
     """The table of what is stored, as Markdown."""
-    lines = [f"| conf | algorithm | {' | '.join(FORMATS)} |", f"| --- | --- |{' ---: |' * len(FORMATS)}"]
+    lines = [f"| conf | algorithm | {' | '.join(FORMATS)} | steps |", f"| --- | --- |{' ---: |' * (len(FORMATS) + 1)}"]
     for conf, entry in sorted(stored.items()):
         cells = [_cell(entry, label) for label in FORMATS]
         if 'reason' in entry:
             cells = [f"no: {entry['reason']}", *([''] * (len(FORMATS) - 1))]
-        lines.append(f"| `{conf}` | {entry.get('algorithm', '')} | {' | '.join(cells)} |")
+        steps = f"{entry['num_steps']:,}" if 'num_steps' in entry else ''
+        lines.append(f"| `{conf}` | {entry.get('algorithm', '')} | {' | '.join(cells)} | {steps} |")
     return '\n'.join(lines) + '\n'
 
 
