@@ -316,7 +316,7 @@ def test_without_the_extra_the_option_is_refused_by_its_name(tmp_path, monkeypat
     algorithm = make_algorithm(config, acting.create_environment(config))
     assert algorithm.environment.batch_size == 2 * 3
     monkeypatch.setitem(sys.modules, 'ray', None)
-    with pytest.raises(ConfError, match=r"num_ray_workers = 2 needs Ray(.|\n)*pip install 'alfx\[ray\]'"):
+    with pytest.raises(ConfError, match=r"num_ray_workers = 2 needs Ray(.|\n)*pip install 'ray>="):
         acting.check(algorithm, config)
 
 
