@@ -21,6 +21,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 demo: install
 	$(BIN)/python -m alfx.bin.train --conf ppo_cart_pole --root_dir $(RUN)
 	$(BIN)/python -m alfx.bin.evaluate --root_dir $(RUN)
+	$(BIN)/python -m alfx.bin.plot $(RUN) --output $(RUN)/curves.png
 	@echo
 	@echo "The agent is in $(RUN)."
 	@echo "  watch it play  $(BIN)/python -m alfx.bin.play --root_dir $(RUN)"

@@ -83,10 +83,13 @@ class DriftEnv(AlfEnvironment):
         self._position = noise if first else self._position + action + 0.1 * noise
         step_type = StepType.FIRST if first else StepType.LAST if last else StepType.MID
         reward = torch.zeros(self._batch_size) if first else -self._position.norm(dim=1)
+        self._ended = range(self._batch_size) if last else ()
         return TimeStep(torch.full((self._batch_size, ), step_type, dtype=torch.int32), reward,
                         torch.ones(self._batch_size), self._position, torch.zeros_like(action) if first else action,
                         torch.arange(self._batch_size), (), {'distance': self._position.norm(dim=1)})
 
+    def final_infos(self):
+        return {i: {'length': float(self._length)} for i in self._ended}
 
     def get_state(self):
         return self._t, self._position, self._current, [g.get_state() for g in self._generators]

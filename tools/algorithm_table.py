@@ -292,7 +292,7 @@ def _section(name: str, target: type, title: str, uses: Sequence[Use], stored: d
     module = inspect.getmodule(target)
     cited = papers(title, inspect.getdoc(target) or '', inspect.getdoc(module) or '')
     lines = [f'### {name}', '', first_sentence(target) + (f' {cited}.' if cited else ''), '',
-             f"Module `{target.__module__.replace('.', '/')}.py`."]
+             f"Module `{target.__module__.replace('.', '/')}.py`; [arguments](reference/algorithms.md#{name.lower()})."]
     mine = [use for use in uses if name in use.classes]
     if mine:
         lines += ['', *_conf_rows(mine, stored)]

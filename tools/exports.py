@@ -6,7 +6,8 @@
 
 The table is in docs/export_a_policy.md, the numbers behind it are in docs/exports.json. ONNX needs
 `pip install onnxscript onnxruntime`. The models are those of the confs; the runs are those of tests/confs: a few steps,
-two updates.
+two updates. The policy and its files then act side by side in whole episodes of the task; a conf takes half a minute,
+one of images some minutes.
 """
 import argparse
 import contextlib
@@ -55,7 +56,7 @@ def export_conf(conf: str, num_steps: int, runs: Any) -> dict[str, Any]:
         runs: :func:`short_runs`.
 
     Returns:
-        ``algorithm``, and by format the greatest difference; or ``reason``, why there is none.
+        ``algorithm``, and by format the greatest difference over ``num_steps``; or ``reason``, why there is none.
     """
     with tempfile.TemporaryDirectory() as folder, _working_in(folder):
         root_dir = os.path.join(folder, 'run')
@@ -63,7 +64,7 @@ def export_conf(conf: str, num_steps: int, runs: Any) -> dict[str, Any]:
         runs.train(conf, short, root_dir)
         if 'create_environment' not in gin_utils.stored_info(root_dir)['operative']:
             return {'reason': 'supervised learning: there is no policy'}
-        with gin_utils.loaded(None, short.episode_limit, root_dir, same_run=False):
+        with gin_utils.loaded(None, [], root_dir, same_run=False):
             config = TrainerConfig(root_dir=root_dir)
             config.random_seed = 0
             env = building.create_eval_environment(config, 1)
@@ -83,12 +84,14 @@ def _differences(policy: Policy, env: Any, name: str, num_steps: int, folder: st
     except exporting.ExportError as error:
         return {**found, 'reason': str(error).splitlines()[0].split(' cannot be exported: ', 1)[-1]}
     text = exporting.PolicyStep(policy).signature().to_json({})
-    for label, suffix in FORMATS.items():
+    steps = []
+    for suffix in FORMATS.values():
         path = os.path.join(folder, f'policy{suffix}')
         exporting.check_path(path)
         exporting.save(program, text, path)
-        found[label] = exporting.greatest_difference(policy, exporting.load(path), env, num_steps)
-    return found
+        steps.append(exporting.load(path))
+    differences = exporting.greatest_differences(policy, steps, env, num_steps)
+    return {**found, **dict(zip(FORMATS, differences)), 'num_steps': num_steps}
 
 
 @contextlib.contextmanager
@@ -122,12 +125,13 @@ def _at_most(seconds: int) -> Iterator[None]:
 
 def table(stored: dict[str, dict[str, Any]]) -> str:
     """The table of what is stored, as Markdown."""
-    lines = [f"| conf | algorithm | {' | '.join(FORMATS)} |", f"| --- | --- |{' ---: |' * len(FORMATS)}"]
+    lines = [f"| conf | algorithm | {' | '.join(FORMATS)} | steps |", f"| --- | --- |{' ---: |' * (len(FORMATS) + 1)}"]
     for conf, entry in sorted(stored.items()):
         cells = [_cell(entry, label) for label in FORMATS]
         if 'reason' in entry:
             cells = [f"no: {entry['reason']}", *([''] * (len(FORMATS) - 1))]
-        lines.append(f"| `{conf}` | {entry.get('algorithm', '')} | {' | '.join(cells)} |")
+        steps = f"{entry['num_steps']:,}" if 'num_steps' in entry else ''
+        lines.append(f"| `{conf}` | {entry.get('algorithm', '')} | {' | '.join(cells)} | {steps} |")
     return '\n'.join(lines) + '\n'
 
 
@@ -150,8 +154,8 @@ def main() -> int:
     """Do what the command line asks for; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--conf', nargs='+', default=[], help='names of shipped confs; none: all not stored yet')
-    parser.add_argument('--num_steps', type=int, default=200, help='how many observed steps to compare')
-    parser.add_argument('--seconds', type=int, default=300, help='that a conf may take at most')
+    parser.add_argument('--num_steps', type=int, default=10_000, help='how many observed steps to compare')
+    parser.add_argument('--seconds', type=int, default=900, help='that a conf may take at most')
     parser.add_argument('--json', type=Path, default=ROOT / 'docs' / 'exports.json', help='the stored numbers')
     parser.add_argument('--page', type=Path, default=ROOT / 'docs' / 'export_a_policy.md', help='where the table is')
     parser.add_argument('--table', action='store_true', help='only write the table again')

@@ -221,6 +221,8 @@ class AsyncUnroller(UnrollSource):
             if kind == 'ready':
                 self.is_ready = True
                 logger.info('the unroll process (pid %d) acts in %d environment(s)', process.pid, content)
+            elif kind == 'final_infos':
+                self._algorithm.environment.add_final_infos(content)
             elif (writer := context.get_summary_writer()) is not None:
                 for method, arguments in content:
                     getattr(writer, method)(*arguments)

@@ -161,22 +161,24 @@ def _signature_lines(name: str, parameters: dict[str, inspect.Parameter]) -> Ite
     """One line for each parameter: as a conf binds it, with its default, and its type."""
     if not parameters:
         yield f'{name} takes no arguments that a conf can bind'
-    bindings = [f'{name}.{key}' if p.default is p.empty else f'{name}.{key} = {_show(p.default)}'
+    bindings = [f'{name}.{key}' if p.default is p.empty else f'{name}.{key} = {show_default(p.default)}'
                 for key, p in parameters.items()]
     width = min(max(map(len, bindings), default=0), 72)
     for binding, p in zip(bindings, parameters.values()):
         required = 'required, ' if p.default is p.empty else ''
-        kind = '' if p.annotation is p.empty else _type_name(p.annotation)
+        kind = '' if p.annotation is p.empty else type_name(p.annotation)
         yield f'{binding:{width}}  # {required}{kind}'.removesuffix('  # ').rstrip(', ')
 
 
-def _show(default: Any) -> str:
+def show_default(default: Any) -> str:
+    """A default as a conf writes it."""
     if callable(default) and hasattr(default, '__name__'):
         return f'@{default.__name__}'
-    return repr(default)
+    return re.sub(r'<(?:\w+\.)*(\w+) object at 0x\w+>', r'\1()', repr(default))
 
 
-def _type_name(annotation: Any) -> str:
+def type_name(annotation: Any) -> str:
+    """A type hint, without the modules of its names."""
     from alfx.gin_utils import type_check
     text = annotation if isinstance(annotation, str) else type_check.show(annotation)
     return re.sub(r'\b(typing|collections\.abc|alfx(\.\w+)*|torch(\.\w+)*)\.', '', text)

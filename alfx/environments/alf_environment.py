@@ -5,6 +5,7 @@
 :mod:`alfx.environments.alf_wrappers` (wrappers around a whole batch).
 """
 import abc
+import collections
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from alfx import nest
 from alfx.data_structures import TimeStep
 from alfx.environments.errors import UnsupportedOperationError
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+
+_EPISODES = 10
 
 
 class AlfEnvironment(abc.ABC):
@@ -125,7 +128,7 @@ class AlfEnvironment(abc.ABC):
         return {}
 
     def latest_final_infos(self) -> list[dict[str, float]]:
-        """Those of the latest episodes, ten at least and one of each environment, the oldest first."""
+        """Those of the latest episodes, the oldest first, as many as :func:`latest_episodes` keeps."""
         return []
 
     @abc.abstractmethod
@@ -216,6 +219,11 @@ class AlfEnvironment(abc.ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def latest_episodes(batch_size: int) -> collections.deque:
+    """Keeps what there is to tell of the latest episodes: of ten at least, and one for each of ``B`` environments."""
+    return collections.deque(maxlen=max(_EPISODES, batch_size))
 
 
 def select(mask: torch.Tensor, ours: NestedTensor, theirs: NestedTensor) -> NestedTensor:

@@ -3,7 +3,6 @@
 One crossing between numpy and tensors a step, no Python loop over environments. Any autoreset mode gives the same
 sequence of time steps; :mod:`alfx.environments.autoreset` says how.
 """
-import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from alfx import nest
 from alfx.data_structures import TimeStep
 from alfx.environments import autoreset, received, saved_state
-from alfx.environments.alf_environment import AlfEnvironment, select
+from alfx.environments.alf_environment import AlfEnvironment, latest_episodes, select
 from alfx.environments.errors import UnsupportedOperationError
 from alfx.environments.rendering import Window
 from alfx.environments.seeding import environment_seeds
@@ -23,7 +22,6 @@ from alfx.environments.vector_env import SupervisedVectorEnv
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, torch_dtype_to_str
 
 _STATE_FORMAT = 1
-_EPISODES = 10  # whose final infos are kept, at least
 
 
 class GymVectorEnvironment(AlfEnvironment):
@@ -75,7 +73,7 @@ class GymVectorEnvironment(AlfEnvironment):
         self._seeds: list[int | None] | None = environment_seeds(seed, self._batch_size)
         self._window: Window | None = None
         self._final_infos: dict[int, dict[str, float]] = {}
-        self._latest_final_infos: collections.deque = collections.deque(maxlen=max(_EPISODES, self._batch_size))
+        self._latest_final_infos = latest_episodes(self._batch_size)
 
     # What it is ------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import numpy as np
 from gymnasium import spaces
 
 from alfx.environments.errors import EnvironmentLoadError
+from alfx.utils.extras import pip_install
 
 
 def require_box(space: spaces.Space, wrapper: Any, *ranks: int) -> spaces.Box:
@@ -51,7 +52,7 @@ def opencv(wrapper: str) -> Any:
     try:
         import cv2
     except ImportError:
-        raise EnvironmentLoadError(f"{wrapper} needs opencv: pip install 'alfx[atari]'") from None
+        raise EnvironmentLoadError(f"{wrapper} needs opencv: {pip_install('atari')}") from None
     return cv2
 
 

@@ -12,15 +12,13 @@ from gymnasium.vector import VectorEnv
 
 from alfx import gin_utils
 from alfx.environments.errors import EnvironmentLoadError, nearest
+from alfx.utils.extras import pip_install
 
 _log = logging.getLogger(__name__)
 
-# packages whose import registers environments: what their ids look like, what installs them
-_PLUGINS = {'ale_py': (r'ALE/|.*NoFrameskip-v', "'alfx[atari]'"),
-            'minigrid': (r'MiniGrid-|BabyAI-', "'alfx[minigrid]'"),
-            'gymnasium_robotics': (r'Fetch|HandReach|HandManipulate|AdroitHand|FrankaKitchen|PointMaze|AntMaze',
-                                   "'alfx[robotics]'"),
-            'shimmy': (r'dm_control/', "'shimmy[dm-control]'")}
+# packages whose import registers environments: what their ids look like
+_PLUGINS = {'ale_py': r'ALE/|.*NoFrameskip-v', 'minigrid': r'MiniGrid-|BabyAI-', 'shimmy': r'dm_control/',
+            'gymnasium_robotics': r'Fetch|HandReach|HandManipulate|AdroitHand|FrankaKitchen|PointMaze|AntMaze'}
 # what an entry point needs, and the extra that installs it
 _EXTRAS = {'gymnasium.envs.box2d': 'box2d', 'gymnasium.envs.mujoco': 'mujoco', 'ale_py': 'atari',
            'minigrid': 'minigrid', 'gymnasium_robotics': 'robotics'}
@@ -91,9 +89,9 @@ def find_spec(environment_name: str) -> EnvSpec:
         return _own_spec(environment_name)
     if module:
         _import(module, f'{environment_name!r} names the module {module!r}')
-    for package, (pattern, requirement) in _PLUGINS.items():
+    for package, pattern in _PLUGINS.items():
         if name not in registry and re.match(pattern, name):
-            _import_plugin(package, name, requirement)
+            _import_plugin(package, name)
     if name in registry:
         return registry[name]
     if not re.search(r'-v\d+$', name):
@@ -146,12 +144,12 @@ def _import(module: str, why: str) -> None:
         raise EnvironmentLoadError(f'{why}, which cannot be imported: {error}') from error
 
 
-def _import_plugin(package: str, name: str, requirement: str) -> None:
+def _import_plugin(package: str, name: str) -> None:
     try:
         importlib.import_module(package)
     except ImportError:
-        raise EnvironmentLoadError(f"{name} needs the package {package.replace('_', '-')}: pip install "
-                                   f'{requirement}') from None
+        command = pip_install(_EXTRAS[package]) if package in _EXTRAS else "pip install 'shimmy[dm-control]'"
+        raise EnvironmentLoadError(f"{name} needs the package {package.replace('_', '-')}: {command}") from None
 
 
 def _import_if_there(package: str) -> None:
@@ -181,8 +179,8 @@ def _explained(name: str, spec: EnvSpec) -> Iterator[None]:
             newest = max(_versions(name), key=_version, default=name)
             hint = f'; did you mean {newest!r}?' if newest != name else ''
             raise EnvironmentLoadError(f'{name} cannot be imported: {error}{hint}') from error
-        raise EnvironmentLoadError(f"{name} needs a package that is not installed: pip install 'alfx[{extra}]' "
-                                   f'({error})') from error
+        raise EnvironmentLoadError(
+            f'{name} needs a package that is not installed: {pip_install(extra)} ({error})') from error
     except gymnasium.error.DeprecatedEnv as error:
         raise EnvironmentLoadError(str(error)) from error
     except TypeError as error:

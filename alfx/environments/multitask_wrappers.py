@@ -1,4 +1,5 @@
 """The part of :mod:`alfx.environments.alf_wrappers` that joins environments and switches between tasks."""
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 
 from alfx import context, nest
 from alfx.data_structures import StepType, TimeStep
-from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.alf_environment import AlfEnvironment, latest_episodes
 from alfx.environments.errors import EnvironmentLoadError
 from alfx.environments.seeding import batch_seed, derived_seed
 from alfx.environments.wrapper_base import _MODULE, AlfEnvironmentBaseWrapper
@@ -27,6 +28,7 @@ class _Several(AlfEnvironment):
             if env.time_step_spec() != first.time_step_spec():
                 raise EnvironmentLoadError(f'{type(self).__name__}: environment {i} has other specs than the first: '
                                            f'{env.time_step_spec()} instead of {first.time_step_spec()}')
+        self._latest_final_infos = latest_episodes(sum(env.batch_size for env in self._envs))
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -48,6 +50,14 @@ class _Several(AlfEnvironment):
         for i, env in enumerate(self._envs):
             env.seed(derived_seed(seed, i))
 
+    def step(self, action: NestedTensor) -> TimeStep:
+        time_step = super().step(action)
+        self._latest_final_infos.extend(self.final_infos().values())
+        return time_step
+
+    def latest_final_infos(self) -> list[dict[str, float]]:
+        return list(self._latest_final_infos)
+
     def get_state(self) -> Any:
         states = [env.get_state() for env in self._envs]
         return None if any(state is None for state in states) else {'envs': states, **self._own_state()}
@@ -59,11 +69,13 @@ class _Several(AlfEnvironment):
 
     def _own_state(self) -> dict[str, Any]:
         current = None if self._current is None else nest.map_structure(torch.clone, self._current)
-        return {'current': current}
+        return {'current': current, 'final_infos': self.latest_final_infos()}
 
     def _set_own_state(self, state: dict[str, Any]) -> None:
         current = state['current']
         self._current = None if current is None else nest.map_structure(torch.clone, current)
+        self._latest_final_infos.clear()
+        self._latest_final_infos.extend(state.get('final_infos', ()))  # not in states of earlier versions
 
     def close(self) -> None:
         for env in self._envs:
@@ -99,6 +111,10 @@ class BatchEnvironmentWrapper(_Several):
     @property
     def task_names(self) -> list[str]:
         return self._envs[0].task_names
+
+    def final_infos(self) -> dict[int, dict[str, float]]:
+        firsts = itertools.accumulate(self._sizes, initial=0)
+        return {first + i: info for first, env in zip(firsts, self._envs) for i, info in env.final_infos().items()}
 
     def _joined(self, time_steps: Sequence[TimeStep]) -> TimeStep:
         joined = nest.map_structure(lambda *parts: torch.cat(parts), *time_steps)
@@ -189,6 +205,9 @@ class MultitaskWrapper(_Several):
 
     def env_info_spec(self) -> NestedTensorSpec:
         return self._info_spec
+
+    def final_infos(self) -> dict[int, dict[str, float]]:
+        return self._envs[self._task].final_infos()
 
     def _outer(self, time_step: TimeStep, task_id: torch.Tensor) -> TimeStep:
         info = {**(time_step.env_info or {}), 'task_id': torch.tensor([self._task])}

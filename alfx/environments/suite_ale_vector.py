@@ -17,6 +17,7 @@ from alfx.environments.errors import EnvironmentLoadError, nearest
 from alfx.environments.suite_gym import AlfWrapper
 from alfx.tensor_specs import TensorSpec
 from alfx.gin_utils.checks import StepLimit
+from alfx.utils.extras import pip_install
 
 _INSTEAD = {
     'game': 'it is the name of the environment', 'num_envs': 'it is given by batch_size',
@@ -109,6 +110,6 @@ def _vector_env_class() -> Any:
     try:
         from ale_py.vector_env import AtariVectorEnv
     except ImportError as error:
-        raise EnvironmentLoadError(f"the vector environment of ale-py needs a newer ale-py: pip install 'alfx[atari]' "
-                                   f'({error})') from error
+        raise EnvironmentLoadError(f"the vector environment of ale-py needs a newer ale-py: "
+                                   f"{pip_install('atari')} ({error})") from error
     return AtariVectorEnv

@@ -20,6 +20,7 @@ from alfx.environments.spaces import flatten_sample, flatten_space, tensor_spec_
 from alfx.environments.suite_gym import AlfWrapper
 from alfx.tensor_specs import TensorSpec
 from alfx.gin_utils.checks import StepLimit
+from alfx.utils.extras import pip_install
 
 # Where the time limit decides nothing but when an episode is cut off. EnvPool does not tell a termination that falls on
 # the last step from a truncation; for these the limit is kept here, so that both are seen.
@@ -280,7 +281,7 @@ def _import_envpool() -> Any:
     try:
         import envpool
     except ImportError as error:
-        raise EnvironmentLoadError(f"suite_envpool needs the package envpool: pip install 'alfx[envpool]' ({error})"
+        raise EnvironmentLoadError(f"suite_envpool needs the package envpool: {pip_install('envpool')} ({error})"
                                    ) from error
     return envpool
 

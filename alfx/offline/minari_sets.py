@@ -10,6 +10,7 @@ import numpy as np
 from alfx import nest
 from alfx.offline.dataset import Dataset, DatasetError, fingerprint
 from alfx.offline.episodes import Episodes, joined
+from alfx.utils.extras import pip_install
 
 PREFIX = 'minari:'
 
@@ -28,7 +29,7 @@ def read(name: str) -> Dataset:
         import minari
         source = minari.load_dataset(identity)
     except ImportError as error:  # of Minari itself, or of what it reads files with
-        raise DatasetError(f'{name}: {error}', 'install the extra: pip install alfx[offline]') from error
+        raise DatasetError(f'{name}: {error}', pip_install('offline')) from error
     except FileNotFoundError as error:
         local = ', '.join(sorted(minari.list_local_datasets())) or 'none'
         raise DatasetError(f'{name}: there is no such dataset on this machine; found {local}',

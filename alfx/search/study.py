@@ -15,6 +15,7 @@ from alfx.gin_utils import ConfError
 from alfx.search import seeds
 from alfx.search.settings import Search
 from alfx.search.space import Values
+from alfx.utils.extras import pip_install
 
 _NAME = 'search'
 _NUM_TRIALS = 20
@@ -35,7 +36,7 @@ def import_optuna() -> Any:
         import optuna
     except ImportError as error:
         raise ConfError(f'a search needs optuna, which cannot be imported: {error}',
-                        "pip install 'alfx[search]'") from None
+                        pip_install('search')) from None
     return optuna
 
 

@@ -10,6 +10,7 @@ in the file itself (see :class:`Signature`).
 """
 import contextlib
 import importlib.util
+import inspect
 import json
 import math
 import os
@@ -176,7 +177,7 @@ def export_to(path: str, policy: Policy, env: Any, name: str, about: dict[str, A
     unproven = f'{stem}.unproven{suffix}'
     try:
         save(program, PolicyStep(policy).signature().to_json(about), unproven)
-        difference = greatest_difference(policy, load(unproven), env, num_steps)
+        difference, = greatest_differences(policy, [load(unproven)], env, num_steps)
         if not difference <= tolerance:
             raise ExportError(f'the policy of {name} is not exported: what the file computes differs from it by '
                               f'{difference:.3g}, more than {tolerance:.3g}', 'use it with alfx.load(run).predict')
@@ -229,9 +230,13 @@ def save(program: torch.export.ExportedProgram, signature: str, path: str) -> No
 def load(path: str) -> Callable[..., Sequence[Tensor]]:
     """What a file computes: a function of tensors as of :meth:`PolicyStep.forward`."""
     if not path.endswith('.onnx'):
-        return torch.export.load(path).module()
+        make = torch.export.load(path).module
+        quick = 'check_guards' in inspect.signature(make).parameters  # since torch 2.9 it checks shapes at each step
+        return make(check_guards=False) if quick else make()
     import onnxruntime
-    session = onnxruntime.InferenceSession(path, providers=['CPUExecutionProvider'])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # for a single observation others would only wait, and busily so
+    session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
     names = [entry.name for entry in session.get_inputs()]
     positions = _onnx_positions(session)
 
@@ -250,23 +255,24 @@ def _onnx_positions(session: Any) -> dict[str, int]:
     return {name: i for i, name in enumerate(names)}
 
 
-def greatest_difference(policy: Policy, step: Callable[..., Sequence[Tensor]], env: Any, num_steps: int) -> float:
-    """How far an exported step is from the policy, in any element of actions and state.
+def greatest_differences(policy: Policy, steps: Sequence[Callable[..., Sequence[Tensor]]], env: Any,
+                         num_steps: int) -> list[float]:
+    """How far exported steps are from the policy, in any element of actions and state.
 
-    Both act from their own state; the environment takes the actions of the policy.
+    All act from their own state; the environment takes the actions of the policy.
 
     Args:
         policy: the original.
-        step: what :func:`load` returned.
+        steps: what :func:`load` returned, for each file.
         env: one environment.
         num_steps: how many observed steps to compare.
 
     Returns:
-        The greatest absolute difference.
+        The greatest absolute difference of each.
     """
     time_step = env.reset()
-    expected_state, worst = policy.initial_state(), 0.0
-    state = [x.clone() for x in nest.flatten(expected_state)]
+    expected_state, worst = policy.initial_state(), [0.0] * len(steps)
+    states = [nest.flatten(expected_state)] * len(steps)
     for _ in range(num_steps):
         while bool(time_step.is_last()):  # the action at the end of an episode does nothing
             time_step = env.step(expected_state.prev_action)
@@ -274,10 +280,12 @@ def greatest_difference(policy: Policy, step: Callable[..., Sequence[Tensor]], e
             expected_state = policy.initial_state()
         action, expected_state = policy.step(time_step.step_type, time_step.reward, time_step.observation,
                                              expected_state)
-        results = step(time_step.is_first(), time_step.reward, *nest.flatten(time_step.observation), *state)
         expected = [*nest.flatten(policy.in_bounds(action)), *nest.flatten(expected_state)]
-        worst = max([worst, *(_distance(x, y) for x, y in zip(expected, results, strict=True))])
-        state = list(results[len(expected) - len(state):])
+        given = time_step.is_first(), time_step.reward, *nest.flatten(time_step.observation)
+        for i, step in enumerate(steps):
+            results = list(step(*given, *states[i]))
+            worst[i] = max([worst[i], *(_distance(x, y) for x, y in zip(expected, results, strict=True))])
+            states[i] = results[len(expected) - len(states[i]):]
         time_step = env.step(action)
     return worst
 
@@ -285,7 +293,7 @@ def greatest_difference(policy: Policy, step: Callable[..., Sequence[Tensor]], e
 def _distance(x: Tensor, y: Tensor) -> float:
     if x.shape != y.shape or x.dtype != y.dtype:
         return math.inf
-    if x.numel() == 0:
+    if torch.equal(x, y):
         return 0.0
     difference = float((x.double() - y.double()).abs().max())
     return math.inf if math.isnan(difference) else difference

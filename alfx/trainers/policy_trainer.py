@@ -67,6 +67,7 @@ class Trainer:
             config.random_seed = started.get('random_seed')
         config.random_seed = self._team.set_random_seed(config.random_seed)
         logger.info('random seed %d', config.random_seed)
+        self._keep_axis(started.get('summary_axis'))
         summary.should_summarize_output(config.summarize_output)
         self._env = self._create_environment()
         if self._env is not None:
@@ -147,7 +148,7 @@ class Trainer:
         with context.record_if(True):
             if self._env is not None:
                 self._team.summarize_metrics(self._algorithm)
-            self._summary.write(self._state.iteration, self._state.seconds)
+            self._summary.write(self._state.iteration, self._state.seconds, self._team.final_infos(self._env))
 
     def _advance(self) -> None:
         self._state.iteration += 1
@@ -443,7 +444,18 @@ class Trainer:
 
     def _record_start(self) -> None:
         if self._team.writes:
-            self._start_record.write(random_seed=self._config.random_seed, tuning=list(self._state.tuning))
+            axis = 'env_steps' if self._config.summarizes_over_env_steps else 'global_counter'
+            self._start_record.write(random_seed=self._config.random_seed, tuning=list(self._state.tuning),
+                                     summary_axis=axis)
+
+    def _keep_axis(self, begun_with: str | None) -> None:
+        """Let summaries go on over what they began with, which may be of another version, unless the conf says what."""
+        if begun_with is None or self._config.summary_axis is not None:
+            return
+        if (begun_with == 'env_steps') != self._config.summarizes_over_env_steps:
+            logger.info('summaries go on over %s, as this run began', 'environment steps' if begun_with == 'env_steps'
+                        else 'iterations')
+        self._config.summary_axis = begun_with
 
     def _record_conf(self) -> None:
         """Write the operative configuration, and end if nothing uses what the conf says; evaluation has yet to come."""

@@ -100,6 +100,7 @@ class StartRecord:
 
     def __init__(self, root_dir: str):
         self._path = os.path.join(train_dir(root_dir), 'start.json')
+        self._operative_conf = os.path.join(root_dir, 'conf', 'operative.gin')
 
     def read(self) -> dict[str, Any]:
         """What was recorded, empty for a new run; what is damaged is left out, with a warning."""
@@ -113,7 +114,16 @@ class StartRecord:
         good = {key: value for key, value in found.items() if _is_decision(key, value)} if type(found) is dict else {}
         if good != found:
             logger.warning('%s is damaged: what it does not tell any more is decided again', self._path)
+        if 'summary_axis' not in good and self._began_before_there_were_axes():
+            good['summary_axis'] = 'global_counter'
         return good
+
+    def _began_before_there_were_axes(self) -> bool:
+        try:
+            with open(self._operative_conf, encoding='utf8', errors='replace') as file:
+                return 'TrainerConfig.summary_axis' not in file.read()
+        except FileNotFoundError:
+            return False
 
     def write(self, **values: Any) -> None:
         """Add to what is recorded."""
@@ -124,6 +134,8 @@ class StartRecord:
 def _is_decision(key: str, value: Any) -> bool:
     if key == 'random_seed':
         return type(value) is int and 0 <= value < 2**32
+    if key == 'summary_axis':
+        return value in ('env_steps', 'global_counter')
     kinds = [type(x) for x in value] if type(value) is list else []
     return (key == 'tuning' and kinds[:2] == [int, str] and len(kinds) in (2, 3) and value[0] > 0 and
             all(x in ('highest', 'high', 'medium') for x in value[1:2] + [x for x in value[2:] if x is not None]))

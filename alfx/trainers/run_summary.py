@@ -3,6 +3,7 @@ import logging
 import os
 import re
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,12 +49,13 @@ class RunSummary:
         self._last: tuple[float, int, int] | None = None
         self._is_first = True
 
-    def write(self, iteration: int, seconds: float) -> None:
+    def write(self, iteration: int, seconds: float, final_infos: Sequence[dict[str, float]] = ()) -> None:
         """Write what the trainer knows at the end of an iteration that records summaries.
 
         Args:
             iteration: number of iterations done before this one.
             seconds: time spent in training so far.
+            final_infos: the numbers in the infos that the latest episodes ended with.
         """
         if self._is_first:
             self._write_once()
@@ -62,11 +64,11 @@ class RunSummary:
         rate = self._rate(iteration, env_steps)
         for name, value in rate.items():
             summary.scalar(f'throughput/{name}', value)
-        final_infos = self._final_infos()
+        averages = _averages(final_infos)
         row = {'iteration': iteration, 'global_counter': context.get_global_counter(), 'env_steps': env_steps,
                'episodes': self.count('NumberOfEpisodes'), 'seconds': round(seconds, 3), **self.episode_averages(),
-               'steps_per_second': rate.get('environment_steps_per_second', ''), **final_infos}
-        for name, value in final_infos.items():
+               'steps_per_second': rate.get('environment_steps_per_second', ''), **averages}
+        for name, value in averages.items():
             summary.scalar(f'Metrics/{name}', value)
         for name, value in self._learning().items():
             summary.scalar(f'train/{name}', value)
@@ -147,16 +149,6 @@ class RunSummary:
                 averages[key] = float(metric.result().sum())
         return averages
 
-    def _final_infos(self) -> dict[str, float]:
-        """Means over the latest episodes of the numbers in their last infos, of the environments of this process."""
-        env = getattr(self._algorithm, 'environment', None)
-        infos = [] if env is None else env.latest_final_infos()
-        values: dict[str, list[float]] = {}
-        for info in infos:
-            for name, value in info.items():
-                values.setdefault(f'final_info/{name}', []).append(value)
-        return {name: sum(found) / len(found) for name, found in values.items()}
-
     def _learning(self) -> dict[str, float]:
         """What the algorithm and its optimizers are set to now, and how much is stored to learn from."""
         optimizers = self._algorithm.optimizers(include_ignored_attributes=True)
@@ -166,6 +158,10 @@ class RunSummary:
             label = f'{name}_{names[:i].count(name) + 1}' if names.count(name) > 1 else name
             if optimizer.param_groups:
                 found[f'learning_rate/{label}'] = float(optimizer.param_groups[0]['lr'])
+        counts = [float(state['step']) for optimizer in optimizers for state in optimizer.state.values()
+                  if 'step' in state]
+        if counts:  # Adam and its like count them, and go on in a run that does
+            found['updates'] = max(counts)
         for part in self._algorithm.modules():
             if hasattr(part, 'exploration_rate'):
                 found['exploration_rate'] = part.exploration_rate
@@ -195,6 +191,15 @@ class RunSummary:
         for name in self._config.code_snapshots or ():
             with open(os.path.join(package, name), encoding='utf8') as file:
                 summary.text(f'code/{name}', _as_code(file.read()))
+
+
+def _averages(final_infos: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each number over the episodes that had it."""
+    values: dict[str, list[float]] = {}
+    for info in final_infos:
+        for name, value in info.items():
+            values.setdefault(f'final_info/{name}', []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}
 
 
 def setting_of(text: str) -> bool | float | str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from alfx.gin_utils import ConfError, configurable
+from alfx.utils.extras import pip_install
 from alfx.utils.tensor_loader import TensorLoader
 
 Loaders = tuple[TensorLoader, TensorLoader]
@@ -34,7 +35,7 @@ def digit_images() -> tuple[np.ndarray, np.ndarray]:
         from sklearn import datasets
     except ImportError as error:
         raise ConfError('the digits come with scikit-learn, which is not installed',
-                        "pip install 'alfx[digits]'") from error
+                        pip_install('digits')) from error
     data = datasets.load_digits()
     images, labels = (data.images / 16).astype(np.float32)[:, None], data.target.astype(np.int64)
     images.setflags(write=False)

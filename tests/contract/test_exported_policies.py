@@ -31,7 +31,7 @@ def policy_of(tmp_path):
 def test_a_recorded_policy_acts_like_the_policy(conf, policy_of):
     policy, env = policy_of(conf)
     step = exporting.export(policy, conf).module()
-    assert exporting.greatest_difference(policy, step, env, 60) <= 1e-5
+    assert exporting.greatest_differences(policy, [step], env, 60)[0] <= 1e-5
 
 
 @pytest.mark.parametrize('conf, reason', [('muzero_cart_pole', 'outside of torch'),

@@ -201,6 +201,6 @@ def worker_settings(config: Any) -> dict[str, Any]:
         config: of the run; its random seed has been drawn.
     """
     iteration = int(context.get_progress('iterations'))
-    return {'root_dir': config.root_dir, 'random_seed': config.random_seed,
+    return {'root_dir': config.root_dir, 'random_seed': config.random_seed, 'summary_axis': config.summary_axis,
             'float32_matmul_precision': context.get_acting_precision(),
             'first_environment': context.first_environment(), 'start': iteration + 1 if iteration else 0}

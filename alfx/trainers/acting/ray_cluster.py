@@ -1,6 +1,6 @@
 """The way to a Ray cluster: one that runs already, or one on this machine for as long as it is needed.
 
-Ray is an extra (``pip install 'alfx[ray]'``) and imported by :func:`import_ray` alone. Who uses it: ``ray_rollout.py``,
+Ray is an extra (``pip install ray``) and imported by :func:`import_ray` alone. Who uses it: ``ray_rollout.py``,
 ``search/ray_runs.py``.
 """
 import contextlib
@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from alfx.gin_utils import ConfError
+from alfx.utils.extras import pip_install
 from alfx.utils.processes import POLL_SECONDS, LostProcessError, is_running, read_proc
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ def import_ray(wanted_by: str) -> Any:
     try:
         import ray
     except ImportError:
-        raise ConfError(f'{wanted_by} needs Ray, which is not installed', "pip install 'alfx[ray]'") from None
+        raise ConfError(f'{wanted_by} needs Ray, which is not installed', pip_install('ray')) from None
     return ray
 
 

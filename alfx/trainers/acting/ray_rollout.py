@@ -200,6 +200,8 @@ class RayRollout(UnrollSource):
         worker.stream.add(delivery)
         if delivery.statistics is not None:
             self._statistics = delivery.statistics
+        if delivery.final_infos:
+            self._algorithm.environment.add_final_infos(delivery.final_infos)
         writer = context.get_summary_writer()
         for method, arguments in delivery.summaries if writer is not None else ():
             getattr(writer, method)(*arguments)

@@ -69,6 +69,7 @@ class Delivery(NamedTuple):
         statistics: packed, of worker 0: what acting has changed.
         log: ``(level, text)``.
         summaries: ``(method, arguments)`` of calls of a summary writer.
+        final_infos: the numbers that the latest episodes ended with.
     """
 
     leaves: list[Any]
@@ -76,6 +77,7 @@ class Delivery(NamedTuple):
     statistics: bytes | None
     log: list[tuple[int, str]]
     summaries: list[tuple[str, tuple]]
+    final_infos: list[dict[str, float]]
 
 
 class RayWorker:
@@ -143,7 +145,7 @@ class RayWorker:
         statistics = self._worker.statistics()
         summaries, self._summaries = self._summaries, []
         return Delivery(_as_arrays(leaves), structure, pack(statistics) if statistics else None, self._take_log(),
-                        summaries)
+                        summaries, self._worker.take_final_infos())
 
     def close(self) -> None:
         """Close the environments."""

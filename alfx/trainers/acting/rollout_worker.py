@@ -12,7 +12,7 @@ from alfx import context
 from alfx.data_structures import TimeStep
 from alfx.engine.remote.policy_state import copy_tensors, policy_buffers, policy_tensors
 from alfx.engine.unroll import Steps, start, unroll
-from alfx.environments.alf_environment import AlfEnvironment
+from alfx.environments.alf_environment import AlfEnvironment, latest_episodes
 from alfx.environments.seeding import derived_seed
 from alfx.environments.utils import create_environment
 from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
@@ -139,6 +139,12 @@ class RolloutWorker:
         buffer: Any = module._buffers[name]
         return buffer
 
+    def take_final_infos(self) -> list[dict[str, float]]:
+        """The numbers in the infos of the latest episodes that have ended since the last call."""
+        infos = list(self._env.ended)
+        self._env.ended.clear()
+        return infos
+
     def close(self) -> None:
         """Close the environments."""
         self._env.close()
@@ -170,12 +176,14 @@ class _NumberedEnvironment(AlfEnvironmentBaseWrapper):
 
     Attributes:
         seconds: how long the latest step took.
+        ended: final infos of the latest episodes; whoever looks at them clears them.
     """
 
     def __init__(self, env: AlfEnvironment, first: int):
         super().__init__(env)
         self._first = first
         self.seconds = 0.0
+        self.ended = latest_episodes(env.batch_size)
 
     def _outer(self, time_step: TimeStep, action: NestedTensor | None) -> TimeStep:
         return time_step._replace(env_id=time_step.env_id + self._first) if self._first else time_step
@@ -184,4 +192,5 @@ class _NumberedEnvironment(AlfEnvironmentBaseWrapper):
         started = time.perf_counter()
         time_step = super()._step(action)
         self.seconds = time.perf_counter() - started
+        self.ended.extend(self.final_infos().values())
         return time_step

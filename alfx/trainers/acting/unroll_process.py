@@ -23,7 +23,8 @@ def work(tell: Callable[[str, Any], None], channel: UnrollChannel, conf_file: st
 
     Args:
         tell: see :class:`~alfx.utils.processes.TalkingChild`; what it takes besides is 'ready', of the number of
-            environments, and 'summary', of calls ``(method, arguments)`` of a summary writer.
+            environments, 'final_infos', of the numbers that episodes have ended with, and 'summary', of calls
+            ``(method, arguments)`` of a summary writer.
         channel: for steps, weights and statistics.
         conf_file: see ``RolloutWorker``, as for ``settings``; these have 'unroll_step_interval' besides.
     """
@@ -62,6 +63,8 @@ def _run(worker: RolloutWorker, channel: UnrollChannel, interval: float, tell: A
         summary_step = channel.take_summary_order()
         started = time.perf_counter()
         steps = worker.collect(1) if summary_step is None else _recorded_step(worker, summary_step, tell)
+        if infos := worker.take_final_infos():
+            tell('final_infos', infos)
         numbers = worker.env_seconds, time.perf_counter() - started, context.get_global_counter()
         channel.publish_statistics(worker.take_statistics(), worker.tensor, look_around)
         channel.put(steps, Timing(*torch.tensor(numbers, dtype=torch.float64).unsqueeze(1)))

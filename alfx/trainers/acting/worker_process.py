@@ -34,9 +34,10 @@ def set_arithmetic(settings: dict[str, Any]) -> None:
 
 
 def load_config(conf_file: str, settings: dict[str, Any]) -> TrainerConfig:
-    """Load the conf of the run and seed this process as the learner was."""
+    """Load the conf of the run, with what the learner has decided, and seed this process as the learner was."""
     gin_utils.load(conf_file)
     config = TrainerConfig(root_dir=settings['root_dir'])
+    config.summary_axis = settings['summary_axis']
     config.random_seed = random_state.set_random_seed(settings['random_seed'])
     return config
 

@@ -7,6 +7,7 @@ iteration sees to.
 """
 import copy
 import io
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -98,6 +99,10 @@ class Alone:
     def summarize_metrics(self, algorithm: Any) -> None:
         """Write the averages of the latest episodes."""
         algorithm.summarize_metrics()
+
+    def final_infos(self, env: Any) -> list[dict[str, float]]:
+        """The numbers in the infos that the latest episodes ended with; ``env``: of this process, or None."""
+        return [] if env is None else env.latest_final_infos()
 
     def evaluate(self, algorithm: Any, run: Callable[[], bool]) -> None:
         """Evaluate by ``run()``, which tells whether that was done by this very process."""
@@ -232,6 +237,11 @@ class Together:
             counters = () if self._config.summarizes_over_env_steps else self._whole[:MetricSet.NUM_COUNTERS]
             for metric in self._whole:
                 metric.gen_summaries(step_metrics=counters)
+
+    def final_infos(self, env: Any) -> list[dict[str, float]]:
+        """Those of the environments of all ranks, which rank 0 gets."""
+        infos = self._ranks.gather_objects([] if env is None else env.latest_final_infos())
+        return list(itertools.chain(*infos or ()))
 
     def evaluate(self, algorithm: Any, run: Callable[[], bool]) -> None:
         """Let rank 0 evaluate; what that changes, such as averages of rewards, the others get."""

@@ -95,6 +95,8 @@ def test_results_of_single_steps_statistics_summaries_and_logs(tmp_path, monkeyp
     assert all(bool(value.abs().sum() > 0) for value in algorithm._normalizer.state_dict().values())
     assert ('steering/action', 17) in writer.written
     assert any('unroll process: steering at' in record.getMessage() for record in caplog.records)
+    unroller._listen()
+    assert algorithm.environment.latest_final_infos()[:3] == [{'length': 6.0}] * 3  # of the first episodes, of 6 steps
 
 
 def test_new_weights_reach_the_steps_which_keep_their_interval(tmp_path, monkeypatch, start):

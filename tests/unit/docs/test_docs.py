@@ -13,7 +13,7 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
 
 ROOT = pathlib.Path(__file__).parents[3]
-PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').rglob('*.md'))]
 _FILE = re.compile(r'<!-- file: (\S+) -->\n```\w*\n(.*?)```', re.DOTALL)
 _ROW = re.compile(r'^\| `(\w+)` \| (.*?) \| (.+) \|$', re.MULTILINE)
 

@@ -6,10 +6,13 @@ import torch
 from gymnasium.vector import SyncVectorEnv
 
 import alfx
+from alfx.engine.remote.data_parallel import Ranks
+from alfx.environments.alf_wrappers import BatchEnvironmentWrapper, MultitaskWrapper
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.trainers.evaluator import read_results
+from alfx.trainers.team.team import Together
 
 
 class Reaching(gymnasium.Env):
@@ -82,6 +85,48 @@ def test_infos_of_the_latest_episodes_are_part_of_the_state():
     del state['final_infos']  # of an earlier version
     other.set_state(state)
     assert other.latest_final_infos() == []
+
+
+def test_several_environments_in_one_tell_which_of_them_ended_and_keep_it_in_their_state():
+    def joined():
+        return BatchEnvironmentWrapper([make('serial', [3]), make('serial', [2, 4])])
+
+    env, other, action = joined(), joined(), torch.zeros(3, dtype=torch.int64)
+    env.reset()
+    told = [env.step(action) and env.final_infos() for _ in range(4)]
+    distance = {i: {'distance': i, 'is_success': float(i % 2 == 0)} for i in (2., 3., 4.)}
+    assert told == [{}, {1: distance[2.]}, {0: distance[3.]}, {2: distance[4.]}]
+    assert env.latest_final_infos() == [distance[i] for i in (2., 3., 4.)]
+    other.set_state(env.get_state())
+    assert other.latest_final_infos() == env.latest_final_infos()
+
+
+def test_of_several_tasks_the_one_at_work_tells():
+    env = MultitaskWrapper([make('serial', [2]), make('serial', [3])], ['short', 'long'])
+    env.reset()
+    told = [env.step({'action': torch.zeros(1, dtype=torch.int64), 'task_id': torch.ones(1, dtype=torch.int64)})
+            and env.final_infos() for _ in range(6)]
+    short, long = {'distance': 2.0, 'is_success': 1.0}, {'distance': 3.0, 'is_success': 0.0}
+    assert told == [{}, {0: short}, {}, {}, {}, {0: long}]
+    assert env.latest_final_infos() == [short, long]
+
+
+def test_the_first_of_several_ranks_writes_what_all_of_them_tell():
+    class Others(Ranks):
+        def __init__(self, rank):
+            super().__init__(rank, 2, None, torch.device('cpu'))
+
+        def gather_objects(self, thing):
+            return [thing, [{'is_success': 0.0}]] if self.is_first else None
+
+    env = make('serial', [2])
+    env.reset()
+    for _ in range(2):
+        env.step(torch.zeros(1, dtype=torch.int64))
+    team = Together.__new__(Together)
+    for rank, expected in (0, [1.0, 0.0]), (1, []):
+        team._ranks = Others(rank)
+        assert [info['is_success'] for info in team.final_infos(env)] == expected
 
 
 def test_a_run_tells_the_success_of_training_and_of_evaluations(tmp_path):

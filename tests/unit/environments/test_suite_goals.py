@@ -116,7 +116,7 @@ def test_a_missing_package_is_answered_with_the_extra_that_installs_it(monkeypat
     for name in [name for name in gymnasium.registry if name.startswith('Fetch')]:
         monkeypatch.delitem(gymnasium.registry, name)
     for load in (suite_robotics.load, suite_gym.load):
-        with pytest.raises(EnvironmentLoadError, match=r"pip install 'alfx\[robotics\]'"):
+        with pytest.raises(EnvironmentLoadError, match=r"pip install 'gymnasium-robotics>="):
             load('FetchReach-v4')
 
 

@@ -1,6 +1,7 @@
 """Datasets of others: replay buffers in checkpoints of ALF, and Minari."""
 import os
 import pickle
+import re
 
 import gymnasium
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from alfx.offline import checks, sources
 from alfx.offline.dataset import DatasetError
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
+from alfx.utils.extras import pip_install
 
 
 def alf_state(prefix='_replay_buffer.'):
@@ -87,7 +89,7 @@ class PartOfMinari:
 @pytest.mark.parametrize('module', [None, PartOfMinari])
 def test_without_minari_or_what_it_needs_its_extra_is_named(monkeypatch, module):
     monkeypatch.setitem(__import__('sys').modules, 'minari', module)
-    with pytest.raises(DatasetError, match=r'(?s)minari:x/y-v0: .*pip install alfx\[offline\]'):
+    with pytest.raises(DatasetError, match=f'(?s)minari:x/y-v0: .*{re.escape(pip_install("offline"))}'):
         sources.read('minari:x/y-v0')
 
 

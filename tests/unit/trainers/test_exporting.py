@@ -89,7 +89,7 @@ def test_actions_come_in_the_bounds_of_the_environment(tmp_path):
     program = exporting.export(policy, 'sac_pendulum')
     exporting.save(program, exporting.PolicyStep(policy).signature().to_json({}), str(tmp_path / 'policy.pt2'))
     step = exporting.load(str(tmp_path / 'policy.pt2'))
-    assert exporting.greatest_difference(policy, step, env, 100) <= 1e-5
+    assert exporting.greatest_differences(policy, [step], env, 100)[0] <= 1e-5
     observation = torch.tensor([[0.6, 0.8, 3.0]])
     action = step(torch.tensor([True]), torch.zeros(1), observation, torch.zeros(1, 1))[0]
     policy.reset()

@@ -37,6 +37,7 @@ def test_ppo_tells_how_far_the_policy_moves_and_how_good_its_values_are(tmp_path
     alfx.train('ppo_cart_pole', {**SMALL, 'ppo/Adam.lr': 0.002}, str(tmp_path / 'run'))
     progress = alfx.read_progress(str(tmp_path / 'run'))
     assert (progress['train/learning_rate/Adam'] == 0.002).all()
+    assert progress['train/updates'].tolist() == [4, 8, 12, 16]  # two epochs of two minibatches an iteration
     assert (progress['train/approx_kl'] >= 0).all() and (progress['train/grad_norm'] > 0).all()
     assert ((0 <= progress['train/clip_fraction']) & (progress['train/clip_fraction'] <= 1)).all()
     assert ((0 < progress['train/entropy']) & (progress['train/entropy'] <= math.log(2) + 1e-6)).all()

@@ -144,6 +144,21 @@ def test_a_conf_gets_iterations_as_the_axis_and_the_metrics_over_each_counter(tm
     assert evaluated['Metrics_vs_EnvironmentSteps/AverageReturn'] == [env_steps[1], env_steps[3]]
 
 
+def test_a_run_goes_on_over_the_axis_that_it_began_with(tmp_path):
+    options = dict(num_iterations=6, summary_interval=1, evaluate=True, eval_interval=3, num_eval_episodes=2)
+    run(tmp_path, stop_after=4, **options)
+    begun = scalars(tmp_path / 'train')['loss']
+    both = dict(options, num_env_steps=10_000)  # with which iterations would be the axis of a new run
+    assert not make_config(tmp_path, **both).summarizes_over_env_steps
+    run(tmp_path, **both)
+    steps = [int(row['env_steps']) for row in table(tmp_path)]
+    assert scalars(tmp_path / 'train')['loss'] == steps and begun[0] == steps[0] > 0
+    run_files.StartRecord(str(tmp_path / 'older')).write(summary_axis='global_counter')
+    run(tmp_path / 'older', **options)
+    assert scalars(tmp_path / 'older' / 'train')['loss'] == [0, 1, 2, 3, 4, 5]
+    assert scalars(tmp_path / 'older' / 'eval')['Metrics/AverageReturn'] == [3, 6]
+
+
 def test_where_environment_steps_do_not_tell_how_far_a_run_is_the_axis_is_the_counter(tmp_path):
     assert make_config(tmp_path).summarizes_over_env_steps
     for values in (dict(ml_type='sl'), dict(update_counter_every_mini_batch=True),

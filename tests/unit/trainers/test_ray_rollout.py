@@ -96,6 +96,8 @@ def test_two_workers_side_by_side_and_one_that_is_killed(make, caplog):
     assert any('rollout worker 1: steering at' in record.getMessage() for record in caplog.records)
     source.take_statistics(algorithm)
     assert int(algorithm.seen) >= 2 * 4
+    source.gather(4)
+    assert algorithm.environment.latest_final_infos()[:4] == [{'length': 6.0}] * 4  # of both workers
 
     with torch.no_grad():
         for parameter in algorithm.parameters():
@@ -264,7 +266,7 @@ def delivery(first, count, environments=2):
     tree = {'experience': {'time_step': {'step_type': numbers, 'reward': numbers + 0.5}},
             'env_steps': {'step_type': numbers}, 'inputs': None}
     leaves, structure = nest.flatten_with_structure(tree)
-    return ray_rollout.Delivery(leaves, structure, None, [], [])
+    return ray_rollout.Delivery(leaves, structure, None, [], [], [])
 
 
 def test_a_stream_is_taken_in_other_portions_than_it_came_in():
@@ -314,7 +316,7 @@ def test_without_the_extra_the_option_is_refused_by_its_name(tmp_path, monkeypat
     algorithm = make_algorithm(config, acting.create_environment(config))
     assert algorithm.environment.batch_size == 2 * 3
     monkeypatch.setitem(sys.modules, 'ray', None)
-    with pytest.raises(ConfError, match=r"num_ray_workers = 2 needs Ray(.|\n)*pip install 'alfx\[ray\]'"):
+    with pytest.raises(ConfError, match=r"num_ray_workers = 2 needs Ray(.|\n)*pip install 'ray>="):
         acting.check(algorithm, config)
 
 

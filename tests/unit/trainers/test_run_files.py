@@ -124,3 +124,17 @@ def test_a_damaged_record_of_the_start_is_a_warning_and_what_is_good_of_it_is_ke
     record.write(random_seed=7, tuning=[1, 'highest'])
     caplog.clear()
     assert record.read() == {'random_seed': 7, 'tuning': [1, 'highest']} and not caplog.text
+
+
+def test_a_run_of_a_version_that_knew_no_axes_has_that_of_iterations(tmp_path):
+    operative = tmp_path / 'conf' / 'operative.gin'
+    operative.parent.mkdir()
+    operative.write_text('TrainerConfig.random_seed = 3\n')
+    record = StartRecord(str(tmp_path))
+    record.write(random_seed=3)
+    assert record.read() == {'random_seed': 3, 'summary_axis': 'global_counter'}
+    operative.write_text('TrainerConfig.summary_axis = None\n')
+    other = StartRecord(str(tmp_path / 'other'))
+    assert other.read() == {}
+    other.write(summary_axis='env_steps')
+    assert other.read() == {'summary_axis': 'env_steps'}

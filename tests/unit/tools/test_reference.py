@@ -1,0 +1,53 @@
+"""The pages of docs/reference are made from signatures and docstrings."""
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def reference(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / 'tools'))
+    import reference
+    return reference
+
+
+def test_the_pages_are_current(reference):
+    made = reference.pages()
+    assert {path.stem for path in (ROOT / 'docs' / 'reference').glob('*.md')} == set(made)
+    late = [name for name, text in made.items()
+            if (ROOT / 'docs' / 'reference' / f'{name}.md').read_text() != text.rstrip() + '\n']
+    assert not late, 'run python tools/reference.py'
+    assert ' at 0x' not in ''.join(made.values())
+
+
+def test_arguments_that_a_class_hands_on_have_the_meaning_that_its_base_tells(reference):
+    class Base:
+        """A base.
+
+        Args:
+            rate: how fast,
+                on the whole.
+            first, second: both of them.
+        """
+
+    Base.__module__ = 'alfx.base'
+
+    class Derived(Base):
+        """Another.
+
+        Args:
+            rate: how slow.
+
+        Raises:
+            first: no argument.
+        """
+
+    meanings = reference._meanings(Derived, reference.inspect.getdoc(Derived))
+    assert meanings == {'rate': 'how slow.', 'first': 'both of them.', 'second': 'both of them.'}
+
+
+def test_a_list_in_a_docstring_begins_after_an_empty_line(reference):
+    assert list(reference._as_markdown('Either\n- :class:`~alfx.a.B`, or\n  more\n- ``c``')) == [
+        'Either', '', '- `B`, or', '  more', '- `c`']
