@@ -7,7 +7,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 def test_every_page_is_in_the_navigation():
     named = re.findall(r'^ +- .*: (\S+\.md)$', (ROOT / 'mkdocs.yml').read_text(), re.MULTILINE)
-    assert sorted(named) == sorted(path.name for path in (ROOT / 'docs').glob('*.md'))
+    assert sorted(named) == sorted(str(path.relative_to(ROOT / 'docs')) for path in (ROOT / 'docs').rglob('*.md'))
 
 
 def test_every_tag_of_learning_is_explained():

@@ -6,6 +6,8 @@ import sys
 import pytest
 import torch
 
+from alfx.engine.plan import forms
+
 TOOLS = pathlib.Path(__file__).parents[3] / 'tools'
 
 
@@ -14,13 +16,17 @@ def tools_on_path(monkeypatch):
     monkeypatch.syspath_prepend(str(TOOLS))
 
 
-def test_every_measured_run_is_a_search_of_its_own_and_takes_time():
+@pytest.mark.compiles
+def test_every_measured_run_is_a_search_of_its_own_and_takes_time(monkeypatch):
     import search_speed
+    monkeypatch.setattr(forms, 'WARM_UP', forms.WarmUp(calls=1, compiled_calls=1))
     torch.manual_seed(0)
     runs = search_speed.alfx_runs(2, 3, 4, search_speed.Network(3), tensors=True)
-    assert list(runs) == ['tree', 'net', 'alfx', 'alfx gumbel', 'alfx tensors']
+    assert list(runs) == ['tree', 'net', 'alfx eager', 'alfx eager gumbel', 'alfx', 'alfx gumbel', 'alfx compiled',
+                          'alfx compiled gumbel', 'alfx tensors']
     assert runs['alfx']().root_visits.sum(-1).tolist() == [4, 4]
-    assert torch.equal(runs['alfx']().root_visits, runs['alfx tensors']().root_visits)
+    for name in ('alfx eager', 'alfx compiled', 'alfx tensors'):
+        assert torch.equal(runs['alfx']().root_visits, runs[name]().root_visits)
     times = search_speed.measure({'alfx': runs['alfx']}, 4, rounds=2)
     assert len(times['alfx']) == 2 and min(times['alfx']) > 0
 

@@ -4,6 +4,7 @@ import fcntl
 import io
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -298,7 +299,8 @@ def test_event_files_have_no_record_twice_after_a_resume(tmp_path):
     run(tmp_path, stop_after=6, evaluate=True, eval_interval=3, num_eval_episodes=2)
     run(tmp_path, evaluate=True, eval_interval=3, num_eval_episodes=2)
     for folder, tag in (('train', 'Metrics/EnvironmentSteps'), ('eval', 'Metrics/AverageReturn')):
-        found = [event.step for path in sorted((tmp_path / folder).glob('*tfevents*'))
+        paths = sorted((tmp_path / folder).glob('*tfevents*'), key=lambda x: list(map(int, re.findall(r'\d+', x.name))))
+        found = [event.step for path in paths
                  for event in EventFileLoader(str(path)).Load() for value in event.summary.value if value.tag == tag]
         assert found == sorted(set(found)) and len(found) >= 4
     assert [r['iteration'] for r in read_results(str(tmp_path))] == [3, 6, 9, 12]
