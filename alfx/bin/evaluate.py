@@ -96,9 +96,11 @@ def _evaluate(evaluate: Any, env: Any, algorithm: Any, name: str, epsilon_greedy
     if FLAGS.json != '-':
         score = '' if reference is None else f"normalized score {statistics['normalized_score']:.1f}, "
         means = ''.join(f'{name} {mean:.6g}, ' for name, mean in result.further_means().items())
-        print(f"{name}: return {statistics['average_return']:.6g} +- {statistics['ci95_return']:.4g} (95%), standard "
-              f"deviation {statistics['std_return']:.4g}, {score}{means}length {statistics['average_length']:.6g}, "
-              f"{statistics['episodes']} episodes", flush=True)
+        count = statistics['episodes']
+        spread = '' if count == 1 else (f" +- {statistics['ci95_return']:.4g} (95%), standard deviation "
+                                        f"{statistics['std_return']:.4g}")
+        print(f"{name}: return {statistics['average_return']:.6g}{spread}, {score}{means}length "
+              f"{statistics['average_length']:.6g}, {count} episode{'s'[:count != 1]}", flush=True)
     return {**{key: None if value != value else value for key, value in statistics.items()},
             'returns': result.returns.tolist(), 'lengths': result.lengths.tolist(),
             'env_info': {path: values.tolist() for path, values in result.env_info().items()},

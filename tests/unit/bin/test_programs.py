@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -68,6 +69,11 @@ def test_evaluation_reports_both_ways_of_acting_as_json(run):
         assert len(result[mode]['returns']) == result[mode]['episodes'] == 5
         assert result[mode]['average_return'] == sum(result[mode]['returns']) / 5
         assert result[mode]['ci95_return'] > 0
+
+
+def test_the_return_of_a_single_episode_has_no_spread(run):
+    said = program('evaluate', '--root_dir', run[0], '--num_episodes', '1').stdout
+    assert re.search(r'^greedy: return [\d.]+, length [\d.]+, 1 episode$', said, re.MULTILINE)
 
 
 def test_a_checkpoint_is_played_into_a_video(run, tmp_path):
