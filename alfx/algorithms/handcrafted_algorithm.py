@@ -273,7 +273,7 @@ class WaypointAlgorithm(HandcraftedAlgorithm):
     def _policy_func(self, observation: NestedTensor) -> Tensor:
         position, velocity = observation['observation'].chunk(2, -1)
         goal = observation['desired_goal']
-        here, there = (torch.cdist(x, self._waypoints).argmin(-1) for x in (position, goal))
+        here, there = ((x.unsqueeze(-2) - self._waypoints).norm(dim=-1).argmin(-1) for x in (position, goal))
         on_the_way = self._waypoints[here + torch.sign(there - here)]
         target = torch.where((here == there).unsqueeze(-1), goal, on_the_way)
         force = self._gain * (target - position) - self._damping * velocity
