@@ -21,6 +21,7 @@ from alfx.data_structures import AlgStep, LossInfo, TimeStep
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 from alfx.traits import Traits
+from alfx.utils.spec_utils import clip_to_spec
 
 
 @configurable
@@ -276,7 +277,4 @@ class WaypointAlgorithm(HandcraftedAlgorithm):
         here, there = ((x.unsqueeze(-2) - self._waypoints).norm(dim=-1).argmin(-1) for x in (position, goal))
         on_the_way = self._waypoints[here + torch.sign(there - here)]
         target = torch.where((here == there).unsqueeze(-1), goal, on_the_way)
-        force = self._gain * (target - position) - self._damping * velocity
-        spec = self._action_spec
-        low, high = (torch.tensor(x, dtype=force.dtype, device=force.device) for x in (spec.minimum, spec.maximum))
-        return torch.clamp(force, low, high)
+        return clip_to_spec(self._gain * (target - position) - self._damping * velocity, self._action_spec)

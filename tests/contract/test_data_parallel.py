@@ -49,6 +49,16 @@ def free_port():
         return s.getsockname()[1]
 
 
+def wait_for(processes):
+    """Until all have ended, and well."""
+    try:
+        words = [process.communicate(timeout=PATIENCE)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert all(process.returncode == 0 for process in processes), '\n'.join(words)
+
+
 def train_parts(folder, conf, num_ranks):
     """The tensors of each rank after training with the numbers of one process."""
     out, port, processes = folder / f'out-{num_ranks}', free_port(), []
@@ -59,12 +69,7 @@ def train_parts(folder, conf, num_ranks):
                                                MASTER_PORT=str(port))
         processes.append(warm_starts.Popen([sys.executable, str(PROGRAM), asked], env=environment(**place),
                                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    try:
-        words = [process.communicate(timeout=PATIENCE)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert all(process.returncode == 0 for process in processes), '\n'.join(words)
+    wait_for(processes)
     return [torch.load(f'{out}.{rank}') for rank in range(num_ranks)]
 
 
@@ -107,12 +112,7 @@ def test_a_rank_that_has_left_has_no_threads_that_exchange():
     for rank in range(2):
         processes.append(warm_starts.Popen([sys.executable, '-c', LEAVES], env=environment(RANK=str(rank), **place),
                                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    try:
-        words = [process.communicate(timeout=PATIENCE)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert all(process.returncode == 0 for process in processes), '\n'.join(words)
+    wait_for(processes)
 
 
 # Programs -----------------------------------------------------------------------------------------------------------
