@@ -14,6 +14,7 @@ def reference(monkeypatch):
 
 
 def test_the_pages_are_current(reference):
+    pytest.importorskip('torch', minversion='2.13')  # some arguments are those of its own classes
     made = reference.pages()
     assert {path.stem for path in (ROOT / 'docs' / 'reference').glob('*.md')} == set(made)
     late = [name for name, text in made.items()
