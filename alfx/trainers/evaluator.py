@@ -156,6 +156,8 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
     state, transform_state = initial_state, algorithm.get_initial_transform_state(batch_size)
     device, complete = context.get_default_device(), []
     final_infos: dict[str, list[float]] = {}
+    has_infos = on_step is not None or not algorithm.traits.fixed_prediction
+    step = algorithm.predict_step if has_infos else algorithm.play_step
     while True:
         is_counted = remaining > 0
         # Episodes that do not count never end for the metrics.
@@ -171,10 +173,11 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
             time_step if device.type == 'cpu' else to_device(time_step, device), transform_state)
         if nest.flatten(state):
             state = reset_at_first(state, initial_state, inputs)
-        alg_step = algorithm.predict_step(inputs, state)
-        measures = algorithm.measures(alg_step.info)
-        if measures:
-            step_measures.observe(measures, is_counted.numpy(), time_step.is_last().cpu().numpy())
+        alg_step = step(inputs, state)
+        if has_infos:
+            measures = algorithm.measures(alg_step.info)
+            if measures:
+                step_measures.observe(measures, is_counted.numpy(), time_step.is_last().cpu().numpy())
         if on_step is not None:
             on_step(time_step, alg_step)
         if not remaining.any():
