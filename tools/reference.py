@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 _GIVEN = {'observation_spec', 'action_spec', 'reward_spec', 'env', 'config', 'debug_summaries', 'name'}
 _SECTION = re.compile(r'^(Args|Arguments|Attributes|Returns|Raises|Yields|Example|Examples):$', re.MULTILINE)
 _ARGUMENT = re.compile(r'^    (\*{0,2}\w+(?:, \*{0,2}\w+)*): ', re.MULTILINE)
-_ROLE = re.compile(r':\w+:`~?(?:[\w.]+\.)?(\w+)`')
+_ROLE = re.compile(r':\w+:`~?(?:[\w.]*\.)?(\w+)`')
 _REMARK = ('Made by `python tools/reference.py`; `alfx help NAME` prints the same, and which confs bind it. Arguments '
            'that', 'alfx itself gives, such as `observation_spec`, `env` and `name`, are left out.')
 _TRANSFORMERS = 'alfx.algorithms.data_transformer'

@@ -49,5 +49,5 @@ def test_arguments_that_a_class_hands_on_have_the_meaning_that_its_base_tells(re
 
 
 def test_a_list_in_a_docstring_begins_after_an_empty_line(reference):
-    assert list(reference.as_markdown('Either\n- :class:`~alfx.a.B`, or\n  more\n- ``c``')) == [
-        'Either', '', '- `B`, or', '  more', '- `c`']
+    assert list(reference.as_markdown('Either::\n- :class:`~alfx.a.B`, or\n  more\n- ``c``\n* :mod:`.d`')) == [
+        'Either:', '', '- `B`, or', '  more', '- `c`', '* `d`']
