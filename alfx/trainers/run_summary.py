@@ -152,9 +152,10 @@ class RunSummary:
 
     def _learning(self) -> dict[str, float]:
         """What the algorithm and its optimizers are set to now, and how much is stored to learn from."""
-        optimizers = self._optimizers
-        found = {f'learning_rate/{label}': float(optimizer.param_groups[0]['lr'])
-                 for label, optimizer in optimizers.items() if optimizer.param_groups}
+        optimizers, found = self._optimizers, {}
+        for label, optimizer in optimizers.items():
+            if optimizer.param_groups:
+                found[f'learning_rate/{label}'] = float(optimizer.param_groups[0]['lr'])
         counts = [float(state['step']) for optimizer in optimizers.values() for state in optimizer.state.values()
                   if 'step' in state]
         if counts:  # Adam and its like count them, and go on in a run that does
