@@ -211,18 +211,18 @@ def set_acting_precision(precision: str | None) -> None:
     _state.acting_precision = precision
 
 
-@contextmanager
-def acting_precision() -> Iterator[None]:
+class acting_precision(AbstractContextManager[None]):
     """Context manager within which float32 products have the precision of acting."""
-    before, precision = torch.get_float32_matmul_precision(), get_acting_precision()
-    if precision == before:  # setting it also touches what CUDA does
-        yield
-        return
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+
+    def __enter__(self) -> None:
+        before, precision = torch.get_float32_matmul_precision(), get_acting_precision()
+        self._before = None if precision == before else before
+        if self._before is not None:  # setting it also touches what CUDA does
+            torch.set_float32_matmul_precision(precision)
+
+    def __exit__(self, *_: Any) -> None:
+        if self._before is not None:
+            torch.set_float32_matmul_precision(self._before)
 
 
 # Processes that train as one ------------------------------------------------------------------------------------

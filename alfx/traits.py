@@ -27,6 +27,9 @@ class Traits(NamedTuple):
             one of the next sequence; of a sampled sequence of ``mini_batch_length`` steps all but the last are trained
             on.
         trains_after_iteration: (any) ``after_train_iter`` does something: only then are its arguments made.
+        fixed_prediction: (all that act) ``predict_step`` has no state and reads of its inputs the observation and the
+            action mask. It is the same tensor operations every time, but for what ``prediction_variant`` tells, so that
+            it can be recorded, and evaluation measures nothing in its info.
         completes_unrolls: (any) ``complete_unroll`` has something to add.
         has_offline_hooks: (any) ``train_step_offline`` or ``calc_loss_offline`` does something else than ``train_step``
             and ``calc_loss``, so that stored datasets cannot be trained on in one batch with own experience.
@@ -35,6 +38,7 @@ class Traits(NamedTuple):
     fixed_update: bool = False
     trains_sequences_at_once: bool = False
     recomputes_rollout_info: bool = False
+    fixed_prediction: bool = False
     needs_previous_step: bool = False
     bootstraps_sequences: bool = False
     trains_after_iteration: bool = False
@@ -62,5 +66,5 @@ class Traits(NamedTuple):
 _ALL = ('fixed_update', 'trains_sequences_at_once')
 _ANY = ('needs_previous_step', 'bootstraps_sequences', 'trains_after_iteration', 'completes_unrolls',
         'has_offline_hooks')
-_ACTING = ('recomputes_rollout_info', )
+_ACTING = ('recomputes_rollout_info', 'fixed_prediction')
 assert {*_ALL, *_ANY, *_ACTING} == set(Traits._fields), 'each trait has a rule'

@@ -1,11 +1,13 @@
-"""Writes docs/algorithms.md: which algorithm takes which actions, and a section for each with its confs and results.
+"""Writes docs/algorithms.md, which algorithm takes which actions, and a page for each in docs/algorithms.
 
     python tools/algorithm_table.py
 
 What the table says is tried, not declared: each policy algorithm is made from a shipped conf for a discrete, a
 continuous and a mixed action, without and with recurrent networks. It can do what can be made; what cannot has to be
-refused with a message about actions or memory. Everything else is read from docstrings, the heads of the confs and
-docs/results.json.
+refused with a message about actions or memory. Everything else is read: papers, arguments and what an algorithm does
+from signatures and docstrings, tasks from the heads of the confs, results from docs/results.json and docs/curves.json,
+tags from the sources and from docs/what_tags_mean.md. What of alfx.algorithms has no page of its own comes to
+docs/reference/algorithms.md.
 """
 import argparse
 import contextlib
@@ -15,13 +17,19 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from alfx import gin_utils
 from alfx.algorithms.algorithm import Algorithm, Loss
 from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
+from alfx.algorithms.rl_algorithm import RLAlgorithm
+from alfx.algorithms.td_loss import TDLoss
+from alfx.bin import help as described
 from alfx.bin.list import Head, read_heads
 from alfx.environments.utils import create_environment
 from alfx.trainers import building
@@ -29,6 +37,7 @@ from alfx.trainers import building
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / 'tools'))
 try:
+    import reference
     import results
 finally:
     sys.path.pop(0)
@@ -251,13 +260,6 @@ def _subclasses(target: type) -> Iterator[type]:
         yield from (subclass, *_subclasses(subclass))
 
 
-def first_sentence(target: type) -> str:
-    """What the docstring of a class begins with."""
-    text = ' '.join((inspect.getdoc(target) or '').split('\n\n')[0].split())
-    text = re.sub(r'; see the module\b.*|\s*\((?:[A-Z][^()]*arXiv[^()]*)\)', '', text).rstrip('.')
-    return re.sub(r':\w+:`~?(?:[\w.]*\.)?(\w+)`|``(.*?)``', lambda match: f'`{match[1] or match[2]}`', text) + '.'
-
-
 def papers(*texts: str) -> str:
     """The publications that the first of these texts with any cites, as links; '' if none does."""
     for text in texts:
@@ -288,33 +290,106 @@ def _conf_rows(uses: Sequence[Use], stored: dict[str, Any]) -> Iterator[str]:
         yield f'| `{head.name}` | {head.task} | {head.steps} | {head.expected} | {measured} |'
 
 
-def _section(name: str, target: type, title: str, uses: Sequence[Use], stored: dict[str, Any]) -> str:
-    module = inspect.getmodule(target)
-    cited = papers(title, inspect.getdoc(target) or '', inspect.getdoc(module) or '')
-    lines = [f'### {name}', '', first_sentence(target) + (f' {cited}.' if cited else ''), '',
-             f"Module `{target.__module__.replace('.', '/')}.py`; [arguments](reference/algorithms.md#{name.lower()})."]
-    mine = [use for use in uses if name in use.classes]
-    if mine:
-        lines += ['', *_conf_rows(mine, stored)]
-    return '\n'.join(lines) + '\n'
+def losses_of(target: type, named: Set[str]) -> list[type]:
+    """The losses that the modules of an algorithm and of its bases name, and those with one of these names."""
+    known = [value for module in _modules(target) for value in vars(module).values()]
+    known += [loss for base in (Loss, TDLoss) for loss in (base, *_subclasses(base)) if loss.__name__ in named]
+    return sorted({x for x in filter(inspect.isclass, known) if issubclass(x, (Loss, TDLoss)) and x is not Loss},
+                  key=lambda loss: loss.__name__)
+
+
+def _modules(target: type) -> list[Any]:
+    """The modules of a class and of its bases, but for those of all algorithms."""
+    bases = [base for base in inspect.getmro(target) if base.__module__.startswith('alfx.algorithms')
+             and base not in (Algorithm, Loss, RLAlgorithm, OnPolicyAlgorithm, OffPolicyAlgorithm)]
+    return [sys.modules[name] for name in dict.fromkeys(base.__module__ for base in bases)]
+
+
+def tags_of(*targets: type) -> tuple[list[str], list[str]]:
+    """What classes write to TensorBoard at summaries, by their sources and those of their bases.
+
+    Returns:
+        rows of the tables of docs/what_tags_mean.md; names of further tags, without what comes before them.
+    """
+    sources = [inspect.getsource(module) for target in targets for module in _modules(target)]
+    named = re.findall(r"summary(?:_utils)?\.(?!scope)\w+\(\s*f?'([^']+)'", '\n'.join(sources))
+    written = {name.replace('{self._name}', targets[0].__name__).replace('{suffix}', '') for name in named}
+    written = {name for name in written if not name.startswith('{')}
+    explained, known = [], set()
+    for row in re.findall(r'^\| `.*$', (ROOT / 'docs' / 'what_tags_mean.md').read_text(), re.MULTILINE):
+        tags = re.findall('`([^`]*)`', row.split(' | ')[0])
+        here = {name for name in written if any(re.fullmatch(_any_part(name), tag) for tag in tags)}
+        explained += [row] * bool(here)
+        known |= here
+    return explained, sorted({re.sub(r'\{[^}]*\}', '*', name) for name in written - known})
+
+
+def _any_part(name: str) -> str:
+    """An expression for what an f-string may give."""
+    return '[^/]+'.join(re.escape(part) for part in re.split(r'\{[^}]*\}', name))
+
+
+def page_of(name: str, target: type, head: Sequence[str], uses: Sequence[Use], stored: dict[str, Any],
+            entries: dict[str, described.Entry]) -> str:
+    """The page of an algorithm.
+
+    Args:
+        name: of its class.
+        target: its class.
+        head: the first line of the conf that it is tried with, and its row of the table; empty for a part.
+        uses: the confs with it.
+        stored: what docs/results.json holds.
+        entries: what of alfx.algorithms confs can name, by name.
+    """
+    module = inspect.getdoc(inspect.getmodule(target)) or ''
+    cited = papers(*head[:1], inspect.getdoc(target) or '', module)
+    said = reference.meanings(entries[name])
+    lines = [f'# {name}', '', *_introduction(entries[name]), '',
+             (f'Paper: {cited}. ' if cited else '')
+             + f"Source: `{target.__module__.replace('.', '/')}.py`. [All algorithms](../algorithms.md)", '',
+             *([*_COLUMNS, head[1], ''] if head else []),
+             *(f'- `{key}`: {reference.cell(said[key])}' for key in _SPECS if key in said), '',
+             '## How it works', '', *reference.as_markdown(module), '']
+    if uses:
+        pictures = [results.picture_of(use.head.name) for use in uses]
+        lines += ['## Confs and results', '', *textwrap.wrap(_EXPECTED, 120), '', *_conf_rows(uses, stored), '',
+                  *(f'![Learning curve of {path.stem}](../{path.relative_to(ROOT / "docs")})' for path in pictures
+                    if path.exists()), '']
+    lines += ['## Arguments', '', f'As `alfx help {name}` prints them, but for those that alfx itself gives.', '',
+              *reference.arguments(entries[name])]
+    losses = losses_of(target, {loss for use in uses for loss in use.classes} if head else set())
+    links = [f'[{loss.__name__}](../reference/algorithms.md#{loss.__name__.lower()})' for loss in losses
+             if loss.__name__ in entries]
+    lines += [f"Losses that it makes, or that confs give it: {', '.join(links)}.", ''] if links else []
+    return re.sub('\n{3,}', '\n\n', '\n'.join(lines + _tag_lines(target, *losses))).rstrip() + '\n'
+
+
+def _tag_lines(*targets: type) -> list[str]:
+    explained, further = tags_of(*targets)
+    lines = ['## Tags', '', 'What it writes at summaries, besides [what others like it do](../what_tags_mean.md).', '']
+    if explained:
+        lines += ['| tag | what it is | healthy | otherwise |', '| --- | --- | --- | --- |',
+                  *(row.replace('](', '](../') for row in explained), '']
+    if further:
+        lines += textwrap.wrap(f"Under its name, or that of its loss or part: {', '.join(f'`{x}`' for x in further)}; "
+                               'some of them with `TrainerConfig.debug_summaries` alone.', 120)
+    return lines if explained or further else []
 
 
 _HEAD = """# Algorithms
 
-Made by `python tools/algorithm_table.py`. *Actions*: for which it could be made; *mixed* is a nest of a discrete and a
-continuous one. *Memory*: *yes*, its networks may be recurrent; *its own*, it remembers without that. *Learns from*:
-*unrolls*, what was collected last, then dropped; *replay*, samples of what is stored; *dataset*, a shipped conf trains
-it on stored data. *Compiled*: its update is the same operations every time, so that `TrainerConfig.compile` takes it.
-`alfx help NAME` prints all arguments of a class, `alfx show CONF` a conf in full.
+Made by `python tools/algorithm_table.py`, as is the page of each: paper, arguments, confs, results, tags. *Actions*:
+for which it could be made; *mixed* is a nest of a discrete and a continuous one. *Memory*: *yes*, its networks may be
+recurrent; *its own*, it remembers without that. *Learns from*: *unrolls*, what was collected last, then dropped;
+*replay*, samples of what is stored; *dataset*, a shipped conf trains it on stored data. *Compiled*: its update is the
+same operations every time, so that `TrainerConfig.compile` takes it. `alfx help NAME` prints all arguments of a class,
+`alfx show CONF` a conf in full.
 
 """
-_SECTIONS = """
-## One by one
-
-*Expected* is what the head of the conf states. *Measured* is the mean over seeds with its 95% interval, from
-[the results](results.md); empty where nothing is stored.
-
-"""
+_SPECS = 'observation_spec', 'action_spec', 'reward_spec'
+_COLUMNS = '| actions | memory | learns from | compiled |', '| --- | --- | --- | --- |'
+_EXPECTED = ('*Expected* is what the head of the conf states. *Measured* is the mean over seeds with its 95% interval, '
+             'from [the results](../results.md); empty where nothing is stored.')
 _PARTS = """
 ## Parts and other algorithms
 
@@ -324,29 +399,53 @@ Intrinsic rewards, representations, models, planners, imitation rewards, supervi
 """
 
 
-def page() -> str:
-    """The text of docs/algorithms.md."""
+def pages() -> dict[str, str]:
+    """The text of docs/algorithms.md, docs/reference/algorithms.md and the page of each algorithm, by path in docs."""
     uses = read_uses()
     stored = json.loads((ROOT / 'docs' / 'results.json').read_text())
     titles = {head.name: (Path(gin_utils.load(head.name).conf_file).read_text().splitlines()[0], head.algorithm)
               for head in read_heads() if head.name in {probe.conf for probe in PROBES.values()}}
     gin_utils.clear()
     classes = algorithms_of(uses)
-    lines = ['| algorithm | | actions | memory | learns from | compiled |', '| --- | --- | --- | --- | --- | --- |']
+    listed = reference.entries()[reference.ALGORITHMS]
+    entries = {entry.defined_as: entry for entry in listed}
+    lines = [f'| algorithm | {_COLUMNS[0]}', f'| --- | --- {_COLUMNS[1]}']
+    heads = {}
     for name, probe in PROBES.items():
         row = row_of(name, any(use.has_dataset and name in use.classes for use in uses))
-        lines.append(f"| [{name.removesuffix('Algorithm')}](#{name.lower()}) | "
-                     f"{titles[probe.conf][1].split(' on ')[0]} | {', '.join(row.kinds)} | {row.memory} | {row.data} | "
-                     f"{'yes' if row.compiles else ''} |")
-    policies = [_section(name, classes[name], titles[PROBES[name].conf][0], uses, stored) for name in PROBES]
-    parts = [_section(name, target, '', uses, stored) for name, target in classes.items() if name not in PROBES]
-    return _HEAD + '\n'.join(lines) + '\n' + _SECTIONS + '\n'.join(policies) + _PARTS + '\n'.join(parts)
+        title, algorithm = titles[probe.conf]
+        cells = f"| {', '.join(row.kinds)} | {row.memory} | {row.data} | {'yes' if row.compiles else ''} |"
+        lines.append(f"| {_link(name)} | {algorithm.split(' on ')[0]} {cells}")
+        heads[name] = title, cells
+    parts = [f'| {_link(name)} | {_first_sentence(entries[name])} |' for name in classes if name not in PROBES]
+    text = _HEAD + '\n'.join([*lines, _PARTS, '| part | |', '| --- | --- |', *parts])
+    others = [entry for entry in listed if entry.defined_as not in classes]
+    return {'algorithms.md': text + '\n',
+            'reference/algorithms.md': reference.page_of(reference.ALGORITHMS, others).rstrip() + '\n',
+            **{f'algorithms/{name}.md': page_of(
+                name, target, heads.get(name, ()), [use for use in uses if name in use.classes], stored, entries)
+               for name, target in classes.items()}}
+
+
+def _link(name: str) -> str:
+    return f"[{name.removesuffix('Algorithm')}](algorithms/{name}.md)"
+
+
+def _first_sentence(entry: described.Entry) -> str:
+    return re.sub(r'\s*\([A-Z][^()]*arXiv[^()]*\)', '', ' '.join(itertools.takewhile(bool, _introduction(entry))))
+
+
+def _introduction(entry: described.Entry) -> Iterator[str]:
+    return (re.sub(r'; see the module\b[^.]*', '', line) for line in reference.introduction(entry))
 
 
 def main() -> int:
-    """Write the page; returns the exit code."""
-    argparse.ArgumentParser(description='Writes docs/algorithms.md.').parse_args()
-    (ROOT / 'docs' / 'algorithms.md').write_text(page())
+    """Write the pages; returns the exit code."""
+    argparse.ArgumentParser(description='Writes docs/algorithms.md and the pages of algorithms.').parse_args()
+    for name, text in pages().items():
+        path = ROOT / 'docs' / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
     return 0
 
 

@@ -282,7 +282,8 @@ def write_table(stored: dict[str, Any], path: Path, learning_curves: dict[str, A
 
     Args:
         stored: what docs/results.json holds.
-        path: of the page; pictures are put into ``images/results`` beside it.
+        path: of the page; pictures of tasks are put into ``images/results`` beside it, those of confs into
+            ``images/curves``.
         learning_curves: what docs/curves.json holds.
     """
     tasks: dict[str, list[str]] = {}
@@ -298,6 +299,14 @@ def write_table(stored: dict[str, Any], path: Path, learning_curves: dict[str, A
             table = [f"| {' | '.join(row[i] for i in shown)} |\n" for row in [*head, *rows]]
             sections.append(f'## {task}\n\n' + ''.join(table) + picture)
     path.write_text(_HEAD + '\n'.join(sections))
+    for name, entry in (learning_curves or {}).items():
+        if runs := as_curves(entry):
+            draw_curves(picture_of(name, path.parent), [(f"{name} ({entry['env_name']})", [('', runs)])])
+
+
+def picture_of(conf: str, docs: Path = ROOT / 'docs') -> Path:
+    """Where the picture of the learning curves of a conf is, if they are stored."""
+    return docs / 'images' / 'curves' / f'{conf}.svg'
 
 
 def _draw_task(task: str, names: Sequence[str], learning_curves: dict[str, Any], folder: Path) -> str:

@@ -12,7 +12,7 @@ from torch.distributions import TransformedDistribution
 
 from alfx import nest
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
-from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.algorithms.base.fixed_update import has_fixed_prediction, is_fixed
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
@@ -121,7 +121,8 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
         update is fixed unless something in a network draws numbers or keeps statistics."""
         recomputes = (self._is_stateless and not self._has_batch_dependence
                       and self._has_own_steps(ActorCriticAlgorithm))
-        return super().own_traits()._replace(fixed_update=is_fixed(self), recomputes_rollout_info=recomputes)
+        return super().own_traits()._replace(fixed_update=is_fixed(self), recomputes_rollout_info=recomputes,
+                                             fixed_prediction=has_fixed_prediction(self, ActorCriticAlgorithm))
 
     def _has_own_steps(self, cls: type) -> bool:
         """Whether it can be trained, and the steps that must agree with each other are all those of ``cls``."""

@@ -251,6 +251,7 @@ class Agent(RLAlgorithm):
         trains_after = (self._reward_weight_algorithm is not None
                         or type(self).after_train_iter is not Agent.after_train_iter)
         return Traits(fixed_update=True, trains_sequences_at_once=True, recomputes_rollout_info=is_plain,
+                      fixed_prediction=self._is_policy_all_of_prediction,
                       trains_after_iteration=trains_after, completes_unrolls=self._rewards_unrolls,
                       has_offline_hooks=self._has_offline_hooks())
 
@@ -273,6 +274,14 @@ class Agent(RLAlgorithm):
         if self._rewards_unrolls:
             silent.append(self._irm)
         return all(part in silent for part in self._parts())
+
+    @property
+    def _is_policy_all_of_prediction(self) -> bool:
+        """Whether a step of evaluation is that of the policy algorithm and nothing else."""
+        silent = [self._rl_algorithm, self._entropy_target_algorithm, self._policy_loss_addons]
+        if self._irm is not None and type(self._irm).predict_step is Algorithm.predict_step:
+            silent.append(self._irm)
+        return type(self).predict_step is Agent.predict_step and all(part in silent for part in self._parts())
 
     def batch_shares(self, share: Any) -> Sequence[Any]:
         """What the policy algorithm mixes into minibatches."""

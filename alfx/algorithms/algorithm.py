@@ -145,7 +145,8 @@ class Algorithm(AlgorithmInterface):
     def own_traits(self) -> Traits:
         """What its class says of itself, see :class:`~alfx.traits.Traits`; that of its parts is joined to it.
 
-        A subclass that says nothing inherits all but ``fixed_update``: what it changes only its author knows.
+        A subclass that says nothing inherits all but ``fixed_update`` and ``fixed_prediction``: what it changes only
+        its author knows.
         """
         return Traits(trains_sequences_at_once=not nest.flatten(self._train_state_spec),
                       trains_after_iteration=type(self).after_train_iter is not Algorithm.after_train_iter,
@@ -166,9 +167,10 @@ class Algorithm(AlgorithmInterface):
 
     def _joined_traits(self) -> Traits:
         own, acting = self.own_traits(), self.acting_part
-        if 'own_traits' not in vars(type(self)) or any(
-                getattr(type(self), name) is not getattr(Algorithm, name)
-                for name in ('update_with_gradient', 'train_from_unroll')):  # which a record would pass by
+        if 'own_traits' not in vars(type(self)):
+            own = own._replace(fixed_update=False, fixed_prediction=False)
+        if any(getattr(type(self), name) is not getattr(Algorithm, name)
+               for name in ('update_with_gradient', 'train_from_unroll')):  # which a record would pass by
             own = own._replace(fixed_update=False)
         return own.joined(list(self._traits_of_parts().values()), None if acting is None else acting.traits)
 

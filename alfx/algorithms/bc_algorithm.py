@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from alfx import nest
-from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.algorithms.base.fixed_update import has_fixed_prediction, is_fixed
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.maths.offline_maths import StoredActions
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
@@ -76,7 +76,8 @@ class BcAlgorithm(OffPolicyAlgorithm):
 
     def own_traits(self) -> Traits:
         """True without memory, and unless something in the network draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=not nest.flatten(self.train_state_spec) and is_fixed(self))
+        return super().own_traits()._replace(fixed_update=not nest.flatten(self.train_state_spec) and is_fixed(self),
+                                             fixed_prediction=has_fixed_prediction(self, BcAlgorithm))
 
     @property
     def honours_action_mask(self) -> bool:  # type: ignore[override]

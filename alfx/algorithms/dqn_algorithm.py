@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.algorithms.base.fixed_update import has_fixed_prediction, is_fixed
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps
 from alfx.algorithms.config import TrainerConfig
@@ -172,7 +172,8 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def own_traits(self) -> Traits:
         """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=not self._critic_networks.is_rnn and is_fixed(self))
+        return super().own_traits()._replace(fixed_update=not self._critic_networks.is_rnn and is_fixed(self),
+                                             fixed_prediction=has_fixed_prediction(self, DqnAlgorithm))
 
     # Acting ----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.algorithms.base.fixed_update import has_fixed_prediction, is_fixed
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.maths import critic_maths, offline_maths
@@ -155,7 +155,8 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def own_traits(self) -> Traits:
         """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=not self._is_recurrent and is_fixed(self))
+        return super().own_traits()._replace(fixed_update=not self._is_recurrent and is_fixed(self),
+                                             fixed_prediction=has_fixed_prediction(self, IqlAlgorithm))
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """The state of the actor."""

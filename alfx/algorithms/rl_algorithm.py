@@ -3,7 +3,7 @@
 ``train_iter`` below is hop 3 of an iteration; what it does is in :class:`~alfx.engine.learner.Learner`.
 """
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -100,6 +100,7 @@ class RLAlgorithm(Algorithm):
             self.set_reward_weights(torch.as_tensor(reward_weights, dtype=torch.float32))
         self._metrics = MetricSet(self._make_metrics() if env is not None else [])
         self.set_epsilon_greedy(None)
+        self._played: tuple[Hashable, Recorded] | None = None  # what play_step does, of a prediction_variant
 
     def set_epsilon_greedy(self, epsilon_greedy: float | None) -> None:
         """From now on let ``predict_step`` explore with this probability, where it can.
@@ -190,6 +191,25 @@ class RLAlgorithm(Algorithm):
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """One step of evaluation: ``output`` is the action ``[B, ...]``."""
         raise NotImplementedError(f'{type(self).__name__}.predict_step')
+
+    @property
+    def prediction_variant(self) -> Hashable:
+        """What decides besides tensors what ``predict_step`` computes, see ``Traits.fixed_prediction``."""
+        acting: Any = self.acting_part
+        return self._epsilon_greedy if acting is None else acting.prediction_variant
+
+    def play_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """:meth:`predict_step` in the fastest form, to the bit; with ``Traits.fixed_prediction`` there is no info."""
+        if not self.traits.fixed_prediction:
+            return self.predict_step(inputs, state)
+        variant = self.prediction_variant
+        if self._played is None or self._played[0] != variant:
+            self._played = variant, Recorded(self._predicted, self)
+        return AlgStep(self._played[1]((inputs.observation, inputs.action_mask)), state, ())
+
+    def _predicted(self, seen: tuple[NestedTensor, NestedTensor]) -> NestedTensor:
+        inputs = TimeStep(observation=seen[0], action_mask=seen[1])
+        return self.predict_step(inputs, self.get_initial_predict_state(1)).output  # without tensors
 
     def measures(self, info: NestedTensor) -> dict[str, torch.Tensor]:
         """What evaluation measures besides the return.

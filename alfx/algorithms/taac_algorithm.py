@@ -9,6 +9,7 @@ the previous action of an episode's first step, whatever its bounds. What the ac
 a linear map of it to as many numbers as there are of the observation. The temperatures of actor and switch are
 independent parameters that start from the same value. Read next :mod:`alfx.algorithms.maths.action_curves`.
 """
+import contextlib
 import enum
 import inspect
 import math
@@ -41,6 +42,7 @@ from alfx.networks.critic_networks import CriticNetwork
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
+from alfx.utils.double_precision import LinearLayersInDouble
 from alfx.utils.target_updater import TargetUpdater
 
 TaacState = namedtuple('TaacState', ['tau', 'repeats'], default_value=())
@@ -274,13 +276,13 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
         For training, the values have gradients to the candidate action.
         """
-        a_dist, _ = self._actor_network((observation, prev_tau))
         if mode is Mode.predict:
-            actor_a = dist_utils.epsilon_greedy_sample(a_dist, self._epsilon_greedy)
-        elif mode is Mode.rollout:
-            actor_a = dist_utils.sample_action_distribution(a_dist)
+            a_dist, actor_a = self._candidate(observation, prev_tau)
         else:
-            actor_a = dist_utils.rsample_action_distribution(a_dist)
+            a_dist, _ = self._actor_network((observation, prev_tau))
+            sample = dist_utils.sample_action_distribution if mode is Mode.rollout else (
+                dist_utils.rsample_action_distribution)
+            actor_a = sample(a_dist)
         taus = (self._trajectory.extend(prev_tau),
                 self._trajectory.renew(actor_a.reshape(actor_a.shape[0], -1), prev_tau))
         q_values2 = self._values_of_both(observation, taus)
@@ -290,6 +292,18 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         else:
             b = beta_dist.sample()
         return ActPredOutput(Distributions(beta_dist, a_dist), b, actor_a, taus, q_values2)
+
+    def _candidate(self, observation: NestedTensor, prev_tau: Tensor) -> tuple[Any, Tensor]:
+        """The distribution of the candidate action, and the most likely one ``[N, ...]``.
+
+        A trajectory with a slope multiplies an error of the candidate by the number of steps that it is followed for,
+        and renewing it takes what has become of the error into the next slope: the last bit of a float32 grows to what
+        can be seen. So there the candidate is one that does not depend on how sums are computed.
+        """
+        with LinearLayersInDouble() if self._trajectory.order > 1 else contextlib.nullcontext():
+            a_dist, _ = self._actor_network((observation, prev_tau))
+            actor_a = dist_utils.epsilon_greedy_sample(a_dist, self._epsilon_greedy)
+        return a_dist, actor_a.to(prev_tau.dtype)
 
     def _values_of_both(self, observation: NestedTensor, taus: tuple[Tensor, Tensor]) -> Tensor:
         """Values ``[N, 2]`` of extending and of renewing, with gradients to the latter's trajectory."""

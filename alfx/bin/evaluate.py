@@ -86,22 +86,12 @@ def _modes(algorithm: Any) -> list[tuple[str, float]]:
 
 def _evaluate(evaluate: Any, env: Any, algorithm: Any, name: str, epsilon_greedy: float,
               reference: tuple[float, float] | None) -> dict[str, Any]:
-    from alfx.offline.dataset import normalized_score
     from alfx.trainers import building
     building.set_epsilon_greedy(algorithm, epsilon_greedy)
-    result = evaluate(env, algorithm, FLAGS.num_episodes)
-    statistics = result.statistics()
-    if reference is not None:
-        statistics['normalized_score'] = normalized_score(statistics['average_return'], reference)
+    result = evaluate(env, algorithm, FLAGS.num_episodes)._replace(reference=reference)
     if FLAGS.json != '-':
-        score = '' if reference is None else f"normalized score {statistics['normalized_score']:.1f}, "
-        means = ''.join(f'{name} {mean:.6g}, ' for name, mean in result.further_means().items())
-        count = statistics['episodes']
-        spread = '' if count == 1 else (f" +- {statistics['ci95_return']:.4g} (95%), standard deviation "
-                                        f"{statistics['std_return']:.4g}")
-        print(f"{name}: return {statistics['average_return']:.6g}{spread}, {score}{means}length "
-              f"{statistics['average_length']:.6g}, {count} episode{'s'[:count != 1]}", flush=True)
-    return {**{key: None if value != value else value for key, value in statistics.items()},
+        print(f'{name}: {result}', flush=True)
+    return {**{key: None if value != value else value for key, value in result.statistics().items()},
             'returns': result.returns.tolist(), 'lengths': result.lengths.tolist(),
             'env_info': {path: values.tolist() for path, values in result.env_info().items()},
             'measures': {name: values.tolist() for name, values in result.measures.items()}}

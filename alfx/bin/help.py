@@ -30,7 +30,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _REGISTERED = re.compile(r'^@(?:\w+\.)?(?:configurable|register_function)(\([^\n]*\))?(?:  #[^\n]*)?\n'
                          r'(?:(?!class |def ).*\n)*?(?:class|def) (\w+)', re.MULTILINE)
 _LOADERS = re.compile(r'^(\w+) = make_load\(', re.MULTILINE)  # functions that another function makes
-_ROLE = re.compile(r':\w+:`~?(?:[\w.]+\.)?(\w+)`')  # a reference of Sphinx, of which the last name is shown
+_ROLE = re.compile(r':\w+:`~?(?:[\w.]*\.)?(\w+)`')  # a reference of Sphinx, of which the last name is shown
 
 
 

@@ -16,7 +16,8 @@ from alfx import gin_utils
 from alfx.bin import flags, policy_flags
 
 absl_flags.DEFINE_string('output', 'curves.png', 'the picture: .png, .pdf or .svg')
-absl_flags.DEFINE_string('x', 'env_steps', 'horizontal axis: env_steps, iteration, seconds, ...')
+absl_flags.DEFINE_string('x', None, 'horizontal axis: env_steps, iteration, seconds, ...; default: env_steps, or '
+                         'iteration where a run has trained without environment steps, as on a dataset')
 absl_flags.DEFINE_list('y', ['average_return'], 'vertical axis: average_return, average_length, loss, ...; several, '
                        "comma-separated, or 'all' for one panel each")
 absl_flags.DEFINE_enum('group_by', 'conf', ['conf', 'none'], 'average runs of the same conf, or show each run')
@@ -39,24 +40,26 @@ def main(argv: list[str]) -> int:
     policy_flags.set_up_logging()
     flags.check_output('output')
     groups = _groups(argv[1:])
+    all_runs = [root_dir for group in groups.values() for root_dir in group]
+    x = FLAGS.x or curves.axis_of(all_runs)
     panels: dict = {}
-    wanted = curves.columns([r for group in groups.values() for r in group]) if FLAGS.y == ['all'] else FLAGS.y
+    wanted = curves.columns(all_runs) if FLAGS.y == ['all'] else FLAGS.y
     for y, (words, evaluation) in itertools.product(wanted, (('training', False), ('evaluation', True))):
-        if evaluation and FLAGS.x == 'seconds':
+        if evaluation and x == 'seconds':
             continue  # evaluations do not record it
         for name, root_dirs in groups.items():
-            found = [curve for root_dir in root_dirs if (curve := _read(root_dir, y, evaluation)) is not None]
+            found = [curve for root_dir in root_dirs if (curve := _read(root_dir, x, y, evaluation)) is not None]
             if found:
                 panels.setdefault(f'{y} in {words}', {})[name] = curves.average(found, FLAGS.smoothing)
     if not panels:
-        raise gin_utils.ConfError(f'none of the runs has a curve of {", ".join(FLAGS.y)} over {FLAGS.x} yet',
+        raise gin_utils.ConfError(f'none of the runs has a curve of {", ".join(FLAGS.y)} over {x} yet',
                                   'train longer, or choose other columns with --x and --y')
     for title, bands in panels.items():
         for name, band in bands.items():
             margin = f' +- {band.margin[-1]:.4g}' if band.num_runs > 1 else ''
             runs = f' ({band.num_runs} runs)' if band.num_runs > 1 else ''
             print(f'{title}: {name}: {band.mean[-1]:.6g}{margin} at {band.x[-1]:,.6g}{runs}')
-    curves.draw(panels, FLAGS.x, FLAGS.output)
+    curves.draw(panels, x, FLAGS.output)
     print(f'picture: {FLAGS.output}')
     return 0
 
@@ -83,12 +86,12 @@ def _groups(arguments: list[str]) -> dict[str, list[str]]:
     return {label if labels.count(label) == 1 else group[0]: group for label, group in zip(labels, groups)}
 
 
-def _read(root_dir: str, y: str, evaluation: bool):
+def _read(root_dir: str, x: str, y: str, evaluation: bool):
     from alfx.trainers import curves
     if not curves.has_column(root_dir, y, evaluation) and (
             FLAGS.y == ['all'] or curves.has_column(root_dir, y, not evaluation)):
         return None  # a column of one of the two tables is enough
-    return curves.read_curve(root_dir, FLAGS.x, y, evaluation)
+    return curves.read_curve(root_dir, x, y, evaluation)
 
 
 if __name__ == '__main__':

@@ -17,7 +17,7 @@ from alfx.bin import flags
 
 absl_flags.DEFINE_string('output', 'report.html', 'the file to write')
 absl_flags.DEFINE_string('title', 'Training report', 'its heading')
-absl_flags.DEFINE_string('x', 'env_steps', 'horizontal axis: env_steps, iteration, seconds, ...')
+absl_flags.DEFINE_string('x', None, 'horizontal axis: env_steps, iteration, seconds, ...; default: as of alfx plot')
 absl_flags.DEFINE_string('y', 'average_return', 'what the report is on: a column of progress.csv of which more is '
                          'better')
 absl_flags.DEFINE_bool('debug', False, 'show the traceback of every error')
@@ -27,7 +27,7 @@ FLAGS = absl_flags.FLAGS
 def main(argv: list[str]) -> int:
     """Write the report on the runs that the arguments name; returns the exit code."""
     from alfx.bin import policy_flags
-    from alfx.trainers import run_files
+    from alfx.trainers import curves, run_files
     from alfx.trainers.report import collecting, page
     policy_flags.set_up_logging()
     flags.check_output('output')
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     folders = [folder for folder in folders if os.path.isfile(os.path.join(folder, 'progress.csv'))]
     if not folders:
         raise gin_utils.ConfError('no run with a progress.csv is given', 'name at least one run folder')
-    report = collecting.collect(folders, FLAGS.x, FLAGS.y)
+    report = collecting.collect(folders, FLAGS.x or curves.axis_of(folders), FLAGS.y)
     text = page.render(report, FLAGS.title)
     with open(FLAGS.output, 'w', encoding='utf8') as file:
         file.write(text)

@@ -303,14 +303,13 @@ class Learner:
         sequences = replay.as_sequences(experience, length, overlap)
         count = sequences.time_step.step_type.shape[1]
         batch_size = min(settings.mini_batch_size or buffer.num_environments, count)
-        records, epochs, steps = self._records_each_update(), settings.num_updates_per_train_iter, 0
+        records, epochs = self._records_each_update(), settings.num_updates_per_train_iter
         for epoch in range(epochs):
             for batch, is_last in replay.minibatches(sequences, count, batch_size):
                 is_last = is_last and epoch == epochs - 1
                 with context.record_if(records or (is_last and context.should_record_summaries())):
                     self._update(Sample(batch), counts)
-                steps += self._num_steps(batch)
-        return steps
+        return epochs * length * count
 
     def _shares(self, stage: Stage) -> list[Share]:
         """What minibatches are drawn from in an iteration; nothing as long as too little has been collected."""
@@ -335,14 +334,13 @@ class Learner:
         """``num_updates_per_train_iter`` updates, each from a fresh sample of each share."""
         if not shares:
             return 0
-        records, updates, steps = self._records_each_update(), self._settings.num_updates_per_train_iter, 0
+        records, updates = self._records_each_update(), self._settings.num_updates_per_train_iter
         wanted = context.should_record_summaries()
         for number, drawn in enumerate(zip(*(self._drawn(share, updates, len(shares) == 1) for share in shares))):
             with context.record_if(wanted and (records or number == updates - 1)):
-                sample = self._sample(shares, drawn)
-                self._update(sample, counts)
-            steps += sum(self._num_steps(x) for x in (sample.experience, sample.apart) if x is not None)
-        return steps
+                self._update(self._sample(shares, drawn), counts)
+        length = (self._settings.mini_batch_length or 1) - self.traits.bootstraps_sequences
+        return updates * length * sum([share.batch_size for share in shares])
 
     def _drawn(self, share: Share, count: int, is_alone: bool) -> '_Samples':
         """``count`` transformed samples ``[share.batch_size, length, ...]`` of a share, with where they came from."""
@@ -376,11 +374,6 @@ class Learner:
     def _records_each_update(self) -> bool:
         """Whether every update has a counter of its own to write summaries at; otherwise only the last one does."""
         return self._settings.update_counter_every_mini_batch and context.should_record_summaries()
-
-    def _num_steps(self, experience: Experience) -> int:
-        """How many steps of a minibatch ``[T, B, ...]`` are trained on."""
-        length, batch = experience.time_step.step_type.shape
-        return (length - self.traits.bootstraps_sequences) * batch
 
     def _make_reader(self, share: Share, length: int, together: int) -> None:
         """Samples are read into the same memory each time, where updates are played on them as they are stored."""

@@ -114,12 +114,12 @@ def stage_of(settings: Settings, has_offline: bool, counter: int) -> Stage:
 def weights_of(settings: Settings, origins: Sequence[Origin]) -> Tensor | tuple[()]:
     """Weights ``[B]`` of the columns of a minibatch; ``()`` if all are 1."""
     infos = [priorities.importance_weights(settings, origin.batch_info).importance_weights for origin in origins]
+    if len(origins) == 1 and origins[0].share.current_weight() == 1.0:
+        return infos[0]
     total = sum(origin.share.batch_size for origin in origins)
     factors = [origin.share.current_weight() * total / origin.share.batch_size for origin in origins]
     if all(factor == 1.0 for factor in factors) and not any(isinstance(x, Tensor) for x in infos):
         return ()
-    if len(origins) == 1 and factors[0] == 1.0:
-        return infos[0]
     device = context.get_default_device()  # where samples come to, and their importance weights
     return torch.cat([x * factor if isinstance(x, Tensor) else torch.full((origin.share.batch_size, ), factor,
                                                                           device=device)

@@ -6,6 +6,8 @@
 """
 import abc
 import collections
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -127,9 +129,22 @@ class AlfEnvironment(abc.ABC):
         """The numbers in the infos of the episodes that ended with the current step, by environment and name."""
         return {}
 
+    @functools.cached_property
+    def _latest_final_infos(self) -> collections.deque:
+        return latest_episodes(self.batch_size)
+
     def latest_final_infos(self) -> list[dict[str, float]]:
         """Those of the latest episodes, the oldest first, as many as :func:`latest_episodes` keeps."""
-        return []
+        return list(self._latest_final_infos)
+
+    def add_final_infos(self, infos: Iterable[dict[str, float]]) -> None:
+        """Those of episodes that have just ended, here or in other processes."""
+        self._latest_final_infos.extend(infos)
+
+    def _set_final_infos(self, state: dict[str, Any]) -> None:
+        """Take those that :meth:`get_state` has put into its ``state``; earlier versions had none there."""
+        self._latest_final_infos.clear()
+        self.add_final_infos(state.get('final_infos', ()))
 
     @abc.abstractmethod
     def _reset(self) -> TimeStep:

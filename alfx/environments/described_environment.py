@@ -1,9 +1,8 @@
 """An environment that is only known by its specs, for a process that lets others step it."""
-from collections.abc import Iterable
 from typing import Any
 
 from alfx.data_structures import TimeStep
-from alfx.environments.alf_environment import AlfEnvironment, latest_episodes
+from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.errors import UnsupportedOperationError
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
@@ -23,7 +22,6 @@ class DescribedEnvironment(AlfEnvironment):
         self._observation_spec, self._action_spec = env.observation_spec(), env.action_spec()
         self._reward_spec, self._env_info_spec = env.reward_spec(), env.env_info_spec()
         self._task_names = env.task_names
-        self._latest_final_infos = latest_episodes(batch_size)
 
     @property
     def batch_size(self) -> int:
@@ -56,13 +54,6 @@ class DescribedEnvironment(AlfEnvironment):
     @property
     def metadata(self) -> dict[str, Any]:
         return self._metadata
-
-    def latest_final_infos(self) -> list[dict[str, float]]:
-        return list(self._latest_final_infos)
-
-    def add_final_infos(self, infos: Iterable[dict[str, float]]) -> None:
-        """Those of episodes that have ended in the other processes since the last call."""
-        self._latest_final_infos.extend(infos)
 
     def _reset(self) -> TimeStep:
         raise UnsupportedOperationError(f'{self._name} is stepped by other processes and cannot be reset in this one')

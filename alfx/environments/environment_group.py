@@ -178,8 +178,11 @@ class EnvironmentGroup:
 
     def _may_have_nan(self, observations: Any) -> bool:
         leaves = self._leaves(observations)
-        # a sum of squares takes a third of the time of np.isnan; infinities are looked at again
-        return not all(math.isfinite(np.vdot(leaves[leaf], leaves[leaf])) for leaf in self._floats)
+        for leaf in self._floats:
+            x = leaves[leaf]
+            if not math.isfinite(np.vdot(x, x)):  # in a third of the time of np.isnan; infinities are looked at again
+                return True
+        return False
 
     def _check_finite(self, i: int, observations: Any) -> None:
         """Refuse NaN in what environment ``i`` has observed, which would be in every parameter after an update."""

@@ -13,7 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from alfx import nest
 from alfx.data_structures import TimeStep
 from alfx.environments import autoreset, received, saved_state
-from alfx.environments.alf_environment import AlfEnvironment, latest_episodes, select
+from alfx.environments.alf_environment import AlfEnvironment, select
 from alfx.environments.errors import UnsupportedOperationError
 from alfx.environments.rendering import Window
 from alfx.environments.seeding import environment_seeds
@@ -73,7 +73,6 @@ class GymVectorEnvironment(AlfEnvironment):
         self._seeds: list[int | None] | None = environment_seeds(seed, self._batch_size)
         self._window: Window | None = None
         self._final_infos: dict[int, dict[str, float]] = {}
-        self._latest_final_infos = latest_episodes(self._batch_size)
 
     # What it is ------------------------------------------------------------------------------------------------
 
@@ -152,7 +151,7 @@ class GymVectorEnvironment(AlfEnvironment):
                     leaf[first] = 0
             self._first = done if np.count_nonzero(done) else None
             self._final_infos = {} if self._first is None else self._numbers(infos, done)
-            self._latest_final_infos.extend(self._final_infos.values())
+            self.add_final_infos(self._final_infos.values())
         from_numpy = torch.from_numpy
         return TimeStep(from_numpy(step_types), from_numpy(rewards), from_numpy(discounts),
                         self._decode(observation, 'step()'), self._actions.pack(given), self._env_ids, (),
@@ -187,9 +186,6 @@ class GymVectorEnvironment(AlfEnvironment):
 
     def final_infos(self) -> dict[int, dict[str, float]]:
         return self._final_infos
-
-    def latest_final_infos(self) -> list[dict[str, float]]:
-        return list(self._latest_final_infos)
 
     # Ending episodes from outside --------------------------------------------------------------------------------
 
@@ -265,8 +261,7 @@ class GymVectorEnvironment(AlfEnvironment):
         self._first, self._forced, self._seeds = state['first'], state['forced'], state['seeds']
         self._current = nest.map_structure(torch.clone, state['current'])
         self._final_infos = {}
-        self._latest_final_infos.clear()
-        self._latest_final_infos.extend(state.get('final_infos', ()))  # not in states of earlier versions
+        self._set_final_infos(state)
 
     # Showing and closing ---------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import torch
 
 from alfx import context, nest
 from alfx.data_structures import StepType, TimeStep
-from alfx.environments.alf_environment import AlfEnvironment, latest_episodes
+from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.errors import EnvironmentLoadError
 from alfx.environments.seeding import batch_seed, derived_seed
 from alfx.environments.wrapper_base import _MODULE, AlfEnvironmentBaseWrapper
@@ -28,7 +28,6 @@ class _Several(AlfEnvironment):
             if env.time_step_spec() != first.time_step_spec():
                 raise EnvironmentLoadError(f'{type(self).__name__}: environment {i} has other specs than the first: '
                                            f'{env.time_step_spec()} instead of {first.time_step_spec()}')
-        self._latest_final_infos = latest_episodes(sum(env.batch_size for env in self._envs))
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -52,11 +51,8 @@ class _Several(AlfEnvironment):
 
     def step(self, action: NestedTensor) -> TimeStep:
         time_step = super().step(action)
-        self._latest_final_infos.extend(self.final_infos().values())
+        self.add_final_infos(self.final_infos().values())
         return time_step
-
-    def latest_final_infos(self) -> list[dict[str, float]]:
-        return list(self._latest_final_infos)
 
     def get_state(self) -> Any:
         states = [env.get_state() for env in self._envs]
@@ -74,8 +70,7 @@ class _Several(AlfEnvironment):
     def _set_own_state(self, state: dict[str, Any]) -> None:
         current = state['current']
         self._current = None if current is None else nest.map_structure(torch.clone, current)
-        self._latest_final_infos.clear()
-        self._latest_final_infos.extend(state.get('final_infos', ()))  # not in states of earlier versions
+        self._set_final_infos(state)
 
     def close(self) -> None:
         for env in self._envs:

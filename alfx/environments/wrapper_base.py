@@ -1,5 +1,6 @@
 """The base of wrappers around an :class:`AlfEnvironment`."""
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,9 @@ class AlfEnvironmentBaseWrapper(AlfEnvironment):
 
     def latest_final_infos(self) -> list[dict[str, float]]:
         return self._env.latest_final_infos()
+
+    def add_final_infos(self, infos: Iterable[dict[str, float]]) -> None:
+        self._env.add_final_infos(infos)
 
     def request_reset(self, mask: torch.Tensor) -> None:
         self._env.request_reset(mask)

@@ -13,6 +13,7 @@ from alfx.utils.discrete_action import random_valid
 from alfx.utils.transfers import to_device
 
 Act = Callable[[TimeStep], NestedTensor]
+_BLOCK = 256  # steps that become one: Python's garbage collection goes through all the small tensors there are
 
 
 class Policy:
@@ -37,7 +38,7 @@ class Policy:
                 time_step if is_here else to_device(time_step, device), self._transform_state)
             if nest.flatten(self._state):
                 self._state = reset_at_first(self._state, self._initial_state, inputs)
-            step = algorithm.predict_step(inputs, self._state)
+            step = algorithm.play_step(inputs, self._state)
         self._state = step.state
         return step.output if is_here else nest.map_structure(torch.Tensor.cpu, step.output)
 
@@ -118,6 +119,7 @@ def record(env: Any, act: Act, num_actions: int, on_step: Callable[[int], None] 
         ``None`` if there is not one action.
     """
     steps: list[tuple[TimeStep, NestedTensor]] = []
+    blocks: list[NestedTensor] = []
     done, is_interrupted = 0, False
     time_step = env.current_time_step()
     try:
@@ -128,14 +130,16 @@ def record(env: Any, act: Act, num_actions: int, on_step: Callable[[int], None] 
             following = env.step(action)
             steps.append((_kept(time_step), action))
             time_step = following
+            if len(steps) == _BLOCK:
+                blocks, steps = [*blocks, nest.stack(steps)], []  # at once, whenever it may be interrupted
             if on_step is not None:
                 on_step(done)
     except KeyboardInterrupt:
         is_interrupted = True
-    if not steps:
+    if not steps and not blocks:
         return None
-    steps.append((_kept(time_step), steps[-1][1]))
-    all_steps = nest.stack(steps)
+    steps.append((_kept(time_step), action))
+    all_steps = nest.map_structure(lambda *x: torch.cat(x), *blocks, nest.stack(steps))
     parts = []
     for number in range(env.batch_size):
         own = nest.map_structure(lambda x, number=number: x[:, number], all_steps)

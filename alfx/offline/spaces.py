@@ -7,7 +7,6 @@ import torch
 
 from alfx import nest
 from alfx.data_structures import TimeStep
-from alfx.environments.alf_environment import latest_episodes
 from alfx.environments.described_environment import NO_ENVIRONMENT, DescribedEnvironment
 from alfx.environments.errors import UnsupportedOperationError
 from alfx.offline import sources
@@ -46,7 +45,6 @@ class RecordedEnvironment(DescribedEnvironment):
         self._observation_spec, self._action_spec, self._reward_spec = (
             specs[field] for field in ('observation', 'action', 'reward'))
         self._env_info_spec, self._task_names = (), [self._name]
-        self._latest_final_infos = latest_episodes(batch_size)
 
     def _reset(self) -> TimeStep:
         raise UnsupportedOperationError(f"there is no environment, only a dataset of {self._name}: "

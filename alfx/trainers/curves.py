@@ -186,6 +186,18 @@ def _table(root_dir: str, evaluation: bool) -> str:
     return run_files.eval_table(root_dir) if evaluation else os.path.join(root_dir, 'progress.csv')
 
 
+def axis_of(root_dirs: list[str]) -> str:
+    """What the curves of these runs are drawn over: 'env_steps', or 'iteration' if one of them has trained without.
+
+    Training on a dataset takes no environment steps: over these, all of it would be one point.
+    """
+    for path in (_table(root_dir, evaluation) for root_dir in root_dirs for evaluation in (False, True)):
+        rows = run_files.read_table(path) if os.path.isfile(path) else []
+        if sum(row.get('env_steps') in ('0', '0.0', '') for row in rows) > 1:
+            return 'iteration'
+    return 'env_steps'
+
+
 def has_column(root_dir: str, column: str, evaluation: bool) -> bool:
     """Whether a run has a column, or a curve that is read without one."""
     path = _table(root_dir, evaluation)

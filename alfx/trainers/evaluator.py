@@ -60,6 +60,7 @@ class EvalResult(NamedTuple):
         final_infos: the numbers in the infos that episodes ended with, by name: float64 ``[n]``, of those that had
             them.
         complete: bool ``[N]``: which episodes came to an end of their own, and were not cut off.
+        reference: returns of a random and of a good policy, between which scores are normalized; ``None``: no scores.
     """
     returns: np.ndarray
     lengths: np.ndarray
@@ -67,6 +68,7 @@ class EvalResult(NamedTuple):
     measures: dict[str, np.ndarray] = {}
     complete: np.ndarray = np.zeros(0)
     final_infos: dict[str, np.ndarray] = {}
+    reference: tuple[float, float] | None = None
 
     def env_info(self) -> dict[str, np.ndarray]:
         """What ``AverageEnvInfoMetric`` measured of each episode: float64 ``[N, ...]`` by path in the env_info."""
@@ -76,7 +78,8 @@ class EvalResult(NamedTuple):
     def statistics(self) -> dict[str, float]:
         """Number of episodes, mean, standard deviation and half the 95% confidence interval of the return (summed over
         the dimensions of the reward), mean length, share of complete episodes, ``env_info/PATH``: means of the scalars
-        in the env_info, ``final_info/NAME`` and ``measure/NAME``: means of :attr:`final_infos` and :attr:`measures`."""
+        in the env_info, ``final_info/NAME`` and ``measure/NAME``: means of :attr:`final_infos` and :attr:`measures`;
+        ``normalized_score`` where there is a reference."""
         returns = self.returns.reshape(len(self.returns), -1).sum(1)
         scalars = {path: values for path, values in self.env_info().items() if values.ndim == 1}
         return {
@@ -89,6 +92,8 @@ class EvalResult(NamedTuple):
             **{f'env_info/{path}': float(values.mean()) for path, values in scalars.items()},
             **{f'final_info/{name}': float(values.mean()) for name, values in self.final_infos.items()},
             **{f'measure/{name}': float(values.mean()) for name, values in self.measures.items()},
+            **({} if self.reference is None else {
+                'normalized_score': normalized_score(float(returns.mean()), self.reference)}),
         }
 
     def further_means(self) -> dict[str, float]:
@@ -99,10 +104,13 @@ class EvalResult(NamedTuple):
 
     def __str__(self) -> str:
         s = self.statistics()
-        margin = f" +- {s['ci95_return']:.4g}" if np.isfinite(s['ci95_return']) else ''
-        means = ''.join(f', {name} {mean:.4g}' for name, mean in self.further_means().items())
-        return (f"return {s['average_return']:.6g}{margin}{means}, length {s['average_length']:.4g}, "
-                f"{s['episodes']} episodes")
+        count = len(self.returns)
+        spread = '' if count == 1 else (f" +- {s['ci95_return']:.4g} (95%), standard deviation "
+                                        f"{s['std_return']:.4g}")
+        score = '' if self.reference is None else f", normalized score {s['normalized_score']:.1f}"
+        means = ''.join(f', {name} {mean:.6g}' for name, mean in self.further_means().items())
+        return (f"return {s['average_return']:.6g}{spread}{score}{means}, length {s['average_length']:.6g}, "
+                f"{count} episode{'s'[:count != 1]}")
 
 
 def unused_for_evaluation() -> list[tuple[str, str, str]]:
@@ -156,6 +164,8 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
     state, transform_state = initial_state, algorithm.get_initial_transform_state(batch_size)
     device, complete = context.get_default_device(), []
     final_infos: dict[str, list[float]] = {}
+    has_infos = on_step is not None or not algorithm.traits.fixed_prediction
+    step = algorithm.predict_step if has_infos else algorithm.play_step
     while True:
         is_counted = remaining > 0
         # Episodes that do not count never end for the metrics.
@@ -171,10 +181,11 @@ def _play(env: Any, algorithm: Any, num_episodes: int, on_step: Callable | None)
             time_step if device.type == 'cpu' else to_device(time_step, device), transform_state)
         if nest.flatten(state):
             state = reset_at_first(state, initial_state, inputs)
-        alg_step = algorithm.predict_step(inputs, state)
-        measures = algorithm.measures(alg_step.info)
-        if measures:
-            step_measures.observe(measures, is_counted.numpy(), time_step.is_last().cpu().numpy())
+        alg_step = step(inputs, state)
+        if has_infos:
+            measures = algorithm.measures(alg_step.info)
+            if measures:
+                step_measures.observe(measures, is_counted.numpy(), time_step.is_last().cpu().numpy())
         if on_step is not None:
             on_step(time_step, alg_step)
         if not remaining.any():
@@ -214,7 +225,7 @@ class EvalLog:
     def evaluate(self, env: Any, algorithm: Any, num_episodes: int) -> EvalResult:
         """What :func:`evaluate` does; :meth:`write` will write the film of it that the configuration asks for."""
         self._film = EvalFilm(env, self._film_steps) if self._film_steps else None
-        return evaluate(env, algorithm, num_episodes, self._film)
+        return evaluate(env, algorithm, num_episodes, self._film)._replace(reference=self._reference)
 
     def write(self, result: EvalResult, global_counter: int, step_metrics: dict[str, int], walltime: float) -> None:
         """Write one result.
@@ -233,8 +244,6 @@ class EvalLog:
             if self._film is not None:
                 self._film.write('episode', step)
             statistics = result.statistics()
-            if self._reference is not None:
-                statistics['normalized_score'] = normalized_score(statistics['average_return'], self._reference)
             for name, value in statistics.items():
                 shown = name in ('std_return', 'ci95_return', 'normalized_score') or name.startswith('final_info/')
                 if shown and np.isfinite(value):

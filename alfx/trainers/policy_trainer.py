@@ -155,11 +155,11 @@ class Trainer:
         if not self._config.update_counter_every_mini_batch:
             context.increment_global_counter()
         self._wait_is_over = self._team.agree(self._state.iteration, time.monotonic() > self._next_save)
-        self._steps_of_iteration = self.current_env_steps() - int(context.get_progress('env_steps'))
-        self._update_progress()
-
-    def _update_progress(self) -> None:
         env_steps = self.current_env_steps()
+        self._steps_of_iteration = env_steps - int(context.get_progress('env_steps'))
+        self._update_progress(env_steps)
+
+    def _update_progress(self, env_steps: int) -> None:
         context.update_all_progresses({
             'percent': self._progress_after(env_steps, self._state.iteration), 'iterations': self._state.iteration,
             'env_steps': env_steps, 'global_counter': context.get_global_counter()})
@@ -337,7 +337,7 @@ class Trainer:
         exactness.warn_at_start(self._algorithm, self._config, self._num_environments())
         if self._team.writes:
             self._cut_files(saved_at, counter)
-        self._update_progress()
+        self._update_progress(self.current_env_steps())
         self._checkpoints_done = self._checkpoints_to_be_done()
         self._last_summary_counter = counter - 1
         if counter >= 0 and self._eval_is_due() and not self._team.decide(self._has_evaluation):

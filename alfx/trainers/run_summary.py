@@ -4,6 +4,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -151,24 +152,33 @@ class RunSummary:
 
     def _learning(self) -> dict[str, float]:
         """What the algorithm and its optimizers are set to now, and how much is stored to learn from."""
-        optimizers = self._algorithm.optimizers(include_ignored_attributes=True)
-        names = [getattr(optimizer, 'name', type(optimizer).__name__) for optimizer in optimizers]
-        found = {}
-        for i, (name, optimizer) in enumerate(zip(names, optimizers)):
-            label = f'{name}_{names[:i].count(name) + 1}' if names.count(name) > 1 else name
+        optimizers, found = self._optimizers, {}
+        for label, optimizer in optimizers.items():
             if optimizer.param_groups:
                 found[f'learning_rate/{label}'] = float(optimizer.param_groups[0]['lr'])
-        counts = [float(state['step']) for optimizer in optimizers for state in optimizer.state.values()
+        counts = [float(state['step']) for optimizer in optimizers.values() for state in optimizer.state.values()
                   if 'step' in state]
         if counts:  # Adam and its like count them, and go on in a run that does
             found['updates'] = max(counts)
-        for part in self._algorithm.modules():
-            if hasattr(part, 'exploration_rate'):
-                found['exploration_rate'] = part.exploration_rate
+        for part in self._explorers:
+            found['exploration_rate'] = part.exploration_rate
         buffer = self._algorithm.replay_buffer
         if buffer is not None:
             found['replay_buffer_size'] = float(buffer.total_size)
         return found
+
+    @cached_property
+    def _optimizers(self) -> dict[str, Any]:
+        """All optimizers by name, numbered where several have the same."""
+        optimizers = self._algorithm.optimizers(include_ignored_attributes=True)
+        names = [getattr(optimizer, 'name', type(optimizer).__name__) for optimizer in optimizers]
+        return {f'{name}_{names[:i].count(name) + 1}' if names.count(name) > 1 else name: optimizer
+                for i, (name, optimizer) in enumerate(zip(names, optimizers))}
+
+    @cached_property
+    def _explorers(self) -> list[Any]:
+        """The parts of the algorithm that have an ``exploration_rate``."""
+        return [part for part in self._algorithm.modules() if hasattr(part, 'exploration_rate')]
 
     def _rate(self, iteration: int, env_steps: int) -> dict[str, float]:
         now = time.perf_counter()

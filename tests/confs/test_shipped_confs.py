@@ -121,6 +121,8 @@ def test_a_shipped_conf_trains_is_saved_and_plays_with_every_binding_used(name, 
     extra = re.search(r'needs the extra (\w+)', text_of(name))
     if extra:
         pytest.importorskip(EXTRAS[extra.group(1)])
+    since = re.search(r'needs gymnasium ([\d.]+)', text_of(name))
+    pytest.importorskip('gymnasium', minversion=since and since.group(1))
     root_dir = str(tmp_path / 'run')
     short = shortened(name)
     assert train(name, short, root_dir) == []

@@ -238,7 +238,7 @@ def test_a_supervised_run_in_two_processes_is_that_of_one_and_goes_on_to_the_bit
     def trained(folder, epochs, *flags):
         params = [f'TrainerConfig.{x}' for x in (f'num_iterations={epochs}', 'eval_interval=4', 'random_seed=3',
                                                  'num_threads=1', 'float32_matmul_precision="highest"')]
-        done = subprocess.run(
+        done = warm_starts.run(
             [sys.executable, '-m', 'alfx.bin.train', '--conf', 'functional_parvi_regression', '--root_dir',
              str(tmp_path / folder), *(x for p in params for x in ('--conf_param', p)), *flags],
             env=environment(), timeout=PATIENCE, capture_output=True, text=True)

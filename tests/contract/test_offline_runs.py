@@ -1,7 +1,9 @@
 """Runs on datasets from first to last: recorded, trained, resumed, evaluated; and what is refused on the way."""
+import csv
 import glob
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from alfx.gin_utils import ConfError
 from alfx.offline import folder, recorder, sources, spaces
 from alfx.offline.episodes import Episodes, steps
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
-from alfx.trainers import building
+from alfx.trainers import building, curves
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.utils.checkpoint_utils import read_checkpoint
 
@@ -296,6 +298,24 @@ def test_kills_at_random_moments_change_nothing(tmp_path, kind):
     outcome, = kill_runs.kill_runs(conf, tmp_path / 'runs', 3 if kind == 'offline' else 1,
                                    (f"TrainerConfig.offline_buffer_dir='{path}'", *params), 1, popen=warm_starts.Popen)
     assert outcome.first is None, kill_runs.report(conf, outcome)
+
+
+@pytest.mark.processes
+def test_training_on_a_dataset_and_then_by_acting_is_one_curve():
+    record('data/pendulum/replay')
+    train('iql_finetune_pendulum', 'run', 'TrainerConfig.num_iterations = 8', 'TrainerConfig.unroll_length = 4',
+          'TrainerConfig.rl_train_after_update_steps = 12', 'TrainerConfig.num_summaries = 8',
+          'TrainerConfig.evaluate = True', 'TrainerConfig.num_evals = 8', 'TrainerConfig.num_eval_episodes = 1')
+    with open('run/eval/progress.csv') as file:
+        steps_of = [int(row['env_steps']) for row in csv.DictReader(file)]
+    assert steps_of[:4] == [0] * 4 and steps_of[4:] == sorted(set(steps_of[4:]))  # half of it without acting
+    said = warm_starts.run([sys.executable, '-m', 'alfx.bin.plot', 'run', '--y', 'average_return,loss'],
+                           capture_output=True, text=True)
+    curves_shown = re.findall(r'^(\w+ in \w+): iql_finetune_pendulum: \S+ at (\d+)$', said.stdout, re.MULTILINE)
+    assert curves_shown == [('average_return in evaluation', '8'), ('loss in training', '7')], said.stderr
+    axis = curves.axis_of(['run'])
+    assert curves.read_curve('run', axis, 'average_return', evaluation=True).x.tolist() == list(range(1, 9))
+    assert curves.read_curve('run', axis, 'loss', evaluation=False).x.tolist() == [0, 2, 4, 6, 7]
 
 
 @pytest.mark.processes

@@ -25,8 +25,13 @@ def preference(outputs: Tensor, reward_weights: Tensor | None, atoms: Tensor | N
 
 
 def expected_values(logits: Tensor, atoms: Tensor) -> Tensor:
-    """The means ``[...]`` of categorical distributions ``logits`` ``[..., N]`` over ``atoms`` ``[N]``."""
-    return torch.softmax(logits, -1) @ atoms
+    """The means ``[...]`` of categorical distributions ``logits`` ``[..., N]`` over ``atoms`` ``[N]``.
+
+    Summed as distances from the middle atom: that the probabilities add up to 1 but for rounding then does not move the
+    mean, by which actions of nearly the same value would be told apart.
+    """
+    middle = atoms[len(atoms) // 2]
+    return middle + torch.softmax(logits, -1) @ (atoms - middle)
 
 
 def least_values(values: Tensor, reward_weights: Tensor | None) -> Tensor:

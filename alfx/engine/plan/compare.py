@@ -57,22 +57,26 @@ def difference(expected: Parts, found: Parts, tolerance: float) -> str | None:
     With ``tolerance`` 0 they have to be equal to the bit. Otherwise the distance of two parts may be that much times
     their length; of gradients that nearly cancel out, it may also be a tiny part of the length of all gradients.
     """
-    total = sum(_length(x)**2 for name, x in expected if name.startswith('the gradient'))**0.5
-    for (name, a), (_, b) in zip(expected, found, strict=True):
+    lengths = [_length(x) if tolerance else 0.0 for _, x in expected]
+    total = sum(length**2 for (name, _), length in zip(expected, lengths) if name.startswith('the gradient'))**0.5
+    for (name, a), (_, b), length in zip(expected, found, lengths, strict=True):
         if a is None or b is None:
             if a is not b:
                 return f'{name} is {"missing" if b is None else "there, and should not be"}'
             continue
         if a.shape != b.shape or a.dtype != b.dtype:
             return f'{name} is {b.dtype} of shape {tuple(b.shape)} in place of {a.dtype} {tuple(a.shape)}'
-        if torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True):
+        if torch.equal(a, b):
             continue
-        if not tolerance or not a.is_floating_point():
-            return f'{name} is another one'
-        distance, length = _length(a.detach().double() - b.detach().double()), _length(a)
-        least = total if name.startswith('the gradient') else a.numel()**0.5
-        if not distance <= max(tolerance * length, _ALMOST_NOTHING * least):
-            return f'{name} differs by {distance / max(length, 1e-30):.2g} of its length, more than {tolerance:.2g}'
+        reason = 'is another one'
+        if tolerance and a.is_floating_point():
+            distance = _length(a - b)
+            least = total if name.startswith('the gradient') else a.numel()**0.5
+            if distance <= max(tolerance * length, _ALMOST_NOTHING * least):
+                continue
+            reason = f'differs by {distance / max(length, 1e-30):.2g} of its length, more than {tolerance:.2g}'
+        if not torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True):
+            return f'{name} {reason}'
     return None
 
 
@@ -84,7 +88,9 @@ def tolerance_of(record: Any, is_exact: bool) -> float:
 
 
 def _length(x: Tensor | None) -> float:
-    return 0.0 if x is None else float(torch.linalg.vector_norm(x.detach().double()))
+    if x is None or not x.is_floating_point():
+        return 0.0
+    return float(torch.linalg.vector_norm(x.detach(), dtype=torch.float64))
 
 
 # Processes that train together --------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from alfx.engine.plan.compare import (Parts, State, answers_kept, answers_repeat
                                       nobody_asked, tolerance_of)
 from alfx.engine.plan.program import Program
 from alfx.engine.plan.record import NotRecordableError, Record, Recorder, first_line
-from alfx.engine.plan.torch_internals import version_of
 
 logger = logging.getLogger(__name__)
 
@@ -205,10 +204,10 @@ class Faster:
         names, written = [name for name, _ in record.written], [x for _, x in record.written]
         devices = {x.device for x in (*record.fixed, *request.leaves)}
         answers: list[Tensor] = []
-        before, versions = State(written, devices), self._versions()
+        before, versions = State(written, devices), record.versions()
         with answers_kept(answers):
             expected = self.below(asked)
-        missed = {name for name, version in self._versions().items() if versions.get(name) != version} - set(names)
+        missed = {name for name, version in record.versions().items() if versions[name] != version} - set(names)
         after = State(written, devices)
         if not task.is_comparable(expected):
             return expected
@@ -234,10 +233,6 @@ class Faster:
         if reason is not None:
             self._stop(f'it would be another one: {reason}')
         return expected
-
-    def _versions(self) -> dict[str, Any]:
-        """Of each tensor, which one it is and how often it has been written to."""
-        return {name: (id(x), version_of(x)) for name, _, x in self.task.recorder.tensors()}
 
 
 class Played(Faster):

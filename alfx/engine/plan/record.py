@@ -13,7 +13,8 @@ from torch import Tensor, fx, nn
 
 from alfx import context
 from alfx.engine.plan.program import copied
-from alfx.engine.plan.torch_internals import remove_dead_code, shares_memory, storage_key, tensors_of, written_by
+from alfx.engine.plan.torch_internals import (remove_dead_code, shares_memory, storage_key, tensors_of, version_of,
+                                              written_by)
 from alfx.engine.plan.trace import make_graph
 from alfx.utils.schedulers import disallow_scheduler
 
@@ -57,15 +58,15 @@ class Record:
         written = _written_inputs(graph)
         self.written = [(name, x) for node, (name, _, x) in zip(inputs, fixed) if node in written and node.users]
         used = [(place, x) for node, (_, place, x) in zip(inputs, fixed) if node.users]
+        self._named = [(name, place) for name, place, _ in fixed if place is not None]
         for node in inputs:
             if not node.users:
                 graph.graph.erase_node(node)
         graph.recompile()
         self.graph = graph
         self.fixed = [x.detach() for _, x in used]
-        self._looked_up = [place for place, _ in used if place is not None]
-        self._others = [x for place, x in used if place is None]
-        self._addresses = self._current_addresses()
+        self._places = [([x], 0) if place is None else place for place, x in used]
+        self._addresses = [x.data_ptr() for _, x in used]
         nodes = list(graph.graph.nodes)
         self.asks_other_ranks = any('mean_over_ranks' in str(node.target) for node in nodes)
         self.is_half = any(getattr(node.meta.get('val'), 'dtype', None) in _HALF for node in nodes)
@@ -73,11 +74,12 @@ class Record:
     @property
     def is_current(self) -> bool:
         """Whether all the tensors that it works on still are where they were, and no others have taken their place."""
-        return self._current_addresses() == self._addresses
+        return [tensors[key].data_ptr() for tensors, key in self._places] == self._addresses
 
-    def _current_addresses(self) -> list[int]:
-        found = [tensors[name].data_ptr() for tensors, name in self._looked_up]
-        return [*found, *map(Tensor.data_ptr, self._others)] if self._others else found
+    def versions(self) -> dict[str, Any]:
+        """Of each parameter and buffer, used or not, which tensor it is and how often that has been written to."""
+        found = {name: tensors[key] for name, (tensors, key) in self._named}
+        return {name: (id(x), None if x is None else version_of(x)) for name, x in found.items()}
 
 
 class Recorder:

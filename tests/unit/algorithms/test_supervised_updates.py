@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import warm_starts
 
 from alfx.engine.plan import FasterPlan
 from plans import warnings_in
@@ -75,7 +76,7 @@ def test_two_ranks_with_half_of_each_batch_give_the_parameters_of_one_process(tm
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         port = s.getsockname()[1]
-    processes = [subprocess.Popen(
+    processes = [warm_starts.Popen(
         [sys.executable, str(ROOT / 'tests/supervised_ranks.py'), str(tmp_path / 'out')], stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True,
         env={**os.environ, 'PYTHONPATH': str(ROOT), 'RANK': str(rank), 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1',

@@ -11,7 +11,7 @@ from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.taac_algorithm import Mode, TaacAlgorithm, TaacInfo, TaacLAlgorithm, TaacQAlgorithm, TaacState
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
-from alfx.layers import Cast
+from alfx.layers import FC, Cast
 from alfx.nest.utils import NestConcat
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork, ActorDistributionRNNNetwork
 from alfx.networks.critic_networks import CriticNetwork
@@ -192,6 +192,30 @@ def test_steps_do_not_change_their_inputs():
     algorithm.train_step(step, (), info)
     for old, new in zip(nest.flatten(copies), nest.flatten(arguments)):
         assert torch.equal(old, new)
+
+
+@pytest.mark.parametrize('cls', [TaacLAlgorithm, TaacQAlgorithm])
+def test_greedy_trajectories_are_the_same_in_whatever_order_the_actor_adds_up(cls):
+    wide = partial(actor, fc_layer_params=(64, ))
+    one, other = (make(cls, actor_network_cls=wide) for _ in range(2))
+    order = torch.randperm(64)
+    with torch.no_grad():
+        for layer in other._actor_network.modules():
+            if isinstance(layer, FC) and layer.output_size == 64:
+                layer.weight.copy_(layer.weight[order])
+                layer.bias.copy_(layer.bias[order])
+            elif isinstance(layer, FC) and layer.input_size == 64:
+                layer.weight.copy_(layer.weight[:, order])
+    states = [random_state(one)] * 2
+    seen = time_step().observation, states[0].tau
+    means = [algorithm._actor_network(seen)[0].base_dist.base_dist.loc for algorithm in (one, other)]
+    torch.testing.assert_close(*means)
+    assert not torch.equal(*means)  # float32 does not add up alike
+    for i in range(200):
+        states = [algorithm.predict_step(time_step(seed=i), state).state
+                  for algorithm, state in zip((one, other), states)]
+        assert torch.equal(states[0].tau, states[1].tau)
+    assert states[0].tau.dtype == torch.float32
 
 
 # Losses ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
 """Wrappers around one gymnasium environment."""
+import re
+
 import gymnasium
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from alfx.environments.gym_wrappers import (
     BaseObservationWrapper, ContinuousActionClip, ContinuousActionMapping, DMAtariPreprocessing,
     EpisodicRandomFrameCrop, FrameCrop, FrameFlip, FrameGrayScale, FrameResize, FrameSkip, FrameStack,
     ImageChannelFirst, NonEpisodicEnv, NormalizedAction, ObservationSubset, transform_space)
+from alfx.utils.extras import pip_install
 
 
 class ImageEnv(gymnasium.Env):
@@ -130,7 +133,7 @@ class TestImages:
 
     def test_without_opencv_the_error_says_what_to_install(self, monkeypatch):
         monkeypatch.setitem(__import__('sys').modules, 'cv2', None)
-        with pytest.raises(EnvironmentLoadError, match=r"FrameResize needs opencv: pip install .*'opencv-python"):
+        with pytest.raises(EnvironmentLoadError, match=re.escape(f"FrameResize needs opencv: {pip_install('atari')}")):
             FrameResize(ImageEnv())
 
     @pytest.mark.parametrize('shape, order', [((6, 4, 3), 'channels_last'), ((3, 6, 4), 'channels_first')])

@@ -1,4 +1,5 @@
-"""docs/algorithms.md says what the algorithms can do now."""
+"""docs/algorithms.md and the pages of algorithms say what they can do now."""
+import json
 import pathlib
 
 import pytest
@@ -13,12 +14,41 @@ def algorithm_table(monkeypatch):
     return algorithm_table
 
 
-def test_the_page_is_current(algorithm_table):
-    stored, current = (ROOT / 'docs' / 'algorithms.md').read_text(), algorithm_table.page()
-    if stored != current:
-        changed = [line for line in current.splitlines() if line not in stored.splitlines()]
-        pytest.fail('docs/algorithms.md is out of date; run python tools/algorithm_table.py. New lines:\n'
-                    + '\n'.join(changed[:10]))
+def test_the_pages_are_current(algorithm_table):
+    docs, made = ROOT / 'docs', algorithm_table.pages()
+    assert {f'algorithms/{path.name}' for path in (docs / 'algorithms').iterdir()} < set(made)
+    for name, current in made.items():
+        stored = (docs / name).read_text()
+        if stored != current:
+            changed = [line for line in current.splitlines() if line not in stored.splitlines()]
+            pytest.fail(f'docs/{name} is out of date; run python tools/algorithm_table.py. New lines:\n'
+                        + '\n'.join(changed[:10]))
+
+
+def test_a_page_tells_of_arguments_confs_curves_and_tags():
+    page = (ROOT / 'docs' / 'algorithms' / 'PPOAlgorithm.md').read_text()
+    for part in ('[arXiv:1707.06347](', '- `action_spec`: ', '| `ppo_cart_pole` | CartPole-v1 | ',
+                 '](../images/curves/ppo_cart_pole.svg)', '| `epsilon_greedy` | ',
+                 '[PPOLoss](../reference/algorithms.md#ppoloss)', '| `train/approx_kl` | '):
+        assert part in page
+
+
+def test_every_stored_curve_has_a_picture():
+    stored = json.loads((ROOT / 'docs' / 'curves.json').read_text())
+    assert {path.stem for path in (ROOT / 'docs' / 'images' / 'curves').iterdir()} == set(stored)
+
+
+def test_the_tags_of_an_algorithm_are_those_of_its_losses_and_bases_as_well(algorithm_table):
+    from alfx.algorithms.dynamic_action_repeat_agent import DynamicActionRepeatAgent
+    from alfx.algorithms.taac_algorithm import TaacLAlgorithm
+    losses = algorithm_table.losses_of(TaacLAlgorithm, {'PPOLoss', 'Agent'})
+    assert [loss.__name__ for loss in losses] == ['PPOLoss', 'TAACTDLoss', 'TDLoss']
+    explained, further = algorithm_table.tags_of(TaacLAlgorithm, *losses)
+    assert [row.split(' | ')[0] for row in explained] == [
+        '| `train/explained_variance`', '| `train/entropy`', '| `train/approx_kl`', '| `train/clip_fraction`',
+        '| `train/values`', '| `train/targets`']
+    assert {'alpha/*', 'adv', 'td_error'} <= set(further)
+    assert algorithm_table.tags_of(DynamicActionRepeatAgent) == ([], [])  # names that it makes up are not told
 
 
 def test_every_policy_algorithm_of_the_confs_is_tried(algorithm_table):

@@ -132,6 +132,7 @@ def test_a_peer_takes_the_steps_that_it_is_asked_for(peer, workload):
 @pytest.mark.parametrize('workload', ['iql_half_cheetah', 'td3_bc_half_cheetah'])
 @pytest.mark.parametrize('peer', ['alfx', 'bare'])
 def test_a_peer_makes_the_updates_that_it_is_asked_for(peer, workload):
+    pytest.importorskip('mujoco')
     from benchmark_peers import PEERS, WORKLOADS
 
     small = dataclasses.replace(WORKLOADS[workload], warm_up=0, layers=(8, ), batch_size=8)

@@ -54,6 +54,7 @@ def test_the_page_of_results_has_a_picture_of_the_tasks_whose_curves_are_kept(to
     page = (tmp_path / 'results.md').read_text()
     assert page.count('](images/results/') == 1 and '](images/results/One-v1.svg)' in page
     assert (tmp_path / 'images' / 'results' / 'One-v1.svg').is_file()
+    assert sorted(path.name for path in (tmp_path / 'images' / 'curves').iterdir()) == ['a.svg', 'b.svg']
     kept = json.loads((tmp_path / 'curves.json').read_text())
     assert kept['b'] == {'fingerprint': 'f', 'env_name': 'One-v1', 'runs': {'0': [[0, 1.0], [10, 3.0]]}}
     assert 'curve' not in json.loads((tmp_path / 'results.json').read_text())['a']['runs']['0']

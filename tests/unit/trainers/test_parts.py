@@ -231,6 +231,13 @@ def test_curves_are_averaged_over_the_range_that_all_cover(tmp_path):
     assert band.margin[-1] == pytest.approx(12.7062 * 70.7107 / 2**0.5, rel=1e-4)
 
 
+def test_curves_are_drawn_over_environment_steps_unless_a_run_has_trained_without(tmp_path):
+    acting = make_run(tmp_path / '1', 'a', [(0, 0), (10, 1)])
+    offline_first = make_run(tmp_path / '2', 'b', [(0, 0), (0, 1), (10, 2)])
+    assert curves.axis_of([acting]) == 'env_steps'
+    assert curves.axis_of([acting, offline_first]) == 'iteration'
+
+
 def test_smoothing_averages_over_the_last_points():
     band = curves.average([curves.Curve(np.arange(4.0), np.array([0.0, 2.0, 4.0, 8.0]))], smoothing=2)
     assert band.mean.tolist() == [0.0, 1.0, 3.0, 6.0]

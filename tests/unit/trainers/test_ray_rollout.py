@@ -4,13 +4,13 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
 import torch
+import warm_starts
 from unroll_fakes import SAMPLED, Writer, children_of, is_running, make_algorithm, run_folder, wait_for
 
 from alfx import StepType, context, gin_utils, nest, summary
@@ -187,7 +187,7 @@ def train(root_dir, *params):
                   'TrainerConfig.num_eval_episodes=2', *params):
         command += ['--conf_param', param]
     with open(root_dir / 'output', 'a') as output:
-        return subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        return warm_starts.Popen(command, stdout=output, stderr=output, start_new_session=True)
 
 
 def descendants(pid):

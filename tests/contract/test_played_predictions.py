@@ -1,0 +1,193 @@
+"""Evaluations and recordings play ``predict_step`` from a record, to the bit, where an algorithm lets them."""
+from functools import partial
+
+import pytest
+import torch
+from plans import warnings_in
+
+from alfx import context, gin_utils, nest
+from alfx.algorithms.agent import Agent
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.sac_algorithm import SacAlgorithm
+from alfx.data_structures import AlgStep, TimeStep
+from alfx.offline import recorder
+from alfx.trainers import building
+from alfx.trainers.evaluator import evaluate
+
+FIXED = ['sac_pendulum', 'sac_cart_pole', 'td3_pendulum', 'dqn_cart_pole', 'iql_pendulum', 'bc_pendulum',
+         'ppo_cart_pole', 'gail_pendulum']
+OTHERS = {'memory': 'ac_t_maze_rnn', 'a repeated action': 'taac_pendulum', 'a search': 'muzero_cart_pole',
+          'a plan': 'mbrl_random_pendulum', 'a measured bonus': 'ppo_icm_mountain_car'}
+BATCH = 3
+
+
+@pytest.fixture(autouse=True)
+def record_soon(warm_up):
+    warm_up(2)
+
+
+def make(conf, *params):
+    torch.manual_seed(0)
+    context.reset()
+    with gin_utils.loaded(conf, ['create_environment.nonparallel = True', *params]):
+        config = TrainerConfig(root_dir='')
+        env = building.create_eval_environment(config, BATCH)
+        algorithm = building.create_algorithm(config, env, trains=False)
+    env.seed(0)
+    env.reset()
+    return algorithm.eval(), env
+
+
+def assert_plays(algorithm, env, count, seed=0, mask=()):
+    """``play_step`` and ``predict_step`` do the same for ``count`` steps, and draw the same numbers."""
+    state, transform_state = algorithm.get_initial_predict_state(BATCH), algorithm.get_initial_transform_state(BATCH)
+    with context.eval_context(), torch.no_grad():
+        for i in range(count):
+            inputs, transform_state = algorithm.transform_timestep(env.current_time_step(), transform_state)
+            inputs = inputs._replace(action_mask=mask)
+            found = []
+            for step in (algorithm.play_step, algorithm.predict_step):
+                torch.manual_seed(seed + i)
+                output, new_state, _ = step(inputs, state)
+                assert not nest.flatten(new_state)
+                found.append([*nest.flatten(output), torch.get_rng_state()])
+            assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(*found, strict=True))
+            env.step(output)
+
+
+def num_records(algorithm):
+    return algorithm._played[1].played.num_records
+
+
+@pytest.mark.parametrize('conf', FIXED)
+def test_what_is_played_is_what_is_predicted_also_after_training_and_with_another_epsilon(conf, caplog):
+    algorithm, env = make(conf)
+    for epsilon in (0.0, 0.4, 1.0, 0.0):
+        building.set_epsilon_greedy(algorithm, epsilon)
+        assert_plays(algorithm, env, 6)
+        with torch.no_grad():
+            for p in algorithm.parameters():
+                p.add_(0.01)
+        assert_plays(algorithm, env, 3)
+        assert num_records(algorithm) == 1
+    assert not warnings_in(caplog)
+
+
+def test_another_epsilon_counts_at_once():
+    algorithm, env = make('dqn_cart_pole')
+    inputs = env.current_time_step()
+    with torch.no_grad():
+        outputs = [algorithm.play_step(inputs, algorithm.get_initial_predict_state(BATCH)).output for _ in range(20)]
+        assert num_records(algorithm) and all(torch.equal(outputs[0], x) for x in outputs)
+        building.set_epsilon_greedy(algorithm, 1.0)
+        outputs = [algorithm.play_step(inputs, algorithm.get_initial_predict_state(BATCH)).output for _ in range(20)]
+    assert not all(torch.equal(outputs[0], x) for x in outputs)
+
+
+@pytest.mark.parametrize('conf', ['dqn_cart_pole', 'ppo_cart_pole'])
+def test_masks_of_actions_are_looked_at_at_each_step(conf):
+    algorithm, env = make(conf)
+    for mask in ([True, True], [True, False], [False, True]):
+        assert_plays(algorithm, env, 4, mask=torch.tensor([mask] * BATCH))
+    assert num_records(algorithm) == 1
+
+
+@pytest.mark.parametrize('conf', OTHERS.values(), ids=OTHERS)
+def test_everything_else_is_computed_as_it_is(conf):
+    algorithm, env = make(conf)
+    assert not algorithm.traits.fixed_prediction
+    state = algorithm.get_initial_predict_state(BATCH)
+    inputs, _ = algorithm.transform_timestep(env.current_time_step(), algorithm.get_initial_transform_state(BATCH))
+    found = []
+    for step in (algorithm.play_step, algorithm.predict_step):
+        torch.manual_seed(0)
+        with context.eval_context(), torch.no_grad():
+            found.append(nest.flatten(nest.map_structure(torch.as_tensor, tuple(step(inputs, state)[:2]))))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)) and algorithm._played is None
+
+
+class Looking(SacAlgorithm):
+    """Reads the reward, and says of itself what SAC says."""
+
+    own_traits = SacAlgorithm.own_traits
+
+    def predict_step(self, inputs, state):
+        step = super().predict_step(inputs, state)
+        return AlgStep(step.output * (inputs.reward.unsqueeze(-1) > 0), step.state, step.info)
+
+
+class Silent(SacAlgorithm):
+    """Says nothing of itself."""
+
+
+@pytest.mark.parametrize('cls', [Looking, Silent])
+def test_a_subclass_with_a_step_of_its_own_or_that_says_nothing_is_not_played(cls):
+    algorithm, env = make('sac_pendulum')
+    assert algorithm.traits.fixed_prediction
+    algorithm._rl_algorithm.__class__, algorithm._traits = cls, None
+    algorithm._rl_algorithm._traits = None
+    assert not algorithm.traits.fixed_prediction
+
+
+@pytest.mark.parametrize('conf', ['sac_pendulum', 'ppo_cart_pole'])
+def test_evaluations_between_updates_are_those_that_are_not_played(conf, with_traits):
+    def returns():
+        algorithm, env = make(conf)
+        found = []
+        for _ in range(3):
+            found.append(torch.as_tensor(evaluate(env, algorithm, BATCH).returns))
+            with torch.no_grad():
+                for p in algorithm.parameters():
+                    p.mul_(0.9)
+        return torch.cat(found), algorithm
+
+    played, algorithm = returns()
+    assert num_records(algorithm)
+    with_traits(Agent, fixed_prediction=False)
+    expected, algorithm = returns()
+    assert algorithm._played is None and torch.equal(played, expected) and len(expected.unique()) > 3
+
+
+class Interrupting:
+    """A policy that is interrupted once it has acted so often."""
+
+    def __init__(self, act, calls):
+        self.act, self.calls = act, calls
+
+    def __call__(self, time_step: TimeStep):
+        self.calls -= 1
+        if self.calls < 0:
+            raise KeyboardInterrupt
+        return self.act(time_step)
+
+
+def recorded(act=lambda act: act, num_actions=900):
+    algorithm, env = make('sac_pendulum')
+    building.set_epsilon_greedy(algorithm, 1.0)
+    episodes = recorder.record(env, act(recorder.Policy(algorithm, BATCH)), num_actions)
+    if episodes is None:
+        return None
+    return [episodes.observation[''], episodes.action[''], episodes.reward, episodes.discount, episodes.lengths]
+
+
+def assert_same(found, expected):
+    assert all((a == b).all() and a.shape == b.shape for a, b in zip(found, expected, strict=True))
+
+
+def test_a_dataset_is_the_same_whether_its_policy_is_played_and_however_long_the_blocks_are(monkeypatch, with_traits):
+    found = recorded()
+    for block in (7, 10_000):
+        monkeypatch.setattr(recorder, '_BLOCK', block)
+        assert_same(recorded(), found)
+    with_traits(Agent, fixed_prediction=False)
+    assert_same(recorded(), found)
+
+
+@pytest.mark.parametrize('calls', [0, 150, 201, 210, 230])
+def test_an_interrupted_recording_keeps_the_episodes_that_have_ended_whatever_the_blocks(calls, monkeypatch):
+    monkeypatch.setattr(recorder, '_BLOCK', 10)
+    found = recorded(partial(Interrupting, calls=calls), 10_000)
+    if calls < 201:  # an episode is 200 actions, and one at its end that nobody sees
+        assert found is None
+    else:
+        assert_same(found, recorded(num_actions=BATCH * 200))
