@@ -16,6 +16,7 @@ Several processes that train together on one machine, and on several:
 import logging
 import os
 import shlex
+import signal
 import sys
 import time
 from typing import Any
@@ -40,6 +41,8 @@ def main(argv: list[str]) -> int:
         The exit code.
     """
     del argv
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # before and after training there is nothing to write or to show
+        signal.signal(number, signal.SIG_IGN)
     count = ranks.num_to_start()
     if count > 1:
         return ranks.start(count, _conf_and_root_dir()[1])

@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import warm_starts
@@ -58,6 +60,22 @@ def test_training_leaves_a_run_folder_and_says_what_to_do_next(run):
     for command in (f'play --root_dir {root_dir}', f'evaluate --root_dir {root_dir}', f'plot {root_dir}',
                     f'-m tensorboard.main --logdir {root_dir}', 'TrainerConfig.num_env_steps=3000'):
         assert command in said
+
+
+def test_a_wish_for_a_checkpoint_or_for_stacks_ends_no_run_that_has_not_begun_or_is_over(run, tmp_path):
+    root_dir, _ = run
+    with (tmp_path / 'said').open('w') as file:
+        process = warm_starts.Popen([sys.executable, '-m', 'alfx.bin.train', '--root_dir', root_dir], stdout=file,
+                                    stderr=subprocess.STDOUT)
+        while 'run folder' not in (tmp_path / 'said').read_text():
+            assert process.poll() is None
+            time.sleep(0.01)
+        count = 0
+        while process.poll() is None:
+            process.send_signal((signal.SIGUSR1, signal.SIGUSR2)[count % 2])
+            time.sleep(0.05)
+            count += 1
+    assert process.returncode == 0 and count > 10, (tmp_path / 'said').read_text()
 
 
 def test_evaluation_reports_both_ways_of_acting_as_json(run):
