@@ -467,7 +467,7 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
     def own_traits(self) -> Traits:
         """That of the algorithm, which does all there is to do."""
         return super().own_traits()._replace(fixed_update=True, trains_sequences_at_once=True,
-                                             recomputes_rollout_info=True)
+                                             recomputes_rollout_info=True, fixed_prediction=True)
 
     @property
     def acting_part(self) -> Algorithm:

@@ -22,7 +22,8 @@ OBSERVATION, ACTION = TensorSpec((3, )), BoundedTensorSpec((2, ), minimum=-1.0, 
 ANY = ('needs_previous_step', 'bootstraps_sequences', 'trains_after_iteration', 'completes_unrolls',
        'has_offline_hooks')
 ALL = ('fixed_update', 'trains_sequences_at_once')
-MOST = Traits(fixed_update=True, trains_sequences_at_once=True, recomputes_rollout_info=True)
+ACTING = ('recomputes_rollout_info', 'fixed_prediction')
+MOST = Traits(**dict.fromkeys((*ALL, *ACTING), True))
 
 
 class Inner(OffPolicyAlgorithm):
@@ -66,7 +67,7 @@ everything_around = pytest.mark.parametrize('around', AROUND.values(), ids=AROUN
 
 
 def test_every_trait_has_a_rule():
-    assert {*ANY, *ALL, 'recomputes_rollout_info'} == set(Traits._fields)
+    assert {*ANY, *ALL, *ACTING} == set(Traits._fields)
 
 
 @everything_around
@@ -77,7 +78,7 @@ def test_what_is_so_for_any_part_is_so_for_what_is_around_it(around, trait):
 
 
 @everything_around
-@pytest.mark.parametrize('trait', [*ALL, 'recomputes_rollout_info'])
+@pytest.mark.parametrize('trait', [*ALL, *ACTING])
 def test_what_is_not_so_for_a_part_is_not_so_for_what_is_around_it(around, trait):
     assert not getattr(around(inner(**{trait: False})).traits, trait)
 
@@ -88,8 +89,8 @@ def test_what_only_hands_on_is_what_it_is_around(name):
 
 
 @pytest.mark.parametrize('name', ['container', 'sequence', 'echo', 'action repeat'])
-def test_what_has_a_rollout_of_its_own_does_not_recompute(name):
-    assert not AROUND[name](inner()).traits.recomputes_rollout_info
+def test_what_acts_in_its_own_way_neither_recomputes_nor_is_recorded(name):
+    assert not any(getattr(AROUND[name](inner()).traits, trait) for trait in ACTING)
 
 
 def test_what_a_subclass_changes_in_an_update_only_its_author_knows():
@@ -99,8 +100,8 @@ def test_what_a_subclass_changes_in_an_update_only_its_author_knows():
     class Outspoken(Inner):
         own_traits = Inner.own_traits
 
-    assert not Silent().traits.fixed_update and Outspoken().traits.fixed_update
-    assert Silent().traits._replace(fixed_update=True) == MOST
+    assert Outspoken().traits == MOST
+    assert Silent().traits == MOST._replace(fixed_update=False, fixed_prediction=False)
     assert not Agent(OBSERVATION, ACTION, rl_algorithm_cls=lambda **_: Silent()).traits.fixed_update
 
 

@@ -73,9 +73,9 @@ def test_a_wish_for_a_checkpoint_or_for_stacks_ends_no_run_that_has_not_begun_or
         count = 0
         while process.poll() is None:
             process.send_signal((signal.SIGUSR1, signal.SIGUSR2)[count % 2])
-            time.sleep(0.05)
+            time.sleep(0.02)
             count += 1
-    assert process.returncode == 0 and count > 10, (tmp_path / 'said').read_text()
+    assert process.returncode == 0 and count > 3, (tmp_path / 'said').read_text()
 
 
 def test_evaluation_reports_both_ways_of_acting_as_json(run):
