@@ -244,10 +244,7 @@ class Agent(RLAlgorithm):
 
     def own_traits(self) -> Traits:
         """That of its parts; it recomputes where all that a step does is the policy's own step."""
-        plain = [self._rl_algorithm, self._entropy_target_algorithm, self._policy_loss_addons]
-        if self._rewards_unrolls:
-            plain.append(self._irm)
-        is_plain = all(part in plain for part in self._parts()) and (self._rewards_unrolls or not self._changes_reward)
+        is_plain = self._steps_alone(self._rewards_unrolls) and (self._rewards_unrolls or not self._changes_reward)
         trains_after = (self._reward_weight_algorithm is not None
                         or type(self).after_train_iter is not Agent.after_train_iter)
         return Traits(fixed_update=True, trains_sequences_at_once=True, recomputes_rollout_info=is_plain,
@@ -270,18 +267,20 @@ class Agent(RLAlgorithm):
         """Whether a step of collecting experience is that of the policy algorithm and nothing else."""
         if is_on_policy:
             return self._parts() == [self._rl_algorithm] and not self._changes_reward
-        silent = [self._rl_algorithm, self._entropy_target_algorithm, self._policy_loss_addons]
-        if self._rewards_unrolls:
-            silent.append(self._irm)
-        return all(part in silent for part in self._parts())
+        return self._steps_alone(self._rewards_unrolls)
 
     @property
     def _is_policy_all_of_prediction(self) -> bool:
         """Whether a step of evaluation is that of the policy algorithm and nothing else."""
+        is_silent = self._irm is not None and type(self._irm).predict_step is Algorithm.predict_step
+        return type(self).predict_step is Agent.predict_step and self._steps_alone(is_silent)
+
+    def _steps_alone(self, irm_is_silent: bool) -> bool:
+        """Whether no part but the policy algorithm does anything in a step; ``irm_is_silent``: the reward module."""
         silent = [self._rl_algorithm, self._entropy_target_algorithm, self._policy_loss_addons]
-        if self._irm is not None and type(self._irm).predict_step is Algorithm.predict_step:
+        if irm_is_silent:
             silent.append(self._irm)
-        return type(self).predict_step is Agent.predict_step and all(part in silent for part in self._parts())
+        return all(part in silent for part in self._parts())
 
     def batch_shares(self, share: Any) -> Sequence[Any]:
         """What the policy algorithm mixes into minibatches."""
