@@ -19,15 +19,17 @@ runs/results.
 """
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import datetime
+import fcntl
 import hashlib
 import json
 import os
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,7 @@ interval (Student's t); *worst* is the worst seed. *Required* is the lower end o
 the upper end where less is better; a conf that states several results has several rows. *Steps* are those in the
 environment, or, of a run that learns from a dataset alone, updates. A *normalized_score* is 0 for a random policy and
 100 for an expert. *Wall time* is the median training time of a run, and how many runs shared the cores of the machine
-meanwhile.
+meanwhile; *compiled* where updates were (`TrainerConfig.compile`), which learns the same in less time.
 
 Pictures show how the return of the latest episodes of training grows with environment steps, where curves are stored:
 the mean over seeds, and each of them as a thin line.
@@ -161,7 +163,8 @@ def read_task(conf: str) -> Task:
                 fingerprint, float(epsilon_greedy), tuple(datasets), int(updates))
 
 
-def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs: int) -> dict[str, Any]:
+def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs: int,
+                       compile: bool = False) -> dict[str, Any]:
     """One run from its start, or from where it was interrupted, to its evaluation.
 
     Args:
@@ -170,6 +173,7 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
         folder: its run folder is made in here.
         episodes: of the evaluation.
         jobs: how many such runs share the cores; the threads of torch are divided accordingly.
+        compile: compile the updates, which learns the same in less time.
 
     Returns:
         what is stored of it.
@@ -182,7 +186,8 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
     threads = max(1, (os.cpu_count() or 1) // jobs)
     log = root_dir.parent / f'seed-{seed}.log'
     _run(['alfx.bin.train', '--conf', task.conf, '--root_dir', str(root_dir), '--conf_param',
-          f'TrainerConfig.random_seed={seed}'], log, threads)
+          f'TrainerConfig.random_seed={seed}', *(['--conf_param', 'TrainerConfig.compile=True'] if compile else [])],
+         log, threads)
     text = _run(['alfx.bin.evaluate', '--root_dir', str(root_dir), '--epsilon_greedy', str(task.epsilon_greedy),
                  '--num_episodes', str(episodes), '--json', '-'], log, threads)
     last = read_table(str(root_dir / 'progress.csv'))[-1]
@@ -201,7 +206,7 @@ def train_and_evaluate(task: Task, seed: int, folder: Path, episodes: int, jobs:
     return {'returns': evaluation['returns'], 'env_info': further, 'epsilon_greedy': task.epsilon_greedy,
             'env_steps': int(float(last['env_steps'])) or _updates(task, last) or _epochs(root_dir),
             'seconds': float(last['seconds']), 'jobs': jobs, 'cores': os.cpu_count(),
-            'curve': learning_curve(root_dir),
+            'compiled': compile, 'curve': learning_curve(root_dir),
             'date': datetime.date.today().isoformat(), 'versions': versions}
 
 
@@ -264,7 +269,7 @@ def _row(name: str, env_name: str, runs: list[dict[str, Any]], bar: Bar) -> list
     measure = bar.measure + (f', epsilon {epsilon:g}' if epsilon else '')
     return [f'`{name}`', env_name, f"{int(np.median([run['env_steps'] for run in runs])):,}", str(len(runs)),
             f"{format_minutes(float(np.median([run['seconds'] for run in runs])))}, {latest['jobs']} on "
-            f"{latest['cores']} cores", measure, f'{means.mean():,.5g}',
+            f"{latest['cores']} cores{', compiled' if latest.get('compiled') else ''}", measure, f'{means.mean():,.5g}',
             '' if np.isnan(half_width) else f'{means.mean() - half_width:,.5g} to {means.mean() + half_width:,.5g}',
             f'{worst:,.5g}', str(bar), bar.verdict(means.mean()), latest['date'],
             ', '.join(f"{key} {latest['versions'][key]}" for key in _SHOWN_VERSIONS if latest['versions'].get(key))]
@@ -335,8 +340,24 @@ class Store:
         self._path = path
         self._lock = threading.Lock()
         self._curves_path = path.with_name('curves.json')
+        self._read()
+
+    def _read(self) -> None:
         self.confs, self.curves = (json.loads(file.read_text()) if file.exists() else {}
-                                   for file in (path, self._curves_path))
+                                   for file in (self._path, self._curves_path))
+
+    @contextlib.contextmanager
+    def _latest(self) -> Iterator[None]:
+        """What is stored by now, which no other thread and no other process changes meanwhile."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock:
+            folder = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX)
+                self._read()
+                yield
+            finally:
+                os.close(folder)
 
     def is_done(self, task: Task, seed: int) -> bool:
         """Whether the result of this seed, under the conf as it is now, is stored."""
@@ -347,14 +368,14 @@ class Store:
 
     def restate(self, task: Task) -> None:
         """Takes over what the head of a conf states now, for runs that are stored already."""
-        with self._lock:
+        with self._latest():
             entry = self.confs.get(task.name, {})
             if entry.get('fingerprint') == task.fingerprint and bars_of(entry) != list(task.bars):
                 self._put(task, entry['runs'])
 
     def add(self, task: Task, seed: int, result: dict[str, Any]) -> None:
         """Stores a result; those of an earlier version of the conf are dropped."""
-        with self._lock:
+        with self._latest():
             entry = self.confs.get(task.name, {})
             if entry.get('fingerprint') != task.fingerprint:
                 entry = {'fingerprint': task.fingerprint, 'runs': {}}
@@ -386,13 +407,14 @@ class Store:
         write_table(self.confs, self._path.with_suffix('.md'), self.curves)
 
 
-def run_all(tasks: list[Task], seeds: int, store: Store, folder: Path, episodes: int, jobs: int) -> int:
+def run_all(tasks: list[Task], seeds: int, store: Store, folder: Path, episodes: int, jobs: int,
+            compile: bool = False) -> int:
     """Runs what is not stored yet; returns how many runs failed."""
     todo = [(task, seed) for task in tasks for seed in range(seeds) if not store.is_done(task, seed)]
     print(f'{len(todo)} runs to do, {len(tasks) * seeds - len(todo)} stored already; logs are in {folder}', flush=True)
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(train_and_evaluate, task, seed, folder, episodes, jobs): (task, seed)
+        futures = {pool.submit(train_and_evaluate, task, seed, folder, episodes, jobs, compile): (task, seed)
                    for task, seed in todo}
         for i, future in enumerate(concurrent.futures.as_completed(futures), 1):
             task, seed = futures[future]
@@ -417,6 +439,7 @@ def main() -> int:
     parser.add_argument('--episodes', type=int, default=20, help='episodes of each evaluation')
     parser.add_argument('--folder', type=Path, default=ROOT / 'runs' / 'results', help='where run folders go')
     parser.add_argument('--json', type=Path, default=ROOT / 'docs' / 'results.json', help='the stored numbers')
+    parser.add_argument('--compile', action='store_true', help='compile the updates')
     parser.add_argument('--table', action='store_true', help='only write the table again')
     args = parser.parse_args()
     store = Store(args.json)
@@ -437,7 +460,8 @@ def main() -> int:
     except RuntimeError as error:
         print(f'RuntimeError: {error}', file=sys.stderr)
         return 1
-    return int(run_all(tasks, args.seeds, store, args.folder.resolve(), args.episodes, args.jobs) > 0)
+    return int(run_all(tasks, args.seeds, store, args.folder.resolve(), args.episodes, args.jobs,
+                       args.compile) > 0)
 
 
 if __name__ == '__main__':

@@ -105,6 +105,14 @@ def test_a_mean_below_what_is_required_is_missed(results, tmp_path):
     assert only_row(results, store)[10] == 'missed'
 
 
+def test_what_another_process_has_stored_meanwhile_is_kept(results, tmp_path):
+    stores = [results.Store(tmp_path / 'results.json') for _ in range(2)]
+    for seed, store in enumerate(stores):
+        store.add(a_task(results), seed, {**a_run([1.0]), 'curve': [[1, 2.0]]})
+    both = results.Store(tmp_path / 'results.json')
+    assert list(both.confs['some_conf']['runs']) == list(both.curves['some_conf']['runs']) == ['0', '1']
+
+
 def test_what_is_stored_is_found_again_until_the_conf_changes(results, tmp_path):
     results.Store(tmp_path / 'results.json').add(a_task(results), 0, a_run([1.0]))
     store = results.Store(tmp_path / 'results.json')
@@ -179,10 +187,14 @@ def test_a_conf_is_evaluated_with_its_own_epsilon_and_the_table_says_so(results,
         return json.dumps({'epsilon_greedy=0.1': {'returns': [1.0], 'env_info': {}, 'measures': {}}})
 
     monkeypatch.setattr(results, '_run', run)
-    stored = results.train_and_evaluate(dataclasses.replace(a_task(results), epsilon_greedy=0.1), 0, tmp_path, 1, 1)
-    assert asked[asked.index('--epsilon_greedy') + 1] == '0.1'
-    entry = {'env_name': 'Task', 'bars': [{}], 'runs': {'0': stored}}
-    assert results.rows_of('some_conf', entry)[0][5] == 'return, epsilon 0.1'
+    task = dataclasses.replace(a_task(results), epsilon_greedy=0.1)
+    stored = results.train_and_evaluate(task, 0, tmp_path, 1, 1)
+    assert asked[asked.index('--epsilon_greedy') + 1] == '0.1' and 'TrainerConfig.compile=True' not in asked
+    row, = results.rows_of('some_conf', {'env_name': 'Task', 'bars': [{}], 'runs': {'0': stored}})
+    assert row[5] == 'return, epsilon 0.1' and row[4].endswith(' cores')
+    stored = results.train_and_evaluate(task, 0, tmp_path, 1, 1, compile=True)
+    row, = results.rows_of('some_conf', {'env_name': 'Task', 'bars': [{}], 'runs': {'0': stored}})
+    assert row[4].endswith(' cores, compiled') and 'TrainerConfig.compile=True' in asked
     assert results.read_task('ppo_rnd_minigrid_doorkey_8x8').epsilon_greedy == 0.1
     assert results.read_task('ppo_cart_pole').epsilon_greedy == 0
 
