@@ -60,8 +60,8 @@ def record_datasets(conf, config):
     """Some random episodes where the conf expects a dataset."""
     shown = [binding.value for binding in conf.bindings if binding.text.endswith('.demonstrations')]
     for path in {*config.offline_datasets(), *shown}:
-        env = building.create_eval_environment(config, 1)
-        act = recorder.random_policy(env.action_spec(), 1)
+        env = building.create_eval_environment(config, 2)
+        act = recorder.random_policy(env.action_spec(), 2)
         folder.write(path, recorder.record(env, act, 2 * EPISODE_STEPS), {})
         env.close()
 
