@@ -56,6 +56,8 @@ class Recipe:
         expert_params: what the expert overrides in its conf.
         noise: standard deviation of the noise on the actions of `expert`, in units of half the range of an action,
             for a policy that does not explore.
+        expert_candidates: how many of its last checkpoints are evaluated to find the expert among them; some policies
+            fall now and then, and the last one may be just such a moment.
         correlated_noise: standard deviation of the noise of `tcn`, in units of half the range of an action; 0: there is
             no such level.
     """
@@ -68,6 +70,7 @@ class Recipe:
     learner_epsilon: float = 1.0
     expert_params: tuple[str, ...] = ()
     noise: float = 0.0
+    expert_candidates: int = 1
     correlated_noise: float = 0.0
 
     def levels(self) -> tuple[str, ...]:
@@ -97,8 +100,9 @@ RECIPES = {
                                        'TrainerConfig.replay_buffer_length = 300000',
                                        'TrainerConfig.num_checkpoints = 50')),
     # the learner becomes the expert: one run of half an hour in place of two
-    'half_cheetah': Recipe('sac_half_cheetah', 300000, 10000, 'sac_half_cheetah', _LONG, expert_params=_LONG),
-    'hopper': Recipe('sac_hopper', 300000, 10000, 'sac_hopper', _LONG, expert_params=_LONG),
+    'half_cheetah': Recipe('sac_half_cheetah', 300000, 10000, 'sac_half_cheetah', _LONG, expert_params=_LONG,
+                           expert_candidates=5),
+    'hopper': Recipe('sac_hopper', 300000, 10000, 'sac_hopper', _LONG, expert_params=_LONG, expert_candidates=5),
 }
 
 
@@ -177,8 +181,10 @@ class Maker:
 
     def _record_expert(self, level: str, num_steps: int, mode: str, further: Sequence[str] = (),
                        num_environments: int = 8) -> None:
-        self._record(self._folder / level, num_steps, ['--root_dir', str(self._expert()), '--mode', mode, *further,
-                                                       *self._reference_flag()], num_environments)
+        reference = self._reference_flag()
+        self._record(self._folder / level, num_steps, [
+            '--root_dir', str(self._expert()), '--checkpoint_step', str(self._known().get('expert_step', 'latest')),
+            '--mode', mode, *further, *reference], num_environments)
 
     def _random(self) -> Path:
         """Random actions, before it is known what they are worth."""
@@ -225,7 +231,10 @@ class Maker:
         if 'random' not in known:
             random = str(self._random())
             known['random'] = json.loads(self._run('dataset', 'show', random, '--json'))[random]['return_mean']
-            known['expert'] = self._evaluation(self._expert(), 'latest')['average_return']
+            expert = self._expert()
+            steps = self._steps(expert)[-self._recipe.expert_candidates:]
+            known['expert'], known['expert_step'] = max(
+                (self._evaluation(expert, str(step))['average_return'], step) for step in steps)
             self._remember(known)
         return [f'--reference_returns={known["random"]},{known["expert"]}']
 
@@ -243,7 +252,7 @@ class Maker:
         def score(step: int) -> float:
             return self._evaluation(run, str(step), flag)['normalized_score']
 
-        steps = sorted(Checkpointer(str(run / 'train' / 'algorithm')).steps())
+        steps = self._steps(run)
         low, high, reached = 0, len(steps) - 1, score(steps[-1])
         if reached < MEDIUM:
             raise RuntimeError(f'{run}: expected a score of {MEDIUM:g} or more in the end, found {reached:.1f}: train '
@@ -257,6 +266,11 @@ class Maker:
                 low = middle + 1
         self._remember({**self._known(), 'medium_step': steps[high], 'medium_score': reached})
         return steps[high]
+
+    @staticmethod
+    def _steps(run: Path) -> list[int]:
+        """The numbers of the checkpoints of a run."""
+        return sorted(Checkpointer(str(run / 'train' / 'algorithm')).steps())
 
     def _evaluation(self, run: Path, step: str, further: Sequence[str] = ()) -> dict[str, Any]:
         return json.loads(self._run('evaluate', '--root_dir', str(run), '--mode', 'greedy', '--json', '-',

@@ -83,3 +83,21 @@ def test_a_dataset_is_made_once_with_the_returns_that_scores_are_relative_to(mak
     commands.clear()
     make_datasets.make(['tiny/replay'], tmp_path)
     assert not commands
+
+
+def test_the_expert_is_the_best_of_its_last_checkpoints(make_datasets, tmp_path, monkeypatch):
+    monkeypatch.setitem(make_datasets.RECIPES, 'tiny', make_datasets.Recipe(
+        'sac_pendulum', 160, 40, 'sac_pendulum', expert_candidates=3))
+    maker, score = make_datasets.Maker('tiny', tmp_path), {10: 9.0, 20: 1.0, 30: 3.0, 40: 2.0}
+    recorded = []
+    monkeypatch.setattr(maker, '_random', lambda: tmp_path)
+    monkeypatch.setattr(maker, '_run', lambda program, *arguments: (
+        recorded.append(arguments) if program == 'record' else json.dumps({str(tmp_path): {'return_mean': -1.0}})))
+    monkeypatch.setattr(maker, '_trained', lambda name, *_: tmp_path / name)
+    monkeypatch.setattr(maker, '_steps', lambda run: list(score))
+    monkeypatch.setattr(maker, '_evaluation', lambda run, step: {'average_return': score[int(step)]})
+    maker.make('expert')
+    (arguments, ) = recorded
+    assert arguments[arguments.index('--checkpoint_step') + 1] == '30'
+    assert arguments[-1] == '--reference_returns=-1.0,3.0'
+    assert arguments[arguments.index('--root_dir') + 1] == str(tmp_path / 'learner'), 'one run is both'
