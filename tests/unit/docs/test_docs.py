@@ -82,6 +82,13 @@ def test_every_conf_file_of_a_page_is_right(page, tmp_path, monkeypatch):
             TrainerConfig(root_dir=str(tmp_path / 'run'))
 
 
+def test_the_readme_names_every_extra_that_can_be_installed():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / 'setup.cfg')
+    named = re.search(r'The extras are (.*?)\. ', (ROOT / 'README.md').read_text(), re.DOTALL)
+    assert set(re.findall(r'`(\w+)`', named.group(1))) == set(setup['options.extras_require'])
+
+
 def test_the_versions_that_were_run_reach_from_the_oldest_to_the_newest_torch_that_may_be_installed():
     setup = configparser.ConfigParser()
     setup.read(ROOT / 'setup.cfg')
