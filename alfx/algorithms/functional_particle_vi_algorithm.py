@@ -103,7 +103,8 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
         function_extra_bs_ratio: see there.
         function_extra_bs_sampler: see there.
         function_extra_bs_std: see there.
-        critic_hidden_layers: see :class:`~alfx.algorithms.particle_vi_algorithm.ParVIAlgorithm`, as of those of critics.
+        critic_hidden_layers: see :class:`~alfx.algorithms.particle_vi_algorithm.ParVIAlgorithm`, as of those of
+            critics.
         critic_iter_num: see there.
         critic_l2_weight: see there.
         critic_use_bn: see there.
