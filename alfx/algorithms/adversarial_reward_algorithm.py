@@ -143,7 +143,7 @@ class AdversarialRewardAlgorithm(BatchRewards, RewardEstimationAlgorithm):
         return AlgStep((), state, ())
 
     def train_step(self, time_step: TimeStep, state: NestedTensor = (), rollout_info: Any = None) -> AlgStep:
-        """The loss of the discriminator for a transition of each kind, ``[B]``.
+        """The loss of the discriminator for a transition of each kind, ``[B]``; 0 where one of the two is none.
 
         Args:
             time_step: not looked at.
@@ -152,16 +152,17 @@ class AdversarialRewardAlgorithm(BatchRewards, RewardEstimationAlgorithm):
         """
         own, demonstrated = rollout_info
         f_own, f_demonstrated = self._logit(own), self._logit(demonstrated)
-        loss = F.softplus(f_own) * own.is_valid + F.softplus(-f_demonstrated) * demonstrated.is_valid
-        right = ((f_own < 0) * own.is_valid, (f_demonstrated > 0) * demonstrated.is_valid)
+        is_pair = own.is_valid * demonstrated.is_valid  # as many of each kind: else f is off by the log of their ratio
+        loss = (F.softplus(f_own) + F.softplus(-f_demonstrated)) * is_pair
+        right = ((f_own < 0) * is_pair, (f_demonstrated > 0) * is_pair)
         penalty: Any = ()
         if self._gradient_penalty:
-            penalty = self._penalty(own, demonstrated)
+            penalty = self._penalty(own, demonstrated) * is_pair
             loss = loss + self._gradient_penalty * penalty
         return AlgStep((), state, AdversarialLossInfo(loss, *(x.detach() for x in right), penalty))
 
     def _penalty(self, own: Any, demonstrated: Any) -> Tensor:
-        """``(|df/dx| - 1)^2`` ``[B]`` at a random point between two transitions; 0 where one of them is none."""
+        """``(|df/dx| - 1)^2`` ``[B]`` at a random point between two transitions."""
         share = torch.rand_like(own.is_valid)
 
         def between(x: Tensor, y: Tensor) -> Tensor:
@@ -174,7 +175,7 @@ class AdversarialRewardAlgorithm(BatchRewards, RewardEstimationAlgorithm):
             leaves = [x for x in nest.flatten((point.observation, point.action)) if x.requires_grad]
             gradients = torch.autograd.grad(self._logit(point).sum(), leaves, create_graph=True)
             norm = torch.cat([g.flatten(1) for g in gradients], 1).norm(dim=1)
-        return (norm - 1.0).square() * own.is_valid * demonstrated.is_valid
+        return (norm - 1.0).square()
 
     def calc_loss(self, info: Any) -> LossInfo:
         """The losses ``[T, B]``."""

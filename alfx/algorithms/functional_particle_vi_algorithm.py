@@ -104,12 +104,21 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
         function_extra_bs_sampler: see there.
         function_extra_bs_std: see there.
         critic_hidden_layers: see :class:`~alfx.algorithms.particle_vi_algorithm.ParVIAlgorithm`, as of those of
-        critics. critic_iter_num: see there. critic_l2_weight: see there. critic_use_bn: see there. num_train_classes:
-        number of classes in the training data. optimizer: moves the particles. critic_optimizer: trains the critic of
-        'minmax'. logging_network: log the network. logging_training: log the loss and the accuracy of each epoch.
-        logging_evaluate: log evaluations. config: the configuration of the run. debug_summaries: write more summaries.
-        name: name of this algorithm. prior_stddev: standard deviation of a normal prior of the parameters; ``None``:
-        flat. Not with ``function_vi``. noise_stddev: standard deviation of the noise of the targets of regression.
+            critics.
+        critic_iter_num: see there.
+        critic_l2_weight: see there.
+        critic_use_bn: see there.
+        num_train_classes: number of classes in the training data.
+        optimizer: moves the particles.
+        critic_optimizer: trains the critic of 'minmax'.
+        logging_network: log the network.
+        logging_training: log the loss and the accuracy of each epoch.
+        logging_evaluate: log evaluations.
+        config: the configuration of the run.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+        prior_stddev: standard deviation of a normal prior of the parameters; ``None``: flat. Not with ``function_vi``.
+        noise_stddev: standard deviation of the noise of the targets of regression.
 
     Raises:
         ConfError: arguments that contradict each other or the data.

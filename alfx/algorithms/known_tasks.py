@@ -1,7 +1,8 @@
 """What is known of some tasks: rewards and terminations as functions of observations, for imagined steps.
 
 A conf names them: ``FixedRewardFunction.reward_func = 'pendulum'``, ``MbrlAlgorithm.termination_fn = 'hopper'``. They
-are those of gymnasium's environments, computed from the observation that an action led to.
+are those of gymnasium's environments, computed from the observation that an action led to. Actions are those of alfx's
+environments, in [-1, 1] (``normalize_action``).
 """
 from collections.abc import Callable
 
@@ -14,14 +15,14 @@ def pendulum_reward(observation: Tensor, action: Tensor) -> Tensor:
 
     Args:
         observation: ``[N, 3]``.
-        action: ``[N, 1]``.
+        action: ``[N, 1]``, in [-1, 1]: half of the torque.
 
     Returns:
         ``[N]``
     """
     cosine, sine, velocity = observation.unbind(-1)
     angle = torch.atan2(sine, cosine)
-    return -(angle.square() + 0.1 * velocity.square() + 0.001 * action.square().sum(-1))
+    return -(angle.square() + 0.1 * velocity.square() + 0.001 * (2 * action).square().sum(-1))
 
 
 def inverted_pendulum_reward(observation: Tensor, action: Tensor) -> Tensor:

@@ -297,9 +297,10 @@ class MCTSModel(nn.Module):
         parts = {name: (loss * counts).sum(1) for name, loss in parts.items()}
         loss = sum(self._weights[name] * part for name, part in parts.items())
         if self._has_entropy_loss:
-            entropy = self._policy_entropy(model_output.action_distribution, target)
+            learns = target.action_policy.sum(-1) > 0
+            entropy = torch.where(learns, self._policy_entropy(model_output.action_distribution), 0.0)
             loss = loss - self._alpha.clone() * (entropy * counts).sum(1)
-            self._adjust_alpha(entropy.detach(), (counts > 0).expand_as(entropy))
+            self._adjust_alpha(entropy.detach(), (counts > 0) & learns)
             parts['entropy'] = (entropy * counts).sum(1)
         if self._debug_summaries and summary.should_record_summaries():
             with summary.scope(self._name):
@@ -342,21 +343,18 @@ class MCTSModel(nn.Module):
         return ~((partial_[:, None] if partial_.ndim == 1 else partial_) & target.beyond_episode_end)
 
     @staticmethod
-    def _policy_entropy(distribution: td.Distribution, target: Any) -> Tensor:
-        """Entropy of the policy ``[B, R + 1]``, 0 where there is no policy to learn."""
-        learns = target.action_policy.sum(-1) > 0
+    def _policy_entropy(distribution: td.Distribution) -> Tensor:
+        """Entropy of the policy ``[B, R + 1]``."""
         if dist_utils.has_closed_form_entropy(distribution):
-            entropy = distribution.entropy()
-        else:
-            entropy, _ = dist_utils.estimated_entropy(distribution)
-        return torch.where(learns, entropy, 0.0)
+            return distribution.entropy()
+        return dist_utils.estimated_entropy(distribution)[0]
 
     @torch.no_grad()
     def _adjust_alpha(self, entropy: Tensor, counts: Tensor) -> None:
         if self._target_entropy is None or not self.training:
             return
-        mean = (entropy * counts).sum() / counts.sum().clamp_min(1)
-        self._alpha.add_(self._alpha_adjust_rate * (self._target_entropy - mean)).clamp_min_(0.0)
+        missing = ((self._target_entropy - entropy) * counts).sum() / counts.sum().clamp_min(1)
+        self._alpha.add_(self._alpha_adjust_rate * missing).clamp_min_(0.0)
 
 
 def _check_loss(argument: str, loss: ScalarPredictionLoss, prediction: Tensor) -> None:

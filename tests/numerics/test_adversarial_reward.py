@@ -144,7 +144,7 @@ def test_the_loss_of_the_discriminator_is_the_cross_entropy_of_both_kinds(random
         expected = 0.0
         for steps, label in ((own, 0), (demonstrated, 1)):
             probability = module._discriminator((steps.observation[b:b + 1], steps.action[b:b + 1]))[0].sigmoid()
-            expected -= steps.is_valid[b] * (probability if label else 1 - probability).log()
+            expected -= own.is_valid[b] * demonstrated.is_valid[b] * (probability if label else 1 - probability).log()
         if penalty:
             s, a = (torch.lerp(x[b:b + 1], y[b:b + 1], 0.25).requires_grad_()
                     for x, y in ((own.observation, demonstrated.observation), (own.action, demonstrated.action)))
@@ -154,6 +154,22 @@ def test_the_loss_of_the_discriminator_is_the_cross_entropy_of_both_kinds(random
         assert found[b].item() == pytest.approx(expected.item(), abs=1e-5)
     found.sum().backward()
     assert all(p.grad is not None for p in module.parameters())
+
+
+@pytest.mark.parametrize('length', [2, 3])
+def test_of_each_kind_as_many_transitions_count_in_sequences_of_any_length(length, random_actions):
+    """A discriminator that sees no difference has f = 0, not the logarithm of how many there are of each kind."""
+    agent = sac_agent(gail(random_actions))
+    module = agent._irm
+    module._logit = lambda steps: offset.expand(steps.is_valid.shape)
+    offset = torch.zeros((), requires_grad=True)
+    inputs, info, batch_info = sample(agent, 40, length)
+    info = agent.preprocess_experience(inputs, info, batch_info)[1].irm
+    loss = sum(module.train_step(None, (), nest.map_structure(lambda x, t=t: x[:, t], info)).info.loss
+               for t in range(length))
+    assert loss.sum() > 0
+    loss.sum().backward()
+    assert offset.grad.item() == pytest.approx(0.0, abs=1e-5)
 
 
 def test_demonstrated_transitions_are_those_of_the_dataset(expert):

@@ -85,7 +85,7 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         model_ctor: called as ``(observation_spec=, action_spec=, debug_summaries=)``; makes an ``MCTSModel``.
         num_unroll_steps: R, the same as that of the model.
         td_steps: n of the n-step values that are bootstrapped from those which were stored; -1: up to the end of the
-            episode.
+            episode. Of no effect with ``reanalyze_ratio = 1``.
         discount: discount factor of the rewards.
         reward_spec: of rank 0, or of rank 1: K rewards, which are added up by their weights.
         recurrent_gradient_scaling_factor: of the gradient of a latent state on its way into the dynamics.
@@ -101,7 +101,7 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
             slowly moving copy of the model; so does any other algorithm that has an argument 'model'. Another one is
             not trained here: its ``checkpoint`` brings what it knows.
         reanalyze_ratio: share of each batch whose values and policies are reanalyzed.
-        reanalyze_td_steps: n of the values of that share.
+        reanalyze_td_steps: n of the values of that share; there is no -1.
         reanalyze_td_steps_func: called as ``(sample_age, reanalyze_td_steps, current_max_age)``, returns n for each
             sample, from 1 to ``reanalyze_td_steps``; ages ``[B]`` are shares of the training.
         reanalyze_batch_size: how many steps are reanalyzed at once; ``None``: all of a batch.

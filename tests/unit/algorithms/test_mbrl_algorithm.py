@@ -19,6 +19,7 @@ from alfx.algorithms.planning_algorithm import (CEMPlanAlgorithm, ICEMPlanAlgori
 from alfx.algorithms.predictive_representation_learner import PredictiveRepresentationLearner, SimpleDecoder
 from alfx.algorithms.reward_learning_algorithm import FixedRewardFunction, LearnedReward
 from alfx.data_structures import AlgStep, TimeStep
+from alfx.environments import suite_gym
 from alfx.gin_utils import ConfError
 from alfx.layers import FC
 from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
@@ -204,16 +205,13 @@ def test_a_planner_without_a_cost_says_so():
 # Rewards and terminations -------------------------------------------------------------------------------------
 
 
-def test_the_known_reward_of_pendulum_is_that_of_gymnasium():
-    gymnasium = pytest.importorskip('gymnasium')
-    env = gymnasium.make('Pendulum-v1').unwrapped
-    observation, _ = env.reset(seed=0)
+def test_the_known_reward_of_pendulum_is_that_of_its_environment_in_the_units_of_its_actions():
+    env = suite_gym.load('Pendulum-v1')
+    time_step = env.reset()
     for i in range(20):
-        action = np.array([np.sin(i)], np.float32)
-        before = torch.as_tensor(observation).unsqueeze(0)
-        observation, reward, *_ = env.step(2 * action)
-        found = pendulum_reward(before, torch.as_tensor(2 * action).unsqueeze(0))
-        np.testing.assert_allclose(found, [reward], rtol=1e-4)
+        before, action = time_step.observation, torch.tensor([[np.sin(i)]], dtype=torch.float32)
+        time_step = env.step(action)
+        np.testing.assert_allclose(pendulum_reward(before, action), time_step.reward, rtol=1e-4)
 
 
 @pytest.mark.parametrize('name, task', [('reacher', 'Reacher-v5'), ('inverted_pendulum', 'InvertedPendulum-v5')])

@@ -139,6 +139,19 @@ def test_the_weight_of_the_entropy_grows_while_it_is_too_small_and_is_never_nega
     assert torch.equal(grows._alpha, before)
 
 
+def test_the_entropy_that_is_aimed_at_is_that_of_steps_with_a_policy_to_learn():
+    """A finished game has none; if it counted as one without entropy, the weight would grow for ever."""
+    output, target = outputs_and_targets()
+    learned = target.action_policy.sum(-1) > 0
+    assert not learned.all()
+    mean = float(output.action_distribution.entropy()[learned].detach().mean())
+    model = plain_model(target_entropy=mean, initial_alpha=1.0, alpha_adjust_rate=1.0)
+    model.calc_loss(output, target)
+    assert float(model._alpha) == pytest.approx(1.0, abs=1e-5)
+    model.calc_loss(output, target._replace(action_policy=torch.zeros_like(target.action_policy)))
+    assert float(model._alpha) == pytest.approx(1.0, abs=1e-5), 'nothing to learn is no reason to change it'
+
+
 def test_the_policy_loss_takes_candidates_and_impossible_actions():
     logits = torch.tensor([[0.0, math.log(3.0), -torch.inf]])
     dist = td.Categorical(logits=logits)
