@@ -7,9 +7,9 @@ forgets to say on which device it makes a tensor is found without a GPU.
 import contextlib
 
 import torch
+from optree import tree_leaves, tree_map
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_flatten, tree_map
 
 DEVICE = torch.device('meta')
 _aten = torch.ops.aten
@@ -56,7 +56,7 @@ class SecondDeviceTensor(torch.Tensor):
 
 
 def _run(func, args, kwargs):
-    tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     there = [x for x in tensors if isinstance(x, SecondDeviceTensor)]
     strangers = [x for x in tensors if not isinstance(x, SecondDeviceTensor) and x.ndim]
     wanted = kwargs.get('device')
@@ -88,7 +88,7 @@ class _SecondDevice(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        flat = tree_flatten((args, kwargs))[0]
+        flat = tree_leaves((args, kwargs))
         if any(isinstance(x, SecondDeviceTensor) for x in flat) or (
                 kwargs.get('device') is not None and torch.device(kwargs['device']).type == DEVICE.type):
             return _run(func, args, kwargs)

@@ -14,6 +14,7 @@ import inspect
 import numbers
 import types
 import typing
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, NamedTuple, Optional, Union
 
@@ -154,6 +155,11 @@ _NAMES: dict[Any, str] = {int: 'an int', float: 'a number', bool: 'True or False
                           callable: 'a callable', Callable: 'a callable', type(None): 'None'}
 
 
+# Annotations as written and as read: every binding of a conf asks for those of its function, and to read them takes
+# part of a millisecond each time. What could not be read is not kept, for a name may be defined later.
+_hints: weakref.WeakKeyDictionary[Callable, tuple[Any, dict[str, Any]]] = weakref.WeakKeyDictionary()
+
+
 def limits_of(fn: Callable) -> dict[str, Any]:
     """The arguments of a function whose annotation has a range, with their annotations."""
     return {name: hint for name, hint in annotations_of(fn).items() if name != 'return' and _has_range(hint)}
@@ -162,10 +168,17 @@ def limits_of(fn: Callable) -> dict[str, Any]:
 def annotations_of(fn: Callable) -> dict[str, Any]:
     """The annotations of a function by argument, and 'return', as far as they can be read."""
     fn = inspect.unwrap(fn)
-    try:
-        hints = typing.get_type_hints(fn, include_extras=True)
-    except (NameError, TypeError, AttributeError):  # names under TYPE_CHECKING, functions written in C
-        return {}
+    written = getattr(fn, '__annotations__', None)
+    known = _hints.get(fn) if inspect.isfunction(fn) else None
+    if known is not None and known[0] is written:
+        hints = known[1]
+    else:
+        try:
+            hints = typing.get_type_hints(fn, include_extras=True)
+        except (NameError, TypeError, AttributeError):  # names under TYPE_CHECKING, functions written in C
+            return {}
+        if inspect.isfunction(fn):
+            _hints[fn] = (written, hints)
     parameters = getattr(getattr(fn, '__signature__', None), 'parameters', {})  # of what takes the arguments of others
     return {**{name: p.annotation for name, p in parameters.items()
                if p.annotation is not p.empty and not isinstance(p.annotation, str)}, **hints}

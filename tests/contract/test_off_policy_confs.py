@@ -2,6 +2,7 @@
 
 The shipped confs of small tasks are run for a few iterations, each with a small batch.
 """
+import functools
 import shutil
 
 import pytest
@@ -42,6 +43,7 @@ def empty_gin():
     gin_utils.clear()
 
 
+@functools.cache
 def conf_params(conf):
     """What makes a run of ``conf`` short."""
     gin_utils.load(conf)
@@ -104,17 +106,34 @@ def differences(a, b):
 
 
 @pytest.mark.parametrize('conf', CONFS)
-def test_same_seed_same_parameters_also_when_resumed(conf, tmp_path):
+def test_same_seed_same_parameters_also_when_played_from_a_record_and_when_resumed(conf, tmp_path, monkeypatch, warm_up,
+                                                                                   caplog):
+    """To the bit. The second run of the seed is the one that is played, for each run takes long."""
+    recorded = []
+    make = Played._make
+
+    def make_and_note(form, request):
+        kept = make(form, request)
+        if isinstance(form.task, UpdateTask):
+            recorded.append(1)
+        return kept
+
+    monkeypatch.setattr(Played, '_make', make_and_note)
     first, second, resumed = tmp_path / 'first', tmp_path / 'second', tmp_path / 'resumed'
+    warm_up(10**9)
     expected = train(conf, first)
     assert any('replay_buffer' in name for name in expected) != (conf in ON_POLICY)
-    assert differences(expected, train(conf, second)) == []
     shutil.copytree(first, resumed)
     newest(resumed).unlink()
     for path in (resumed / 'train/algorithm').glob('*8*'):
         path.unlink()
     assert [p.name for p in numbered(resumed)] == ['ckpt-4']
-    assert differences(expected, train(conf, resumed)) == []
+    assert differences(expected, train(conf, resumed)) == [], 'the resumed run is another one'
+    assert not recorded
+    warm_up(3)
+    assert differences(expected, train(conf, second)) == [], 'the second run is another one'
+    assert bool(recorded) == (conf in PLAYED)
+    assert 'it would be another one' not in caplog.text
 
 
 @pytest.mark.parametrize('setting, at_start', [
@@ -132,23 +151,3 @@ def test_what_will_not_go_on_exactly_is_said_at_the_start_and_when_it_goes_on(tm
         gin_utils.clear()
         assert ('not part of checkpoints' in caplog.text) == bool(at_start) and at_start in caplog.text
         assert ('was not in the checkpoint' in caplog.text) == (bool(at_start) and iterations == 16)
-
-
-@pytest.mark.parametrize('conf', CONFS)
-def test_updates_and_actions_played_from_a_record_are_equal_to_the_bit(conf, tmp_path, monkeypatch, warm_up, caplog):
-    recorded = []
-    make = Played._make
-
-    def make_and_note(form, request):
-        kept = make(form, request)
-        if isinstance(form.task, UpdateTask):
-            recorded.append(1)
-        return kept
-
-    monkeypatch.setattr(Played, '_make', make_and_note)
-    warm_up(3)
-    played = train(conf, tmp_path / 'played')
-    warm_up(10**9)
-    assert differences(played, train(conf, tmp_path / 'plain')) == []
-    assert bool(recorded) == (conf in PLAYED)
-    assert 'it would be another one' not in caplog.text

@@ -67,7 +67,8 @@ def action_gradient(value: Tensor, action: NestedTensor, clipping: float | None 
         nest like ``action``; zeros for an action that the value does not depend on.
     """
     leaves, structure = nest.flatten_with_structure(action)
-    gradients: Any = torch.autograd.grad(value, leaves, torch.ones_like(value), materialize_grads=True)
+    # of the sum: to compare shapes with gradients that are given, torch imports sympy, which takes half a second
+    gradients: Any = torch.autograd.grad(value.sum(), leaves, materialize_grads=True)
     if clipping:
         gradients = [g.clamp(-clipping, clipping) for g in gradients]
     return structure.unflatten(gradients)

@@ -56,7 +56,7 @@ def test_the_ensemble_of_the_page_on_uncertainty_trains(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('conf, steps, reached', [
-    ('reinforce_cart_pole.gin', 50000, 120), ('simple_q_cart_pole.gin', 8000, 60)])
+    ('reinforce_cart_pole.gin', 30000, 100), ('simple_q_cart_pole.gin', 5000, 60)])
 def test_the_algorithms_of_the_tutorial_learn(conf, steps, reached, tmp_path, monkeypatch):
     for name, text in files_of('write_an_algorithm.md').items():
         (tmp_path / name).write_text(text)
