@@ -3,6 +3,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import tempfile
 
 # Before torch, MuJoCo and pygame are imported, here and in the processes that tests start.
@@ -30,8 +31,9 @@ hypothesis.settings.load_profile('alfx')
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One thread, so that a test computes the same numbers on any number of cores and in any worker."""
+    """One thread, so that a test computes the same numbers on any number of cores and in any worker; all signals."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, for the programs of the tests as well
 
 
 @pytest.hookimpl(wrapper=True)
