@@ -18,7 +18,7 @@ import importlib.machinery
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from alfx.engine.plan import Recorded, forms
-from alfx.tree_search import build
+from alfx.tree_search import build, rules
 from alfx.tree_search.search import Prediction, TreeSearch
 from alfx.tree_search.trees import SearchSettings
 
@@ -84,8 +84,9 @@ def alfx_runs(B: int, A: int, S: int, network: Network, tensors: bool) -> dict[s
 
     constant.step = 0
     runs = {'tree': searched('ucb', constant, outputs[0]), 'net': net_alone}
-    models = {'alfx eager': network, 'alfx': recorded(network, latent),
-              'alfx compiled': recorded(network, latent, compiles=True)}
+    sizes = sorted({size * B for size in rules.simulations_together((min(16, A), ), S)})
+    models = {'alfx eager': network, 'alfx': recorded(network, sizes),
+              'alfx compiled': recorded(network, sizes, compiles=True)}
     for name, model in models.items():
         runs |= {name: searched('ucb', model, root), f'{name} gumbel': searched('gumbel', model, root)}
     if tensors or build.load() is None:
@@ -93,15 +94,18 @@ def alfx_runs(B: int, A: int, S: int, network: Network, tensors: bool) -> dict[s
     return runs
 
 
-def recorded(network: Network, latent: torch.Tensor, compiles: bool = False) -> Callable:
-    """The network as :class:`~alfx.algorithms.mcts_algorithm.MCTSAlgorithm` calls it, called as often as it takes."""
+def recorded(network: Network, sizes: Sequence[int], compiles: bool = False) -> Callable:
+    """The network as :class:`~alfx.algorithms.mcts_algorithm.MCTSAlgorithm` calls it, called as often as it takes for
+    batches of these sizes.
+    """
     def predict(inputs: tuple[torch.Tensor, torch.Tensor]) -> Prediction:
         return network(*inputs)
 
     function = Recorded(predict, network, compiles=compiles, what='the model')
     with torch.no_grad():
-        for _ in range(2 * forms.WARM_UP.calls):
-            function((latent, torch.zeros(len(latent), dtype=torch.int64)))
+        for size in sizes:
+            for _ in range(2 * forms.WARM_UP.calls):
+                function((torch.randn(size, LATENT), torch.zeros(size, dtype=torch.int64)))
     return lambda latent, action: function((latent, action))
 
 

@@ -91,7 +91,8 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
     Args:
         observation_spec: nest of specs of the observation, see above.
         action_spec: bounded spec of one action.
-        num_simulations: calls of the model for a search.
+        num_simulations: nodes that a search adds to each tree; the model is called once for each, and with 'gumbel'
+            once for those that do not depend on each other.
         root_dirichlet_alpha: of the noise for the prior of the root.
         root_exploration_fraction: share of the noise in that prior, in the rollout.
         pb_c_init: c1 of the pUCT rule.
@@ -439,7 +440,8 @@ def create_board_game_mcts(observation_spec: NestedTensorSpec, action_spec: Nest
         action_spec: see :class:`MCTSAlgorithm`.
         dirichlet_alpha: of the noise; about 10 divided by the number of moves in a position.
         pb_c_init: c1 of the pUCT rule.
-        num_simulations: calls of the model for a search.
+        num_simulations: nodes that a search adds to each tree; the model is called once for each, and with 'gumbel'
+            once for those that do not depend on each other.
         debug_summaries: write more summaries.
     """
     return MCTSAlgorithm(observation_spec, action_spec, num_simulations=num_simulations,

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 _SOURCE = Path(__file__).with_name('kernel.c')
-_FLAGS = ('-O2', '-std=c99', '-ffp-contract=off', '-fPIC', '-shared')
+_FLAGS = ('-O3', '-std=c99', '-ffp-contract=off', '-fPIC', '-shared')
 _COMPILERS = ('cc', 'gcc', 'clang')
 _SECONDS = 120
 _logger = logging.getLogger(__name__)

@@ -19,14 +19,14 @@ enum { CONSTANT, MAX, MIN, MEAN, MEAN_WITH_PARENT, NONE };
 
 /* All that a search knows; native_search.py has the same fields in the same order. */
 typedef struct {
-    int64_t num_trees, num_nodes, num_actions, num_paths, num_depths, num_steps;
+    int64_t num_trees, num_nodes, num_actions, num_paths, num_depths, num_simulations;
     int64_t rule, unexpanded, two_players, depth_limit, fixed_bounds, expand_all;
     double unexpanded_value, min_max_delta, discount, value_scale, maxvisit_init;
     int32_t *ints;           /* [B, N, CHILD + 2 A] */
     double *floats;          /* [B, N, PRIOR + 3 A] */
     double *bounds;          /* [B, 2] */
-    int64_t *chosen;         /* [3, K, B] */
-    int64_t *paths;          /* [B, K, depths, 2] */
+    int64_t *chosen;         /* [3, K, B], K = num_paths, of which a step may have fewer */
+    int64_t *paths;          /* [B, K, depths, 2]: deeper down no two paths of a step meet */
     const double *factors;   /* by the visits of the parent */
     const double *ties;      /* [steps, K, B, A] */
     const int64_t *seeds;    /* [steps, K, B] */
@@ -66,7 +66,10 @@ static double small_exp(double x) {
     double r = (x - k * 0.693145751953125) - k * 1.42860682030941723212e-6;
     double p = EXP_COEFFICIENTS[0];
     for (int i = 1; i < 14; i++) p = p * r + EXP_COEFFICIENTS[i];
-    return ldexp(p, (int)k);
+    uint64_t power = (uint64_t)((int64_t)k + 1023) << 52; /* 2^k, which is no denormal number */
+    double scale;
+    memcpy(&scale, &power, sizeof scale);
+    return p * scale;
 }
 
 /* A number in [0, 1) of a path and a depth: splitmix64. */
@@ -249,7 +252,7 @@ static int64_t count_visits(const Search *s, const int32_t *child_visits, int64_
                             int64_t depth, double *visits) {
     int64_t extra = 0;
     for (int64_t a = 0; a < s->num_actions; a++) visits[a] = child_visits[a];
-    if (s->rule != UCB && s->rule != GUMBEL) return 0;
+    if ((s->rule != UCB && s->rule != GUMBEL) || depth >= s->num_depths) return 0;
     for (int64_t earlier = 0; earlier < k; earlier++) {
         const int64_t *path = path_of(s, b, earlier, depth);
         if (path[0] == at) { visits[path[1]] += 1.0; extra++; }
@@ -271,7 +274,7 @@ static int64_t choose(const Search *s, int64_t step, int64_t k, int64_t b, int64
         completed_values(s, &n);
         if (at) return gumbel_inside(&n);
         return gumbel_root(&n, s->gumbel + b * A,
-                           s->considered[s->num_considered[b] * s->num_steps * s->num_paths + n.own_visits - 1]);
+                           s->considered[s->num_considered[b] * s->num_simulations + n.own_visits - 1]);
     }
     value_scores(&n, s->unexpanded, s->unexpanded_value);
     double factor = s->factors[n.own_visits];
@@ -279,19 +282,21 @@ static int64_t choose(const Search *s, int64_t step, int64_t k, int64_t b, int64
     return draw_from_policy(s, &n, factor, uniform(s->seeds[path], ints[DEPTH]));
 }
 
-void alfx_select(const Search *s, int64_t step) {
+/* `count`: how many paths this step has. */
+void alfx_select(const Search *s, int64_t step, int64_t count) {
     int64_t B = s->num_trees, K = s->num_paths;
     for (int64_t b = 0; b < B; b++)
-        for (int64_t k = 0; k < K; k++) {
+        for (int64_t k = 0; k < count; k++) {
             int64_t at = 0, choice = 0, revisited = -1;
-            if (K > 1)
+            if (count > 1)
                 for (int64_t d = 0; d < s->num_depths; d++) path_of(s, b, k, d)[0] = -1;
             for (;;) {
                 const int32_t *ints = ints_of(s, b, at);
                 if (ints[OVER] || ints[DEPTH] >= s->depth_limit) { revisited = at; break; }
                 if (s->expand_all && !ints[CHILDREN]) break;
                 choice = choose(s, step, k, b, at, ints);
-                if (K > 1) memcpy(path_of(s, b, k, ints[DEPTH]), (int64_t[]){at, choice}, 2 * sizeof(int64_t));
+                if (count > 1 && ints[DEPTH] < s->num_depths)
+                    memcpy(path_of(s, b, k, ints[DEPTH]), (int64_t[]){at, choice}, 2 * sizeof(int64_t));
                 if (!ints[CHILD + choice]) break;
                 at = ints[CHILD + choice];
             }
@@ -375,7 +380,7 @@ static int is_finite(const double *output, int64_t A) {
 
 /* Returns the first tree with something that is not finite, or -1. `rows`: of the outputs [rows, B, 3 + A (+ A)]. */
 int64_t alfx_expand_backup(Search *s, const double *outputs, int64_t rows, int64_t first, int64_t expand_all) {
-    int64_t A = s->num_actions, B = s->num_trees, K = expand_all ? 1 : s->num_paths;
+    int64_t A = s->num_actions, B = s->num_trees, K = expand_all ? 1 : rows;
     int64_t width = s->rule == GUMBEL ? 3 + 2 * A : 3 + A;
     int64_t bad = B;
     for (int64_t i = 0; i < rows * B; i++)

@@ -6,7 +6,7 @@ import numpy as np
 
 from alfx.tree_search.trees import Trees
 
-_INTS = ('num_trees', 'num_nodes', 'num_actions', 'num_paths', 'num_depths', 'num_steps', 'rule', 'unexpanded',
+_INTS = ('num_trees', 'num_nodes', 'num_actions', 'num_paths', 'num_depths', 'num_simulations', 'rule', 'unexpanded',
          'two_players', 'depth_limit', 'fixed_bounds', 'expand_all')
 _NUMBERS = ('unexpanded_value', 'min_max_delta', 'discount', 'value_scale', 'maxvisit_init')
 _ARRAYS = ('ints', 'floats', 'bounds', 'chosen', 'paths', 'factors', 'ties', 'seeds', 'gumbel', 'considered',
@@ -37,22 +37,22 @@ class NativeSearch:
         assert all(array.flags.c_contiguous for array in arrays.values())
         self._search = _Search(
             num_trees=trees.batch_size, num_nodes=trees.ints.shape[1], num_actions=trees.num_actions,
-            num_paths=s.num_parallel, num_depths=trees.paths.shape[2], num_steps=s.num_steps, rule=s.rule_code,
-            unexpanded=s.unexpanded_code, two_players=s.two_players, depth_limit=s.depth_limit,
+            num_paths=trees.num_paths, num_depths=trees.paths.shape[2], num_simulations=s.num_simulations,
+            rule=s.rule_code, unexpanded=s.unexpanded_code, two_players=s.two_players, depth_limit=s.depth_limit,
             fixed_bounds=s.known_bounds is not None, expand_all=s.expand_all, unexpanded_value=s.unexpanded_constant,
             min_max_delta=s.min_max_delta, discount=s.discount, value_scale=s.value_scale,
             maxvisit_init=s.maxvisit_init, **{name: array.ctypes.data for name, array in arrays.items()})
         self._address = ctypes.addressof(self._search)
         self._expand_all = s.expand_all
         self._select: Any = library.alfx_select
-        self._select.argtypes, self._select.restype = (ctypes.c_void_p, ctypes.c_int64), None
+        self._select.argtypes, self._select.restype = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64), None
         self._expand_backup: Any = library.alfx_expand_backup
         self._expand_backup.argtypes = ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64, ) * 3
         self._expand_backup.restype = ctypes.c_int64
 
-    def select(self, step: int) -> None:
+    def select(self, step: int, count: int) -> None:
         """See :meth:`alfx.tree_search.tensor_search.TensorSearch.select`."""
-        self._select(self._address, step)
+        self._select(self._address, step, count)
 
     def expand_backup(self, outputs: np.ndarray, first: int) -> int:
         """See :meth:`alfx.tree_search.tensor_search.TensorSearch.expand_backup`."""

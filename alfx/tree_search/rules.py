@@ -11,7 +11,10 @@ mark actions that do not exist (a mask, an illegal move): they are never chosen.
 Sums are taken from the first action to the last (:func:`running_sum`) and the exponential is our own (:func:`exp`), so
 that the loops of ``kernel.c`` yield the same bits.
 """
+import functools
+import itertools
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -232,22 +235,63 @@ def considered_visits(max_num_actions: int, num_simulations: int) -> Tensor:
     Returns:
         int64 ``[max_num_actions + 1, num_simulations]``: a row for each m; row 0 is that of 1.
     """
-    rows = [_considered(max(m, 1), num_simulations) for m in range(max_num_actions + 1)]
+    rows = [[r.visits for r in _rounds(m, num_simulations) for _ in range(r.size)] for m in range(max_num_actions + 1)]
     return torch.tensor(rows, dtype=torch.int64).reshape(max_num_actions + 1, num_simulations)
 
 
-def _considered(m: int, num_simulations: int) -> list[int]:
-    if m == 1:
-        return list(range(num_simulations))
+@functools.lru_cache(256)
+def simulations_together(num_considered: tuple[int, ...], num_simulations: int) -> tuple[int, ...]:
+    """How many simulations of sequential halving can be made at once, one such number after the other.
+
+    What is found below an action of the root depends on nothing but how often that action was visited. So all
+    simulations that visit actions which are known beforehand can be made side by side, and find what they would find
+    one after the other: a round in which every action is visited once more that was visited in the round before; and
+    the first one, as nothing but noise and prior tells apart what has not been visited. Which half goes on after a
+    round depends on the values found in between: there is one simulation after the other.
+
+    Args:
+        num_considered: the numbers of actions m that roots of the batch consider.
+        num_simulations: of each root.
+
+    Returns:
+        Powers of two, so that the model is called with few sizes of batches; they sum to ``num_simulations``.
+    """
+    ends = {0}
+    for m in num_considered:
+        done = 0
+        for each in _rounds(m, num_simulations):
+            ends.update([done + each.size] if each.is_known else range(done + 1, done + each.size + 1))
+            done += each.size
+    sizes: list[int] = []
+    for start, end in itertools.pairwise(sorted(ends)):
+        left = end - start
+        while left:
+            sizes.append(1 << (left.bit_length() - 1))
+            left -= sizes[-1]
+    return tuple(sizes)
+
+
+class _Round(NamedTuple):
+    """``size`` simulations, each of which visits another action that has had ``visits``."""
+
+    visits: int
+    size: int
+    is_known: bool  # whether the values found in the round make no difference to which actions these are
+
+
+def _rounds(m: int, num_simulations: int) -> list[_Round]:
+    if m <= 1:
+        return [_Round(visits, 1, True) for visits in range(num_simulations)]
     phases = math.ceil(math.log2(m))
-    sequence: list[int] = []
-    visits, num_considered = 0, m
-    while len(sequence) < num_simulations:
+    rounds: list[_Round] = []
+    left, num_considered, before = num_simulations, m, 0
+    while left:
         for _ in range(max(1, num_simulations // (phases * num_considered))):
-            sequence += [visits] * num_considered
-            visits += 1
+            size = min(num_considered, left)
+            rounds.append(_Round(len(rounds), size, not rounds or size == before))
+            left, before = left - size, num_considered
         num_considered = max(2, num_considered // 2)
-    return sequence[:num_simulations]
+    return [x for x in rounds if x.size]
 
 
 def gumbel_root_scores(gumbel: Tensor, log_prior: Tensor, sigma: Tensor, prior: Tensor, visits: Tensor,

@@ -1,11 +1,12 @@
 """The search: S times select a leaf of every tree, ask the model for what is there, expand and back up.
 
-All B trees advance together, so that the model is called once a simulation for all of them. The trees
-(:mod:`alfx.tree_search.trees`) are in host memory; what the model needs to go on, its latent states, lies where the
-model left it, in one tensor ``[N * B, ...]`` for each leaf of the state, written and read by index. Selecting,
-expanding and backing up are done in C (:mod:`alfx.tree_search.native_search`) or, where there is no compiler, with
-tensors (:mod:`alfx.tree_search.tensor_search`), with the same results bit for bit: all random numbers are drawn
-beforehand from torch's generator.
+All B trees advance together, so that the model is called once a simulation for all of them, or once for several
+simulations that do not depend on each other. The trees (:mod:`alfx.tree_search.trees`) are in host memory; what the
+model needs to go on, its latent states, lies where the model left it, in one tensor ``[N * B, ...]`` for each leaf of
+the state, written and read by index. Selecting, expanding and backing up are done in C
+(:mod:`alfx.tree_search.native_search`) or, where there is no compiler, with tensors
+(:mod:`alfx.tree_search.tensor_search`), with the same results bit for bit: all random numbers are drawn beforehand from
+torch's generator.
 """
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -145,18 +146,8 @@ class _Forest:
         kept = [*nest.flatten(root.state), *([] if isinstance(root.actions, tuple) else [root.actions])]
         self._kept = [x.new_zeros(num_nodes * batch_size, *x.shape[1:]) for x in kept]
         self._names_actions = not isinstance(root.actions, tuple)
-        # The numbers of the nodes of each call of the model follow each other, and so do the rows kept of them.
-        per_step = num_actions if settings.expand_all else settings.num_parallel
-        self._sizes = [1, *[num_actions] * settings.expand_root, *[per_step] * settings.num_steps]
-        rows = [size * batch_size for size in self._sizes]
-        self._slots = list(zip(*(x.split(rows) for x in self._kept))) or [()] * len(rows)
-        self._outputs = {size: _Outputs(size, batch_size, num_actions, settings.rule == 'gumbel')
-                         for size in set(self._sizes[1:])}
-        # What select chose, row by row of the call of the model.
-        chosen = torch.from_numpy(self.trees.chosen)
-        self._nodes, self._actions = chosen[0].view(-1), chosen[1].view(-1)
-        self._columns = torch.arange(batch_size).repeat(settings.num_parallel)
-        self._rows = torch.zeros_like(self._columns)
+        self._calls: dict[int, _Call] = {}
+        self._places: dict[tuple[int, int], list[Tensor]] = {}
         self._every_action = torch.arange(num_actions).repeat_interleave(batch_size)
 
     def run(self, model: Model, root: Any, prior: Tensor, to_play: Tensor, noise: Noise) -> None:
@@ -167,32 +158,41 @@ class _Forest:
             raise SearchError(f'root {int(bad.int().argmax())} of {self._batch_size}: the value or the prior that the '
                               'model predicts of the root itself is not finite')
         self.trees.plant(value, prior, to_play, noise)
-        self._keep(root, 0)
-        first, call = 1, 1
+        self._keep(root, 0, 1)
+        first = 1
         if self._settings.expand_root:
-            roots = self._columns[:self._batch_size].repeat(self._num_actions)
-            outputs = self._ask(model, roots, self._every_action, call)
+            call = self._call(self._num_actions)
+            outputs = self._ask(model, call, call.columns, self._every_action, first)
             self._check(self._form.expand_root(outputs), 'expanding the root')
-            first, call = first + self._num_actions, call + 1
-        for step in range(self._settings.num_steps):
-            self._form.select(step)
-            rows, actions = torch.add(self._columns, self._nodes, alpha=self._batch_size, out=self._rows), self._actions
+            first += self._num_actions
+        made = 0
+        for step, count in enumerate(self.trees.steps):
+            self._form.select(step, count)
+            chosen = self._call(count)
+            call, rows, actions = chosen, chosen.chosen_rows(), chosen.actions
             if self._settings.expand_all:
+                call = self._call(self._num_actions)
                 rows, actions = rows.repeat(self._num_actions), self._every_action
-            outputs = self._ask(model, rows, actions, call)
+            outputs = self._ask(model, call, rows, actions, first)
             bad = self._form.expand_backup(outputs, first)
             if bad >= 0:
-                self._check(bad, f'simulation {step}')
-            first, call = first + self._sizes[call], call + 1
+                self._check(bad, f'simulation {made}')
+            first, made = first + call.size, made + count
 
-    def _ask(self, model: Model, rows: Tensor, action: Tensor, call: int) -> Any:
+    def _call(self, size: int) -> '_Call':
+        if size not in self._calls:
+            self._calls[size] = _Call(size, self.trees)
+        return self._calls[size]
+
+    def _ask(self, model: Model, call: '_Call', rows: Tensor, action: Tensor, first: int) -> Any:
         """Ask the model what follows after actions, and keep what is needed to go on from there.
 
         Args:
             model: the model.
+            call: for n nodes of each tree.
             rows: int64 ``[n * B]``, of what is kept of the nodes acted in.
             action: int64 ``[n * B]``, their indices.
-            call: 1, 2, ...
+            first: number of the first node that is new.
 
         Returns:
             float64 ``[n, B, 3 + A]`` or ``[n, B, 3 + 2 A]``, a numpy array.
@@ -204,15 +204,18 @@ class _Forest:
             action = kept[-1][rows, action]
             kept = kept[:-1]
         output = model(self._structure.unflatten([x.index_select(0, rows) for x in kept]), action)
-        self._keep(output, call)
-        outputs = self._outputs[self._sizes[call]]
-        outputs.fill(output)
-        return outputs.array
+        self._keep(output, first, call.size)
+        call.outputs.fill(output)
+        return call.outputs.array
 
-    def _keep(self, output: Any, call: int) -> None:
-        """Keep the states and the candidates of what the model was asked for."""
-        slots = self._slots[call]
-        for slot, new in zip(slots, self._structure.flatten_up_to(output.state)):
+    def _keep(self, output: Any, first: int, size: int) -> None:
+        """Keep the states and the candidates of what the model was asked for, as those of nodes from ``first`` on."""
+        slots = self._places.get((first, size))
+        if slots is None:
+            slots = [x.narrow(0, first * self._batch_size, size * self._batch_size) for x in self._kept]
+            self._places[first, size] = slots
+        states: list[Any] = self._structure.flatten_up_to(output.state)
+        for slot, new in zip(slots, states):
             slot.copy_(new)
         if self._names_actions:
             slots[-1].copy_(output.actions)
@@ -221,6 +224,27 @@ class _Forest:
         if bad >= 0:
             raise SearchError(f'root {bad} of {self._batch_size}, {when}: a value, reward or prior that the model '
                               'predicts is not finite')
+
+
+class _Call:
+    """What calls of the model for n nodes of each tree read and write, made once.
+
+    Args:
+        size: n.
+        trees: the trees.
+    """
+
+    def __init__(self, size: int, trees: Trees):
+        self.size, batch_size = size, trees.batch_size
+        self.columns = torch.arange(batch_size).repeat(size)
+        self._rows = torch.zeros_like(self.columns)
+        # What select chose, row by row.
+        self._nodes, self.actions = (x.reshape(-1) for x in torch.from_numpy(trees.chosen[:2, :size]))
+        self.outputs = _Outputs(size, batch_size, trees.num_actions, trees.settings.rule == 'gumbel')
+
+    def chosen_rows(self) -> Tensor:
+        """Where what is kept of the chosen nodes lies."""
+        return torch.add(self.columns, self._nodes, alpha=len(self.columns) // self.size, out=self._rows)
 
 
 class _Outputs:

@@ -23,17 +23,18 @@ class TensorSearch:
         self._trees = trees
         self._growth = _Growth(trees)
 
-    def select(self, step: int) -> None:
+    def select(self, step: int, count: int) -> None:
         """Go down from the roots to what is to be expanded, and write it to ``trees.chosen``.
 
-        Each of the k paths of a tree assumes one more visit of what those before it chose in this step ('ucb' and
+        Each of the paths of a tree assumes one more visit of what those before it chose in this step ('ucb' and
         'gumbel'); with 'rkl' and 'kl' each draws by itself.
 
         Args:
-            step: 0, 1, ..., ``num_steps - 1``.
+            step: 0, 1, ....
+            count: how many paths this step has.
         """
-        for k in range(self._trees.settings.num_parallel):
-            _Descent(self._trees, step, k).run()
+        for k in range(count):
+            _Descent(self._trees, step, k, count > 1).run()
 
     def expand_backup(self, outputs: np.ndarray, first: int) -> int:
         """Add what was chosen to the trees, and tell the nodes above of its value.
@@ -54,7 +55,7 @@ class TensorSearch:
         if self._trees.settings.expand_all:
             self._growth.expand_all(chosen[:, 0], output, first)
         else:
-            for k in range(self._trees.settings.num_parallel):
+            for k in range(len(output)):
                 self._growth.expand_one(chosen[:, k], output[k], first + k)
         return -1
 
@@ -74,10 +75,18 @@ class TensorSearch:
 
 
 class _Descent:
-    """The way of path k of all trees from the root."""
+    """The way of path k of all trees from the root.
 
-    def __init__(self, trees: Trees, step: int, k: int):
+    Args:
+        trees: the trees.
+        step: of the search.
+        k: number of the path.
+        has_others: whether there are other paths in this step.
+    """
+
+    def __init__(self, trees: Trees, step: int, k: int, has_others: bool):
         self._trees, self._step, self._k = trees, step, k
+        self._num_depths = trees.paths.shape[2] if has_others else 0  # deeper down no two paths of a step meet
         self._ints, self._floats = torch.from_numpy(trees.ints), torch.from_numpy(trees.floats)
         self._paths = torch.from_numpy(trees.paths)
         self._low, high = torch.from_numpy(trees.bounds).unbind(-1)
@@ -87,7 +96,7 @@ class _Descent:
         trees, limit = self._trees, self._trees.settings.depth_limit
         at, action, revisited = torch.from_numpy(trees.chosen[:, self._k])
         at.zero_(), action.zero_(), revisited.fill_(-1)
-        if trees.settings.num_parallel > 1:
+        if self._num_depths:
             self._paths[:, self._k, :, 0] = -1
         going = torch.arange(trees.batch_size)
         depth = 0
@@ -103,7 +112,7 @@ class _Descent:
                 return
             choice = self._choose(going, at[going], ints, depth)
             action[going] = choice
-            if trees.settings.num_parallel > 1:
+            if depth < self._num_depths:
                 self._paths[going, self._k, depth] = torch.stack((at[going], choice), -1)
             child = ints.gather(1, CHILD + choice[:, None])[:, 0].long()
             going, child = going[child > 0], child[child > 0]
@@ -144,7 +153,7 @@ class _Descent:
         """Visits of the actions, float64 ``[n, A]``, and of the nodes, int64 ``[n]``, with those assumed."""
         A = self._trees.num_actions
         visits, own = ints[:, CHILD + A:].double(), ints[:, VISITS].long()
-        if self._trees.settings.rule in ('ucb', 'gumbel'):
+        if self._trees.settings.rule in ('ucb', 'gumbel') and depth < self._num_depths:
             for earlier in range(self._k):
                 node, action = self._paths[b, earlier, depth].unbind(-1)
                 same = node == at

@@ -6,6 +6,7 @@ latent states of the model are not here: see :mod:`alfx.tree_search.search`, whi
 :mod:`alfx.tree_search.tensor_search` and ``kernel.c``, work on these arrays.
 """
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -44,7 +45,8 @@ class SearchSettings:
         min_max_delta: normalised values are divided by at least this.
         break_tie_eps: random numbers below this are added to upper confidence bounds.
         max_depth: nodes at this depth have no children.
-        num_parallel: leaves that are expanded together in each tree.
+        num_parallel: leaves that are expanded together in each tree. With 1, 'gumbel' still makes those together that
+            do not depend on each other (:func:`~alfx.tree_search.rules.simulations_together`).
         expand_all: all actions of a leaf are expanded at once.
         expand_root: all actions of the root are expanded first.
         max_num_considered: actions of the root among which 'gumbel' chooses.
@@ -108,8 +110,13 @@ class SearchSettings:
 
     @property
     def num_steps(self) -> int:
-        """Calls of the model, but for the root and ``expand_root``."""
+        """Calls of the model, but for the root and ``expand_root``; 'gumbel' may need fewer."""
         return self.num_simulations // self.num_parallel
+
+    @property
+    def finds_independent(self) -> bool:
+        """Whether simulations that do not depend on each other are made together."""
+        return self.rule == 'gumbel' and self.num_parallel == 1
 
     @cached_property
     def rule_code(self) -> int:
@@ -181,18 +188,26 @@ class Trees:
     def __init__(self, settings: SearchSettings, batch_size: int, num_actions: int):
         self.settings = settings
         self.batch_size, self.num_actions = batch_size, num_actions
-        nodes, parallel = settings.num_nodes(num_actions), settings.num_parallel
+        nodes, paths, depths = settings.num_nodes(num_actions), settings.num_parallel, 1
+        if settings.finds_independent:  # paths that have nothing but the root in common
+            paths = max(rules.simulations_together((min(settings.max_num_considered, num_actions), ),
+                                                   settings.num_simulations))
+        elif paths > 1:
+            depths = settings.depth_limit + 1
+        self.num_paths = paths
+        """How many leaves may be expanded together."""
+        self.steps: Sequence[int] = ()
+        """How many of them are, in each step of this search."""
         self.ints = np.zeros((batch_size, nodes, CHILD + 2 * num_actions), np.int32)
         self.floats = np.zeros((batch_size, nodes, PRIOR + 3 * num_actions))
         self.bounds = np.zeros((batch_size, 2))
         """Least and largest value seen in each tree."""
-        self.chosen = np.zeros((3, parallel, batch_size), np.int64)
+        self.chosen = np.zeros((3, paths, batch_size), np.int64)
         """What ``select`` found for each path: the node, the action, and the node again if it cannot be expanded, or
         -1."""
-        depths = settings.depth_limit + 1 if parallel > 1 else 1
-        self.paths = np.zeros((batch_size, parallel, depths, 2), np.int64)
-        """Node and action of each path at each depth, in one step; node -1 below its end."""
-        largest = settings.num_simulations + parallel + 2
+        self.paths = np.zeros((batch_size, paths, depths, 2), np.int64)
+        """Node and action of each path at each depth where others may meet it, in one step; node -1 below its end."""
+        largest = settings.num_simulations + paths + 2
         self.factors = rules.exploration_factors(largest, settings.pb_c_init, settings.pb_c_base,
                                                  settings.minus_one and settings.rule == 'ucb').numpy()
         self.considered = rules.considered_visits(min(settings.max_num_considered, num_actions),
@@ -221,6 +236,9 @@ class Trees:
             self.floats[:, 0, PRIOR + 2 * A:] = prior.log().numpy()
         self.bounds[:] = value.numpy()[:, None] if self.settings.known_bounds is None else self.settings.known_bounds
         self.num_considered[:] = np.minimum((prior > 0).sum(-1).numpy(), self.considered.shape[0] - 1)
+        s = self.settings
+        self.steps = (rules.simulations_together(tuple(np.unique(self.num_considered).tolist()), s.num_simulations)
+                      if s.finds_independent else [s.num_parallel] * s.num_steps)
         for own, drawn in zip((self.ties, self.seeds, self.gumbel), noise):
             own[:] = drawn.numpy()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies
-from single_tree_search import SingleTreeSearch, forward_kl, reverse_kl
+from single_tree_search import SingleTreeSearch, considered_visits, forward_kl, reverse_kl
 
 from alfx.tree_search import build, rules
 from alfx.tree_search.search import Prediction, SearchError, TreeSearch, exploration_policy, gumbel_choice, root_prior
@@ -443,3 +443,52 @@ def test_gumbel_searches_as_mctx_does(considered, native, monkeypatch):
     np.testing.assert_array_equal(action, known[f'action_{considered}'])
     np.testing.assert_allclose(weights, known[f'weights_{considered}'], atol=1e-12)
     np.testing.assert_allclose(trees.mean_value(), known[f'value_{considered}'], atol=1e-12)
+
+
+def test_simulations_that_are_known_beforehand_are_made_together():
+    # 4 actions, 25 simulations: three rounds of all four; the first round of the better two depends on what was found,
+    # the five that follow do not; one simulation is left.
+    assert rules.simulations_together((4, ), 25) == (4, 4, 4, 1, 1, 2, 2, 2, 2, 2, 1)
+    assert rules.simulations_together((16, ), 8) == (8, )
+    assert rules.simulations_together((1, ), 3) == rules.simulations_together((0, ), 3) == (1, 1, 1)
+    assert rules.simulations_together((3, ), 12) == (2, 1, 2, 1, 1, 1, 2, 2)
+    for considered in ((16, ), (2, 5), (1, 16), (3, 9, 14)):
+        sizes = rules.simulations_together(considered, 50)
+        assert sum(sizes) == 50 and all(size & (size - 1) == 0 for size in sizes)
+        for m in considered:
+            row = considered_visits(m, 50)
+            for size, end in zip(sizes, itertools.accumulate(sizes)):
+                level = row[end - 1]  # all of a group have it, and all that reached it are visited once more
+                assert set(row[end - size:end]) == {level}
+                assert size == 1 or not level or row.count(level - 1) == row.count(level)
+
+
+@pytest.mark.parametrize('native', FORMS)
+def test_gumbel_calls_the_model_once_for_what_is_independent_and_finds_the_same(native):
+    """Roots with different numbers of actions: each finds in the batch what it finds alone."""
+    game, keys, options = RandomGame(6), torch.arange(5), SearchSettings(25, rule='gumbel', max_num_considered=4)
+    roots = game.roots(keys)
+    prior = (roots.action_probs + 0.01) * torch.ones(5, 6).tril(1)
+    prior /= prior.sum(-1, keepdim=True)
+    gumbel = -torch.rand(5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64).log().neg().log()
+
+    def search(rows):
+        sizes = []
+
+        def counted(key, action):
+            sizes.append(len(key) // len(rows))
+            return game(key, action)
+
+        part = roots._replace(**{name: getattr(roots, name)[rows] for name in ('value', 'action_probs', 'state')})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Noise, 'draw', lambda *args: Noise.none(*args)._replace(gumbel=gumbel[rows]))
+            trees = TreeSearch(options, native).run(counted, part, prior[rows], torch.zeros(len(rows)))
+        return sizes, trees.root_visits, trees.mean_value(), *gumbel_choice(trees)
+
+    together = search(keys)
+    assert tuple(together[0]) == rules.simulations_together((2, 3, 4), 25) and len(together[0]) < 25
+    for b in range(5):
+        alone = search(keys[b:b + 1])
+        assert tuple(alone[0]) == rules.simulations_together((min(b + 2, 4), ), 25)
+        for found, expected in zip(alone[1:], together[1:]):
+            torch.testing.assert_close(found[0], expected[b], rtol=0, atol=1e-12)
