@@ -71,21 +71,25 @@ def episodes_of(arrays: dict[str, np.ndarray]) -> Episodes:
 
 
 def check_alike(datasets: Sequence[Dataset]) -> None:
-    """Refuse to join datasets whose arrays have other names, types or shapes.
+    """Refuse to join datasets whose arrays have other names, types or shapes, or whose actions are in other units.
 
     Raises:
         DatasetError: names the first difference.
     """
     def forms(dataset: Dataset) -> dict[str, str]:
-        return {name: f'{x.dtype} {x.shape[1:]}' for name, x in arrays_of(dataset.episodes).items()}
+        units = {f'the range of action {path or "values"}': f'from {low} to {high}'
+                 for path, (low, high) in dataset.about.get('action_bounds', {}).items()
+                 if set(np.ravel(low)) != {-1.0} or set(np.ravel(high)) != {1.0}}  # otherwise as where none is named
+        return {**{name: f'{x.dtype} {x.shape[1:]}' for name, x in arrays_of(dataset.episodes).items()}, **units}
 
     first = forms(datasets[0])
     for dataset in datasets[1:]:
         own = forms(dataset)
         for name in sorted(first.keys() | own.keys()):
             if first.get(name) != own.get(name):
-                raise DatasetError(f'{dataset.name}: {name} is {own.get(name)}, in {datasets[0].name} it is '
-                                   f'{first.get(name)}', 'only datasets of one environment can be joined')
+                found, expected = (x.get(name, 'not named') for x in (own, first))
+                raise DatasetError(f'{dataset.name}: {name} is {found}, in {datasets[0].name} it is {expected}',
+                                   'only datasets of one environment, with actions in the same units, can be joined')
 
 
 def digest(array: np.ndarray) -> str:

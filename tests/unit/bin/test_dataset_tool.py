@@ -72,6 +72,17 @@ def test_datasets_are_joined_and_remember_where_they_are_from(run, tmp_path):
     assert found.reference_returns() == (0.0, 10.0)
 
 
+def test_actions_in_other_units_are_not_joined(run, tmp_path):
+    own, unit = write(tmp_path / 'own'), write(tmp_path / 'unit', action_bounds={'': [[-1.0], [1.0]]})
+    torques = write(tmp_path / 'torques', action_bounds={'': [[-2.0], [2.0]]})
+    run('mix', own, unit, output=str(tmp_path / 'both'))
+    run('mix', torques, torques, output=str(tmp_path / 'twice'))
+    with pytest.raises(ConfError, match=r'torques: the range of action values is from \[-2.0\] to \[2.0\], in .*own it '
+                                        'is not named'):
+        run('mix', own, torques, output=str(tmp_path / 'mixed'))
+    assert not (tmp_path / 'mixed').exists()
+
+
 def test_a_sound_dataset_is_told_from_one_that_is_not(run, tmp_path):
     assert 'sound' in run('check', write(tmp_path / 'a'))
     bad = write(tmp_path / 'b', returns=(1.0, float('nan')))
