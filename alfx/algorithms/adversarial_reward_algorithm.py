@@ -82,9 +82,8 @@ class AdversarialRewardAlgorithm(BatchRewards, RewardEstimationAlgorithm):
         self._reward_form, self._gradient_penalty = reward_form, gradient_penalty
 
     def own_traits(self) -> Traits:
-        """True unless something in a network draws numbers or keeps statistics, or gradients are penalised."""
-        fixed = is_fixed(self) and not self._gradient_penalty
-        return super().own_traits()._replace(fixed_update=fixed, trains_sequences_at_once=True)
+        """Fixed unless something in a network draws numbers or keeps statistics."""
+        return super().own_traits()._replace(fixed_update=is_fixed(self), trains_sequences_at_once=True)
 
     def set_on_policy(self, is_on_policy: bool) -> None:
         """Steps are rewarded as they are read from a replay buffer.

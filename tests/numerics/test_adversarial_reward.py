@@ -250,13 +250,18 @@ def test_with_ppo_sequences_of_any_length_train_the_discriminator(module, length
     assert any('_irm' in name for name in changed) and any('_rl' in name for name in changed)
 
 
+@pytest.mark.parametrize('penalty', [0.0, 1.0])
 @pytest.mark.parametrize('module', [gail, airl])
-def test_its_updates_are_recorded_unless_gradients_are_penalised(module, random_actions):
-    for penalty in (0.0, 1.0):
-        agent = sac_agent(module(random_actions, gradient_penalty=penalty), updates=15)
+def test_its_updates_are_played_to_the_bit(module, penalty, random_actions, warm_up, caplog):
+    results = []
+    for before in (1, 10**6):
+        warm_up(before)
+        agent = sac_agent(module(random_actions, gradient_penalty=penalty), updates=5)
         for _ in range(6):
             agent.train_iter()
-        assert bool(num_records(agent)) == (penalty == 0.0)
+        assert bool(num_records(agent)) == (before == 1)
+        results.append(offline_agents.parameters(agent))
+    assert not offline_agents.differences(*results) and 'from now on' not in caplog.text
 
 
 def test_a_reward_of_one_sign_warns_where_episodes_end(expert, caplog):
