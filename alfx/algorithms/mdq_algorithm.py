@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
+from alfx.algorithms.base.fixed_update import has_fixed_prediction, is_fixed
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import ActionBounds, choose, gaussian_like
@@ -35,6 +36,7 @@ from alfx.gin_utils import configurable
 from alfx.gin_utils.checks import Count, Fraction
 from alfx.networks.mdq_critic_networks import MdqCriticNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.traits import Traits
 from alfx.utils.entropy_targets import calc_default_target_entropy_quantized
 from alfx.utils.target_updater import TargetUpdater
 
@@ -125,6 +127,11 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_free_form']
+
+    def own_traits(self) -> Traits:
+        """True unless something in a network or a loss draws numbers or keeps statistics."""
+        return super().own_traits()._replace(fixed_update=is_fixed(self),
+                                             fixed_prediction=has_fixed_prediction(self, MdqAlgorithm))
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """There is none."""

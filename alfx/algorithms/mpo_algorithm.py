@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
+from alfx.algorithms.base.fixed_update import has_fixed_prediction, is_fixed
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.maths import mpo_loss
@@ -33,6 +34,7 @@ from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.traits import Traits
 from alfx.utils import dist_utils
 from alfx.utils.target_updater import TargetUpdater
 from alfx.utils.tensor_utils import tensor_prepend_zero
@@ -240,6 +242,13 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """Of a discrete action."""
         return self._is_discrete
 
+    def own_traits(self) -> Traits:
+        """Fixed without memory and further iterations of the M-step, and unless something in a network or a loss draws
+        numbers or keeps statistics."""
+        fixed = not self._is_recurrent and self._mstep_iterations == 1 and is_fixed(self)
+        return super().own_traits()._replace(fixed_update=fixed,
+                                             fixed_prediction=has_fixed_prediction(self, MpoAlgorithm))
+
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """The state of the policy network."""
         return state.actor
@@ -343,7 +352,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """The loss of policy and critics, ``[T, B]``, and that of the temperature if it has an optimizer."""
         states, mask = self._trained_states(info)
         weights, eta, dual = self._improve(states, mask)
-        actor_loss, divergences = self._policy_loss(states, weights, states.action_distribution)
+        actor_loss, divergences = self._policy_loss(states, weights, states.action_distribution, mask)
         if actor_loss.shape != info.step_type.shape:
             actor_loss = tensor_prepend_zero(actor_loss)
         critic_loss = self._critic_loss(info)
@@ -385,31 +394,30 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         dual: Any = () if losses[0] is None else torch.stack(losses).sum()
         return torch.stack(weights).mean(0) if len(weights) > 1 else weights[0], etas[0], dual
 
-    def _policy_loss(self, states: Any, weights: Tensor, policy: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """M-step: the loss ``[T, B]`` of ``policy``, and its constrained changes ``[T, B, ...]``."""
+    def _policy_loss(self, states: Any, weights: Tensor, policy: Any,
+                     mask: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """M-step: the loss ``[T, B]`` of ``policy``, and its constrained changes ``[T, B, ...]``, which the multipliers
+        see."""
         target = self._policy.parameters_of(states.target_distribution)
         online = self._policy.parameters_of(policy)
         divergences = self._policy.divergences(target, online)
         loss = self._policy.loss(weights, states.samples, target, online)
         for multiplier, divergence in zip(self._policy.multipliers, divergences):
             loss = loss + multiplier.penalty(divergence)
+            multiplier.observe(divergence, mask)
         return loss, divergences
 
     def after_update(self, root_inputs: TimeStep, info: Any) -> None:
         """Move the multipliers, go on with the M-step if it has several iterations, move the target networks."""
-        states, mask = self._trained_states(info)
-        with torch.no_grad():
-            target, policy = (self._policy.parameters_of(d)
-                              for d in (states.target_distribution, states.action_distribution))
-            self._move_multipliers(self._policy.divergences(target, policy), mask)
+        self._move_multipliers()
         if self._mstep_iterations > 1:
-            self._continue_m_step(states, mask, info.step_type.numel())
+            self._continue_m_step(*self._trained_states(info), info.step_type.numel())
         self._update_target_actor()
         self._update_target_critics()
 
-    def _move_multipliers(self, divergences: tuple[Tensor, ...], mask: Tensor) -> None:
-        for multiplier, divergence in zip(self._policy.multipliers, divergences):
-            multiplier.update(divergence, mask)
+    def _move_multipliers(self) -> None:
+        for multiplier in self._policy.multipliers:
+            multiplier.move()
 
     def _continue_m_step(self, states: Any, mask: Tensor, count: int) -> None:
         """The iterations of the M-step after the first; ``count`` steps share the loss, as in the first."""
@@ -421,12 +429,12 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             policy, _ = self._actor_network(observation)
             policy = dist_utils.mask_actions(policy, mask_of_actions)
             policy = nest.map_structure(lambda x: x.unflatten(0, mask.shape), policy)
-            loss, divergences = self._policy_loss(states, weights, policy)
+            loss, _ = self._policy_loss(states, weights, policy, mask)
             self._actor_optimizer.zero_grad()
             ((loss * mask).sum() / count).backward()
             self.learner.average(self._actor_optimizer)
             self._actor_optimizer.step()
-            self._move_multipliers(divergences, mask)
+            self._move_multipliers()
 
 
 def _make_critics(ctor: Callable[..., Any] | None, is_discrete: bool, observation_spec: NestedTensorSpec,

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
+from alfx.algorithms.base.fixed_update import has_fixed_prediction, is_fixed
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.exploration_noise import OrnsteinUhlenbeckNoise, choose
@@ -32,6 +33,7 @@ from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
 from alfx.gin_utils.checks import Count, Fraction, NonNegative, Positive
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
+from alfx.traits import Traits
 from alfx.utils import dist_utils
 from alfx.utils.target_updater import TargetUpdater
 
@@ -175,6 +177,11 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks', '_smoothed_actor_network']
+
+    def own_traits(self) -> Traits:
+        """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
+        return super().own_traits()._replace(fixed_update=not self._is_recurrent and is_fixed(self),
+                                             fixed_prediction=has_fixed_prediction(self, SarsaAlgorithm))
 
     def convert_train_state_to_predict_state(self, state: Any) -> Any:
         """The state of the actor."""

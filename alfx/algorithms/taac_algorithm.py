@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
+from alfx.algorithms.base.fixed_update import is_fixed
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.maths import critic_maths
@@ -41,6 +42,7 @@ from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.traits import Traits
 from alfx.utils import dist_utils
 from alfx.utils.double_precision import LinearLayersInDouble
 from alfx.utils.target_updater import TargetUpdater
@@ -246,6 +248,10 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def _trainable_attributes_to_ignore(self) -> list[str]:
         """The target critics."""
         return ['_target_critic_networks']
+
+    def own_traits(self) -> Traits:
+        """True unless something in a network or a loss draws numbers or keeps statistics."""
+        return super().own_traits()._replace(fixed_update=is_fixed(self))
 
     # Acting ----------------------------------------------------------------------------------------------------
 
@@ -461,6 +467,8 @@ class TaacAlgorithm(TaacAlgorithmBase):
     def __init__(self, name: str = 'TaacAlgorithm', *args: Any, **kwargs: Any):
         super().__init__(*args, trajectory=Trajectory(), name=name, **kwargs)  # type: ignore[misc]
 
+    own_traits = TaacAlgorithmBase.own_traits
+
 
 @configurable
 class TaacLAlgorithm(TaacAlgorithmBase):
@@ -480,6 +488,8 @@ class TaacLAlgorithm(TaacAlgorithmBase):
         trajectory = self._trajectory_cls(inverse_mode)
         super().__init__(*args, trajectory=trajectory, name=name, **kwargs)  # type: ignore[misc]
 
+    own_traits = TaacAlgorithmBase.own_traits
+
 
 @configurable
 class TaacQAlgorithm(TaacLAlgorithm):
@@ -497,3 +507,5 @@ class TaacQAlgorithm(TaacLAlgorithm):
     @_with_parameters_of_base
     def __init__(self, name: str = 'TaacQAlgorithm', inverse_mode: bool = True, *args: Any, **kwargs: Any):
         super().__init__(name, inverse_mode, *args, **kwargs)
+
+    own_traits = TaacAlgorithmBase.own_traits

@@ -275,19 +275,23 @@ def test_a_multiplier_grows_while_its_constraint_is_violated_and_stays_in_its_ra
     multiplier = Multiplier(constraint=0.1, scale=2.0, maximum=0.5)
     mask = torch.tensor([1.0, 1.0, 0.0])
     violated = torch.tensor([[0.2, 0.1], [0.1, 0.0], [9.0, 9.0]])  # sums 0.3 and 0.1, mean 0.2: 0.1 too much
-    multiplier.update(violated, mask)
+    multiplier.observe(violated, mask)
+    multiplier.move()
     assert multiplier.value.tolist() == pytest.approx([0.2])
     assert multiplier.penalty(violated).tolist() == pytest.approx([0.06, 0.02, 3.6])
     for _ in range(5):
-        multiplier.update(violated, mask)
+        multiplier.observe(violated, mask)
+        multiplier.move()
     assert multiplier.value.tolist() == [0.5]
     for _ in range(5):
-        multiplier.update(0 * violated, mask)
+        multiplier.observe(0 * violated, mask)
+        multiplier.move()
     assert multiplier.value.tolist() == [0.0]
 
 
 def test_multipliers_of_each_dimension_are_moved_apart():
     multiplier = Multiplier(constraint=0.1, scale=1.0, maximum=5.0, size=2)
-    multiplier.update(torch.tensor([[0.4, 0.05]]), torch.ones(1))
+    multiplier.observe(torch.tensor([[0.4, 0.05]]), torch.ones(1))
+    multiplier.move()
     assert multiplier.value.tolist() == pytest.approx([0.3, 0.0])
     assert multiplier.penalty(torch.tensor([[2.0, 7.0]])).tolist() == pytest.approx([0.6])

@@ -254,11 +254,13 @@ class Multiplier(nn.Module):
     """
 
     value: Tensor
+    _mean: Tensor
 
     def __init__(self, constraint: float, scale: float, maximum: float, size: int = 1):
         super().__init__()
         self._constraint, self._scale, self._maximum = constraint, scale, maximum
         self.register_buffer('value', torch.zeros(size))
+        self.register_buffer('_mean', torch.zeros(size), persistent=False)  # the divergence seen last
 
     def _combined(self, divergence: Tensor) -> Tensor:
         """``[..., D]`` -> ``[..., size]``."""
@@ -269,8 +271,11 @@ class Multiplier(nn.Module):
         return self._combined(divergence) @ self.value
 
     @torch.no_grad()
-    def update(self, divergence: Tensor, mask: Tensor) -> None:
-        """Move the multiplier by the mean of ``divergence`` ``[..., D]`` over the states of ``mask`` ``[...]``."""
-        mean = context.mean_over_ranks(masked_mean(self._combined(divergence), mask))
-        violation = mean - self._constraint
-        self.value.add_(violation, alpha=self._scale).clamp_(0.0, self._maximum)
+    def observe(self, divergence: Tensor, mask: Tensor) -> None:
+        """See the mean of ``divergence`` ``[..., D]`` over the states of ``mask`` ``[...]``."""
+        self._mean.copy_(context.mean_over_ranks(masked_mean(self._combined(divergence), mask)))
+
+    @torch.no_grad()
+    def move(self) -> None:
+        """Move the multiplier by the divergence that it has seen last."""
+        self.value.add_(self._mean - self._constraint, alpha=self._scale).clamp_(0.0, self._maximum)
