@@ -147,7 +147,8 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
     def _plan(self, time_step: TimeStep, state: Any, epsilon_greedy: float) -> AlgStep:
         action, planner = self._planner_module.predict_plan(time_step, state.planner, epsilon_greedy)
         if self._dynamics_module is not None:
-            state = state._replace(dynamics=self._dynamics_module.update_state(time_step, state.dynamics))
+            state = state._replace(dynamics=self._dynamics_module.update_state(time_step, state.dynamics),
+                                   reward=self._reward_module.state_at(time_step.observation))
         return AlgStep(action, state._replace(planner=planner), MbrlInfo())
 
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
@@ -182,7 +183,7 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
         steps = actions.reshape(len(actions), horizon, *self._action_spec.shape).to(self._action_spec.dtype).unbind(1)
         seen: Any = observation
         feature = seen.repeat_interleave(population * self._particles, 0)
-        state, reward_state, factor = DynamicsState(feature=feature), (), 1.0
+        state, reward_state, factor = DynamicsState(feature=feature), self._reward_module.state_at(feature), 1.0
         total: Any = 0.0
         alive: Any = None
         for action in steps:
@@ -209,6 +210,8 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
             return self._weighted(reward), state
         count, replicas, _ = feature.shape
         action = action.unsqueeze(1).expand(count, replicas, *action.shape[1:]).flatten(0, 1)
+        # before the first step there is one observation for all replicas
+        state = nest.map_structure(lambda x: x.repeat_interleave(replicas, 0) if len(x) == count else x, state)
         reward, state = self._reward_module.compute_reward(feature.flatten(0, 1), action, state)
         return self._weighted(reward).view(count, replicas), state
 

@@ -1,7 +1,8 @@
 """Rewards of imagined steps: given as a function, or learned from those of the environment.
 
 A reward belongs to arriving at an observation: ``compute_reward(obs, action, state)`` gets the action and the
-observation that it led to. Read next: :mod:`alfx.algorithms.mbrl_algorithm`.
+observation that it led to, and in ``state`` what else it depends on, such as where the step began. Read next:
+:mod:`alfx.algorithms.mbrl_algorithm`.
 """
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,10 +31,15 @@ class RewardEstimationAlgorithm(Algorithm):
 
     Args:
         name: name of this algorithm.
+        train_state_spec: what a reward depends on besides the observation where an action led, and the action.
     """
 
-    def __init__(self, name: str = 'RewardEstimationAlgorithm'):
-        super().__init__(name=name)
+    def __init__(self, name: str = 'RewardEstimationAlgorithm', train_state_spec: NestedTensorSpec = ()):
+        super().__init__(name=name, train_state_spec=train_state_spec)
+
+    def state_at(self, observation: NestedTensor) -> NestedTensor:
+        """The state for :meth:`compute_reward` of actions in observations ``[N, ...]``: none, unless overridden."""
+        return ()
 
     def compute_reward(self, obs: NestedTensor, action: NestedTensor, state: NestedTensor) -> tuple[Tensor, Any]:
         """The reward of arriving at an observation.
@@ -41,7 +47,7 @@ class RewardEstimationAlgorithm(Algorithm):
         Args:
             obs: nest ``[N, ...]``: where the action led.
             action: ``[N, ...]``.
-            state: is handed on.
+            state: what :meth:`state_at` gave, or what this method returned for the step before.
 
         Returns:
             the reward ``[N]``, or ``[N, K]`` of K rewards, and the state.
@@ -102,9 +108,11 @@ class FixedRewardFunction(RewardEstimationAlgorithm):
 
 @configurable
 class LearnedReward(RewardEstimationAlgorithm):
-    """A reward that is learned: a network sees the normalized observation where the action led, and the action.
+    """A reward that is learned: a network sees the action and the normalized observations before and after it.
 
-    Its loss is half of the squared error of the normalized reward, at each step that of the transition which follows.
+    It takes both: what many tasks pay for, such as the way that was made in a step, shows in neither of them alone.
+    Its state is the observation before. Its loss is half of the squared error of the normalized reward, at each step
+    that of the transition which follows.
 
     Args:
         feature_spec: float32 ``[D]``: spec of the observation.
@@ -117,30 +125,44 @@ class LearnedReward(RewardEstimationAlgorithm):
     def __init__(self, feature_spec: TensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), hidden_size: int | Sequence[int] = (128, 128),
                  name: str = 'LearnedReward'):
-        super().__init__(name=name)
+        super().__init__(name=name, train_state_spec=TensorSpec(feature_spec.shape))
         sizes = (hidden_size, ) if isinstance(hidden_size, int) else tuple(hidden_size)
         self._action_encoder = SimpleActionEncoder(action_spec)
         encoded = self._action_encoder.output_spec
-        self._network = DynamicsNetwork((feature_spec, encoded), TensorSpec(reward_spec.shape),
-                                        joint_fc_layer_params=sizes, activation=F.silu)
+        both = TensorSpec((2 * feature_spec.numel, ))
+        self._network = DynamicsNetwork((both, encoded), TensorSpec(reward_spec.shape), joint_fc_layer_params=sizes,
+                                        activation=F.silu)
         self._of_feature, self._of_action, self._of_reward = (
             AdaptiveStats(spec, 8.0) for spec in (feature_spec, encoded, TensorSpec(reward_spec.shape)))
 
     def own_traits(self) -> Traits:
         """True unless something in the network draws numbers or keeps statistics."""
         return super().own_traits()._replace(fixed_update=is_fixed(self._network), trains_sequences_at_once=True,
-                                             bootstraps_sequences=True)
+                                             needs_previous_step=True, bootstraps_sequences=True)
 
-    def _predicted(self, obs: NestedTensor, action: NestedTensor) -> Tensor:
+    def _predicted(self, before: Tensor, obs: Tensor, action: NestedTensor) -> Tensor:
         """The normalized reward ``[N]`` or ``[N, K]``."""
-        inputs = [(x - stats.mean) * torch.rsqrt(stats.variance + 1e-6)
-                  for stats, x in ((self._of_feature, obs), (self._of_action, self._action_encoder(action)))]
-        return self._network(tuple(inputs))[0]
+        before, obs, action = ((x - stats.mean) * torch.rsqrt(stats.variance + 1e-6) for stats, x in (
+            (self._of_feature, before), (self._of_feature, obs), (self._of_action, self._action_encoder(action))))
+        return self._network((torch.cat((before, obs), -1), action))[0]
+
+    def state_at(self, observation: NestedTensor) -> NestedTensor:
+        """The observation."""
+        return observation
 
     def compute_reward(self, obs: NestedTensor, action: NestedTensor, state: NestedTensor) -> tuple[Tensor, Any]:
-        """See the base class."""
+        """See the base class.
+
+        Raises:
+            ValueError: ``state`` is not the observation before, ``[N, D]``.
+        """
+        before: Any = state
+        if not isinstance(before, Tensor) or before.shape != obs.shape:
+            found = list(before.shape) if isinstance(before, Tensor) else repr(before)
+            raise ValueError(f'{self._name}.compute_reward: expected as state the observations before, of shape '
+                             f'{list(obs.shape)}, found {found}; state_at makes it')
         mean, variance = self._of_reward.moments()
-        return torch.addcmul(mean, (variance + 1e-12).sqrt(), self._predicted(obs, action)), state
+        return torch.addcmul(mean, (variance + 1e-12).sqrt(), self._predicted(before, obs, action)), obs
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
@@ -153,12 +175,24 @@ class LearnedReward(RewardEstimationAlgorithm):
         return root_inputs, rollout_info
 
     def train_step(self, time_step: TimeStep, state: NestedTensor = (), rollout_info: Any = None) -> AlgStep:
-        """The loss of predicting the reward of arriving at ``time_step`` ``[B, ...]``; 0 at FIRST."""
+        """The loss of predicting the reward of arriving at ``time_step`` ``[B, ...]`` from ``state``; 0 at FIRST."""
+        before: Any = state
         mean, variance = self._of_reward.moments()
         target = (time_step.reward - mean) * torch.rsqrt(variance + 1e-12)
-        loss = 0.5 * (self._predicted(time_step.observation, time_step.prev_action) - target).square()
+        loss = 0.5 * (self._predicted(before, time_step.observation, time_step.prev_action) - target).square()
         loss = loss if loss.ndim == 1 else loss.sum(-1)
-        return AlgStep((), state, torch.where(time_step.is_first(), 0.0, loss))
+        return AlgStep((), time_step.observation, torch.where(time_step.is_first(), 0.0, loss))
+
+    def train_sequence(self, inputs: TimeStep, state: NestedTensor, rollout_info: Any = None) -> AlgStep:
+        """:meth:`train_step` of sequences ``[T, B, ...]``; the first step, before which there is none, has loss 0."""
+        length, batch = inputs.step_type.shape
+        if length < 2:
+            return super().train_sequence(inputs, state, rollout_info)
+        arrived = nest.map_structure(lambda x: x[1:].flatten(0, 1), TimeStep(
+            step_type=inputs.step_type, reward=inputs.reward, observation=inputs.observation,
+            prev_action=inputs.prev_action))
+        loss: Any = self.train_step(arrived, inputs.observation[:-1].flatten(0, 1)).info
+        return AlgStep((), (), torch.cat((loss.new_zeros(batch), loss)).view(length, batch))
 
     def calc_loss(self, info: NestedTensor) -> LossInfo:
         """The losses ``[T, B]``: at each step that of the transition which follows, at the last one 0."""

@@ -164,7 +164,7 @@ class WorldModel(LearnsModel):
             following = model.predict_step(TimeStep(prev_action=action), DynamicsState(feature=observation)).output
         else:
             following = self._imagined_by_elites(observation, action)
-        reward, _ = self._reward_module.compute_reward(following, action, ())
+        reward, _ = self._reward_module.compute_reward(following, action, self._reward_module.state_at(observation))
         ends = self._termination_fn
         is_over = torch.zeros(len(reward), dtype=torch.bool, device=reward.device) if ends is None else ends(following)
         return following, reward, is_over

@@ -7,6 +7,7 @@ import pytest
 import sac_agents
 import torch
 
+from alfx import nest
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.containers import RLAlgWrapper
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsLearningAlgorithm,
@@ -17,8 +18,8 @@ from alfx.algorithms.mbrl_algorithm import LatentMbrlAlgorithm, MbrlAlgorithm
 from alfx.algorithms.planning_algorithm import (CEMPlanAlgorithm, ICEMPlanAlgorithm, MPPIPlanAlgorithm, PlannerState,
                                                 RandomShootingAlgorithm)
 from alfx.algorithms.predictive_representation_learner import PredictiveRepresentationLearner, SimpleDecoder
-from alfx.algorithms.reward_learning_algorithm import FixedRewardFunction, LearnedReward
-from alfx.data_structures import AlgStep, TimeStep
+from alfx.algorithms.reward_learning_algorithm import FixedRewardFunction, LearnedReward, RewardEstimationAlgorithm
+from alfx.data_structures import AlgStep, BatchInfo, TimeStep
 from alfx.environments import suite_gym
 from alfx.gin_utils import ConfError
 from alfx.layers import FC
@@ -84,6 +85,60 @@ def test_each_imagined_particle_stays_with_its_member_of_the_ensemble():
     algorithm = make(lambda s, a: s[:, 0], num_replicas=3)
     cost = algorithm._calc_cost(torch.zeros(1, 2), torch.zeros(1, 4, 3, 1))
     np.testing.assert_allclose(cost, np.full((1, 4), -(0 + 6 + 12) / 3), rtol=1e-6)
+
+
+class Way(RewardEstimationAlgorithm):
+    """Rewards the way that was made in a step, along the first axis."""
+
+    def __init__(self):
+        super().__init__(train_state_spec=OBSERVATION)
+
+    def state_at(self, observation):
+        return observation
+
+    def compute_reward(self, obs, action, state):
+        return (obs - state)[:, 0], obs
+
+
+@pytest.mark.parametrize('num_replicas', [1, 3])
+def test_a_reward_may_depend_on_where_a_step_began(num_replicas):
+    """Three steps make a way of as much as the place has changed; member i of the ensemble moves by i in each."""
+    algorithm = make(num_replicas=num_replicas)
+    algorithm._reward_module = Way()
+    cost = algorithm._calc_cost(torch.tensor([[2.0, 0.0], [5.0, 1.0]]), torch.zeros(2, 4, 3, 1))
+    by_members = 0.0 if num_replicas == 1 else 3 * (0 + 1 + 2) / 3
+    np.testing.assert_allclose(cost, -by_members - np.array([[0.0], [0.3]]).repeat(4, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_a_learned_reward_sees_where_a_step_began_and_where_it_led():
+    """The way made in a step that leads anywhere: neither of the two observations says anything of it alone."""
+    torch.manual_seed(0)
+    module = LearnedReward(OBSERVATION, ACTION, hidden_size=(32, ))
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
+
+    def steps(length=3):
+        observation = torch.randn(length, 64, 2)
+        way = torch.cat((torch.zeros(1, 64), (observation[1:] - observation[:-1])[..., 0]))
+        return TimeStep(step_type=torch.ones(length, 64, dtype=torch.int32), observation=observation, reward=way,
+                        prev_action=torch.rand(length, 64, 1))
+
+    for _ in range(300):
+        inputs = steps()
+        module.preprocess_experience(nest.map_structure(lambda x: x.transpose(0, 1), inputs), (), BatchInfo())
+        loss = module.calc_loss(module.train_sequence(inputs, torch.zeros(64, 2)).info).loss
+        assert loss.shape == (3, 64) and not loss[-1].any()
+        optimizer.zero_grad()
+        loss.mean().backward()
+        optimizer.step()
+    before, after = steps(2).observation
+    reward, state = module.compute_reward(after, torch.rand(64, 1), module.state_at(before))
+    assert (reward - (after - before)[:, 0]).abs().mean() < 0.1 and state is after
+    at_once = module.train_sequence(inputs, ()).info
+    for t in (1, 2):
+        step = nest.map_structure(lambda x, t=t: x[t], inputs)
+        torch.testing.assert_close(module.train_step(step, inputs.observation[t - 1]).info, at_once[t])
+    with pytest.raises(ValueError, match=r'observations before, of shape \[64, 2\], found \(\)'):
+        module.compute_reward(after, torch.rand(64, 1), ())
 
 
 def test_only_the_elites_of_an_ensemble_count():
