@@ -26,6 +26,7 @@ from alfx.gin_utils import ConfError, configurable
 from alfx.gin_utils.checks import Count, Fraction, problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, zeros_from_spec
+from alfx.traits import Traits
 
 ActionRepeatState = namedtuple(
     'ActionRepeatState', ['rl', 'action', 'steps', 'k', 'rl_discount', 'rl_reward', 'sample_rewards', 'repr'],
@@ -117,6 +118,10 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
         self._K = K
         self._gamma = gamma
         self._blank_infos: dict[int, Any] = {}
+
+    def own_traits(self) -> Traits:
+        """That of its parts: their updates are all of it."""
+        return super().own_traits()._replace(fixed_update=True)
 
     def _parts(self) -> list[Algorithm]:
         """The parts there are, in the order of a step."""
