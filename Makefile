@@ -9,9 +9,8 @@ TORCH ?= torch==2.13.*
 DOCS_VENV ?= build/docs-venv
 # A new folder for each demo, so that nothing that was trained is ever overwritten.
 RUN ?= runs/ppo_cart_pole-$(shell date +%Y%m%d-%H%M%S)
-# Worker processes of the test suite, whose tests compute on one thread each: one more than there are cores, since some
-# tests wait for processes that they have started.
-JOBS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
+# Worker processes of the test suite; the tests themselves compute on one thread each.
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
