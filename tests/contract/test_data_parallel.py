@@ -24,8 +24,10 @@ PATIENCE = 240  # seconds, for anything at all: the machine may be busy
 COMMON = ('create_environment.num_parallel_environments=4', 'create_environment.nonparallel=True',
           'TrainerConfig.num_env_steps=0', 'TrainerConfig.evaluate=False', 'TrainerConfig.random_seed=5',
           'TrainerConfig.ddp_paras_check_interval=1', 'TrainerConfig.float32_matmul_precision="highest"')
-NUMBERS = {  # 61 updates, the last ones played from a record; 60 updates
+NUMBERS = {  # 61 updates, the last ones played from a record, twice; 60 updates
     'sac_pendulum': ('TrainerConfig.num_iterations=70', 'TrainerConfig.initial_collect_steps=40',
+                     'TrainerConfig.mini_batch_size=32', 'TrainerConfig.unroll_length=1'),
+    'mpo_pendulum': ('TrainerConfig.num_iterations=70', 'TrainerConfig.initial_collect_steps=40',
                      'TrainerConfig.mini_batch_size=32', 'TrainerConfig.unroll_length=1'),
     'ppo_pendulum': ('TrainerConfig.num_iterations=6', 'TrainerConfig.mini_batch_size=32',
                      'TrainerConfig.unroll_length=40', 'TrainerConfig.num_updates_per_train_iter=2'),
