@@ -33,7 +33,7 @@ class SearchSettings:
     """How to search.
 
     Attributes:
-        num_simulations: calls of the model for each tree.
+        num_simulations: nodes that are added to each tree, with a call of the model for one or several of them.
         discount: of rewards.
         rule: how actions are chosen on the way down: 'ucb', 'rkl' or 'kl' (drawn from a regularised policy), 'gumbel'.
         two_players: the player to move changes with each action; all values are those of the first one.
