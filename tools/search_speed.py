@@ -84,7 +84,7 @@ def alfx_runs(B: int, A: int, S: int, network: Network, tensors: bool) -> dict[s
 
     constant.step = 0
     runs = {'tree': searched('ucb', constant, outputs[0]), 'net': net_alone}
-    sizes = sorted({size * B for size in rules.simulations_together((min(16, A), ), S)})
+    sizes = sorted({size * B for size in (1, *rules.simulations_together((min(16, A), ), S))})
     models = {'alfx eager': network, 'alfx': recorded(network, sizes),
               'alfx compiled': recorded(network, sizes, compiles=True)}
     for name, model in models.items():

@@ -140,8 +140,12 @@ class LearnedReward(RewardEstimationAlgorithm):
         return super().own_traits()._replace(fixed_update=is_fixed(self._network), trains_sequences_at_once=True,
                                              needs_previous_step=True, bootstraps_sequences=True)
 
-    def _predicted(self, before: Tensor, obs: Tensor, action: NestedTensor) -> Tensor:
+    def _predicted(self, before: Any, obs: Any, action: NestedTensor) -> Tensor:
         """The normalized reward ``[N]`` or ``[N, K]``."""
+        if not isinstance(before, Tensor) or before.shape != obs.shape:
+            found = list(before.shape) if isinstance(before, Tensor) else repr(before)
+            raise ValueError(f'{self._name}: expected as state the observations before, of shape {list(obs.shape)}, '
+                             f'found {found}; state_at makes it')
         before, obs, action = ((x - stats.mean) * torch.rsqrt(stats.variance + 1e-6) for stats, x in (
             (self._of_feature, before), (self._of_feature, obs), (self._of_action, self._action_encoder(action))))
         return self._network((torch.cat((before, obs), -1), action))[0]
@@ -156,13 +160,8 @@ class LearnedReward(RewardEstimationAlgorithm):
         Raises:
             ValueError: ``state`` is not the observation before, ``[N, D]``.
         """
-        before: Any = state
-        if not isinstance(before, Tensor) or before.shape != obs.shape:
-            found = list(before.shape) if isinstance(before, Tensor) else repr(before)
-            raise ValueError(f'{self._name}.compute_reward: expected as state the observations before, of shape '
-                             f'{list(obs.shape)}, found {found}; state_at makes it')
         mean, variance = self._of_reward.moments()
-        return torch.addcmul(mean, (variance + 1e-12).sqrt(), self._predicted(before, obs, action)), obs
+        return torch.addcmul(mean, (variance + 1e-12).sqrt(), self._predicted(state, obs, action)), obs
 
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
@@ -176,10 +175,9 @@ class LearnedReward(RewardEstimationAlgorithm):
 
     def train_step(self, time_step: TimeStep, state: NestedTensor = (), rollout_info: Any = None) -> AlgStep:
         """The loss of predicting the reward of arriving at ``time_step`` ``[B, ...]`` from ``state``; 0 at FIRST."""
-        before: Any = state
         mean, variance = self._of_reward.moments()
         target = (time_step.reward - mean) * torch.rsqrt(variance + 1e-12)
-        loss = 0.5 * (self._predicted(before, time_step.observation, time_step.prev_action) - target).square()
+        loss = 0.5 * (self._predicted(state, time_step.observation, time_step.prev_action) - target).square()
         loss = loss if loss.ndim == 1 else loss.sum(-1)
         return AlgStep((), time_step.observation, torch.where(time_step.is_first(), 0.0, loss))
 

@@ -139,6 +139,8 @@ def test_a_learned_reward_sees_where_a_step_began_and_where_it_led():
         torch.testing.assert_close(module.train_step(step, inputs.observation[t - 1]).info, at_once[t])
     with pytest.raises(ValueError, match=r'observations before, of shape \[64, 2\], found \(\)'):
         module.compute_reward(after, torch.rand(64, 1), ())
+    with pytest.raises(ValueError, match=r'observations before, of shape \[64, 2\], found \(\)'):
+        module.train_step(step)
 
 
 def test_only_the_elites_of_an_ensemble_count():
