@@ -102,7 +102,10 @@ def out_variant(op: Any) -> tuple[Any, list[str]]:
 
 
 def has_kernel(op: Any, device: torch.device) -> bool:
-    """Whether ``op`` computes into its place, as opposed to computing as usual and then copying."""
+    """Whether ``op`` has a kernel of its own, as opposed to being done by other operations.
+
+    An operation that writes to a given place and has none computes as usual, and copies the result there.
+    """
     key = torch._C._dispatch_key_for_device(device.type)
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
 

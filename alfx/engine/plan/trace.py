@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from alfx.engine.plan.torch_internals import TensorKeyDictionary, TorchDispatchMode, draws_numbers, written_by
+from alfx.engine.plan.torch_internals import (TensorKeyDictionary, TorchDispatchMode, draws_numbers, has_kernel,
+                                              written_by)
 
 _PLAIN = (int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _LIFT, _LIFT_COPY = torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default
@@ -62,15 +63,17 @@ class _Tracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        with self:
-            parts = func.decompose(*args, **kwargs)
-        if parts is not NotImplemented:
-            return parts
-        if func == _LIFT:  # not itself: otherwise what is done to it in place would be done to the attribute
-            func = _LIFT_COPY
         given = (*args, *kwargs.values())
         values = [x for value in given for x in (value if isinstance(value, (list, tuple)) else [value])]
-        known = [self._nodes.get(x) for x in values if isinstance(x, Tensor)]
+        tensors = [x for x in values if isinstance(x, Tensor)]
+        if not any(has_kernel(func, x.device) for x in tensors):  # a kernel rounds in another way than its parts
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        if func == _LIFT:  # not itself: otherwise what is done to it in place would be done to the attribute
+            func = _LIFT_COPY
+        known = [self._nodes.get(x) for x in tensors]
         from_literals = bool(known) and all(node is None or node in self._literals for node in known)
         if torch.Tag.data_dependent_output in func.tags:
             if from_literals:

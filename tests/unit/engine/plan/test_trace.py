@@ -61,6 +61,17 @@ def test_compound_operations_are_taken_apart_also_where_autograd_does_not_do_it(
     assert not {'aten.linear.default', 'aten.reshape.default'} & set(operations(graph))
 
 
+@pytest.mark.parametrize('activation', ['silu', 'mish'])
+def test_what_has_a_kernel_of_its_own_is_not_taken_apart(activation):
+    """Its parts would round in another way."""
+    def function(x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(getattr(nn.functional, activation)(x).sum(), [x])
+
+    graph = check(function, torch.randn(1000))
+    assert f'aten.{activation}_backward.default' in operations(graph)
+
+
 def test_it_knows_what_values_look_like_without_having_them():
     graph = make_graph(lambda x: [x.t().to(torch.float16)], [torch.randn(2, 3)])
     value = list(graph.graph.nodes)[-2].meta['val']
