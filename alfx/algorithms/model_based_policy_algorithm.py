@@ -106,6 +106,7 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
         self._real: Any = None  # the replay buffer, once it is known
         self._imagined: TransitionStore | None = None
         self._saved_imagination: dict[str, Any] = {}
+        self._latest: dict[str, float] = {}  # of model and imagination, for summaries, which come at other iterations
 
     # What it is ------------------------------------------------------------------------------------------------
 
@@ -201,11 +202,15 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
             return
         if int(self._wait) > 0:
             self._wait -= 1
-            return
-        self._wait.fill_(self._model_period - 1)
-        with context.replay_context():
-            self.train_model(self._real)
-        self.imagine(self._real)
+        else:
+            self._wait.fill_(self._model_period - 1)
+            with context.replay_context():
+                self.train_model(self._real)
+            self.imagine(self._real)
+        if context.should_record_summaries():
+            with summary.scope(self._name):
+                for name, value in self._latest.items():
+                    summary.scalar(name, value)
 
     def train_model(self, buffer: Any) -> int:
         """Train the model on a replay buffer, until it is no longer better on what is held out.
@@ -225,12 +230,9 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
                     continue
                 is_better = not math.isfinite(best) or error < best - _IMPROVEMENT * abs(best)
                 best, unimproved = (error, 0) if is_better else (best, unimproved + 1)
-        if context.should_record_summaries():
-            with summary.scope(self._name):
-                summary.scalar('model/updates', number)
-                summary.scalar('model/loss', loss)
-                if math.isfinite(best):
-                    summary.scalar('model/holdout', best)
+        self._latest.update({'model/updates': number, 'model/loss': loss})
+        if math.isfinite(best):
+            self._latest['model/holdout'] = best
         return number
 
     @torch.no_grad()
@@ -256,10 +258,9 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
         for each in transitions:
             self._imagined.add(each)
         count = sum(len(each.time_step.step_type) for each in transitions)
-        if count and context.should_record_summaries():
-            with summary.scope(self._name):
-                summary.scalar('imagined/steps', count)
-                summary.scalar('imagined/reward', torch.cat([e.time_step.reward[:, 1] for e in transitions]).mean())
+        if count:
+            reward = torch.cat([e.time_step.reward[:, 1] for e in transitions]).mean()
+            self._latest.update({'imagined/steps': count, 'imagined/reward': float(reward)})
         return count
 
     # Checkpoints -----------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Optional
 
+from .. import __version__
 from . import locations, operative, settings, static_check
 from .errors import ConfError, Problem
 from .parsing import Conf, Reader, show_path, substitute
@@ -216,13 +217,13 @@ def check_same_conf(root_dir: str) -> None:
 
 def versions() -> dict[str, Optional[str]]:
     """The versions of what the result of a run depends on; None for what is not installed."""
-    found: dict[str, Optional[str]] = {'python': platform.python_version(), 'platform': platform.platform()}
-    for name in ('alfx', 'torch', 'numpy', 'gymnasium', 'gin-config', 'optree', 'mujoco', 'ale-py'):
+    found: dict[str, Optional[str]] = {'python': platform.python_version(), 'platform': platform.platform(),
+                                       'alfx': __version__}  # not that of an installation which sources have left
+    for name in ('torch', 'numpy', 'gymnasium', 'gin-config', 'optree', 'mujoco', 'ale-py'):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            module = sys.modules.get(name)
-            found[name] = getattr(module, '__version__', None)
+            found[name] = None
     return found
 
 

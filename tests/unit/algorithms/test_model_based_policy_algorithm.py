@@ -1,5 +1,6 @@
 """Imagined experience: what is imagined, what is kept of it, and an agent that trains on it."""
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -213,6 +214,22 @@ def test_the_model_is_trained_apart_from_the_policy_and_every_period():
         agent.train_iter()
     assert len(calls) == 5, 'in the iterations 2, 5, 8, 11 and 14'
     assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters()))
+
+
+def test_what_became_of_the_model_is_written_whenever_summaries_are(monkeypatch):
+    """Also where the model was trained some iterations before."""
+    agent, _ = make_agent(model_period=5, max_model_updates=50)
+    written = {}
+    monkeypatch.setattr(model_based_policy_algorithm.summary, 'scalar', lambda name, x: written.update({name: x}))
+    for _ in range(4):  # it is trained in the second of them
+        agent.train_iter()
+    assert not written
+    context.set_summary_writer(mock.MagicMock())
+    with context.record_if(True):
+        agent.train_iter()
+    tags = {name for name in written if name.startswith(('model/', 'imagined/'))}
+    assert tags == {'model/updates', 'model/loss', 'model/holdout', 'imagined/steps', 'imagined/reward'}
+    assert written['model/updates'] == 50 and written['imagined/steps'] <= 20
 
 
 def test_a_resumed_agent_goes_on_with_what_it_had_imagined():

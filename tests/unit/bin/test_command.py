@@ -96,7 +96,7 @@ def test_help_shows_arguments_docstring_and_who_binds_them(capsys):
     said = capsys.readouterr().out
     assert said.startswith('@alfx.algorithms.ppo_loss.PPOLoss\n')
     for text in ('PPOLoss.importance_ratio_clipping = 0.2', '# float\n', 'Clipped surrogate objective',
-                 'ppo_games.gin                     PPOLoss.entropy_regularization = 0.01'):
+                 'ppo_atari.gin                     PPOLoss.entropy_regularization = 0.01'):
         assert text in said
 
 

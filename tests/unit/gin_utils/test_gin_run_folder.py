@@ -8,6 +8,7 @@ from typing import Any, Callable
 import pytest
 import torch
 
+import alfx
 from alfx import gin_utils
 from alfx.gin_utils import ConfError, configurable
 
@@ -138,7 +139,8 @@ def test_versions_command_line_and_git_state_are_kept(conf):
     start_run(conf)
     info = gin_utils.stored_info('run')
     assert info['versions']['torch'].split('+')[0] == torch.__version__.split('+')[0]
-    assert {'python', 'numpy', 'gymnasium', 'alfx'} <= set(info['versions'])
+    assert info['versions']['alfx'] == alfx.__version__, 'of the sources, whatever was installed'
+    assert {'python', 'numpy', 'gymnasium'} <= set(info['versions'])
     assert info['command_lines'][0].endswith("train --conf boat.gin '--conf_param=Motor.power = 3'")
     assert info['git'].startswith('commit ') and 'boat.gin' in info['git']
 
