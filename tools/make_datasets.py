@@ -85,6 +85,8 @@ class Recipe:
 
 _ONE_ENVIRONMENT = 'create_environment.num_parallel_environments = 1'
 _LONG = (_ONE_ENVIRONMENT, 'TrainerConfig.num_checkpoints = 50', 'TrainerConfig.compile = True')
+_LANDING = (_ONE_ENVIRONMENT, 'TrainerConfig.unroll_length = 4', 'TrainerConfig.replay_buffer_length = 300000',
+            'TrainerConfig.num_checkpoints = 50')
 RECIPES = {
     # a learner that trains less often than its conf says sees more on its way
     'pendulum': Recipe('sac_pendulum', 40000, 2000, 'sac_pendulum',
@@ -99,11 +101,9 @@ RECIPES = {
                         learner_epsilon=0.1),
     'corridor': Recipe('ppo_count_corridor', 10000, 24),
     'point_maze': Recipe('waypoints_point_maze', 200000, 6000, noise=0.5),  # needs the extra robotics
+    # the learner becomes the expert: one long run in place of two
     'lunar_lander_continuous': Recipe('sac_lunar_lander_continuous', 200000, 3000, 'sac_lunar_lander_continuous',
-                                      (_ONE_ENVIRONMENT, 'TrainerConfig.unroll_length = 4',
-                                       'TrainerConfig.replay_buffer_length = 300000',
-                                       'TrainerConfig.num_checkpoints = 50')),
-    # the learner becomes the expert: one run of half an hour in place of two
+                                      _LANDING, expert_params=_LANDING, expert_candidates=5),
     'half_cheetah': Recipe('sac_half_cheetah', 300000, 10000, 'sac_half_cheetah', _LONG, expert_params=_LONG,
                            expert_candidates=5),
     'hopper': Recipe('sac_hopper', 300000, 10000, 'sac_hopper', _LONG, expert_params=_LONG, expert_candidates=5),
