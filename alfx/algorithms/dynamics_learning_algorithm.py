@@ -10,16 +10,13 @@ bootstrap of its own, see normalized inputs and predict the normalized change:
 The loss of arriving at a step is that of the step before it, where the action was taken: so arriving at LAST is
 learned, and nothing is across the border of two episodes. What differs:
 
-* Which transitions a member trains on, how often, and which are held out is decided by their place in the replay buffer
-  alone (a hash of environment, position and member). So a bootstrap needs no memory and is the same after a resume.
-  The number is Poisson distributed with mean 1, which is what drawing with replacement becomes for much data (Oza and
-  Russell 2001).
+* A bootstrap needs no memory, see :mod:`alfx.utils.bootstrap`.
 * Means and deviations are those of the batches trained on, where recent ones count more.
+* A power of the variance can weigh the stochastic loss (Seitzer et al. 2022), see ``StochasticDynamicsAlgorithm.beta``.
 * Members whose predictions of what was held out are best are the elites (Janner et al. 2019, arXiv:1906.08253).
 
 Read next: :mod:`alfx.algorithms.mbrl_algorithm`.
 """
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -40,6 +37,7 @@ from alfx.networks.dynamics_networks import BoundedVarianceProjectionNetwork, Dy
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensorSpec, SpecError, TensorSpec
 from alfx.traits import Traits
+from alfx.utils.bootstrap import transition_weights
 from alfx.utils.running_stats import AdaptiveStats
 
 DynamicsState = namedtuple('DynamicsState', ['feature', 'network'], default_value=())
@@ -53,56 +51,9 @@ DynamicsInfo = namedtuple('DynamicsInfo', ['loss', 'dist', 'weight'], default_va
 each member counts the loss of arriving at a step.
 """
 
-_POISSON = tuple(math.exp(-1) * sum(1 / math.factorial(i) for i in range(k + 1)) for k in range(6))
 _SPEED = 8.0
 _HOLDOUT_RATE = 0.01
 _PENALTY = 0.01
-
-
-def hashed_uniform(*keys: Tensor) -> Tensor:
-    """Numbers in [0, 1) that depend on integers ``[...]`` alone, and look independent for different ones: float64.
-
-    The mixing function of splitmix64 (Steele et al. 2014), once for each key.
-    """
-    x = torch.zeros_like(keys[0])
-    for key in keys:
-        x = x + key + _signed(0x9E3779B97F4A7C15)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            x = (x ^ _shifted(x, shift)) * _signed(factor)
-        x = x ^ _shifted(x, 31)
-    return _shifted(x, 11).double() * 2.0**-53
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >= 1 << 63 else number
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """To the right, with zeros from the left."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def transition_weights(env_ids: Tensor, positions: Tensor, num_members: int, bootstrap: bool,
-                       holdout: float) -> tuple[Tensor, Tensor]:
-    """Which transitions are trained on.
-
-    Args:
-        env_ids: int64 ``[...]``: the environment of each transition.
-        positions: int64 ``[...]``: the position of the step that it arrives at.
-        num_members: ``n``.
-        bootstrap: each member has its own number of times of each; otherwise all are trained on everything once.
-        holdout: share of those that nobody is trained on.
-
-    Returns:
-        how often each member trains on it, float32 ``[..., n]``; whether it is held out, bool ``[...]``.
-    """
-    is_held_out = hashed_uniform(env_ids, positions, torch.full_like(positions, -1)) < holdout
-    weight = torch.ones((*positions.shape, num_members), device=positions.device)
-    if bootstrap:
-        member = torch.arange(num_members, device=positions.device).expand_as(weight)
-        u = hashed_uniform(env_ids.unsqueeze(-1).expand_as(weight), positions.unsqueeze(-1).expand_as(weight), member)
-        weight = torch.stack([u >= threshold for threshold in _POISSON]).sum(0).float()
-    return weight * ~is_held_out.unsqueeze(-1), is_held_out
 
 
 class _Scaling(nn.Module):
@@ -291,6 +242,10 @@ class DynamicsLearningAlgorithm(Algorithm):
         """The loss of each network, ``[N]`` or ``[N, n]``, of transitions ``[N, (n,) ...]``, and the distribution."""
         raise NotImplementedError(f'{type(self).__name__}._losses')
 
+    def _training_losses(self, before: Tensor, action: Tensor, after: Tensor) -> tuple[Tensor, Any]:
+        """What is minimised in place of :meth:`_losses`, where that is another loss."""
+        return self._losses(before, action, after)
+
     def _predicted(self, feature: Tensor, action: Tensor) -> Any:
         """What the networks say of the normalized change: ``[N, (n,) D]``, or a distribution of that."""
         scaling = self._scaling
@@ -310,7 +265,7 @@ class DynamicsLearningAlgorithm(Algorithm):
 
     def _arrival(self, before: Tensor, time_step: TimeStep, rollout_info: Any) -> AlgStep:
         """``train_step`` of rows ``[N, ...]``."""
-        loss, dist = self._losses(before, self._action_encoder(time_step.prev_action), time_step.observation)
+        loss, dist = self._training_losses(before, self._action_encoder(time_step.prev_action), time_step.observation)
         weight = getattr(rollout_info, 'weight', ())
         if self._num_replicas > 1:
             loss = (loss * weight if isinstance(weight, Tensor) else loss).mean(-1)
@@ -444,9 +399,15 @@ def _check_kind(owner: str, network: Any, is_stochastic: bool) -> None:
 class StochasticDynamicsAlgorithm(DeterministicDynamicsAlgorithm):
     """A model that predicts a distribution of the change; its loss is the negative log-likelihood.
 
+    Where nearly all is predicted closely and little is not, such as a cart that hits the end of its rail, that loss
+    calls the little noise and does not learn it. ``beta`` counts each component as much as its variance to that power
+    (Seitzer et al. 2022, arXiv:2203.09168): at 0.5 it learns that too, at 1 means are learned as if by squared errors.
+    What is held out is measured by the negative log-likelihood all the same.
+
     Args:
         logvar_bounds: initial bounds of the log-variances of the normalized change, where ``dynamics_network_ctor`` is
             not given.
+        beta: see above; 0: the negative log-likelihood.
         kwargs: those of :class:`DeterministicDynamicsAlgorithm`; a network of ``dynamics_network_ctor`` predicts a
             normal distribution with a diagonal covariance.
     """
@@ -458,8 +419,9 @@ class StochasticDynamicsAlgorithm(DeterministicDynamicsAlgorithm):
                  dynamics_network_ctor: Callable[..., Network] | None = None,
                  name: str = 'StochasticDynamicsAlgorithm', normalize: bool = True, bootstrap: bool = True,
                  holdout: float = 0.0, num_elites: int | None = None, checkpoint: str | None = None,
-                 logvar_bounds: tuple[float, float] = (-10.0, 0.5)):
+                 logvar_bounds: tuple[float, float] = (-10.0, 0.5), beta: float = 0.0):
         self._logvar_bounds = logvar_bounds
+        self._beta = check_value(type(self).__name__, 'beta', beta, float, minimum=0, maximum=1)
         super().__init__(action_spec, feature_spec, hidden_size, num_replicas, dynamics_network_ctor, name, normalize,
                          bootstrap, holdout, num_elites, checkpoint)
 
@@ -492,3 +454,10 @@ class StochasticDynamicsAlgorithm(DeterministicDynamicsAlgorithm):
     def _losses(self, before: Tensor, action: Tensor, after: Tensor) -> tuple[Tensor, Any]:
         predicted = self._predicted(before, action)
         return -predicted.log_prob(self._target(before, after)), self._distribution(predicted)
+
+    def _training_losses(self, before: Tensor, action: Tensor, after: Tensor) -> tuple[Tensor, Any]:
+        if not self._beta:
+            return self._losses(before, action, after)
+        predicted = self._predicted(before, action)
+        nll = -predicted.base_dist.log_prob(self._target(before, after))
+        return (nll * predicted.variance.detach()**self._beta).sum(-1), self._distribution(predicted)
