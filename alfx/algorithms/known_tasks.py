@@ -30,6 +30,16 @@ def inverted_pendulum_reward(observation: Tensor, action: Tensor) -> Tensor:
     return (~inverted_pendulum_termination(observation)).float()
 
 
+def centred_inverted_pendulum_reward(observation: Tensor, action: Tensor) -> Tensor:
+    """Of Inverted Pendulum for a planner: a little less away from the middle of the rail; ``[N, 4]`` to ``[N]``.
+
+    The reward of the task is the same wherever the cart is. So to a planner all plans are equal that keep the pole
+    upright as far as it sees, and the cart drifts to the end of the rail, where the pole cannot be held, even if the
+    model is exact.
+    """
+    return inverted_pendulum_reward(observation, action) * (1 - 0.1 * observation[..., 0].square())
+
+
 def reacher_reward(observation: Tensor, action: Tensor) -> Tensor:
     """Of Reacher: minus the distance between fingertip and target, and minus the squares of the torques.
 
@@ -68,6 +78,7 @@ def inverted_pendulum_termination(observation: Tensor) -> Tensor:
 REWARDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     'pendulum': pendulum_reward,
     'inverted_pendulum': inverted_pendulum_reward,
+    'centred_inverted_pendulum': centred_inverted_pendulum_reward,
     'reacher': reacher_reward,
 }
 """``f(observation [N, D], action [N, A]) -> reward [N]`` by the name of the task."""

@@ -285,6 +285,12 @@ def test_known_rewards_are_those_of_gymnasium_where_the_action_led(name, task):
         np.testing.assert_allclose(found, [reward], atol=1e-3)
 
 
+def test_a_planner_may_be_told_to_keep_the_cart_in_the_middle():
+    observation = torch.tensor([[0.0, 0.1, 0.0, 0.0], [-0.5, 0.1, 0.0, 0.0], [0.0, 0.3, 0.0, 0.0]])
+    found = REWARDS['centred_inverted_pendulum'](observation, torch.zeros(3, 1))
+    np.testing.assert_allclose(found, [1.0, 0.975, 0.0], rtol=1e-6)
+
+
 @pytest.mark.parametrize('name, task', [('hopper', 'Hopper-v5'), ('walker', 'Walker2d-v5'),
                                         ('inverted_pendulum', 'InvertedPendulum-v5')])
 def test_known_terminations_are_those_of_gymnasium(name, task):
