@@ -12,7 +12,6 @@ learned, and nothing is across the border of two episodes. What differs:
 
 * A bootstrap needs no memory, see :mod:`alfx.utils.bootstrap`.
 * Means and deviations are those of the batches trained on, where recent ones count more.
-* A power of the variance can weigh the stochastic loss (Seitzer et al. 2022), see ``StochasticDynamicsAlgorithm.beta``.
 * Members whose predictions of what was held out are best are the elites (Janner et al. 2019, arXiv:1906.08253).
 
 Read next: :mod:`alfx.algorithms.mbrl_algorithm`.
@@ -242,10 +241,6 @@ class DynamicsLearningAlgorithm(Algorithm):
         """The loss of each network, ``[N]`` or ``[N, n]``, of transitions ``[N, (n,) ...]``, and the distribution."""
         raise NotImplementedError(f'{type(self).__name__}._losses')
 
-    def _training_losses(self, before: Tensor, action: Tensor, after: Tensor) -> tuple[Tensor, Any]:
-        """What is minimised in place of :meth:`_losses`, where that is another loss."""
-        return self._losses(before, action, after)
-
     def _predicted(self, feature: Tensor, action: Tensor) -> Any:
         """What the networks say of the normalized change: ``[N, (n,) D]``, or a distribution of that."""
         scaling = self._scaling
@@ -265,7 +260,7 @@ class DynamicsLearningAlgorithm(Algorithm):
 
     def _arrival(self, before: Tensor, time_step: TimeStep, rollout_info: Any) -> AlgStep:
         """``train_step`` of rows ``[N, ...]``."""
-        loss, dist = self._training_losses(before, self._action_encoder(time_step.prev_action), time_step.observation)
+        loss, dist = self._losses(before, self._action_encoder(time_step.prev_action), time_step.observation)
         weight = getattr(rollout_info, 'weight', ())
         if self._num_replicas > 1:
             loss = (loss * weight if isinstance(weight, Tensor) else loss).mean(-1)
@@ -399,15 +394,9 @@ def _check_kind(owner: str, network: Any, is_stochastic: bool) -> None:
 class StochasticDynamicsAlgorithm(DeterministicDynamicsAlgorithm):
     """A model that predicts a distribution of the change; its loss is the negative log-likelihood.
 
-    Where nearly all is predicted closely and little is not, such as a cart that hits the end of its rail, that loss
-    calls the little noise and does not learn it. ``beta`` counts each component as much as its variance to that power
-    (Seitzer et al. 2022, arXiv:2203.09168): at 0.5 it learns that too, at 1 means are learned as if by squared errors.
-    What is held out is measured by the negative log-likelihood all the same.
-
     Args:
         logvar_bounds: initial bounds of the log-variances of the normalized change, where ``dynamics_network_ctor`` is
             not given.
-        beta: see above; 0: the negative log-likelihood.
         kwargs: those of :class:`DeterministicDynamicsAlgorithm`; a network of ``dynamics_network_ctor`` predicts a
             normal distribution with a diagonal covariance.
     """
@@ -419,9 +408,8 @@ class StochasticDynamicsAlgorithm(DeterministicDynamicsAlgorithm):
                  dynamics_network_ctor: Callable[..., Network] | None = None,
                  name: str = 'StochasticDynamicsAlgorithm', normalize: bool = True, bootstrap: bool = True,
                  holdout: float = 0.0, num_elites: int | None = None, checkpoint: str | None = None,
-                 logvar_bounds: tuple[float, float] = (-10.0, 0.5), beta: float = 0.0):
+                 logvar_bounds: tuple[float, float] = (-10.0, 0.5)):
         self._logvar_bounds = logvar_bounds
-        self._beta = check_value(type(self).__name__, 'beta', beta, float, minimum=0, maximum=1)
         super().__init__(action_spec, feature_spec, hidden_size, num_replicas, dynamics_network_ctor, name, normalize,
                          bootstrap, holdout, num_elites, checkpoint)
 
@@ -454,10 +442,3 @@ class StochasticDynamicsAlgorithm(DeterministicDynamicsAlgorithm):
     def _losses(self, before: Tensor, action: Tensor, after: Tensor) -> tuple[Tensor, Any]:
         predicted = self._predicted(before, action)
         return -predicted.log_prob(self._target(before, after)), self._distribution(predicted)
-
-    def _training_losses(self, before: Tensor, action: Tensor, after: Tensor) -> tuple[Tensor, Any]:
-        if not self._beta:
-            return self._losses(before, action, after)
-        predicted = self._predicted(before, action)
-        nll = -predicted.base_dist.log_prob(self._target(before, after))
-        return (nll * predicted.variance.detach()**self._beta).sum(-1), self._distribution(predicted)

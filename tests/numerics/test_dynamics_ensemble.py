@@ -262,33 +262,13 @@ def test_bootstrap_weights_multiply_the_losses_of_the_members():
     assert len({tuple(w) for w in weight.flatten(0, 1).T.tolist()}) == 3
 
 
-@pytest.mark.parametrize('beta', [0.5, 1.0])
-def test_a_power_of_the_variance_weighs_what_is_trained_and_not_what_is_held_out(beta):
-    """Seitzer et al. 2022; no gradient flows through the weight, so that of a mean is
-    -error / variance**(1 - beta)."""
-    model = make('stochastic', bootstrap=False, beta=beta)
-    steps = sequences()
-    observed(model, steps)
-    before, action, after = steps.observation[0], steps.prev_action[1], steps.observation[1]
-    predicted, target = model._predicted(before, action), model._target(before, after).numpy()
-    mean, deviation = predicted.mean.detach().numpy(), predicted.stddev.detach().numpy()
-    nll = -stats.norm.logpdf(target, mean, deviation)
-
-    loss = model._training_losses(before, action, after)[0]
-    loss.sum().backward()
-    np.testing.assert_allclose(loss.detach(), (nll * deviation**(2 * beta)).sum(-1), rtol=1e-4)
-    gradient = model._network._head._projection_layer.bias.grad[:target.shape[-1]]
-    np.testing.assert_allclose(gradient, ((mean - target) / deviation**(2 - 2 * beta)).sum(0), rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(model._losses(before, action, after)[0].detach(), nll.sum(-1), rtol=1e-4)
-
-
 # Arguments ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('arguments, message', [
     (dict(num_replicas=0), 'num_replicas'), (dict(holdout=1.0), 'holdout'), (dict(hidden_size=(0, )), 'hidden_size'),
     (dict(num_replicas=3, num_elites=2), 'num_elites.*holdout is 0'),
-    (dict(num_replicas=3, num_elites=4, holdout=0.1), 'num_elites'), (dict(beta=1.5), 'beta')])
+    (dict(num_replicas=3, num_elites=4, holdout=0.1), 'num_elites')])
 def test_arguments_out_of_range_are_refused(arguments, message):
     with pytest.raises(ConfError, match=message):
         make('stochastic', **arguments)
