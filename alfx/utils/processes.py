@@ -17,8 +17,11 @@ import tempfile
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -140,8 +143,9 @@ def leave_signals_to_parent() -> None:
 
 
 def _begin(work: Callable[..., None], pipe: Connection, arguments: tuple) -> None:
+    # schedulers send it to all processes of a run; a function, since programs started here would inherit SIG_IGN
+    signal.signal(signal.SIGTERM, lambda *_: None)
     leave_signals_to_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _watch_parent(threading.Event())
     work(pipe, *arguments)
 
@@ -175,7 +179,8 @@ def _end_with_parent(is_over: threading.Event) -> None:
 class Child:
     """A process that this one starts through ``multiprocessing``, and a pipe to it.
 
-    It takes no part in signals to all processes of a terminal, and ends within seconds when this one is gone.
+    It takes no part in signals to all processes of a terminal or of a job, and ends within seconds when this one is
+    gone.
 
     Args:
         context: of ``multiprocessing``.
@@ -194,6 +199,8 @@ class Child:
         self.process = context.Process(target=_begin, args=(work, theirs, arguments), name=name, daemon=daemon)
         self.process.start()
         theirs.close()
+        # multiprocessing itself asks daemons to end by the signal that they ignore, and waits
+        self._at_exit = Finalize(None, _kill, (weakref.ref(self.process), ), exitpriority=0) if daemon else None
 
     @property
     def pid(self) -> int:
@@ -222,8 +229,15 @@ class Child:
             self.process.join(min(left, POLL_SECONDS / 4))
         self.process.kill()
         self.process.join()
+        if self._at_exit is not None:
+            self._at_exit.cancel()
         listen()
         self.pipe.close()
+
+
+def _kill(process: weakref.ref[BaseProcess]) -> None:
+    if (found := process()) is not None:
+        found.kill()
 
 
 class TalkingChild(Child):

@@ -1,6 +1,5 @@
 """The process that acts while another one trains: see :mod:`alfx.algorithms.async_unroller`."""
 import contextlib
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +28,6 @@ def work(tell: Callable[[str, Any], None], channel: UnrollChannel, conf_file: st
         conf_file: see ``RolloutWorker``, as for ``settings``; these have 'unroll_step_interval' besides.
     """
     prepare(settings)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # schedulers send it to all processes of a run; the trainer decides
     log = LogForwarding(lambda level, text: tell('log', (level, text)))
     with log.active(), contextlib.suppress(_Stopped):
         _act(channel, conf_file, settings, tell)

@@ -303,6 +303,18 @@ class TestProcesses:
         env.close()
         assert not any(_runs(pid) for pid in pids)
 
+    @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+    def test_a_signal_to_all_processes_of_a_run_leaves_the_environments_at_work(self, number):
+        """A scheduler sends it before it ends a job: the run still writes its checkpoint."""
+        env = ProcessVectorEnv([CountEnv] * 2)
+        env.reset(seed=0)
+        for pid in env.worker_pids:
+            os.kill(pid, number)
+        steps(env, 3)
+        pids = env.worker_pids
+        env.close()
+        assert not any(_runs(pid) for pid in pids)
+
     def test_no_process_is_left_after_an_error_or_when_the_object_is_dropped(self):
         env = ProcessVectorEnv(raising('step'))
         dropped = ProcessVectorEnv([CountEnv])

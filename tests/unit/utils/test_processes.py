@@ -88,7 +88,7 @@ def stubborn(pipe):
 
 def test_who_is_asked_to_end_may_do_so_and_who_does_not_is_ended_by_force():
     child = Child(processes.SPAWN, obedient, (), 'obedient')
-    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         wait_for(lambda: signal_is_ignored(child.pid, signal.SIGUSR2))
         os.kill(child.pid, number)
     child.pipe.send_bytes(b'end')
@@ -98,6 +98,28 @@ def test_who_is_asked_to_end_may_do_so_and_who_does_not_is_ended_by_force():
     assert child.pipe.recv_bytes() == b'ready' and child.exitcode is None
     child.end(time.monotonic() + 0.1)
     assert 'SIGKILL' in child.ending() and not is_running(child.pid)
+
+
+FORGETFUL = '''
+import time
+from alfx.utils import processes
+def work(pipe):
+    pipe.send_bytes(b'ready')
+    time.sleep(1000)
+if __name__ == '__main__':
+    child = processes.Child(processes.SPAWN, work, (), 'child')
+    child.pipe.recv_bytes()
+    print(child.pid)
+'''
+
+
+def test_a_program_that_forgets_its_process_ends_and_so_does_that(tmp_path):
+    (tmp_path / 'parent.py').write_text(FORGETFUL)
+    path = os.pathsep.join([os.getcwd(), os.environ.get('PYTHONPATH', '')])
+    done = subprocess.run([sys.executable, str(tmp_path / 'parent.py')], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, 'PYTHONPATH': path})
+    assert done.returncode == 0, done.stderr
+    assert not is_running(int(done.stdout))
 
 
 def signal_is_ignored(pid, number):
