@@ -17,10 +17,8 @@ import tempfile
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -200,7 +198,7 @@ class Child:
         self.process.start()
         theirs.close()
         # multiprocessing itself asks daemons to end by the signal that they ignore, and waits
-        self._at_exit = Finalize(None, _kill, (weakref.ref(self.process), ), exitpriority=0) if daemon else None
+        self._at_exit = Finalize(None, self.process.kill, exitpriority=0) if daemon else None
 
     @property
     def pid(self) -> int:
@@ -233,11 +231,6 @@ class Child:
             self._at_exit.cancel()
         listen()
         self.pipe.close()
-
-
-def _kill(process: weakref.ref[BaseProcess]) -> None:
-    if (found := process()) is not None:
-        found.kill()
 
 
 class TalkingChild(Child):
