@@ -48,8 +48,9 @@ def sac_agent(module, environment='continuous', **kwargs):
         intrinsic_reward_module=module, extrinsic_reward_coef=0.0), **kwargs)
 
 
-def ppo_agent(module, unroll_length=10, batch_size=8, epochs=4, lr=3e-3, mini_batch_length=1, environment='discrete'):
-    torch.manual_seed(0)
+def ppo_agent(module, unroll_length=10, batch_size=8, epochs=4, lr=3e-3, mini_batch_length=1, environment='discrete',
+              seed=0):
+    torch.manual_seed(seed)
     context.reset()
     env = ENVIRONMENTS[environment](batch_size=batch_size)
     env.reset()
@@ -230,14 +231,17 @@ def success(agent):
 
 @pytest.mark.parametrize('module', [gail, airl])
 def test_a_policy_learns_what_is_demonstrated_and_nothing_from_shuffled_demonstrations(module, expert, tmp_path):
-    scores = []
-    for path in (expert, demonstrations(tmp_path / 'shuffled', shuffled=True)):
-        agent, found = ppo_agent(module(path), lr=2e-2, epochs=3), []
+    """With shuffled ones a single game wanders: of one seed the score is 0.57 with a standard deviation of 0.1."""
+    def score(path, seed):
+        agent, found = ppo_agent(module(path), lr=2e-2, epochs=3, seed=seed), []
         for _ in range(18):
             agent.train_iter()
             found.append(success(agent))
-        scores.append(sum(found[9:]) / 9)  # a game goes up and down
-    assert scores[0] > 0.9 and 0.25 < scores[1] < 0.75, scores
+        return sum(found[9:]) / 9  # a game goes up and down
+
+    shuffled = demonstrations(tmp_path / 'shuffled', shuffled=True)
+    learned, unlearned = score(expert, 0), [score(shuffled, seed) for seed in range(6)]
+    assert learned > 0.9 and 0.3 < sum(unlearned) / 6 < 0.75, (learned, unlearned)
 
 
 @pytest.mark.parametrize('module', [gail, airl])
