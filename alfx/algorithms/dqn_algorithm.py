@@ -87,7 +87,9 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         v_max: the largest.
         calculate_priority: yield priorities for prioritised replay: the absolute errors of a sequence, averaged, or
             the divergences of its distributions.
-        train_first_step_only: train only on the first step of each sequence; the others serve its target.
+        train_first_step_only: train only on the first step of each sequence; the others serve its target. The loss
+            stays the mean over all T steps, the others being 0: an ``eps`` of Adam or a bound of gradients that was
+            published for a mean over the batch alone is to be divided by T.
         random_initial_collection: act at random during ``TrainerConfig.initial_collect_steps``.
         epsilon_greedy: the chance of a random action in evaluation; ``None``: ``config.epsilon_greedy``, or 0 without
             a config.
