@@ -24,11 +24,15 @@ PATIENCE = 240  # seconds, for anything at all: the machine may be busy
 COMMON = ('create_environment.num_parallel_environments=4', 'create_environment.nonparallel=True',
           'TrainerConfig.num_env_steps=0', 'TrainerConfig.evaluate=False', 'TrainerConfig.random_seed=5',
           'TrainerConfig.ddp_paras_check_interval=1', 'TrainerConfig.float32_matmul_precision="highest"')
-NUMBERS = {  # 61 and 57 updates, the last ones played from a record; 60 updates
+NUMBERS = {  # 61 updates, the last ones played from a record, twice; 60 updates
     'sac_pendulum': ('TrainerConfig.num_iterations=70', 'TrainerConfig.initial_collect_steps=40',
                      'TrainerConfig.mini_batch_size=32', 'TrainerConfig.unroll_length=1'),
-    'mpo_pendulum': ('TrainerConfig.num_iterations=66', 'TrainerConfig.initial_collect_steps=40',
-                     'TrainerConfig.mini_batch_size=32', 'TrainerConfig.unroll_length=1'),
+    # smooth: a ReLU at its kink is on for one order of a sum and off for another, which Adam makes a whole step of;
+    # multipliers that stay small, as they add up roundings
+    'mpo_pendulum': ('TrainerConfig.num_iterations=70', 'TrainerConfig.initial_collect_steps=40',
+                     'TrainerConfig.mini_batch_size=32', 'TrainerConfig.unroll_length=1',
+                     'CriticNetwork.activation=@torch.tanh', 'ActorDistributionNetwork.activation=@torch.tanh',
+                     'TrainerConfig.random_seed=7'),
     'ppo_pendulum': ('TrainerConfig.num_iterations=6', 'TrainerConfig.mini_batch_size=32',
                      'TrainerConfig.unroll_length=40', 'TrainerConfig.num_updates_per_train_iter=2'),
     'ppg_cart_pole': ('create_environment.env_name="Pendulum-v1"', 'TrainerConfig.num_iterations=4',
@@ -86,9 +90,7 @@ def test_two_ranks_with_half_the_batch_each_give_the_parameters_of_one_process(t
     assert len(trained) > 10
     for name in trained:
         assert torch.equal(first[name], second[name]), name
-        # MPO's multipliers add up divergences times a rate: their roundings too
-        rtol = 1e-5 if 'multipliers' in name else 0
-        torch.testing.assert_close(first[name], whole[name], rtol=rtol, atol=1e-6, msg=lambda m, n=name: f'{n}: {m}')
+        torch.testing.assert_close(first[name], whole[name], rtol=0, atol=1e-6, msg=lambda m, n=name: f'{n}: {m}')
     steps = '_metrics.0.count'
     assert whole[steps] == first[steps] + second[steps] > 0
 
