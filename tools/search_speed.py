@@ -5,9 +5,10 @@
 For each B (trees), A (actions) and S (simulations) of the grid one network predicts: 64 + A numbers to 128 to 64 for
 the next latent state, 64 to 128 to A + 2 for policy, value and reward, without training. Microseconds a simulation
 step, that is of all B trees together, on one thread; the rounds of all systems take turns, a figure is the median of
-the rounds and a ratio the median of the ratios within a round. 'tree' is the search with a model that returns the same
-random numbers at once; 'net' are the calls of the network alone. 'alfx' is the search as MuZero makes it, whose network
-is played from a record; 'eager' calls it, 'compiled' is that of runs with ``TrainerConfig.compile``.
+the rounds and a ratio the median of the ratios within a round. 'tree' is the search where the model is not asked and
+the same random numbers are taken each time; 'net' are the calls of the network alone. 'alfx' is the search as MuZero
+makes it, where all that is done with the network is played from a record; 'eager' does it step by step, 'compiled' is
+that of runs with ``TrainerConfig.compile``.
 
 Peers run where they are installed (mctx with jax; the compiled trees of LightZero, ``lzero.mcts.ctree``), with a
 network of the same size and without noise: mctx.muzero_policy, mctx.gumbel_muzero_policy, and LightZero's trees with
@@ -18,7 +19,7 @@ import importlib.machinery
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,12 @@ import torch
 from torch import nn
 
 from alfx.engine.plan import Recorded, forms
-from alfx.tree_search import build, rules
-from alfx.tree_search.search import Prediction, TreeSearch
+from alfx.tree_search import build
+from alfx.tree_search.search import Form, Prediction, TreeSearch
 from alfx.tree_search.trees import SearchSettings
 
 LATENT, HIDDEN = 64, 128
+WARM_UP = 20  # searches before the model is recorded, in place of hundreds
 GRID = ('1,4,25', '8,4,25', '64,4,25', '8,18,50', '64,18,50')
 Run = Callable[[], object]
 
@@ -66,47 +68,37 @@ def alfx_runs(B: int, A: int, S: int, network: Network, tensors: bool) -> dict[s
     with torch.no_grad():
         root = network.predict(latent)
     prior = root.action_probs.double()
-    outputs = [Prediction(torch.randn(B), torch.randn(B), action_probs=torch.randn(B, A).softmax(-1),
-                          state=torch.zeros(B, 1)) for _ in range(S)]
 
-    def searched(rule: str, model: Callable, first: Prediction, native: bool = True) -> Run:
-        search = TreeSearch(SearchSettings(S, discount=0.997, rule=rule, gumbel_scale=0.0), native)
+    def searched(rule: str, model: Callable, first: Prediction, native: bool = True, form: Form | None = None) -> Run:
+        search = TreeSearch(SearchSettings(S, discount=0.997, rule=rule, gumbel_scale=0.0), native, form)
+        for _ in range(3 * WARM_UP if form else 0):
+            search.run(model, first, prior, zeros)
         return lambda: search.run(model, first, prior, zeros)
 
-    def constant(state: torch.Tensor, action: torch.Tensor) -> Prediction:
-        constant.step += 1
-        return outputs[constant.step % S]
+    def nothing(function: Callable, memory: nn.Module) -> Callable:
+        memory.outputs.uniform_(0.1, 1.0)
+        memory.outputs[:, 2] = 0.0
+        return lambda places: ()
 
     def net_alone() -> None:
         with torch.no_grad():
             for _ in range(S):
                 network(latent, zeros)
 
-    constant.step = 0
-    runs = {'tree': searched('ucb', constant, outputs[0]), 'net': net_alone}
-    sizes = sorted({size * B for size in (1, *rules.simulations_together((min(16, A), ), S))})
-    models = {'alfx eager': network, 'alfx': recorded(network, sizes),
-              'alfx compiled': recorded(network, sizes, compiles=True)}
-    for name, model in models.items():
-        runs |= {name: searched('ucb', model, root), f'{name} gumbel': searched('gumbel', model, root)}
+    runs = {'tree': searched('ucb', network, root, form=nothing), 'net': net_alone}
+    ways: dict[str, Form | None] = {'alfx eager': None, 'alfx': recorded(network, False),
+                                    'alfx compiled': recorded(network, True)}
+    for name, form in ways.items():
+        runs |= {name: searched('ucb', network, root, form=form),
+                 f'{name} gumbel': searched('gumbel', network, root, form=form)}
     if tensors or build.load() is None:
         runs['alfx tensors'] = searched('ucb', network, root, native=False)
     return runs
 
 
-def recorded(network: Network, sizes: Sequence[int], compiles: bool = False) -> Callable:
-    """The network as :class:`~alfx.algorithms.mcts_algorithm.MCTSAlgorithm` calls it, called as often as it takes for
-    batches of these sizes.
-    """
-    def predict(inputs: tuple[torch.Tensor, torch.Tensor]) -> Prediction:
-        return network(*inputs)
-
-    function = Recorded(predict, network, compiles=compiles, what='the model')
-    with torch.no_grad():
-        for size in sizes:
-            for _ in range(2 * forms.WARM_UP.calls):
-                function((torch.randn(size, LATENT), torch.zeros(size, dtype=torch.int64)))
-    return lambda latent, action: function((latent, action))
+def recorded(network: Network, compiles: bool) -> Form:
+    """What is done with the model as :class:`~alfx.algorithms.mcts_algorithm.MCTSAlgorithm` does it."""
+    return lambda function, memory: Recorded(function, network, memory, compiles=compiles, what='the model')
 
 
 def mctx_runs(B: int, A: int, S: int, network: Network) -> dict[str, Run]:
@@ -207,6 +199,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    forms.WARM_UP = forms.WarmUp(calls=WARM_UP, compiled_calls=WARM_UP)
     print('| B, A, S | ' + 'microseconds a step (times that of alfx)' + ' |\n| --- | --- |')
     missing = [name for name in options.peers if importlib.util.find_spec(PEERS[name][0]) is None]
     for cell in options.grid:

@@ -32,7 +32,7 @@ from alfx.gin_utils.checks import Count, Fraction, Positive
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.tree_search import rules
-from alfx.tree_search.search import Prediction, SearchError, TreeSearch, exploration_policy, gumbel_choice, root_prior
+from alfx.tree_search.search import SearchError, TreeSearch, exploration_policy, gumbel_choice, root_prior
 from alfx.tree_search.trees import CHILD, REWARD, SearchSettings, Trees
 from alfx.utils.action_samplers import ActionSampler, MultinomialSampler
 
@@ -185,8 +185,6 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
                          predict_state_spec=_state_spec(pred_state_spec, predict_action_sampler),
                          checkpoint=checkpoint, debug_summaries=debug_summaries, name=name)
         self._settings = settings
-        self._rollout_search = TreeSearch(settings)
-        self._predict_search = TreeSearch(replace(settings, gumbel_scale=0.0))
         self._root_dirichlet_alpha = root_dirichlet_alpha
         self._root_exploration_fraction = root_exploration_fraction
         self._temperature_fn = visit_softmax_temperature_fn
@@ -220,7 +218,13 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
 
     def _search_with(self, model: Any) -> None:
         self.__dict__['_given_model'] = model  # as an attribute of a module it would be a part of it
-        self._infer = self.recorded(self._recurrent, model) if isinstance(model, nn.Module) else self._recurrent
+        form = self._faster if isinstance(model, nn.Module) else None
+        self._rollout_search = TreeSearch(self._settings, form=form)
+        self._predict_search = TreeSearch(replace(self._settings, gumbel_scale=0.0), form=form)
+
+    def _faster(self, function: Callable[[Any], Any], memory: nn.Module) -> Callable[[Any], Any]:
+        """A function of a search that calls the model, as it is computed from a record."""
+        return self.recorded(function, self._given_model, memory)
 
     @property
     def discount(self) -> float:
@@ -299,16 +303,11 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
 
     def _infer_by_index(self, state: NestedTensor, index: Tensor) -> Any:
         """What the model predicts of the actions of an index, where it does not name candidates."""
-        return self._infer((state, self._named(index)))
+        return self._given_model.recurrent_inference(state, self._named(index))
 
     def _infer_of_action(self, state: NestedTensor, action: Tensor) -> Any:
         """What the model predicts of actions."""
-        return self._infer((state, action))
-
-    def _recurrent(self, inputs: NestedTensor) -> Any:
-        """What the search reads of what the model predicts of a state and an action."""
-        output: Any = self._given_model.recurrent_inference(*inputs)
-        return Prediction(*(getattr(output, name) for name in Prediction._fields))
+        return self._given_model.recurrent_inference(state, action)
 
     def _named(self, index: Tensor) -> Tensor:
         """The action ``[B]`` of an index ``[B]``, as the spec has it."""

@@ -59,17 +59,18 @@ static const double EXP_COEFFICIENTS[14] = {
     1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0,
     1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 1.0 / 2.0, 1.0, 1.0};
 
-/* exp(x) for x <= 0: exp(k ln 2 + r) = 2^k (1 + r + r^2/2 + ...) with |r| <= ln(2) / 2. */
-static double small_exp(double x) {
-    if (x < -700.0) return 0.0;
-    double k = floor(x * 1.4426950408889634 + 0.5);
+/* exp(x) for x <= 0: exp(k ln 2 + r) = 2^k (1 + r + r^2/2 + ...) with |r| <= ln(2) / 2. Without a branch, and k without
+   a conversion, so that compilers do it for several numbers at once: 1.5 * 2^52 + k has k in its lowest bits. */
+static inline double small_exp(double x) {
+    double shifted = x * 1.4426950408889634 + 6755399441055744.0, k = shifted - 6755399441055744.0, scale;
     double r = (x - k * 0.693145751953125) - k * 1.42860682030941723212e-6;
     double p = EXP_COEFFICIENTS[0];
     for (int i = 1; i < 14; i++) p = p * r + EXP_COEFFICIENTS[i];
-    uint64_t power = (uint64_t)((int64_t)k + 1023) << 52; /* 2^k, which is no denormal number */
-    double scale;
+    uint64_t power;
+    memcpy(&power, &shifted, sizeof power);
+    power = (power + 1023) << 52; /* 2^k, which is no denormal number */
     memcpy(&scale, &power, sizeof scale);
-    return p * scale;
+    return x < -700.0 ? 0.0 : p * scale;
 }
 
 /* A number in [0, 1) of a path and a depth: splitmix64. */
@@ -200,15 +201,16 @@ static void completed_values(const Search *s, const Node *n) {
         if (n->child[a]) mass += larger(n->prior[a], TINY);
     }
     for (int64_t a = 0; a < n->A; a++)
-        if (n->child[a]) mean += larger(n->prior[a], TINY) * (sign * n->value[a]) / mass;
+        if (n->child[a]) mean += larger(n->prior[a], TINY) * (sign * n->value[a]);
+    if (mass > 0) mean = mean / mass;
     double mixed = (sign * n->own_value + count * mean) / (count + 1.0), low = INFINITY, high = -INFINITY;
     for (int64_t a = 0; a < n->A; a++) {
         n->scores[a] = n->child[a] ? sign * n->value[a] : mixed;
         low = smaller(low, n->scores[a]);
         high = larger(high, n->scores[a]);
     }
-    double scale = (s->maxvisit_init + most) * s->value_scale, span = larger(high - low, 1e-8);
-    for (int64_t a = 0; a < n->A; a++) n->scores[a] = scale * ((n->scores[a] - low) / span);
+    double scale = (s->maxvisit_init + most) * s->value_scale / larger(high - low, 1e-8);
+    for (int64_t a = 0; a < n->A; a++) n->scores[a] = scale * (n->scores[a] - low);
 }
 
 static int64_t gumbel_root(const Node *n, const double *gumbel, int64_t considered) {
@@ -223,22 +225,20 @@ static int64_t gumbel_root(const Node *n, const double *gumbel, int64_t consider
 }
 
 static int64_t gumbel_inside(const Node *n) {
-    double count = 0.0, highest = -INFINITY, total = 0.0, best = -INFINITY;
+    double count = 0.0, highest = -INFINITY, total = 0.0, best = -INFINITY, *weights = n->scores;
     int64_t choice = 0;
     for (int64_t a = 0; a < n->A; a++) {
         count += n->visits[a];
-        if (n->prior[a] > 0) {
-            n->scores[a] = n->log_prior[a] + n->scores[a];
-            highest = larger(highest, n->scores[a]);
-        }
+        weights[a] = n->log_prior[a] + n->scores[a]; /* -infinity where the prior is 0 */
+        highest = larger(highest, weights[a]);
     }
-    for (int64_t a = 0; a < n->A; a++)
-        if (n->prior[a] > 0) total += n->scores[a] = small_exp(n->scores[a] - highest);
-    for (int64_t a = 0; a < n->A; a++)
-        if (n->prior[a] > 0) {
-            double score = n->scores[a] / total - n->visits[a] / (1.0 + count);
-            if (score > best) { best = score; choice = a; }
-        }
+    for (int64_t a = 0; a < n->A; a++) weights[a] = small_exp(weights[a] - highest);
+    for (int64_t a = 0; a < n->A; a++) total += weights[a];
+    double share = 1.0 / total, part = 1.0 / (1.0 + count);
+    for (int64_t a = 0; a < n->A; a++) {
+        double score = weights[a] * share - n->visits[a] * part;
+        if (n->prior[a] > 0 && score > best) { best = score; choice = a; }
+    }
     return choice;
 }
 
@@ -282,9 +282,18 @@ static int64_t choose(const Search *s, int64_t step, int64_t k, int64_t b, int64
     return draw_from_policy(s, &n, factor, uniform(s->seeds[path], ints[DEPTH]));
 }
 
-/* `count`: how many paths this step has. */
-void alfx_select(const Search *s, int64_t step, int64_t count) {
-    int64_t B = s->num_trees, K = s->num_paths;
+/* Note what the model is asked for as row `row` [3, rows * B]: an action of node `at`, which becomes node `made`. */
+static void place(const Search *s, int64_t *places, int64_t rows, int64_t row, int64_t b, int64_t at, int64_t action,
+                  int64_t made) {
+    int64_t B = s->num_trees, i = row * B + b;
+    places[i] = at * B + b;
+    places[rows * B + i] = action;
+    places[2 * rows * B + i] = made * B + b;
+}
+
+/* `count`: how many paths this step has; `first`: number of the first node that they add. */
+void alfx_select(const Search *s, int64_t step, int64_t count, int64_t first, int64_t *places) {
+    int64_t B = s->num_trees, K = s->num_paths, A = s->num_actions;
     for (int64_t b = 0; b < B; b++)
         for (int64_t k = 0; k < count; k++) {
             int64_t at = 0, choice = 0, revisited = -1;
@@ -303,6 +312,9 @@ void alfx_select(const Search *s, int64_t step, int64_t count) {
             s->chosen[k * B + b] = at;
             s->chosen[(K + k) * B + b] = choice;
             s->chosen[(2 * K + k) * B + b] = revisited;
+            if (s->expand_all)
+                for (int64_t a = 0; a < A; a++) place(s, places, A, a, b, at, a, first + a);
+            else place(s, places, count, k, b, at, choice, first + k);
         }
 }
 

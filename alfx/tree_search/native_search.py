@@ -3,6 +3,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from alfx.tree_search.trees import Trees
 
@@ -45,20 +46,24 @@ class NativeSearch:
         self._address = ctypes.addressof(self._search)
         self._expand_all = s.expand_all
         self._select: Any = library.alfx_select
-        self._select.argtypes, self._select.restype = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64), None
+        self._select.argtypes, self._select.restype = (ctypes.c_void_p, *(ctypes.c_int64, ) * 3, ctypes.c_void_p), None
         self._expand_backup: Any = library.alfx_expand_backup
         self._expand_backup.argtypes = ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64, ) * 3
         self._expand_backup.restype = ctypes.c_int64
 
-    def select(self, step: int, count: int) -> None:
-        """See :meth:`alfx.tree_search.tensor_search.TensorSearch.select`."""
-        self._select(self._address, step, count)
-
-    def expand_backup(self, outputs: np.ndarray, first: int) -> int:
-        """See :meth:`alfx.tree_search.tensor_search.TensorSearch.expand_backup`."""
-        return self._expand_backup(self._address, outputs.ctypes.data, outputs.shape[0], first, self._expand_all)
-
-    def expand_root(self, outputs: np.ndarray) -> int:
-        """See :meth:`alfx.tree_search.tensor_search.TensorSearch.expand_root`."""
+    def select_root(self, places: Tensor) -> None:
+        """See :meth:`alfx.tree_search.tensor_search.TensorSearch.select_root`."""
         self._trees.chosen[0], self._trees.chosen[2] = 0, -1
-        return self._expand_backup(self._address, outputs.ctypes.data, outputs.shape[0], 1, True)
+        self._trees.place(places.numpy(), 1, 1, True)
+
+    def select(self, step: int, count: int, first: int, places: Tensor) -> None:
+        """See :meth:`alfx.tree_search.tensor_search.TensorSearch.select`."""
+        self._select(self._address, step, count, first, places.data_ptr())
+
+    def expand_backup(self, outputs: Tensor, first: int) -> int:
+        """See :meth:`alfx.tree_search.tensor_search.TensorSearch.expand_backup`."""
+        return self._expand_backup(self._address, outputs.data_ptr(), outputs.shape[0], first, self._expand_all)
+
+    def expand_root(self, outputs: Tensor) -> int:
+        """See :meth:`alfx.tree_search.tensor_search.TensorSearch.expand_root`."""
+        return self._expand_backup(self._address, outputs.data_ptr(), outputs.shape[0], 1, True)

@@ -38,7 +38,7 @@ def running_sum(x: Tensor) -> Tensor:
 
 def exp(x: Tensor) -> Tensor:
     """exp(x) for ``x <= 0``, float64; 0 below -700, elsewhere within two units in the last place."""
-    k = (x * INVERSE_LN2 + 0.5).floor().clamp_min(-1022.0)
+    k = (x * INVERSE_LN2).round().clamp_min(-1022.0)
     r = (x - k * LN2_HIGH) - k * LN2_LOW
     p = torch.full_like(r, EXP_COEFFICIENTS[0])
     for coefficient in EXP_COEFFICIENTS[1:]:
@@ -217,13 +217,13 @@ def completed_values(value: Tensor, expanded: Tensor, prior: Tensor, visits: Ten
         maxvisit_init: see above.
     """
     prior = torch.where(expanded, prior.clamp_min(TINY), 0.0)
-    mass, count = running_sum(prior)[..., None], running_sum(visits)
-    mean = running_sum(torch.where(expanded, prior * value / mass, 0.0))
+    mass, count = running_sum(prior), running_sum(visits)
+    mean = torch.where(mass > 0, running_sum(torch.where(expanded, prior * value, 0.0)) / mass, 0.0)
     mixed = (own_value + count * mean) / (count + 1.0)
     completed = torch.where(expanded, value, mixed[..., None])
     low, high = completed.amin(-1, keepdim=True), completed.amax(-1, keepdim=True)
-    scale = ((maxvisit_init + visits.amax(-1, keepdim=True)) * value_scale)
-    return scale * ((completed - low) / (high - low).clamp_min(1e-8))
+    scale = (maxvisit_init + visits.amax(-1, keepdim=True)) * value_scale / (high - low).clamp_min(1e-8)
+    return scale * (completed - low)
 
 
 def considered_visits(max_num_actions: int, num_simulations: int) -> Tensor:
@@ -305,8 +305,8 @@ def gumbel_inner_scores(log_prior: Tensor, sigma: Tensor, prior: Tensor, visits:
     exists = prior > 0
     logits = torch.where(exists, log_prior + sigma, -torch.inf)
     weight = torch.where(exists, exp((logits - logits.amax(-1, keepdim=True)).clamp(-2e3, 0.0)), 0.0)
-    improved = weight / running_sum(weight)[..., None]
-    return torch.where(exists, improved - visits / (1.0 + running_sum(visits)[..., None]), -torch.inf)
+    share, part = (1 / total[..., None] for total in (running_sum(weight), 1.0 + running_sum(visits)))
+    return torch.where(exists, weight * share - visits * part, -torch.inf)
 
 
 def uniform(seeds: Tensor, depth: Tensor) -> Tensor:

@@ -11,8 +11,9 @@ torch's generator.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from alfx import nest
 from alfx.tensor_specs import NestedTensor
@@ -49,6 +50,9 @@ class Prediction(NamedTuple):
 Model = Callable[[NestedTensor, Tensor], Any]
 """Called with the states of N nodes and an action of each, ``[N, ...]``; returns a :class:`Prediction` of what follows,
 or any other record with such fields."""
+
+Form = Callable[[Callable[[Any], Any], nn.Module], Callable[[Any], Any]]
+"""From a function of tensors and the module whose buffers it reads and writes to a function that does the same."""
 
 
 def root_prior(prior: Tensor, mask: Tensor | None, dirichlet_alpha: float, fraction: float) -> Tensor:
@@ -89,13 +93,16 @@ class TreeSearch:
     Args:
         settings: how to search.
         native: whether to use the compiled code if there is any.
+        form: makes another form of the same function, a faster one; called as ``form(function, memory)`` with what is
+            done in each call of the model, from int64 ``[3, N]`` to ``()``, and the module whose buffers that reads and
+            writes. All searches are made with one model then. ``None``: the function itself.
     """
 
     _KEPT = 4
 
-    def __init__(self, settings: SearchSettings, native: bool = True):
+    def __init__(self, settings: SearchSettings, native: bool = True, form: Form | None = None):
         self.settings = settings
-        self._native = native
+        self._native, self._form = native, form
         self._forests: dict[Any, _Forest] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -123,7 +130,7 @@ class TreeSearch:
         key = batch_size, num_actions, *((x.shape[1:], x.dtype, x.device) for x in kept)
         forest = self._forests.pop(key, None)
         if forest is None:
-            forest = _Forest(self.settings, batch_size, num_actions, root, self._native)
+            forest = _Forest(self.settings, batch_size, num_actions, root, self._native, self._form)
             if len(self._forests) >= self._KEPT:
                 self._forests.pop(next(iter(self._forests)))
         self._forests[key] = forest  # the last one is the latest
@@ -132,154 +139,133 @@ class TreeSearch:
         return forest.trees
 
 
-class _Forest:
-    """The trees and the latent states of one size of batch; all buffers and their views are made once."""
+class _Memory(nn.Module):
+    """What is known of the nodes of all trees that the model needs to go on; row ``n * B + b`` is node n of tree b.
 
-    def __init__(self, settings: SearchSettings, batch_size: int, num_actions: int, root: Any, native: bool):
+    Args:
+        root: a prediction of the roots.
+        num_rows: number of nodes.
+        width: of what is predicted of a node, in numbers.
+        most: nodes that one call of the model is about, at most.
+
+    Attributes:
+        outputs: float64 ``[most, width]``, the predictions of the latest call: see ``TensorSearch.expand_backup``.
+    """
+
+    outputs: Tensor
+    actions: Tensor
+
+    def __init__(self, root: Any, num_rows: int, width: int, most: int):
+        super().__init__()
+        self._structure = nest.structure(root.state)
+        self._count = len(nest.flatten(root.state))
+        kept = {f'state_{i}': x for i, x in enumerate(nest.flatten(root.state))}
+        self.names_actions = not isinstance(root.actions, tuple)
+        if self.names_actions:
+            kept['actions'] = root.actions
+        for name, x in kept.items():
+            self.register_buffer(name, x.new_zeros(num_rows, *x.shape[1:]))
+        self.register_buffer('outputs', torch.zeros(most, width, dtype=torch.float64, device=root.value.device))
+
+    def read(self, rows: Tensor, action: Tensor) -> tuple[NestedTensor, Tensor]:
+        """The states of nodes, and which actions those with these indices are."""
+        state = [getattr(self, f'state_{i}').index_select(0, rows) for i in range(self._count)]
+        return self._structure.unflatten(state), self.actions[rows, action] if self.names_actions else action
+
+    def write(self, rows: Tensor, output: Any) -> None:
+        """Keep the states and the candidates of nodes."""
+        states: list[Any] = self._structure.flatten_up_to(output.state)
+        for i, new in enumerate(states):
+            kept = getattr(self, f'state_{i}')
+            kept.index_copy_(0, rows, new.to(kept.dtype))
+        if self.names_actions:
+            self.actions.index_copy_(0, rows, output.actions.to(self.actions.dtype))
+
+
+class _Forest:
+    """The trees and the latent states of one size of batch; all buffers are made once."""
+
+    def __init__(self, settings: SearchSettings, batch_size: int, num_actions: int, root: Any, native: bool,
+                 form: Form | None):
         self._settings, self._batch_size, self._num_actions = settings, batch_size, num_actions
         self.trees = Trees(settings, batch_size, num_actions)
         library = build.load() if native else None
         self._form: Any = TensorSearch(self.trees) if library is None else NativeSearch(self.trees, library)
-        self._device = root.value.device
-        self._structure = nest.structure(root.state)
-        num_nodes = self.trees.ints.shape[1]
-        kept = [*nest.flatten(root.state), *([] if isinstance(root.actions, tuple) else [root.actions])]
-        self._kept = [x.new_zeros(num_nodes * batch_size, *x.shape[1:]) for x in kept]
-        self._names_actions = not isinstance(root.actions, tuple)
-        self._calls: dict[int, _Call] = {}
-        self._places: dict[tuple[int, int], list[Tensor]] = {}
-        self._every_action = torch.arange(num_actions).repeat_interleave(batch_size)
+        width = 3 + num_actions * (2 if settings.rule == 'gumbel' else 1)
+        most = max(self.trees.num_paths, num_actions if settings.expand_all or settings.expand_root else 1)
+        self._memory = _Memory(root, self.trees.ints.shape[1] * batch_size, width, most * batch_size)
+        self._is_on_host = root.value.device.type == 'cpu'
+        self._outputs = self._memory.outputs if self._is_on_host else torch.zeros_like(self._memory.outputs,
+                                                                                      device='cpu')
+        self._roots = torch.arange(batch_size, device=root.value.device)  # their rows
+        self._calls: dict[int, tuple[Tensor, Tensor]] = {}
+        self._model: Model
+        self._advance = form(self._advance_by_model, self._memory) if form else self._advance_by_model
 
     def run(self, model: Model, root: Any, prior: Tensor, to_play: Tensor, noise: Noise) -> None:
         """One search."""
         value = root.value.detach().to('cpu', torch.float64)
-        bad = ~value.isfinite() | ~prior.isfinite().all(-1)
-        if bad.any():
-            raise SearchError(f'root {int(bad.int().argmax())} of {self._batch_size}: the value or the prior that the '
+        finite = np.isfinite(prior.numpy()).all(-1) & np.isfinite(value.numpy())
+        if not finite.all():
+            raise SearchError(f'root {finite.argmin()} of {self._batch_size}: the value or the prior that the '
                               'model predicts of the root itself is not finite')
+        self._model = model
         self.trees.plant(value, prior, to_play, noise)
-        self._keep(root, 0, 1)
-        first = 1
+        self._memory.write(self._roots, root)
+        first, made, per_leaf = 1, 0, self._num_actions if self._settings.expand_all else 1
         if self._settings.expand_root:
-            call = self._call(self._num_actions)
-            outputs = self._ask(model, call, call.columns, self._every_action, first)
+            places, outputs = self._call(self._num_actions)
+            self._form.select_root(places)
+            self._ask(places)
             self._check(self._form.expand_root(outputs), 'expanding the root')
             first += self._num_actions
-        made = 0
         for step, count in enumerate(self.trees.steps):
-            self._form.select(step, count)
-            chosen = self._call(count)
-            call, rows, actions = chosen, chosen.chosen_rows(), chosen.actions
-            if self._settings.expand_all:
-                call = self._call(self._num_actions)
-                rows, actions = rows.repeat(self._num_actions), self._every_action
-            outputs = self._ask(model, call, rows, actions, first)
-            bad = self._form.expand_backup(outputs, first)
-            if bad >= 0:
-                self._check(bad, f'simulation {made}')
-            first, made = first + call.size, made + count
+            places, outputs = self._call(count * per_leaf)
+            self._form.select(step, count, first, places)
+            self._ask(places)
+            bad_root = self._form.expand_backup(outputs, first)
+            if bad_root >= 0:
+                self._check(bad_root, f'simulation {made}')
+            first, made = first + count * per_leaf, made + count
 
-    def _call(self, size: int) -> '_Call':
-        if size not in self._calls:
-            self._calls[size] = _Call(size, self.trees)
-        return self._calls[size]
-
-    def _ask(self, model: Model, call: '_Call', rows: Tensor, action: Tensor, first: int) -> Any:
-        """Ask the model what follows after actions, and keep what is needed to go on from there.
-
-        Args:
-            model: the model.
-            call: for n nodes of each tree.
-            rows: int64 ``[n * B]``, of what is kept of the nodes acted in.
-            action: int64 ``[n * B]``, their indices.
-            first: number of the first node that is new.
+    def _call(self, size: int) -> tuple[Tensor, Tensor]:
+        """What a call of the model for n nodes of each tree reads and writes, made once.
 
         Returns:
-            float64 ``[n, B, 3 + A]`` or ``[n, B, 3 + 2 A]``, a numpy array.
+            int64 ``[3, n * B]``: rows of what is kept of the nodes acted in, the indices of the actions, rows for what
+            follows; and what is predicted, see ``TensorSearch.expand_backup``; both in host memory.
         """
-        if self._device.type != 'cpu':
-            rows, action = rows.to(self._device), action.to(self._device)
-        kept = self._kept
-        if self._names_actions:
-            action = kept[-1][rows, action]
-            kept = kept[:-1]
-        output = model(self._structure.unflatten([x.index_select(0, rows) for x in kept]), action)
-        self._keep(output, first, call.size)
-        call.outputs.fill(output)
-        return call.outputs.array
+        if size not in self._calls:
+            places = torch.zeros(3, size * self._batch_size, dtype=torch.int64)
+            outputs = self._outputs[:size * self._batch_size].view(size, self._batch_size, -1)
+            self._calls[size] = places, outputs
+        return self._calls[size]
 
-    def _keep(self, output: Any, first: int, size: int) -> None:
-        """Keep the states and the candidates of what the model was asked for, as those of nodes from ``first`` on."""
-        slots = self._places.get((first, size))
-        if slots is None:
-            slots = [x.narrow(0, first * self._batch_size, size * self._batch_size) for x in self._kept]
-            self._places[first, size] = slots
-        states: list[Any] = self._structure.flatten_up_to(output.state)
-        for slot, new in zip(slots, states):
-            slot.copy_(new)
-        if self._names_actions:
-            slots[-1].copy_(output.actions)
+    def _ask(self, places: Tensor) -> None:
+        """Ask the model what follows after actions, and keep what is needed to go on from there."""
+        if self._is_on_host:
+            self._advance(places)
+        else:
+            self._advance(places.to(self._memory.outputs.device))
+            count = places.shape[1]
+            self._outputs[:count].copy_(self._memory.outputs[:count])
+
+    def _advance_by_model(self, places: Tensor) -> tuple[()]:
+        """From ``places``, see :meth:`_call`, to rows of the memory: everything between selecting and expanding."""
+        rows, action, new = places.unbind(0)
+        output = self._model(*self._memory.read(rows, action))
+        self._memory.write(new, output)
+        value, prior = output.value.double()[:, None], output.action_probs.double()
+        reward, over = (torch.zeros_like(value) if isinstance(x, tuple) else x.double()[:, None]
+                        for x in (output.reward, output.game_over))
+        logs = (prior.log(), ) if self._settings.rule == 'gumbel' else ()
+        self._memory.outputs[:len(rows)] = torch.cat((value, reward, over, prior, *logs), 1)
+        return ()
 
     def _check(self, bad: int, when: str) -> None:
         if bad >= 0:
             raise SearchError(f'root {bad} of {self._batch_size}, {when}: a value, reward or prior that the model '
                               'predicts is not finite')
-
-
-class _Call:
-    """What calls of the model for n nodes of each tree read and write, made once.
-
-    Args:
-        size: n.
-        trees: the trees.
-    """
-
-    def __init__(self, size: int, trees: Trees):
-        self.size, batch_size = size, trees.batch_size
-        self.columns = torch.arange(batch_size).repeat(size)
-        self._rows = torch.zeros_like(self.columns)
-        # What select chose, row by row.
-        self._nodes, self.actions = (x.reshape(-1) for x in torch.from_numpy(trees.chosen[:2, :size]))
-        self.outputs = _Outputs(size, batch_size, trees.num_actions, trees.settings.rule == 'gumbel')
-
-    def chosen_rows(self) -> Tensor:
-        """Where what is kept of the chosen nodes lies."""
-        return torch.add(self.columns, self._nodes, alpha=len(self.columns) // self.size, out=self._rows)
-
-
-class _Outputs:
-    """What the model predicts of ``n * B`` nodes, as one array for the trees: see ``TensorSearch.expand_backup``.
-
-    Args:
-        n: nodes of each tree.
-        batch_size: B.
-        num_actions: A.
-        with_logs: whether the logs of the priors are needed.
-    """
-
-    def __init__(self, n: int, batch_size: int, num_actions: int, with_logs: bool):
-        packed = torch.zeros(n, batch_size, 3 + num_actions * (2 if with_logs else 1), dtype=torch.float64)
-        self.array = packed.numpy()
-        rows = packed.view(n * batch_size, -1)
-        self._value, self._reward, self._over = rows[:, 0], rows[:, 1], rows[:, 2]
-        self._prior = rows[:, 3:3 + num_actions]
-        self._logs = rows[:, 3 + num_actions:] if with_logs else None
-        self._all = rows[:, :3 + num_actions]
-
-    def fill(self, output: Any) -> None:
-        """Take what the model returned."""
-        if output.value.device.type != 'cpu':  # one transfer
-            like = output.value
-            columns = [like[:, None], *(torch.zeros_like(like)[:, None] if isinstance(x, tuple) else
-                                        x[:, None].to(like.dtype) for x in (output.reward, output.game_over))]
-            self._all.copy_(torch.cat((*columns, output.action_probs), 1))
-        else:
-            self._value.copy_(output.value)
-            self._prior.copy_(output.action_probs)
-            for column, x in ((self._reward, output.reward), (self._over, output.game_over)):
-                column.zero_() if isinstance(x, tuple) else column.copy_(x)
-        if self._logs is not None:
-            torch.log(self._prior, out=self._logs)
 
 
 # What was found -------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 All trees go down together, one level at a time; those that have arrived wait. Paths of the same tree go one after the
 other, since each one takes into account where those before it went.
 """
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,8 +22,13 @@ class TensorSearch:
         self._trees = trees
         self._growth = _Growth(trees)
 
-    def select(self, step: int, count: int) -> None:
-        """Go down from the roots to what is to be expanded, and write it to ``trees.chosen``.
+    def select_root(self, places: Tensor) -> None:
+        """Choose the roots, all of whose actions are to be expanded; else as :meth:`select`."""
+        self._trees.chosen[0], self._trees.chosen[2] = 0, -1
+        self._trees.place(places.numpy(), 1, 1, True)
+
+    def select(self, step: int, count: int, first: int, places: Tensor) -> None:
+        """Go down from the roots to what is to be expanded, and write it to ``trees.chosen`` and ``places``.
 
         Each of the paths of a tree assumes one more visit of what those before it chose in this step ('ucb' and
         'gumbel'); with 'rkl' and 'kl' each draws by itself.
@@ -32,11 +36,14 @@ class TensorSearch:
         Args:
             step: 0, 1, ....
             count: how many paths this step has.
+            first: as in :meth:`expand_backup`.
+            places: see :meth:`alfx.tree_search.trees.Trees.place`.
         """
         for k in range(count):
             _Descent(self._trees, step, k, count > 1).run()
+        self._trees.place(places.numpy(), count, first, self._trees.settings.expand_all)
 
-    def expand_backup(self, outputs: np.ndarray, first: int) -> int:
+    def expand_backup(self, outputs: Tensor, first: int) -> int:
         """Add what was chosen to the trees, and tell the nodes above of its value.
 
         Args:
@@ -51,27 +58,26 @@ class TensorSearch:
         bad = self._not_finite(outputs)
         if bad >= 0:
             return bad
-        chosen, output = torch.from_numpy(self._trees.chosen), torch.from_numpy(outputs)
+        chosen = torch.from_numpy(self._trees.chosen)
         if self._trees.settings.expand_all:
-            self._growth.expand_all(chosen[:, 0], output, first)
+            self._growth.expand_all(chosen[:, 0], outputs, first)
         else:
-            for k in range(len(output)):
-                self._growth.expand_one(chosen[:, k], output[k], first + k)
+            for k in range(len(outputs)):
+                self._growth.expand_one(chosen[:, k], outputs[k], first + k)
         return -1
 
-    def expand_root(self, outputs: np.ndarray) -> int:
+    def expand_root(self, outputs: Tensor) -> int:
         """Expand all actions of the roots as nodes 1, ..., A; else as :meth:`expand_backup` with ``expand_all``."""
-        self._trees.chosen[0], self._trees.chosen[2] = 0, -1
         bad = self._not_finite(outputs)
         if bad < 0:
-            self._growth.expand_all(torch.from_numpy(self._trees.chosen[:, 0]), torch.from_numpy(outputs), 1)
+            self._growth.expand_all(torch.from_numpy(self._trees.chosen[:, 0]), outputs, 1)
         return bad
 
-    def _not_finite(self, outputs: np.ndarray) -> int:
-        known = np.isfinite(outputs[..., :3 + self._trees.num_actions])
+    def _not_finite(self, outputs: Tensor) -> int:
+        known = outputs[..., :3 + self._trees.num_actions].isfinite()
         known[..., 3:] |= outputs[..., 2:3] != 0  # the priors of a game that is over do not matter
-        bad = ~known.all((0, 2))
-        return int(bad.argmax()) if bad.any() else -1
+        bad = ~known.all(2).all(0)
+        return int(bad.int().argmax()) if bool(bad.any()) else -1
 
 
 class _Descent:

@@ -196,10 +196,12 @@ class Trees:
             depths = settings.depth_limit + 1
         self.num_paths = paths
         """How many leaves may be expanded together."""
-        self.steps: Sequence[int] = ()
+        self.steps: Sequence[int] = [settings.num_parallel] * settings.num_steps
         """How many of them are, in each step of this search."""
         self.ints = np.zeros((batch_size, nodes, CHILD + 2 * num_actions), np.int32)
         self.floats = np.zeros((batch_size, nodes, PRIOR + 3 * num_actions))
+        self._root = np.zeros(self.ints.shape[2], np.int32)
+        self._root[VISITS], self._root[PARENT] = 1, -1
         self.bounds = np.zeros((batch_size, 2))
         """Least and largest value seen in each tree."""
         self.chosen = np.zeros((3, paths, batch_size), np.int64)
@@ -224,23 +226,36 @@ class Trees:
             to_play: int ``[B]``, 0 or 1.
             noise: the random numbers of this search.
         """
-        A = self.num_actions
-        self.ints[:, 0] = 0
-        self.floats[:, 0] = 0.0
-        self.ints[:, 0, VISITS] = 1
-        self.ints[:, 0, PARENT] = -1
-        self.ints[:, 0, TO_PLAY] = to_play.numpy()
-        self.floats[:, 0, VALUE_SUM] = self.floats[:, 0, VALUE] = value.numpy()
-        self.floats[:, 0, PRIOR:PRIOR + A] = prior.numpy()
-        if self.settings.rule == 'gumbel':
-            self.floats[:, 0, PRIOR + 2 * A:] = prior.log().numpy()
-        self.bounds[:] = value.numpy()[:, None] if self.settings.known_bounds is None else self.settings.known_bounds
-        self.num_considered[:] = np.minimum((prior > 0).sum(-1).numpy(), self.considered.shape[0] - 1)
-        s = self.settings
-        self.steps = (rules.simulations_together(tuple(np.unique(self.num_considered).tolist()), s.num_simulations)
-                      if s.finds_independent else [s.num_parallel] * s.num_steps)
+        s, A, ints, floats, values = self.settings, self.num_actions, self.ints[:, 0], self.floats[:, 0], value.numpy()
+        ints[:] = self._root
+        ints[:, TO_PLAY] = to_play.numpy()
+        floats[:] = 0.0
+        floats[:, VALUE_SUM] = floats[:, VALUE] = values
+        floats[:, PRIOR:PRIOR + A] = prior.numpy()
+        self.bounds[:] = values[:, None] if s.known_bounds is None else s.known_bounds
+        if s.rule == 'gumbel':
+            floats[:, PRIOR + 2 * A:] = prior.log().numpy()
+            np.minimum((prior.numpy() > 0).sum(-1), self.considered.shape[0] - 1, out=self.num_considered)
+        if s.finds_independent:
+            self.steps = rules.simulations_together(tuple(sorted(set(self.num_considered.tolist()))), s.num_simulations)
         for own, drawn in zip((self.ties, self.seeds, self.gumbel), noise):
-            own[:] = drawn.numpy()
+            if own.size:
+                own[:] = drawn.numpy()
+
+    def place(self, places: np.ndarray, count: int, first: int, all_actions: bool) -> None:
+        """Write down what the model is asked for after ``chosen``.
+
+        Args:
+            places: int64 ``[3, n * B]``: the rows ``node * B + b`` of the nodes acted in, the actions, and the rows of
+                what follows, the nodes ``first``, ``first + 1``, ....
+            count: how many paths were chosen.
+            first: see above.
+            all_actions: whether all actions of the one node are asked for, in place of the one that was chosen.
+        """
+        tree, rows = np.arange(self.batch_size), places.reshape(3, -1, self.batch_size)
+        rows[0] = self.chosen[0, :count] * self.batch_size + tree
+        rows[1] = np.arange(self.num_actions)[:, None] if all_actions else self.chosen[1, :count]
+        rows[2] = (first + np.arange(rows.shape[1]))[:, None] * self.batch_size + tree
 
     # What was found --------------------------------------------------------------------------------------------
 
