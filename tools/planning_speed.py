@@ -1,9 +1,10 @@
 """How long a plan by the cross-entropy method takes beside the matrix products that it consists of.
 
     python tools/planning_speed.py [--population 400] [--horizon 25] [--iterations 5] [--hidden 200 200] [--rounds 5]
+                                   [--compile]
 
 The plan is that of the shipped conf mbrl_pendulum with other sizes, by ``predict_step`` of its agent: one environment,
-one thread. The bare loop makes the layers of the same network as often, and nothing else. Rounds take turns; a figure
+one thread; ``--compile`` is that of runs with ``TrainerConfig.compile``. The bare loop makes the layers of the same network as often, and nothing else. Rounds take turns; a figure
 is the median of the rounds, the ratio the median of the ratios within a round. Prints Markdown.
 """
 import argparse
@@ -25,7 +26,8 @@ def planner(root_dir: str, args: argparse.Namespace) -> Callable[[], object]:
         f'CEMPlanAlgorithm.population_size = {args.population}', f'CEMPlanAlgorithm.planning_horizon = {args.horizon}',
         f'CEMPlanAlgorithm.max_iter_num = {args.iterations}',
         f'CEMPlanAlgorithm.elite_size = {max(1, args.population // 10)}',
-        f'DeterministicDynamicsAlgorithm.hidden_size = {tuple(args.hidden)}', 'TrainerConfig.num_threads = 1']))
+        f'DeterministicDynamicsAlgorithm.hidden_size = {tuple(args.hidden)}', 'TrainerConfig.num_threads = 1',
+        f'TrainerConfig.compile = {args.compile}']))
     algorithm = RLTrainer(TrainerConfig(root_dir=root_dir)).algorithm
     time_step = algorithm.environment.current_time_step()
     state = algorithm.get_initial_predict_state(1)
@@ -69,12 +71,13 @@ def main() -> None:
     for name, default in (('population', 400), ('horizon', 25), ('iterations', 5), ('rounds', 5), ('repetitions', 20)):
         parser.add_argument(f'--{name}', type=int, default=default)
     parser.add_argument('--hidden', type=int, nargs='+', default=[200, 200])
+    parser.add_argument('--compile', action='store_true')
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as root_dir:
         runs = {'plan': planner(root_dir, args), 'products': products(args)}
         for run in runs.values():
-            seconds(run, 3)
+            seconds(run, 5)  # the model is recorded, or compiled, meanwhile
         rounds = [{name: seconds(run, args.repetitions) for name, run in runs.items()} for _ in range(args.rounds)]
     ratio = statistics.median(x['plan'] / x['products'] for x in rounds)
     print('| population | horizon | iterations | layers | a plan | its products | ratio |\n'

@@ -1,10 +1,14 @@
 """What a search keeps from one to the next."""
 import copy
+import itertools
 import pickle
 import resource
 
+import pytest
 import torch
+from torch import nn
 
+from alfx.engine.plan import Recorded, forms
 from alfx.tree_search.search import Prediction, TreeSearch
 from alfx.tree_search.trees import SearchSettings
 
@@ -41,3 +45,51 @@ def test_a_copy_searches_with_trees_of_its_own():
     trees = run(search)
     for other in (copy.deepcopy(search), pickle.loads(pickle.dumps(search))):
         assert other.settings == search.settings and run(other) is not trees
+
+
+class Network(nn.Module):
+    """A model with everything that a prediction may have; which actions it names depends on the state."""
+
+    def __init__(self, names_actions):
+        super().__init__()
+        self.layer = nn.Linear(9, 8 + 2 + 3)
+        self.names_actions = names_actions
+
+    def forward(self, state, action):
+        latent, count = state
+        output = self.layer(torch.cat((latent, action[:, None].float()), 1))
+        return self.predict(output[:, :8].tanh(), count + 1, output[:, 8:])
+
+    def predict(self, latent, count, output):
+        named = count[:, None] + torch.arange(3) if self.names_actions else ()
+        return Prediction(output[:, 0], output[:, 1], output[:, 1] > 1.0, named, output[:, 2:].softmax(-1),
+                          (latent, count))
+
+
+GUMBEL, EXPANDED = dict(rule='gumbel', gumbel_scale=0.0), dict(expand_root=True, expand_all=True)
+
+
+@pytest.mark.parametrize('options, names_actions, compiles', [
+    *itertools.product((dict(rule='ucb'), GUMBEL, EXPANDED, dict(num_parallel=2)), (False, True), (False, )),
+    pytest.param(GUMBEL, False, True, marks=pytest.mark.compiles),
+    pytest.param(EXPANDED, True, True, marks=pytest.mark.compiles)])
+def test_a_recorded_search_finds_what_one_step_by_step_finds(monkeypatch, caplog, options, names_actions, compiles):
+    monkeypatch.setattr(forms, 'WARM_UP', forms.WarmUp(calls=3, compiled_calls=3))
+    torch.manual_seed(0)
+    network, settings, made = Network(names_actions), SearchSettings(8, **options), []
+
+    def form(function, memory):
+        made.append(Recorded(function, network, memory, compiles=compiles))
+        return made[-1]
+
+    plain, recorded = TreeSearch(settings), TreeSearch(settings, form=form)
+    with torch.no_grad():
+        for _ in range(12):
+            root = network.predict(torch.randn(4, 8), torch.zeros(4, dtype=torch.int64), torch.randn(4, 5))
+            trees = [search.run(network, root, root.action_probs.double(), torch.zeros(4))
+                     for search in (plain, recorded)]
+            torch.testing.assert_close(torch.from_numpy(trees[0].ints), torch.from_numpy(trees[1].ints), rtol=0, atol=0)
+            torch.testing.assert_close(torch.from_numpy(trees[0].floats), torch.from_numpy(trees[1].floats),
+                                       **(dict(rtol=1e-5, atol=1e-6) if compiles else dict(rtol=0, atol=0)))
+    form = made[0].compiled if compiles else made[0].played
+    assert len(made) == 1 and form.num_records >= 1 and not form.has_stopped, caplog.text
