@@ -4,8 +4,9 @@
                                    [--compile]
 
 The plan is that of the shipped conf mbrl_pendulum with other sizes, by ``predict_step`` of its agent: one environment,
-one thread; ``--compile`` is that of runs with ``TrainerConfig.compile``. The bare loop makes the layers of the same network as often, and nothing else. Rounds take turns; a figure
-is the median of the rounds, the ratio the median of the ratios within a round. Prints Markdown.
+one thread; ``--compile`` is that of runs with ``TrainerConfig.compile``. The bare loop makes the layers of the same
+network as often, and nothing else. Rounds take turns; a figure is the median of the rounds, the ratio the median of the
+ratios within a round. Prints Markdown.
 """
 import argparse
 import statistics
