@@ -182,6 +182,34 @@ class _Memory(nn.Module):
             self.actions.index_copy_(0, rows, output.actions.to(self.actions.dtype))
 
 
+class _Step:
+    """What is done in each call of the model: everything between selecting and expanding.
+
+    Nothing of a forest is known here, so that it is gone with its records as soon as nobody needs it.
+
+    Args:
+        memory: is read and written.
+        with_logs: whether the logs of the priors are needed.
+    """
+
+    model: Model
+
+    def __init__(self, memory: _Memory, with_logs: bool):
+        self._memory, self._with_logs = memory, with_logs
+
+    def take(self, places: Tensor) -> tuple[()]:
+        """Ask for what follows ``places``, see :meth:`_Forest._call`, and write it to the memory."""
+        rows, action, new = places.unbind(0)
+        output = self.model(*self._memory.read(rows, action))
+        self._memory.write(new, output)
+        value, prior = output.value.double()[:, None], output.action_probs.double()
+        reward, over = (torch.zeros_like(value) if isinstance(x, tuple) else x.double()[:, None]
+                        for x in (output.reward, output.game_over))
+        logs = (prior.log(), ) if self._with_logs else ()
+        self._memory.outputs[:len(rows)] = torch.cat((value, reward, over, prior, *logs), 1)
+        return ()
+
+
 class _Forest:
     """The trees and the latent states of one size of batch; all buffers are made once."""
 
@@ -199,8 +227,8 @@ class _Forest:
                                                                                       device='cpu')
         self._roots = torch.arange(batch_size, device=root.value.device)  # their rows
         self._calls: dict[int, tuple[Tensor, Tensor]] = {}
-        self._model: Model
-        self._advance = form(self._advance_by_model, self._memory) if form else self._advance_by_model
+        self._step = _Step(self._memory, settings.rule == 'gumbel')
+        self._take = form(self._step.take, self._memory) if form else self._step.take
 
     def run(self, model: Model, root: Any, prior: Tensor, to_play: Tensor, noise: Noise) -> None:
         """One search."""
@@ -209,7 +237,7 @@ class _Forest:
         if not finite.all():
             raise SearchError(f'root {finite.argmin()} of {self._batch_size}: the value or the prior that the '
                               'model predicts of the root itself is not finite')
-        self._model = model
+        self._step.model = model
         self.trees.plant(value, prior, to_play, noise)
         self._memory.write(self._roots, root)
         first, made, per_leaf = 1, 0, self._num_actions if self._settings.expand_all else 1
@@ -244,23 +272,11 @@ class _Forest:
     def _ask(self, places: Tensor) -> None:
         """Ask the model what follows after actions, and keep what is needed to go on from there."""
         if self._is_on_host:
-            self._advance(places)
+            self._take(places)
         else:
-            self._advance(places.to(self._memory.outputs.device))
+            self._take(places.to(self._memory.outputs.device))
             count = places.shape[1]
             self._outputs[:count].copy_(self._memory.outputs[:count])
-
-    def _advance_by_model(self, places: Tensor) -> tuple[()]:
-        """From ``places``, see :meth:`_call`, to rows of the memory: everything between selecting and expanding."""
-        rows, action, new = places.unbind(0)
-        output = self._model(*self._memory.read(rows, action))
-        self._memory.write(new, output)
-        value, prior = output.value.double()[:, None], output.action_probs.double()
-        reward, over = (torch.zeros_like(value) if isinstance(x, tuple) else x.double()[:, None]
-                        for x in (output.reward, output.game_over))
-        logs = (prior.log(), ) if self._settings.rule == 'gumbel' else ()
-        self._memory.outputs[:len(rows)] = torch.cat((value, reward, over, prior, *logs), 1)
-        return ()
 
     def _check(self, bad: int, when: str) -> None:
         if bad >= 0:

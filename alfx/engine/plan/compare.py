@@ -70,7 +70,7 @@ def difference(expected: Parts, found: Parts, tolerance: float) -> str | None:
             continue
         reason = 'is another one'
         if tolerance and a.is_floating_point():
-            distance = _length(a - b)
+            distance = float(torch.linalg.vector_norm(torch.where(a == b, 0.0, a - b), dtype=torch.float64))
             least = total if name.startswith('the gradient') else a.numel()**0.5
             if distance <= max(tolerance * length, _ALMOST_NOTHING * least):
                 continue
@@ -88,9 +88,10 @@ def tolerance_of(record: Any, is_exact: bool) -> float:
 
 
 def _length(x: Tensor | None) -> float:
+    """Of what is finite, such as the logs of the probabilities that are not 0."""
     if x is None or not x.is_floating_point():
         return 0.0
-    return float(torch.linalg.vector_norm(x.detach(), dtype=torch.float64))
+    return float(torch.linalg.vector_norm(torch.where(x.isinf(), 0.0, x.detach()), dtype=torch.float64))
 
 
 # Processes that train together --------------------------------------------------------------------------------------

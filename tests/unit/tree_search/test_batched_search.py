@@ -1,8 +1,10 @@
 """What a search keeps from one to the next."""
 import copy
+import gc
 import itertools
 import pickle
 import resource
+import weakref
 
 import pytest
 import torch
@@ -40,6 +42,19 @@ def test_only_the_latest_sizes_of_batches_are_kept():
     assert run(search, 5) is trees[-1] and run(search, 1) is not trees[0]
 
 
+def test_what_is_not_kept_is_gone_at_once():
+    search = TreeSearch(SearchSettings(4), form=lambda function, memory: Recorded(function, memory))
+    gc.disable()
+    try:
+        run(search, 1)
+        forest = weakref.ref(next(iter(search._forests.values())))
+        for n in (2, 3, 4, 5):
+            run(search, n)
+        assert forest() is None
+    finally:
+        gc.enable()
+
+
 def test_a_copy_searches_with_trees_of_its_own():
     search = TreeSearch(SearchSettings(4))
     trees = run(search)
@@ -48,7 +63,7 @@ def test_a_copy_searches_with_trees_of_its_own():
 
 
 class Network(nn.Module):
-    """A model with everything that a prediction may have; which actions it names depends on the state."""
+    """A model with everything that a prediction may have; which actions exist, and their names, depend on the state."""
 
     def __init__(self, names_actions):
         super().__init__()
@@ -62,8 +77,8 @@ class Network(nn.Module):
 
     def predict(self, latent, count, output):
         named = count[:, None] + torch.arange(3) if self.names_actions else ()
-        return Prediction(output[:, 0], output[:, 1], output[:, 1] > 1.0, named, output[:, 2:].softmax(-1),
-                          (latent, count))
+        logits = torch.where((count[:, None] + torch.arange(3)) % 3 == 1, -torch.inf, output[:, 2:])
+        return Prediction(output[:, 0], output[:, 1], output[:, 1] > 1.0, named, logits.softmax(-1), (latent, count))
 
 
 GUMBEL, EXPANDED = dict(rule='gumbel', gumbel_scale=0.0), dict(expand_root=True, expand_all=True)

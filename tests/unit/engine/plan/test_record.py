@@ -121,3 +121,10 @@ def test_what_rounding_leaves_of_a_gradient_that_cancels_out_is_no_difference():
 def test_the_same_nans_and_infinities_are_no_difference():
     x = torch.tensor([float('nan'), float('inf')])
     assert difference([('a', x)], [('a', x.clone())], 0.0) is None
+
+
+def test_where_infinities_are_the_same_the_rest_is_compared():
+    x = torch.tensor([-float('inf'), 1.0])
+    assert difference([('a', x)], [('a', torch.tensor([-float('inf'), 1 + 1e-6]))], 1e-3) is None
+    for wrong in ([-float('inf'), 1.1], [0.0, 1.0], [float('inf'), 1.0], [-float('inf'), float('inf')]):
+        assert difference([('a', x)], [('a', torch.tensor(wrong))], 1e-3) is not None
