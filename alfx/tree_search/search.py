@@ -88,7 +88,8 @@ def root_prior(prior: Tensor, mask: Tensor | None, dirichlet_alpha: float, fract
 class TreeSearch:
     """Searches with given settings.
 
-    Trees and latent states of the last few sizes of batches are kept and used again.
+    Trees and latent states of the last four sizes of batches are kept and used again, and what ``form`` has made for
+    them; with more sizes in turn, it is made anew each time.
 
     Args:
         settings: how to search.
@@ -127,7 +128,7 @@ class TreeSearch:
         """
         batch_size, num_actions = prior.shape
         kept = nest.flatten((root.state, root.actions))
-        key = batch_size, num_actions, *((x.shape[1:], x.dtype, x.device) for x in kept)
+        key = batch_size, num_actions, root.value.device, *((x.shape[1:], x.dtype, x.device) for x in kept)
         forest = self._forests.pop(key, None)
         if forest is None:
             forest = _Forest(self.settings, batch_size, num_actions, root, self._native, self._form)
@@ -160,8 +161,8 @@ class _Memory(nn.Module):
         self._structure = nest.structure(root.state)
         self._count = len(nest.flatten(root.state))
         kept = {f'state_{i}': x for i, x in enumerate(nest.flatten(root.state))}
-        self.names_actions = not isinstance(root.actions, tuple)
-        if self.names_actions:
+        self._names_actions = not isinstance(root.actions, tuple)
+        if self._names_actions:
             kept['actions'] = root.actions
         for name, x in kept.items():
             self.register_buffer(name, x.new_zeros(num_rows, *x.shape[1:]))
@@ -170,7 +171,7 @@ class _Memory(nn.Module):
     def read(self, rows: Tensor, action: Tensor) -> tuple[NestedTensor, Tensor]:
         """The states of nodes, and which actions those with these indices are."""
         state = [getattr(self, f'state_{i}').index_select(0, rows) for i in range(self._count)]
-        return self._structure.unflatten(state), self.actions[rows, action] if self.names_actions else action
+        return self._structure.unflatten(state), self.actions[rows, action] if self._names_actions else action
 
     def write(self, rows: Tensor, output: Any) -> None:
         """Keep the states and the candidates of nodes."""
@@ -178,14 +179,14 @@ class _Memory(nn.Module):
         for i, new in enumerate(states):
             kept = getattr(self, f'state_{i}')
             kept.index_copy_(0, rows, new.to(kept.dtype))
-        if self.names_actions:
+        if self._names_actions:
             self.actions.index_copy_(0, rows, output.actions.to(self.actions.dtype))
 
 
 class _Step:
     """What is done in each call of the model: everything between selecting and expanding.
 
-    Nothing of a forest is known here, so that it is gone with its records as soon as nobody needs it.
+    Nothing of a forest is known here: one that refers to itself would stay until garbage is collected.
 
     Args:
         memory: is read and written.
@@ -218,7 +219,7 @@ class _Forest:
         self._settings, self._batch_size, self._num_actions = settings, batch_size, num_actions
         self.trees = Trees(settings, batch_size, num_actions)
         library = build.load() if native else None
-        self._form: Any = TensorSearch(self.trees) if library is None else NativeSearch(self.trees, library)
+        self._halves: Any = TensorSearch(self.trees) if library is None else NativeSearch(self.trees, library)
         width = 3 + num_actions * (2 if settings.rule == 'gumbel' else 1)
         most = max(self.trees.num_paths, num_actions if settings.expand_all or settings.expand_root else 1)
         self._memory = _Memory(root, self.trees.ints.shape[1] * batch_size, width, most * batch_size)
@@ -243,15 +244,15 @@ class _Forest:
         first, made, per_leaf = 1, 0, self._num_actions if self._settings.expand_all else 1
         if self._settings.expand_root:
             places, outputs = self._call(self._num_actions)
-            self._form.select_root(places)
+            self._halves.select_root(places)
             self._ask(places)
-            self._check(self._form.expand_root(outputs), 'expanding the root')
+            self._check(self._halves.expand_root(outputs), 'expanding the root')
             first += self._num_actions
         for step, count in enumerate(self.trees.steps):
             places, outputs = self._call(count * per_leaf)
-            self._form.select(step, count, first, places)
+            self._halves.select(step, count, first, places)
             self._ask(places)
-            bad_root = self._form.expand_backup(outputs, first)
+            bad_root = self._halves.expand_backup(outputs, first)
             if bad_root >= 0:
                 self._check(bad_root, f'simulation {made}')
             first, made = first + count * per_leaf, made + count
