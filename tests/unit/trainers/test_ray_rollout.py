@@ -21,6 +21,7 @@ from alfx.trainers.acting import ray_cluster
 from alfx.trainers.acting import ray_rollout
 from alfx.trainers.acting import sources as acting
 from alfx.trainers.playing import play
+from alfx.utils.checkpoint_utils import Checkpointer
 from alfx.utils.processes import LostProcessError
 
 pytestmark = pytest.mark.processes
@@ -224,8 +225,8 @@ def test_a_run_replaces_a_killed_worker_ends_with_its_learner_goes_on_evaluates_
         wait_for(lambda: len(re.findall('rollout worker 1 .* acts', said())) == 2, RUN_SECONDS)
         assert f'rollout worker 1 (pid {pid}' in said() and 'takes its place' in said()
         process.send_signal(signal.SIGUSR1)
-        checkpoints = tmp_path / 'run' / 'train' / 'algorithm'
-        wait_for(lambda: any(checkpoints.glob('ckpt-*')), RUN_SECONDS)
+        written = Checkpointer(tmp_path / 'run' / 'train' / 'algorithm')  # what is still being written does not count
+        wait_for(written.steps, RUN_SECONDS)
         below = descendants(process.pid)
         assert len(below) >= 4  # two servers, two workers
         ours = below - {pid for pid in below if is_agent_of_ray(pid)}
@@ -234,7 +235,7 @@ def test_a_run_replaces_a_killed_worker_ends_with_its_learner_goes_on_evaluates_
         process.wait()
         wait_for(lambda: not any(map(is_running, ours)), 20)
         soon_gone |= below  # agents of Ray take their time to notice
-        saved = max(int(path.name.split('-')[1]) for path in checkpoints.glob('ckpt-*') if path.name[5:].isdecimal())
+        saved = written.steps()[-1]
         process = train(tmp_path, f'TrainerConfig.num_iterations={saved + 20}')
         below = set()
         while process.poll() is None:
