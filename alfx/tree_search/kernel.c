@@ -198,10 +198,10 @@ static void completed_values(const Search *s, const Node *n) {
     for (int64_t a = 0; a < n->A; a++) {
         count += n->visits[a];
         most = larger(most, n->visits[a]);
-        if (n->child[a]) mass += larger(n->prior[a], TINY);
+        if (!n->child[a]) continue;
+        mass += larger(n->prior[a], TINY);
+        mean += larger(n->prior[a], TINY) * (sign * n->value[a]);
     }
-    for (int64_t a = 0; a < n->A; a++)
-        if (n->child[a]) mean += larger(n->prior[a], TINY) * (sign * n->value[a]);
     if (mass > 0) mean = mean / mass;
     double mixed = (sign * n->own_value + count * mean) / (count + 1.0), low = INFINITY, high = -INFINITY;
     for (int64_t a = 0; a < n->A; a++) {
@@ -282,18 +282,10 @@ static int64_t choose(const Search *s, int64_t step, int64_t k, int64_t b, int64
     return draw_from_policy(s, &n, factor, uniform(s->seeds[path], ints[DEPTH]));
 }
 
-/* Note what the model is asked for as row `row` [3, rows * B]: an action of node `at`, which becomes node `made`. */
-static void place(const Search *s, int64_t *places, int64_t rows, int64_t row, int64_t b, int64_t at, int64_t action,
-                  int64_t made) {
-    int64_t B = s->num_trees, i = row * B + b;
-    places[i] = at * B + b;
-    places[rows * B + i] = action;
-    places[2 * rows * B + i] = made * B + b;
-}
-
-/* `count`: how many paths this step has; `first`: number of the first node that they add. */
+/* `count`: how many paths this step has; `first`: number of the first node that they add; `places` [3, rows, B]: what
+   the model is asked for, actions of nodes and which nodes they lead to. */
 void alfx_select(const Search *s, int64_t step, int64_t count, int64_t first, int64_t *places) {
-    int64_t B = s->num_trees, K = s->num_paths, A = s->num_actions;
+    int64_t B = s->num_trees, K = s->num_paths, A = s->num_actions, rows = s->expand_all ? A : count;
     for (int64_t b = 0; b < B; b++)
         for (int64_t k = 0; k < count; k++) {
             int64_t at = 0, choice = 0, revisited = -1;
@@ -312,29 +304,26 @@ void alfx_select(const Search *s, int64_t step, int64_t count, int64_t first, in
             s->chosen[k * B + b] = at;
             s->chosen[(K + k) * B + b] = choice;
             s->chosen[(2 * K + k) * B + b] = revisited;
-            if (s->expand_all)
-                for (int64_t a = 0; a < A; a++) place(s, places, A, a, b, at, a, first + a);
-            else place(s, places, count, k, b, at, choice, first + k);
+            for (int64_t row = s->expand_all ? 0 : k; row < (s->expand_all ? A : k + 1); row++) {
+                places[row * B + b] = at * B + b;
+                places[(rows + row) * B + b] = s->expand_all ? row : choice;
+                places[(2 * rows + row) * B + b] = (first + row) * B + b;
+            }
         }
-}
-
-static double highest_prior(const double *prior, int64_t A) {
-    double highest = 0.0;
-    for (int64_t a = 0; a < A; a++) highest = larger(highest, prior[a]);
-    return highest;
 }
 
 static void add_node(Search *s, int64_t b, int64_t parent, int64_t action, const double *output, int64_t node) {
     int64_t A = s->num_actions;
     int32_t *above = ints_of(s, b, parent), *ints = ints_of(s, b, node);
-    double *floats = floats_of(s, b, node);
+    double *floats = floats_of(s, b, node), highest = 0.0;
+    for (int64_t a = 0; a < A; a++) highest = larger(highest, output[3 + a]);
     memset(ints, 0, (CHILD + 2 * A) * sizeof *ints);
     memset(floats, 0, (PRIOR + 3 * A) * sizeof *floats);
     ints[PARENT] = (int32_t)parent;
     ints[ACTION] = (int32_t)action;
     ints[DEPTH] = above[DEPTH] + 1;
     ints[TO_PLAY] = s->two_players ? 1 - above[TO_PLAY] : 0;
-    ints[OVER] = output[2] != 0 || highest_prior(output + 3, A) <= 0; /* without an action there is no way on */
+    ints[OVER] = output[2] != 0 || highest <= 0; /* without an action there is no way on */
     floats[VALUE] = output[0];
     floats[REWARD] = output[1];
     memcpy(floats + PRIOR, output + 3, A * sizeof *floats);
@@ -362,23 +351,18 @@ static double observe(Search *s, int64_t b, int64_t node, double value) {
     return floats[REWARD] + s->discount * value;
 }
 
-static void back_up(Search *s, int64_t b, int64_t node, double value) {
-    for (; node >= 0; node = ints_of(s, b, node)[PARENT]) value = observe(s, b, node, value);
-}
-
 /* Expand all actions of a leaf; returns its value by theirs. */
 static double expand_leaf(Search *s, int64_t b, int64_t leaf, const double *outputs, int64_t width, int64_t first) {
     int64_t A = s->num_actions;
-    const double *prior = floats_of(s, b, leaf) + PRIOR;
-    double value = 0.0, mass = 0.0;
+    double value = 0.0, mass = 0.0, *prior = floats_of(s, b, leaf) + PRIOR;
     for (int64_t a = 0; a < A; a++)
         if (prior[a] > 0) {
             const double *output = outputs + (a * s->num_trees + b) * width;
             add_node(s, b, leaf, a, output, first + a);
             observe(s, b, first + a, output[0]);
+            mass += prior[a];
+            value += prior[a] * prior[A + a]; /* as observed */
         }
-    for (int64_t a = 0; a < A; a++) mass += prior[a];
-    for (int64_t a = 0; a < A; a++) value += prior[a] > 0 ? prior[a] * prior[A + a] : 0.0;
     return value / mass;
 }
 
@@ -393,8 +377,7 @@ static int is_finite(const double *output, int64_t A) {
 /* Returns the first tree with something that is not finite, or -1. `rows`: of the outputs [rows, B, 3 + A (+ A)]. */
 int64_t alfx_expand_backup(Search *s, const double *outputs, int64_t rows, int64_t first, int64_t expand_all) {
     int64_t A = s->num_actions, B = s->num_trees, K = expand_all ? 1 : rows;
-    int64_t width = s->rule == GUMBEL ? 3 + 2 * A : 3 + A;
-    int64_t bad = B;
+    int64_t width = s->rule == GUMBEL ? 3 + 2 * A : 3 + A, bad = B;
     for (int64_t i = 0; i < rows * B; i++)
         if (!is_finite(outputs + i * width, A) && i % B < bad) bad = i % B;
     if (bad < B) return bad;
@@ -411,7 +394,7 @@ int64_t alfx_expand_backup(Search *s, const double *outputs, int64_t rows, int64
                 node = ints_of(s, b, node)[CHILD + action];
                 value = floats_of(s, b, node)[VALUE];
             }
-            back_up(s, b, node, value);
+            for (; node >= 0; node = ints_of(s, b, node)[PARENT]) value = observe(s, b, node, value);
         }
     return -1;
 }

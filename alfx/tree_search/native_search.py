@@ -51,11 +51,6 @@ class NativeSearch:
         self._expand_backup.argtypes = ctypes.c_void_p, ctypes.c_void_p, *(ctypes.c_int64, ) * 3
         self._expand_backup.restype = ctypes.c_int64
 
-    def select_root(self, places: Tensor) -> None:
-        """See :meth:`alfx.tree_search.tensor_search.TensorSearch.select_root`."""
-        self._trees.chosen[0], self._trees.chosen[2] = 0, -1
-        self._trees.place(places.numpy(), 1, 1, True)
-
     def select(self, step: int, count: int, first: int, places: Tensor) -> None:
         """See :meth:`alfx.tree_search.tensor_search.TensorSearch.select`."""
         self._select(self._address, step, count, first, places.data_ptr())

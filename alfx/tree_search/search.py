@@ -244,7 +244,7 @@ class _Forest:
         first, made, per_leaf = 1, 0, self._num_actions if self._settings.expand_all else 1
         if self._settings.expand_root:
             places, outputs = self._call(self._num_actions)
-            self._halves.select_root(places)
+            self.trees.choose_roots(places.numpy())
             self._ask(places)
             self._check(self._halves.expand_root(outputs), 'expanding the root')
             first += self._num_actions

@@ -22,11 +22,6 @@ class TensorSearch:
         self._trees = trees
         self._growth = _Growth(trees)
 
-    def select_root(self, places: Tensor) -> None:
-        """Choose the roots, all of whose actions are to be expanded; else as :meth:`select`."""
-        self._trees.chosen[0], self._trees.chosen[2] = 0, -1
-        self._trees.place(places.numpy(), 1, 1, True)
-
     def select(self, step: int, count: int, first: int, places: Tensor) -> None:
         """Go down from the roots to what is to be expanded, and write it to ``trees.chosen`` and ``places``.
 

@@ -242,6 +242,11 @@ class Trees:
             if own.size:
                 own[:] = drawn.numpy()
 
+    def choose_roots(self, places: np.ndarray) -> None:
+        """Choose the roots, all of whose actions are to be expanded; ``places``: see :meth:`place`."""
+        self.chosen[0], self.chosen[2] = 0, -1
+        self.place(places, 1, 1, True)
+
     def place(self, places: np.ndarray, count: int, first: int, all_actions: bool) -> None:
         """Write down what the model is asked for after ``chosen``.
 
