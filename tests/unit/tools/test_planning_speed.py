@@ -1,6 +1,8 @@
 import pathlib
 import sys
 
+import pytest
+
 TOOLS = pathlib.Path(__file__).parents[3] / 'tools'
 
 
@@ -11,8 +13,21 @@ def test_a_plan_is_held_against_the_layers_that_it_consists_of(monkeypatch, caps
     sizes = '--population 8 --horizon 2 --iterations 2 --hidden 4 --rounds 1 --repetitions 1'
     monkeypatch.setattr(sys, 'argv', ['planning_speed.py', *sizes.split()])
     calls = []
-    monkeypatch.setattr(planning_speed.torch.nn.functional, 'silu', lambda x: calls.append(len(x)) or x.sigmoid() * x)
+    silu = planning_speed.nn.functional.silu
+    monkeypatch.setattr(planning_speed.nn.functional, 'silu', lambda *x, **k: calls.append(len(x[0])) or silu(*x, **k))
     planning_speed.main()
-    row = capsys.readouterr().out.splitlines()[-1].split('|')
-    assert [x.strip() for x in row[1:5]] == ['8', '2', '2', '4']
-    assert float(row[-2]) > 0 and calls.count(8) >= 2 * 2 * (3 + 1)  # a layer for each step of each iteration, alone
+    head, *_, plan, products = capsys.readouterr().out.splitlines()
+    assert head == 'A population of 8, 2 steps, 2 iterations, layers of 4:'
+    assert plan.startswith('| alfx |') and products.startswith('| products |') and products.endswith('| 1.00 |')
+    assert calls.count(8) >= 2 * 2 * (3 + 1)  # a layer for each step of each iteration, alone
+
+
+def test_a_peer_that_is_not_installed_is_said(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(TOOLS))
+    import planning_speed
+
+    monkeypatch.setattr(sys, 'argv', ['planning_speed.py', '--peers', 'mbrl'])
+    monkeypatch.setattr(planning_speed.importlib.util, 'find_spec', lambda name: None)
+    with pytest.raises(SystemExit):
+        planning_speed.main()
+    assert 'not installed: mbrl' in capsys.readouterr().err
