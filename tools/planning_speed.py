@@ -83,7 +83,7 @@ def mbrl_planner(args: argparse.Namespace) -> Callable[[], object]:
 
     if len(set(args.hidden)) > 1:
         raise SystemExit('the layers of a model of mbrl are of one size: see --hidden')
-    layers = GaussianMLP(4, 3, 'cpu', num_layers=len(args.hidden) + 1, hid_size=args.hidden[0], deterministic=True,
+    layers = GaussianMLP(4, 3, 'cpu', num_layers=len(args.hidden), hid_size=args.hidden[0], deterministic=True,
                          activation_fn_cfg={'_target_': 'torch.nn.SiLU'})
     model = OneDTransitionRewardModel(layers, normalize=True, learned_rewards=False)
     spaces = SimpleNamespace(observation_space=None, action_space=None)
