@@ -285,6 +285,11 @@ def test_a_run_folder_that_cannot_be_made_is_told_with_a_remedy(run_train, make,
     assert code == 2 and said in err and '--root_dir' in err and 'Traceback' not in err
 
 
+def remove_at_work(folder):
+    while os.path.exists(folder):  # the thread that writes summaries may add a file meanwhile
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def test_a_folder_that_is_removed_during_the_run_is_said_once_and_gets_its_conf_again(run_train, monkeypatch):
     train_iter, iterations = RLTrainer._train_iter, []
 
@@ -292,7 +297,7 @@ def test_a_folder_that_is_removed_during_the_run_is_said_once_and_gets_its_conf_
         iterations.append(train_iter(self))
         if len(iterations) == 1:
             self._summary.writer.flush()
-            shutil.rmtree('run')
+            remove_at_work('run')
 
     monkeypatch.setattr(RLTrainer, '_train_iter', removing)
     code, err = run_train('TrainerConfig.num_checkpoints = 4\n')
@@ -311,7 +316,8 @@ def test_a_run_whose_folder_was_removed_ends_where_another_one_has_begun_and_lea
     def removing(self):
         train_iter(self)
         if not others:
-            shutil.rmtree('run')
+            self._summary.writer.flush()
+            remove_at_work('run')
             os.mkdir('run')
             others.append(open('run/train.lock', 'w'))
             fcntl.flock(others[0], fcntl.LOCK_EX)
