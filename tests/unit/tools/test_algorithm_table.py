@@ -40,8 +40,9 @@ def test_every_stored_curve_has_a_picture():
 
 def test_the_tags_of_an_algorithm_are_those_of_its_losses_and_bases_as_well(algorithm_table):
     from alfx.algorithms.dynamic_action_repeat_agent import DynamicActionRepeatAgent
+    from alfx.algorithms.ppo_loss import PPOLoss
     from alfx.algorithms.taac_algorithm import TaacLAlgorithm
-    losses = algorithm_table.losses_of(TaacLAlgorithm, {'PPOLoss', 'Agent'})
+    losses = algorithm_table.losses_of(TaacLAlgorithm, {PPOLoss.__name__, 'Agent'})
     assert [loss.__name__ for loss in losses] == ['PPOLoss', 'TAACTDLoss', 'TDLoss']
     explained, further = algorithm_table.tags_of(TaacLAlgorithm, *losses)
     assert [row.split(' | ')[0] for row in explained] == [
