@@ -5,6 +5,7 @@ imports torch and other libraries, but nothing of alfx, and for each program it 
 process id, session, environment, signals and end, and can be killed like any other. What it cannot show is that
 `python -m ...` finds its way to the program; the tests of the programs themselves do that.
 """
+import contextlib
 import gc
 import importlib
 import io
@@ -75,7 +76,8 @@ class Popen:
 
     def send_signal(self, number):
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
 
     def terminate(self):
         self.send_signal(signal.SIGTERM)

@@ -113,6 +113,14 @@ def descends_from_this_test(pid):
     return pid == os.getpid()
 
 
+def has_ended(pid):
+    try:
+        with open(f'/proc/{pid}/stat') as file:
+            return file.read().rpartition(')')[2].split()[0] in 'ZX'
+    except FileNotFoundError:
+        return True
+
+
 def test_a_cluster_that_happens_to_run_is_left_alone(monkeypatch):
     asked = []
     monkeypatch.delenv('RAY_ADDRESS', raising=False)
@@ -141,8 +149,10 @@ def test_ray_runs_trials_at_the_same_time_and_replaces_a_worker_that_is_lost(tmp
         if not killed and journal.exists() and journal.read_text().count('begin') == 3:
             killed.append(ray.get(self._pid))
             assert descends_from_this_test(killed[0]), 'nothing else may be killed'
+            runs = [int(line.split()[-1]) for line in journal.read_text().splitlines()]
             os.kill(killed[0], signal.SIGKILL)
-            time.sleep(0.5)
+            while not any(has_ended(run) for run in runs):
+                time.sleep(0.02)
             (tmp_path / 'gate').touch()
         return poll(self)
     poll, start = ray_runs.RayExecution.poll, ray_runs.RayExecution.__init__
