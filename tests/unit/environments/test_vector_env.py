@@ -183,8 +183,10 @@ class TestErrors:
             env.step(np.zeros(3, int))
 
     def test_a_process_that_gives_no_answer_in_time_is_reported(self):
-        env = ProcessVectorEnv(raising('hang'), timeout=0.3)
+        env = ProcessVectorEnv(raising('hang'), timeout=60)
         env.reset(seed=0)
+        for worker in env._workers:
+            worker._timeout = 0.3
         with pytest.raises(EnvironmentStepError, match=r'gave no answer within 0\.3 s'):
             steps(env, 5)
 
@@ -369,9 +371,9 @@ class TestProcesses:
         env.reset(seed=0)
         steps(env, 2)
         signal.signal(signal.SIGALRM, _interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
         pids = env.worker_pids
         with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
             steps(env, 1)
         assert env.get_states() is None
         with pytest.raises(RuntimeError, match='interrupted'):
@@ -389,8 +391,8 @@ class TestProcesses:
         env = ProcessVectorEnv([Slow] * 2)
         env.reset(seed=0)
         signal.signal(signal.SIGALRM, _interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
             steps(env, 1)
         observation, _ = env.reset(seed=0)
         assert observation[:, 1].tolist() == [0, 0]

@@ -92,7 +92,7 @@ folder = pathlib.Path(sys.argv[1], 'train', 'algorithm')
 folder.mkdir(parents=True, exist_ok=True)
 for _ in range(12 - len(list(folder.iterdir()))):
     (folder / f'ckpt-{len(list(folder.iterdir())) + 1}').touch()
-    time.sleep(0.1)
+    time.sleep(0.25)
 """
 
 
