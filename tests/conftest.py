@@ -9,6 +9,8 @@ import tempfile
 # Before torch, MuJoCo and pygame are imported, here and in the processes that tests start.
 for _name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS'):
     os.environ[_name] = '1'
+# Ray has its workers wait for everything else that computes; beside other tests they would hardly begin.
+os.environ['RAY_worker_niceness'] = '0'
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)  # each process that a test starts would compile all of alfx again
 os.environ['XDG_CONFIG_HOME'] = tempfile.mkdtemp(prefix='alfx_tests_')  # not the user's own configuration
 atexit.register(shutil.rmtree, os.environ['XDG_CONFIG_HOME'], ignore_errors=True)
