@@ -28,6 +28,8 @@ import torch  # noqa: E402
 from alfx import context, gin_utils  # noqa: E402
 from alfx.engine.plan import forms  # noqa: E402
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+
 hypothesis.settings.register_profile('alfx', deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile('alfx')
 
@@ -64,17 +66,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker('gpu')]
 
 
+def _reset_logging() -> None:
+    logger = logging.getLogger('alfx')
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
+    logger.handlers.clear()
+
+
 @pytest.fixture(autouse=True)
 def fresh_process_state():
-    """Seeds every generator; leaves no configuration, run mode, counter, writer or way of logging to the next test."""
-    logger = logging.getLogger('alfx')
-    logging_before = logger.level, logger.propagate, list(logger.handlers)
+    """Seeds every generator; leaves no configuration, run mode, counter, writer, or handler of signals or logs."""
+    signals_before = [(number, signal.getsignal(number)) for number in SIGNALS]
+    _reset_logging()  # fixtures of a module may have run a program
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - libraries under test draw from the global generator
     torch.manual_seed(0)
     yield
-    logger.setLevel(logging_before[0])
-    logger.propagate, logger.handlers[:] = logging_before[1:]
+    _reset_logging()
+    for number, handler in signals_before:
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
     context.reset()
     gin_utils.clear()
     torch.set_flush_denormal(False)
