@@ -66,7 +66,7 @@ def is_auxiliary() -> bool:
     return _state.exe_mode == 'auxiliary'
 
 
-def statistics_stand_still() -> bool:
+def freeze_statistics() -> bool:
     """Whether what is computed now is not to be counted: statistics of what passes by are left as they are."""
     return _state.exe_mode in ('eval', 'auxiliary')
 
@@ -76,7 +76,7 @@ def waiting_statistics() -> dict[Any, Any] | None:
     return _state.waiting_statistics
 
 
-def statistics_wait(waiting: dict[Any, Any]) -> AbstractContextManager[None]:
+def defer_statistics(waiting: dict[Any, Any]) -> AbstractContextManager[None]:
     """Context manager within which what statistics would take in is put into ``waiting``."""
     return _replaced('waiting_statistics', waiting)
 

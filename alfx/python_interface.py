@@ -13,8 +13,12 @@ import numpy as np
 
 from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
-from alfx.trainers import devices, playing, random_state, run_files, run_lock
-from alfx.trainers.policy import Policy
+from alfx.trainers import devices
+from alfx.runs import playing
+from alfx.utils import random_state
+from alfx.runs import run_files
+from alfx.runs import run_lock
+from alfx.runs.policy import Policy
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
 
 __all__ = ['load', 'read_progress', 'train']

@@ -26,7 +26,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from alfx import context, gin_utils  # noqa: E402
-from alfx.engine.plan import forms  # noqa: E402
+from alfx.engine.plan import backends  # noqa: E402
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
@@ -96,7 +96,7 @@ def fresh_process_state():
 def warm_up(monkeypatch):
     """A function that sets how often updates and policies are computed step by step before they are played."""
     def set_to(count: int) -> None:
-        monkeypatch.setattr(forms, 'WARM_UP', forms.WarmUp(updates=count, calls=count, compiled_calls=count,
+        monkeypatch.setattr(backends, 'WARM_UP', backends.WarmUp(updates=count, calls=count, compiled_calls=count,
                                                            rare_updates=count))
 
     return set_to
@@ -122,9 +122,9 @@ def repository() -> str:
 
 @pytest.fixture
 def with_traits(monkeypatch):
-    """Have a class of algorithms say something else of itself: ``with_traits(cls, fixed_update=False)``."""
-    def change(cls, **traits):
-        own_traits = cls.own_traits
-        monkeypatch.setattr(cls, 'own_traits', lambda self: own_traits(self)._replace(**traits))
+    """Have a class of algorithms say something else of itself: ``with_traits(cls, traceable_update=False)``."""
+    def change(cls, **capabilities):
+        own_capabilities = cls.own_capabilities
+        monkeypatch.setattr(cls, 'own_capabilities', lambda self: own_capabilities(self)._replace(**capabilities))
 
     return change

@@ -32,7 +32,7 @@ from alfx.algorithms.td_loss import TDLoss
 from alfx.bin import help as described
 from alfx.bin.list import Head, read_heads
 from alfx.environments.utils import create_environment
-from alfx.trainers import building
+from alfx.runs import building
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / 'tools'))
@@ -186,7 +186,7 @@ def try_to_make(name: str, kind: str, recurrent: bool) -> Made | None:
         with contextlib.closing(create_environment()) as env:
             made = building.create_algorithm(config, env, trains=probe.trains)
         on_unrolls = made.on_policy or config.whole_replay_buffer_training and config.clear_replay_buffer
-        return Made(made.traits.fixed_update,
+        return Made(made.capabilities.traceable_update,
                     'unrolls' if on_unrolls else 'replay')
     except (gin_utils.ConfError, ValueError, TypeError) as error:
         message = ' '.join(str(error).split())

@@ -116,7 +116,7 @@ def _exhaustive(algorithm: Any, game: BoardGame) -> int:
 
 
 def _play_games(algorithm: Any, rules: Rules, opponent: Any, games: int) -> int:
-    from alfx.trainers.evaluator import evaluate
+    from alfx.runs.evaluator import evaluate
     lost = 0.0
     for player, name in enumerate(('first', 'second')):
         env = BoardGame(rules, min(games, 50), opponent, player)
@@ -131,8 +131,8 @@ def _play_games(algorithm: Any, rules: Rules, opponent: Any, games: int) -> int:
 def main(argv: list[str]) -> int:
     """Judge the agent in ``--root_dir``; returns 1 if it lost."""
     del argv
-    from alfx.trainers import building
-    from alfx.trainers.playing import load_for_play
+    from alfx.runs import building
+    from alfx.runs.playing import load_for_play
     policy_flags.set_up_logging()
     root_dir = flags.root_dir_from_flags()
     env, algorithm = policy_flags.policy_from_flags(root_dir, 1)

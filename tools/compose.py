@@ -24,8 +24,9 @@ import torch
 from alfx import gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.tensor_specs import SpecError
-from alfx.trainers import building, run_files
-from alfx.trainers.playing import play
+from alfx.runs import building
+from alfx.runs import run_files
+from alfx.runs.playing import play
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.utils.checkpoint_utils import read_checkpoint
 

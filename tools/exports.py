@@ -27,9 +27,10 @@ import torch
 import alfx
 from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
-from alfx.trainers import building, exporting
-from alfx.trainers.playing import load_for_play
-from alfx.trainers.policy import Policy
+from alfx.runs import building
+from alfx.runs import exporting
+from alfx.runs.playing import load_for_play
+from alfx.runs.policy import Policy
 
 ROOT = Path(__file__).resolve().parent.parent
 FORMATS = {'torch.export': '.pt2', 'ONNX': '.onnx'}
@@ -71,7 +72,7 @@ def export_conf(conf: str, num_steps: int, runs: Any) -> dict[str, Any]:
             try:
                 algorithm = building.create_algorithm(config, env, trains=False)
                 load_for_play(root_dir, algorithm)
-                return _differences(Policy(env, algorithm), env, type(algorithm.acting_part or algorithm).__name__,
+                return _differences(Policy(env, algorithm), env, type(algorithm.policy_algorithm or algorithm).__name__,
                                     num_steps, folder)
             finally:
                 env.close()

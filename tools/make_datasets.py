@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from alfx import gin_utils
-from alfx.offline import folder as dataset_folder
+from alfx.offline import dataset_folder as dataset_folder
 from alfx.utils.checkpoint_utils import Checkpointer
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from alfx.trainers.curves import Curve, average
+from alfx.reports.curves import Curve, average
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / 'docs' / 'images'

@@ -39,8 +39,8 @@ from make_datasets import run_program as _run
 from pictures import as_curves, draw_curves
 
 from alfx import gin_utils
-from alfx.trainers import curves
-from alfx.trainers.run_files import read_table
+from alfx.reports import curves
+from alfx.runs.run_files import read_table
 from alfx.utils.confidence import confidence_interval
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,8 +16,8 @@ from absl import flags as absl_flags
 from alfx.algorithms.mcts_algorithm import MCTSAlgorithm
 from alfx.bin import flags, policy_flags
 from alfx.environments.board_games import GameModel, Rules
-from alfx.tree_search.search import TreeSearch
-from alfx.tree_search.show import tree_as_text
+from alfx.tree_search.batched_search import TreeSearch
+from alfx.tree_search.drawing import tree_as_text
 from alfx.tree_search.trees import SearchSettings, Trees
 
 FLAGS = absl_flags.FLAGS
@@ -41,7 +41,7 @@ def search_position(text: str, num_simulations: int) -> Trees:
 
 def search_of_run(root_dir: str, steps: int) -> Trees:
     """The latest search of a trained agent after ``steps`` actions."""
-    from alfx.trainers.playing import load_for_play
+    from alfx.runs.playing import load_for_play
     env, algorithm = policy_flags.policy_from_flags(root_dir, 1)
     load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
     algorithm.eval()

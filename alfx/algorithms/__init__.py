@@ -4,6 +4,6 @@ The classes can be imported from here as well, ``from alfx.algorithms import Age
 """
 import sys
 
-from alfx import handing_on
+from alfx.utils import lazy_exports
 
-__getattr__ = handing_on.from_modules(sys.modules[__name__])
+__getattr__ = lazy_exports.from_modules(sys.modules[__name__])

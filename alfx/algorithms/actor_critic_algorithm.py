@@ -12,17 +12,17 @@ from torch.distributions import TransformedDistribution
 
 from alfx import nest
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
-from alfx.algorithms.base.fixed_update import has_fixed_prediction, is_fixed
+from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Fraction
+from alfx.gin_utils.value_checks import Fraction
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 
 ActorCriticState = namedtuple('ActorCriticState', ['actor', 'value'], default_value=())
@@ -84,7 +84,7 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
         self._has_batch_dependence = any(
             isinstance(m, (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)) for m in self.modules())
 
-    honours_action_mask = True
+    supports_action_mask = True
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """The state of the policy network."""
@@ -116,13 +116,14 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
 
     _no_state = ActorCriticState()
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """It recomputes without recurrent state and layers that mix samples, unless a subclass changes the steps; its
         update is fixed unless something in a network draws numbers or keeps statistics."""
         recomputes = (self._is_stateless and not self._has_batch_dependence
                       and self._has_own_steps(ActorCriticAlgorithm))
-        return super().own_traits()._replace(fixed_update=is_fixed(self), recomputes_rollout_info=recomputes,
-                                             fixed_prediction=has_fixed_prediction(self, ActorCriticAlgorithm))
+        return super().own_capabilities()._replace(traceable_update=is_traceable(self),
+                                                   recomputes_rollout_info=recomputes,
+                                             traceable_prediction=has_fixed_prediction(self, ActorCriticAlgorithm))
 
     def _has_own_steps(self, cls: type) -> bool:
         """Whether it can be trained, and the steps that must agree with each other are all those of ``cls``."""

@@ -12,8 +12,8 @@ from alfx import context, summary
 from alfx.algorithms.algorithm import Loss
 from alfx.data_structures import LossInfo, StepType, namedtuple
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Fraction, NonNegative, Positive
-from alfx.traits import Traits
+from alfx.gin_utils.value_checks import Fraction, NonNegative, Positive
+from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils, value_ops
 from alfx.utils.losses import element_wise_squared_loss
 from alfx.utils.tensor_utils import explained_variance
@@ -80,9 +80,9 @@ class ActorCriticLoss(Loss):
         self._td_loss_weight = td_loss_weight
         self._debug_summaries = debug_summaries
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """A loss of tensors alone."""
-        return super().own_traits()._replace(fixed_update=True)
+        return super().own_capabilities()._replace(traceable_update=True)
 
     @property
     def gamma(self) -> torch.Tensor:

@@ -27,19 +27,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from alfx import nest
-from alfx.algorithms.base.fixed_update import is_fixed
-from alfx.algorithms.intrinsic_reward import BatchRewards
-from alfx.algorithms.maths.offline_maths import StoredActions
+from alfx.algorithms.base.traceable_layers import is_traceable
+from alfx.algorithms.intrinsic.intrinsic_reward import BatchRewards
+from alfx.algorithms.offline.offline_losses import StoredActions
 from alfx.algorithms.reward_learning_algorithm import RewardEstimationAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.checks import Fraction, NonNegative, check_value, problem_at
+from alfx.gin_utils.value_checks import Fraction, NonNegative, check_value, problem_at
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.offline.demonstrations import Demonstrations
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +81,9 @@ class AdversarialRewardAlgorithm(BatchRewards, RewardEstimationAlgorithm):
         self._encoder = SimpleActionEncoder(action_spec)
         self._reward_form, self._gradient_penalty = reward_form, gradient_penalty
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """Fixed unless something in a network draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=is_fixed(self), trains_sequences_at_once=True)
+        return super().own_capabilities()._replace(traceable_update=is_traceable(self), trains_sequences_at_once=True)
 
     def set_on_policy(self, is_on_policy: bool) -> None:
         """Steps are rewarded as they are read from a replay buffer.
@@ -209,7 +209,7 @@ class GailAlgorithm(AdversarialRewardAlgorithm):
             observation_spec, self._encoder.output_spec))
         self._add_given_optimizers((optimizer, self._discriminator))
 
-    own_traits = AdversarialRewardAlgorithm.own_traits
+    own_capabilities = AdversarialRewardAlgorithm.own_capabilities
 
     def _logit(self, steps: Any) -> Tensor:
         return self._discriminator((steps.observation, steps.action))[0]
@@ -254,7 +254,7 @@ class AirlAlgorithm(AdversarialRewardAlgorithm):
         self._stored_actions = StoredActions(action_spec)
         self._gamma, self._depends_on_action = gamma, depends_on_action
 
-    own_traits = AdversarialRewardAlgorithm.own_traits
+    own_capabilities = AdversarialRewardAlgorithm.own_capabilities
 
     def prepare(self, root: Any) -> None:
         """Read the demonstrations.
@@ -262,7 +262,7 @@ class AirlAlgorithm(AdversarialRewardAlgorithm):
         Raises:
             ConfError: the policy has memory.
         """
-        if nest.flatten(root.acting_part.predict_state_spec):
+        if nest.flatten(root.policy_algorithm.predict_state_spec):
             raise ConfError([problem_at('Agent', 'intrinsic_reward_module', f'= @{type(self).__name__}, which asks the '
                                         'policy for the probability of demonstrated actions, but the policy has memory',
                                         'choose networks without memory, or @GailAlgorithm')])
@@ -270,7 +270,7 @@ class AirlAlgorithm(AdversarialRewardAlgorithm):
 
     def _transitions(self, root: Any, steps: TimeStep) -> Any:
         """With the log-probability of the actions by the policy as it is."""
-        found, shape, policy = super()._transitions(root, steps), steps.step_type[:, 1:].shape, root.acting_part
+        found, shape, policy = super()._transitions(root, steps), steps.step_type[:, 1:].shape, root.policy_algorithm
         seen = nest.map_structure(lambda x: x[:, :-1].flatten(0, 1), steps)
         state = policy.get_initial_predict_state(shape.numel())
         distribution = getattr(policy.predict_step(seen, state).info, 'action_distribution', ())

@@ -15,15 +15,15 @@ from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.entropy_target_algorithm import EntropyTargetAlgorithm, NestedEntropyTargetAlgorithm
-from alfx.algorithms.intrinsic_reward import BatchRewards, IntrinsicRewardAlgorithm
-from alfx.algorithms.policy_loss_addons import PolicyLossAddOns
+from alfx.algorithms.intrinsic.intrinsic_reward import BatchRewards, IntrinsicRewardAlgorithm
+from alfx.algorithms.composition.policy_loss_addons import PolicyLossAddOns
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.value_checks import problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 
 AgentState = namedtuple('AgentState', ['rl', 'irm', 'goal_generator', 'repr', 'rw'], default_value=())
 """The state of each part."""
@@ -97,7 +97,7 @@ class Agent(RLAlgorithm):
         debug_summaries: write more summaries.
         name: name of this algorithm.
         policy_loss_addons: make terms that are added to the loss of the policy, see
-            :mod:`alfx.algorithms.policy_loss_addons`; called as ``(observation_spec=, action_spec=,
+            :mod:`alfx.algorithms.composition.policy_loss_addons`; called as ``(observation_spec=, action_spec=,
             debug_summaries=)``.
         intrinsic_reward_as_dimension: the intrinsic reward is not added to that of the environment but is one reward
             more of the policy algorithm, the last one: it has a value of its own, and a discount of its own if
@@ -181,7 +181,7 @@ class Agent(RLAlgorithm):
             rl_algorithm.set_reward_weights(torch.tensor([*own, intrinsic_reward_coef]))
         known = {connection.field: connection.part for connection in parts.connections}
         for part in known.values():
-            part.connect(known)
+            part.on_parts_built(known)
 
     # Parts -----------------------------------------------------------------------------------------------------
 
@@ -240,26 +240,26 @@ class Agent(RLAlgorithm):
             for part in self._parts():
                 part.prepare(self)
 
-    _hands_offline_on = True
+    _delegates_offline = True
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """That of its parts; it recomputes where all that a step does is the policy's own step."""
         is_plain = self._steps_alone(self._rewards_unrolls) and (self._rewards_unrolls or not self._changes_reward)
         trains_after = (self._reward_weight_algorithm is not None
                         or type(self).after_train_iter is not Agent.after_train_iter)
-        return Traits(fixed_update=True, trains_sequences_at_once=True, recomputes_rollout_info=is_plain,
-                      fixed_prediction=self._is_policy_all_of_prediction,
-                      trains_after_iteration=trains_after, completes_unrolls=self._rewards_unrolls,
+        return Capabilities(traceable_update=True, trains_sequences_at_once=True, recomputes_rollout_info=is_plain,
+                      traceable_prediction=self._is_policy_all_of_prediction,
+                      trains_after_iteration=trains_after, postprocesses_unrolls=self._rewards_unrolls,
                       has_offline_hooks=self._has_offline_hooks())
 
-    def _traits_of_parts(self) -> dict[Algorithm, Traits]:
-        traits = super()._traits_of_parts()
+    def _capabilities_of_parts(self) -> dict[Algorithm, Capabilities]:
+        capabilities = super()._capabilities_of_parts()
         if self._rewards_unrolls and self._irm is not None:  # pairs of steps are made of whole unrolls
-            traits[self._irm] = traits[self._irm]._replace(needs_previous_step=False)
-        return traits
+            capabilities[self._irm] = capabilities[self._irm]._replace(needs_previous_step=False)
+        return capabilities
 
     @property
-    def acting_part(self) -> Algorithm:
+    def policy_algorithm(self) -> Algorithm:
         """The policy algorithm."""
         return self._rl_algorithm
 
@@ -282,13 +282,13 @@ class Agent(RLAlgorithm):
             silent.append(self._irm)
         return all(part in silent for part in self._parts())
 
-    def batch_shares(self, share: Any) -> Sequence[Any]:
+    def batch_sources(self, share: Any) -> Sequence[Any]:
         """What the policy algorithm mixes into minibatches."""
-        return self._rl_algorithm.batch_shares(share)
+        return self._rl_algorithm.batch_sources(share)
 
-    def columns_beside(self, root: Any, collected: Experience, transformed: Experience) -> Experience | None:
+    def demonstration_batch(self, root: Any, collected: Experience, transformed: Experience) -> Experience | None:
         """Those of the policy algorithm."""
-        return self._rl_algorithm.columns_beside(root, collected, transformed)
+        return self._rl_algorithm.demonstration_batch(root, collected, transformed)
 
     # Steps -----------------------------------------------------------------------------------------------------
 
@@ -420,7 +420,7 @@ class Agent(RLAlgorithm):
             return part.train_sequence(inputs, (), ()).info
         return (part.rollout_step(inputs, ()) if self.on_policy else part.train_step(inputs, (), ())).info
 
-    def complete_unroll(self, inputs: TimeStep, rollout_info: Any) -> Any:
+    def postprocess_unroll(self, inputs: TimeStep, rollout_info: Any) -> Any:
         """Add the intrinsic rewards of an unroll ``[T + 1, B, ...]``."""
         step = self._irm.reward_unroll(inputs)
         return rollout_info._replace(irm=step.info, rewards={'irm': step.output})

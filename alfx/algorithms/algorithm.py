@@ -21,13 +21,13 @@ from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeS
 from alfx.engine.auxiliary_phase import PhaseSettings
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.learner import Learner
-from alfx.engine.mixing import Share
+from alfx.engine.batch_sources import BatchSource
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.value_checks import problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec, zeros_from_spec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils.checkpoint_utils import CheckpointError, extract_sub_state_dict_from_checkpoint
 
 
@@ -66,7 +66,7 @@ class Algorithm(AlgorithmInterface):
         self._path = ''
         self._pre_loaded = False
         self._device: torch.device | None = None
-        self._traits: Traits | None = None
+        self._capabilities: Capabilities | None = None
         self._learner: Learner | None = None
         self._gradient_noise_scale: GradientNoiseScale | None = None
         self._replay_buffer: ReplayBuffer | None = None
@@ -142,50 +142,52 @@ class Algorithm(AlgorithmInterface):
         """Whether ``rollout_step`` has to return all of the state that ``train_step`` needs."""
         return bool(nest.flatten(self._rollout_state_spec)) and (self.use_rollout_state or bool(self.on_policy))
 
-    def own_traits(self) -> Traits:
-        """What its class says of itself, see :class:`~alfx.traits.Traits`; that of its parts is joined to it.
+    def own_capabilities(self) -> Capabilities:
+        """What its class says of itself, see :class:`~alfx.engine.capabilities.Capabilities`; that of its parts is
+        joined to it.
 
-        A subclass that says nothing inherits all but ``fixed_update`` and ``fixed_prediction``: what it changes only
-        its author knows.
+        A subclass that says nothing inherits all but ``traceable_update`` and ``traceable_prediction``: what it
+        changes only its author knows.
         """
-        return Traits(trains_sequences_at_once=not nest.flatten(self._train_state_spec),
+        return Capabilities(trains_sequences_at_once=not nest.flatten(self._train_state_spec),
                       trains_after_iteration=type(self).after_train_iter is not Algorithm.after_train_iter,
                       has_offline_hooks=self._has_offline_hooks())
 
-    _hands_offline_on = True  # in a class itself: its offline hooks do nothing but call others
+    _delegates_offline = True  # in a class itself: its offline hooks do nothing but call others
 
     def _has_offline_hooks(self) -> bool:
         """Whether offline hooks of its own class do something of their own."""
         defined = (next(cls for cls in type(self).__mro__ if name in vars(cls)) for name in (
             'train_step_offline', 'train_sequence_offline', 'calc_loss_offline'))
-        return not all('_hands_offline_on' in vars(cls) for cls in defined)
+        return not all('_delegates_offline' in vars(cls) for cls in defined)
 
     @property
-    def traits(self) -> Traits:
+    def capabilities(self) -> Capabilities:
         """What the loops have to know of it and of all its parts; decided once, by :meth:`finalize`."""
-        return self._joined_traits() if self._traits is None else self._traits
+        return self._joined_capabilities() if self._capabilities is None else self._capabilities
 
-    def _joined_traits(self) -> Traits:
-        own, acting = self.own_traits(), self.acting_part
-        if 'own_traits' not in vars(type(self)):
-            own = own._replace(fixed_update=False, fixed_prediction=False)
+    def _joined_capabilities(self) -> Capabilities:
+        own, acting = self.own_capabilities(), self.policy_algorithm
+        if 'own_capabilities' not in vars(type(self)):
+            own = own._replace(traceable_update=False, traceable_prediction=False)
         if any(getattr(type(self), name) is not getattr(Algorithm, name)
                for name in ('update_with_gradient', 'train_from_unroll')):  # which a record would pass by
-            own = own._replace(fixed_update=False)
-        return own.joined(list(self._traits_of_parts().values()), None if acting is None else acting.traits)
+            own = own._replace(traceable_update=False)
+        return own.joined(list(self._capabilities_of_parts().values()), None if acting is None else acting.capabilities)
 
-    def _traits_of_parts(self) -> dict['Algorithm', Traits]:
-        """The traits of the algorithms that this one consists of."""
-        return {part: part.traits for child in self.children() for part in algorithms_in(child)}
+    def _capabilities_of_parts(self) -> dict['Algorithm', Capabilities]:
+        """The capabilities of the algorithms that this one consists of."""
+        return {part: part.capabilities for child in self.children() for part in algorithms_in(child)}
 
     @property
-    def acting_part(self) -> 'Algorithm | None':
+    def policy_algorithm(self) -> 'Algorithm | None':
         """The part that chooses the actions, if one of its parts does."""
         return None
 
     @property
-    def update_variant(self) -> Hashable:
-        """Which one of several fixed updates its next one is, where they take turns; see ``Traits.fixed_update``."""
+    def graph_key(self) -> Hashable:
+        """Which one of several fixed updates its next one is, where they take turns; see
+        ``Capabilities.traceable_update``."""
         return None
 
     def collect_step(self, inputs: NestedTensor, state: NestedTensor) -> AlgStep:
@@ -365,7 +367,7 @@ class Algorithm(AlgorithmInterface):
         """The names of all parameters that no optimizer owns, one a line."""
         return '\n'.join(describe_owners(self)[-1]['parameters'])
 
-    def what_is_updated(self) -> tuple[list[Any], list[tuple[str, nn.Parameter]]]:
+    def optimized_parameters(self) -> tuple[list[Any], list[tuple[str, nn.Parameter]]]:
         """All optimizers of this algorithm, and ``(name, parameter)`` of all that they own; found once."""
         if self._updated is None:
             names = {id(p): name for name, p in self.named_parameters()}
@@ -399,8 +401,8 @@ class Algorithm(AlgorithmInterface):
         """The first half of :meth:`update_with_gradient`, with the same arguments; no parameter is changed.
 
         Returns:
-            One gradient for each parameter of :meth:`what_is_updated`, in that order, or ``None`` where the loss does
-            not depend on it. They are those of this process alone.
+            One gradient for each parameter of :meth:`optimized_parameters`, in that order, or ``None`` where the
+            loss does not depend on it. They are those of this process alone.
 
         Raises:
             NonFiniteLossError: the loss is not finite.
@@ -458,13 +460,13 @@ class Algorithm(AlgorithmInterface):
 
         See :mod:`alfx.engine.auxiliary_phase`. By default that of the part that acts.
         """
-        part = self.acting_part
+        part = self.policy_algorithm
         return None if part is None else part.auxiliary_phase
 
     @property
     def auxiliary_optimizer(self) -> Any:
         """Makes the steps of the auxiliary phase; ``None``: the optimizers of all other updates."""
-        part = self.acting_part
+        part = self.policy_algorithm
         return None if part is None else part.auxiliary_optimizer
 
     def auxiliary_reference(self, info: NestedTensor) -> NestedTensor:
@@ -497,8 +499,8 @@ class Algorithm(AlgorithmInterface):
         """``calc_loss`` for experience from an offline buffer; the same unless overridden."""
         return self.calc_loss(info_offline)
 
-    def batch_shares(self, share: Share) -> Sequence[Share]:
-        """What minibatches are drawn from, besides offline data; see :mod:`alfx.engine.mixing`.
+    def batch_sources(self, share: BatchSource) -> Sequence[BatchSource]:
+        """What minibatches are drawn from, besides offline data; see :mod:`alfx.engine.batch_sources`.
 
         Args:
             share: ``mini_batch_size`` samples of the replay buffer.
@@ -515,7 +517,8 @@ class Algorithm(AlgorithmInterface):
             root: the algorithm that is trained, of which this is a part; it has an environment.
         """
 
-    def columns_beside(self, root: 'Algorithm', collected: Experience, transformed: Experience) -> Experience | None:
+    def demonstration_batch(self, root: 'Algorithm', collected: Experience,
+                            transformed: Experience) -> Experience | None:
         """What whole unrolls are trained on together with.
 
         Args:
@@ -576,7 +579,7 @@ class Algorithm(AlgorithmInterface):
 
     # Set-up ----------------------------------------------------------------------------------------------------
 
-    def connect(self, parts: 'Mapping[str, Algorithm]') -> None:
+    def on_parts_built(self, parts: 'Mapping[str, Algorithm]') -> None:
         """Get to know the other parts of an agent; called once, when all of them have been made.
 
         What is kept of them is not to be an attribute that is a module: it would be trained and saved twice.
@@ -611,7 +614,7 @@ class Algorithm(AlgorithmInterface):
                     part.check_config(self._config)
         if self.data_transformer is not None:  # its statistics belong to the checkpoint, once
             self.add_module('_root_data_transformer', self.data_transformer)
-        self._traits = self._joined_traits()
+        self._capabilities = self._joined_capabilities()
         assign_optimizers(self)
         self.preload_checkpoints()
         config = self._config
@@ -644,7 +647,7 @@ class Algorithm(AlgorithmInterface):
         """Moving the module to another device, among others: forget which one it was."""
         self._device = None
         if self._learner is not None:
-            self._learner.forget_places()
+            self._learner.invalidate_caches()
         return super()._apply(fn, recurse)
 
     # Checkpoints ---------------------------------------------------------------------------------------------------

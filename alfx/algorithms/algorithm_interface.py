@@ -107,7 +107,7 @@ class AlgorithmInterface(nn.Module):
         Args:
             root_inputs: nest ``[T, B, ...]``: inputs of the root algorithm.
             info: nest ``[T, B, ...]``: what ``calc_loss`` got; ``()`` where an update was played or compiled, as only
-                those of an algorithm with ``Traits.fixed_update`` are.
+                those of an algorithm with ``Capabilities.traceable_update`` are.
         """
 
     def after_train_iter(self, root_inputs: NestedTensor | None, rollout_info: NestedTensor | None) -> None:

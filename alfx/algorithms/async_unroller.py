@@ -30,11 +30,11 @@ from alfx.data_structures import AlgStep
 from alfx.engine.contract import Acts
 from alfx.engine.remote.channel import Timing, UnrollChannel
 from alfx.engine.remote.policy_state import look_up_buffers, policy_buffers, policy_tensors
-from alfx.engine.remote.unroll import ActingStatistics, UnrollSource, check_source, conf_file_of, worker_settings
+from alfx.engine.remote.remote_unroll import ActingStatistics, UnrollSource, check_source, conf_file_of, worker_settings
 from alfx.engine.unroll import Steps
 from alfx.tensor_specs import NestedTensor
 from alfx.utils import processes
-from alfx.utils.processes import LostProcessError, TalkingChild
+from alfx.utils.processes import LostProcessError, MessagingProcess
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,8 @@ class AsyncUnroller(UnrollSource):
         settings = {**worker_settings(config), 'num_environments': algorithm.environment.batch_size,
                     'unroll_step_interval': config.unroll_step_interval}
         # no daemon: it may have processes of its own, which step its environments
-        self._process: TalkingChild | None = TalkingChild(_work, (self._channel, conf_file, settings), 'unroll process',
+        self._process: MessagingProcess | None = MessagingProcess(_work, (self._channel, conf_file, settings),
+                                                                  'unroll process',
                                                           daemon=False)
         atexit.register(self.close)  # before multiprocessing waits for its processes
 
@@ -160,7 +161,7 @@ class AsyncUnroller(UnrollSource):
             self._listen()
         if not count:
             return None
-        return self._channel.steps_of([x[:count] for x in out], self._algorithm.traits.keeps_unroll_inputs)
+        return self._channel.steps_of([x[:count] for x in out], self._algorithm.capabilities.needs_unroll_inputs)
 
     def take_statistics(self, algorithm: Acts) -> None:
         """Write the latest statistics that acting changes into ``algorithm``."""
@@ -216,7 +217,7 @@ class AsyncUnroller(UnrollSource):
             self._listened_at = -math.inf  # from now on nobody is to believe that it is there
             raise process.lost()
 
-    def _take_in(self, process: TalkingChild) -> None:
+    def _take_in(self, process: MessagingProcess) -> None:
         for kind, content in process.listen():
             if kind == 'ready':
                 self.is_ready = True

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from alfx.algorithms.bootstrapped_algorithm import Rows
-from alfx.algorithms.maths.offline_maths import StoredActions, advantage_weights
+from alfx.algorithms.offline.offline_losses import StoredActions, advantage_weights
 from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.checks import Positive, problem_at
+from alfx.gin_utils.value_checks import Positive, problem_at
 from alfx.tensor_specs import NestedTensorSpec
 
 _OF_ENTROPY = ('use_entropy_reward', 'normalize_entropy_reward', 'target_entropy', 'prior_actor_ctor',
@@ -57,7 +57,7 @@ class AwacAlgorithm(SacAlgorithm):
         self._stored_actions = StoredActions(action_spec)
         self._temperature, self._max_weight = temperature, max_exp_advantage
 
-    own_traits = SacAlgorithm.own_traits
+    own_capabilities = SacAlgorithm.own_capabilities
 
     def policy_loss(self, rows: Rows, policy: Any, details: Choice, state: Any) -> tuple[Any, Any]:
         """The loss ``[N]`` of the policy: minus the weighted log-probability of the action taken."""

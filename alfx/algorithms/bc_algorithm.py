@@ -8,16 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 from alfx import nest
-from alfx.algorithms.base.fixed_update import has_fixed_prediction, is_fixed
+from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.maths.offline_maths import StoredActions
+from alfx.algorithms.offline.offline_losses import StoredActions
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, BasicRLInfo, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import Fraction, problem_at
+from alfx.gin_utils.value_checks import Fraction, problem_at
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 
 BcInfo = namedtuple('BcInfo', ['actor'], default_value=())
@@ -74,13 +74,14 @@ class BcAlgorithm(OffPolicyAlgorithm):
         self._add_given_optimizers((actor_optimizer, actor))
         self.set_epsilon_greedy(epsilon_greedy)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True without memory, and unless something in the network draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=not nest.flatten(self.train_state_spec) and is_fixed(self),
-                                             fixed_prediction=has_fixed_prediction(self, BcAlgorithm))
+        return super().own_capabilities()._replace(traceable_update=not nest.flatten(self.train_state_spec)
+                                                   and is_traceable(self),
+                                             traceable_prediction=has_fixed_prediction(self, BcAlgorithm))
 
     @property
-    def honours_action_mask(self) -> bool:  # type: ignore[override]
+    def supports_action_mask(self) -> bool:  # type: ignore[override]
         """Where the network gives distributions: what is not valid is not done, whatever has been learned."""
         return self._gives_distributions
 

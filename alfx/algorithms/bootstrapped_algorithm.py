@@ -21,7 +21,7 @@ from torch import Tensor
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.maths.time_slices import steps, with_zeros_after, with_zeros_before
+from alfx.algorithms.base.time_slices import steps, pad_end, pad_start
 from alfx.data_structures import AlgStep, BatchInfo, TimeStep
 from alfx.tensor_specs import NestedTensor
 from alfx.utils.target_updater import TargetUpdater
@@ -172,11 +172,11 @@ class BootstrappedAlgorithm(Algorithm):
             later, of_later = (rest, of_rest) if of_policy == first else (later, policy)
         target, _ = self.bootstrap_values(later, of_later, state)
         if first:
-            target = nest.map_structure(lambda x: with_zeros_before(x, batch), target)
+            target = nest.map_structure(lambda x: pad_start(x, batch), target)
 
         def by_time(x: Tensor) -> Tensor:
             missing = length * batch - x.shape[0]
-            return (with_zeros_after(x, missing) if missing else x).unflatten(0, (length, batch))
+            return (pad_end(x, missing) if missing else x).unflatten(0, (length, batch))
 
         terms = nest.map_structure(by_time, Terms(policy, loss, values, target))
         output, info = self.train_info(inputs, rollout_info, terms)

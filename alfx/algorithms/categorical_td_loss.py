@@ -16,7 +16,7 @@ from alfx import summary
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import LossInfo, StepType
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Fraction
+from alfx.gin_utils.value_checks import Fraction
 from alfx.utils import losses, value_ops
 
 

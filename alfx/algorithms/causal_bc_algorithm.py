@@ -23,12 +23,12 @@ from alfx import nest
 from alfx.algorithms.bc_algorithm import BcAlgorithm, BcState
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.checks import NonNegative, problem_at
+from alfx.gin_utils.value_checks import NonNegative, problem_at
 from alfx.utils.math_ops import identity
 from alfx.networks.action_specs import check_actor
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.tensor_specs import NestedTensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 
 BcInfo = namedtuple('BcInfo', ['actor', 'discriminator', 'target', 'step_type'], default_value=())
 """``actor``: what the policy does; ``discriminator``: f at this observation; ``target``: what was done; ``[B, D]``
@@ -84,9 +84,9 @@ class CausalBcAlgorithm(BcAlgorithm):
         self._add_given_optimizers((discriminator_optimizer, discriminator))
         self._f_norm_penalty_weight, self._bc_weight = f_norm_penalty_weight, bc_regulatization_weight
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """That of cloning; but each step needs the one before."""
-        return super().own_traits()._replace(needs_previous_step=True)
+        return super().own_capabilities()._replace(needs_previous_step=True)
 
     def train_step(self, inputs: TimeStep, state: Any, rollout_info: Any) -> AlgStep:
         """A :class:`BcInfo`, of which the losses of pairs of steps are made; the output is what was done."""

@@ -15,7 +15,7 @@ import torch
 from alfx import gin_utils, nest
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.container_elements import Selector, parse_elements
+from alfx.algorithms.composition.container_elements import Selector, parse_elements
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
@@ -23,7 +23,7 @@ from alfx.gin_utils import configurable
 from alfx.layers.steps import add_child, register_steps
 from alfx.networks.network import Network
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 
 _STATE_SPECS = {'predict_step': 'predict_state_spec', 'rollout_step': 'rollout_state_spec'}
 """Which state a method has; those that train have that of ``train_state_spec``."""
@@ -52,15 +52,15 @@ class _Forwarding(Algorithm):
         for alg in self._inner().values():
             alg.set_on_policy(is_on_policy)
 
-    def connect(self, parts: Mapping[str, Algorithm]) -> None:
+    def on_parts_built(self, parts: Mapping[str, Algorithm]) -> None:
         """Tell those inside which other parts there are."""
         for alg in self._inner().values():
-            alg.connect(parts)
+            alg.on_parts_built(parts)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """Nothing of its own: ``after_train_iter`` only hands on, unless it is overridden."""
         forwarding = AlgorithmContainer.after_train_iter, _Wrapper.after_train_iter
-        return super().own_traits()._replace(trains_after_iteration=type(self).after_train_iter not in forwarding)
+        return super().own_capabilities()._replace(trains_after_iteration=type(self).after_train_iter not in forwarding)
 
 
 @configurable
@@ -84,7 +84,7 @@ class AlgorithmContainer(_Forwarding):
             twice, or a name cannot be that of a part.
     """
 
-    _hands_offline_on = True
+    _delegates_offline = True
 
     def __init__(self, algs: Mapping[str, Algorithm], train_state_spec: NestedTensorSpec = (),
                  rollout_state_spec: NestedTensorSpec | None = None, predict_state_spec: NestedTensorSpec | None = None,
@@ -199,7 +199,7 @@ class SequentialAlg(AlgorithmContainer):
             ``AlgorithmContainer``.
     """
 
-    _hands_offline_on = True
+    _delegates_offline = True
 
     def __init__(self, *modules: Any, output: Nested = '', is_on_policy: bool | None = None,
                  name: str = 'SequentialAlg', **named_modules: Any):
@@ -327,7 +327,7 @@ def named_fields(record: str, **fields: Nested) -> Nested:
 class _Wrapper(_Forwarding):
     """An algorithm around another one, ``self._alg``, whose info is its own info."""
 
-    _hands_offline_on = True
+    _delegates_offline = True
     _alg: Algorithm
 
     def _wrap(self, alg: Algorithm) -> None:
@@ -442,7 +442,7 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
         ValueError: ``algorithm`` is no algorithm and makes none.
     """
 
-    _hands_offline_on = True
+    _delegates_offline = True
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  algorithm: Algorithm | Callable[..., Algorithm], env: Any = None,
@@ -464,13 +464,13 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
         if isinstance(self._alg, RLAlgorithm):
             self._alg.set_reward_weights(reward_weights)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """That of the algorithm, which does all there is to do."""
-        return super().own_traits()._replace(fixed_update=True, trains_sequences_at_once=True,
-                                             recomputes_rollout_info=True, fixed_prediction=True)
+        return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True,
+                                             recomputes_rollout_info=True, traceable_prediction=True)
 
     @property
-    def acting_part(self) -> Algorithm:
+    def policy_algorithm(self) -> Algorithm:
         """The algorithm."""
         return self._alg
 
@@ -478,9 +478,9 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
         """That of the algorithm; nests ``[T, B, ...]``."""
         return self._alg.train_sequence(inputs, state, rollout_info)
 
-    def batch_shares(self, share: Any) -> Sequence[Any]:
+    def batch_sources(self, share: Any) -> Sequence[Any]:
         """What the algorithm mixes into minibatches."""
-        return self._alg.batch_shares(share)
+        return self._alg.batch_sources(share)
 
     def auxiliary_reference(self, info: NestedTensor) -> NestedTensor:
         """That of the algorithm."""
@@ -499,6 +499,7 @@ class RLAlgWrapper(_Wrapper, RLAlgorithm):
         """That of the algorithm; nests ``[B, ...]``."""
         return self._alg.collect_step(inputs, state)
 
-    def complete_unroll(self, inputs: TimeStep, rollout_info: NestedTensor) -> NestedTensor:
+    def postprocess_unroll(self, inputs: TimeStep, rollout_info: NestedTensor) -> NestedTensor:
         """That of the algorithm, if it acts; nests ``[T + 1, B, ...]``."""
-        return self._alg.complete_unroll(inputs, rollout_info) if isinstance(self._alg, RLAlgorithm) else rollout_info
+        return self._alg.postprocess_unroll(inputs, rollout_info) if isinstance(self._alg,
+                                                                                RLAlgorithm) else rollout_info

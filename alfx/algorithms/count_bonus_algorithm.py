@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.algorithms.intrinsic_reward import IntrinsicRewardAlgorithm, is_first, rows
+from alfx.algorithms.intrinsic.intrinsic_reward import IntrinsicRewardAlgorithm, is_first, rows
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import Positive, problem_at
+from alfx.gin_utils.value_checks import Positive, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
-from alfx.traits import Traits
-from alfx.utils.observation_grid import ObservationGrid
+from alfx.engine.capabilities import Capabilities
+from alfx.algorithms.base.observation_grid import ObservationGrid
 
 CountMeasures = namedtuple('CountMeasures', ['reward', 'count'], default_value=())
 """What ``predict_step`` yields, float32 ``[B]`` each: the reward, NaN at FIRST; the number of visits in training."""
@@ -43,8 +43,8 @@ class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
         action_spec: not used; it is part of the interface of an intrinsic reward module.
         bonus_coef: beta, the reward of the first visit.
         counting: 'simhash': observations count as the same if they point in similar directions; or 'grid': if they
-            are in the same cell of an :class:`~alfx.utils.observation_grid.ObservationGrid`, for integers with bounds
-            and a few floating point numbers.
+            are in the same cell of an :class:`~alfx.algorithms.base.observation_grid.ObservationGrid`, for integers
+            with bounds and a few floating point numbers.
         num_bits: of a code of SimHash, at most 24: the more, the fewer observations are taken for the same.
         observation_adapt_speed: normalize observations for SimHash by statistics of this speed of adaption, see
             :class:`~alfx.utils.normalizers.AdaptiveNormalizer`; codes change as long as the statistics do. ``None``:
@@ -94,9 +94,9 @@ class CountBonusAlgorithm(IntrinsicRewardAlgorithm):
         """int64 ``[C]``: the number of visits to each cell."""
         return self._counts
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True: nothing is trained."""
-        return super().own_traits()._replace(fixed_update=True)
+        return super().own_capabilities()._replace(traceable_update=True)
 
     # Steps -----------------------------------------------------------------------------------------------------
 

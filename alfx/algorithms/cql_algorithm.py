@@ -24,17 +24,18 @@ from torch import Tensor
 from alfx import nest
 from alfx.algorithms.bootstrapped_algorithm import Rows, Terms
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm, DqnInfo, DqnLossInfo
-from alfx.algorithms.exploration_noise import ActionBounds
-from alfx.algorithms.maths import critic_maths, q_maths
-from alfx.algorithms.maths.offline_maths import log_integral_exp
+from alfx.algorithms.base.exploration_noise import ActionBounds
+from alfx.algorithms.base import critic_values
+from alfx.algorithms.base import q_values
+from alfx.algorithms.offline.offline_losses import log_integral_exp
 from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice
 from alfx.algorithms.sac_algorithm import SacAlgorithm, SacInfo, SacLossInfo
 from alfx.data_structures import LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.checks import Count, NonNegative, problem_at
+from alfx.gin_utils.value_checks import Count, NonNegative, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
-from alfx.utils.discrete_action import without_invalid
+from alfx.utils.discrete_action import mask_invalid
 
 CqlInfo = namedtuple('CqlInfo', [*SacInfo._fields, 'penalty'], default_value=())  # type: ignore[attr-defined]
 """``SacInfo``, and the ``penalty`` ``[B]``: the sum of those of all critics."""
@@ -110,7 +111,7 @@ class CqlAlgorithm(SacAlgorithm):
                                  for spec in nest.flatten(action_spec))
         self._penalty_weight, self._num_samples, self._calibrated = penalty_weight, num_sampled_actions, calibrated
 
-    own_traits = SacAlgorithm.own_traits
+    own_capabilities = SacAlgorithm.own_capabilities
 
     def trained_values(self, rows: Rows, details: Choice, state: Any) -> tuple[Any, Any]:
         """The critics ``[N, n]`` of the action taken (``[N, n, K]``), and the penalty ``[N]``."""
@@ -120,10 +121,10 @@ class CqlAlgorithm(SacAlgorithm):
         count = 2 * self._num_samples
         repeated = nest.map_structure(lambda x: _repeated(x, count), (observation, critics_state))
         sampled, _ = self._critic_networks((repeated[0], actions), repeated[1])
-        sampled, taken = (critic_maths.weighted_sum(x, self._reward_weights) for x in (sampled, values))
+        sampled, taken = (critic_values.weighted_sum(x, self._reward_weights) for x in (sampled, values))
         sampled = sampled.unflatten(0, (count, -1))
         if self._calibrated:
-            least = critic_maths.weighted_sum(_return_in_data(rows, type(self).__name__), self._reward_weights)
+            least = critic_values.weighted_sum(_return_in_data(rows, type(self).__name__), self._reward_weights)
             of_policy = torch.maximum(sampled[self._num_samples:], least.unsqueeze(-1))
             sampled = torch.cat((sampled[:self._num_samples], of_policy))
         return (values, (log_integral_exp(sampled, log_density) - taken).sum(1)), state
@@ -173,20 +174,20 @@ class DiscreteCqlAlgorithm(DqnAlgorithm):
         super().__init__(**kwargs)
         self._penalty_weight, self._calibrated = penalty_weight, calibrated
 
-    own_traits = DqnAlgorithm.own_traits
+    own_capabilities = DqnAlgorithm.own_capabilities
 
     def _of_action_taken(self, outputs: Tensor, rows: Rows) -> Any:
         """What is trained towards targets, and the penalty ``[N]``."""
-        values = outputs if self._atoms is None else q_maths.expected_values(outputs, self._atoms)
+        values = outputs if self._atoms is None else q_values.expected_values(outputs, self._atoms)
         if self._reward_weights is not None:
             values = torch.einsum('k,bnka->bna', self._reward_weights, values)
-        taken = q_maths.of_action(values, self._discrete.index(rows.rollout_info.action), -1)
+        taken = q_values.of_action(values, self._discrete.index(rows.rollout_info.action), -1)
         if self._calibrated:
-            least = critic_maths.weighted_sum(_return_in_data(rows, type(self).__name__), self._reward_weights)
+            least = critic_values.weighted_sum(_return_in_data(rows, type(self).__name__), self._reward_weights)
             values = torch.maximum(values, least.reshape(-1, 1, 1))
         mask = self._discrete.leaf_of_mask(rows.action_mask)
         if isinstance(mask, Tensor):  # what cannot be taken competes with nothing
-            values = without_invalid(values, mask.unsqueeze(1).expand_as(values))
+            values = mask_invalid(values, mask.unsqueeze(1).expand_as(values))
         return super()._of_action_taken(outputs, rows), (torch.logsumexp(values, -1) - taken).sum(1)
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
@@ -199,7 +200,7 @@ class DiscreteCqlAlgorithm(DqnAlgorithm):
         """That of deep Q-learning with the penalty, ``[T, B]``."""
         penalty = self._penalty_weight * _without_last_step(info.penalty)
         if self._train_first_step_only:
-            penalty = q_maths.first_step_only(penalty)
+            penalty = q_values.first_step_only(penalty)
         return _with_penalty(super().calc_loss(info), penalty, DiscreteCqlLossInfo)
 
 

@@ -15,12 +15,12 @@ from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.bc_algorithm import BcAlgorithm
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.exploration_noise import choose
+from alfx.algorithms.base.exploration_noise import choose
 from alfx.data_structures import AlgStep, BasicRLInfo, TimeStep
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.checks import Fraction, problem_at
+from alfx.gin_utils.value_checks import Fraction, problem_at
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils.schedulers import as_scheduler
 
 
@@ -60,13 +60,14 @@ class DaggerAlgorithm(BcAlgorithm):
                                         'has memory', 'choose an expert that needs the present observation alone')])
         self._expert_probability = as_scheduler(expert_probability)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """Those of cloning."""
-        return super().own_traits()
+        return super().own_capabilities()
 
-    def _traits_of_parts(self) -> dict[Algorithm, Traits]:
+    def _capabilities_of_parts(self) -> dict[Algorithm, Capabilities]:
         """The expert is not trained."""
-        return {part: traits for part, traits in super()._traits_of_parts().items() if part is not self._expert}
+        return {part: capabilities for part, capabilities in super()._capabilities_of_parts().items()
+                if part is not self._expert}
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         """The expert."""

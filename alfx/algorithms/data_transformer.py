@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.algorithms.transformers.checks import check_images, check_mask_field, check_order
+from alfx.algorithms.transformers.field_checks import check_images, check_mask_field, check_order
 from alfx.algorithms.transformers.frame_stacking import plan_stacking, stack_from_replay, stack_time_step
 from alfx.algorithms.transformers.hindsight import GoalRelabeler
 from alfx.algorithms.transformers.specs import ModuleWithSpecs
-from alfx.algorithms.transformers.statistics import (OFFLINE, episode_returns, exact_moments, make_normalizer,
+from alfx.algorithms.transformers.normalization import (OFFLINE, episode_returns, exact_moments, make_normalizer,
                                                      make_reward_normalizer, plan_normalizing, update_condition)
 from alfx.data_structures import Experience, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, register_function
-from alfx.gin_utils.checks import Count, Fraction, Positive, StepLimit, problem_at
+from alfx.gin_utils.value_checks import Count, Fraction, Positive, StepLimit, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.normalizers import Normalizer
 
@@ -437,7 +437,7 @@ class FunctionalRewardTransformer(RewardTransformer):
 
 
 @configurable
-class RewardBySource(SimpleDataTransformer):
+class SqilReward(SimpleDataTransformer):
     """Rewards steps of a dataset with one number, and own steps with another one, whatever they were rewarded with.
 
     With 1 and 0 an off-policy algorithm learns to be where the dataset is: soft Q imitation learning (Reddy et al.

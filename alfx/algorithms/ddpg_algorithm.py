@@ -4,7 +4,7 @@ Differs from the paper: there may be several critics, of which the smallest valu
 vectors; the gradient of the value with respect to the action may be clipped and actions be penalised (as in
 Andrychowicz et al. 2017, arXiv:1707.01495); exploration noise is in units of half the range of the actions. What
 twin-delayed DDPG changes is in :mod:`alfx.algorithms.td3_algorithm`; both explore with
-:mod:`alfx.algorithms.exploration_noise`.
+:mod:`alfx.algorithms.base.exploration_noise`.
 """
 from collections.abc import Callable
 from functools import partial
@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms.base.fixed_update import has_fixed_prediction, is_fixed
+from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.exploration_noise import ActionBounds, GaussianNoise, OrnsteinUhlenbeckNoise, choose
-from alfx.algorithms.maths import critic_maths
+from alfx.algorithms.base.exploration_noise import ActionBounds, GaussianNoise, OrnsteinUhlenbeckNoise, choose
+from alfx.algorithms.base import critic_values
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import Count, Fraction, NonNegative, problem_at
+from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, problem_at
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils.schedulers import as_scheduler
 from alfx.utils.target_updater import TargetUpdater
 
@@ -100,7 +100,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         train_actor_on_last_step: train the policy at the last step of each sequence too, at which the critics are not
             trained, as they have nothing to bootstrap from there.
         exploration_noise_ctor: called with ``action_spec``; makes other exploration noise, such as
-            :class:`~alfx.algorithms.exploration_noise.GaussianNoise`. ``None``: Ornstein-Uhlenbeck noise.
+            :class:`~alfx.algorithms.base.exploration_noise.GaussianNoise`. ``None``: Ornstein-Uhlenbeck noise.
 
     Raises:
         ConfError: a number is out of range, or ``exploration_noise_ctor`` is given together with ``ou_stddev`` or
@@ -163,7 +163,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._train_actor_on_last_step = train_actor_on_last_step
         self._is_recurrent = bool(nest.flatten(train_state_spec))
         self._policy = self._noisy_policy = None
-        if not self._is_recurrent and is_fixed(actor):
+        if not self._is_recurrent and is_traceable(actor):
             self._policy = self.recorded(self._best_action, actor)
             if getattr(type(exploration), 'forward', None) is GaussianNoise.forward:
                 self._noisy_policy = self.recorded(self._noisy_action, actor, exploration)
@@ -172,10 +172,10 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """The target networks."""
         return ['_target_actor_network', '_target_critic_networks']
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=not self._is_recurrent and is_fixed(self),
-                                             fixed_prediction=has_fixed_prediction(self, DdpgAlgorithm))
+        return super().own_capabilities()._replace(traceable_update=not self._is_recurrent and is_traceable(self),
+                                             traceable_prediction=has_fixed_prediction(self, DdpgAlgorithm))
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """The state of the actor."""
@@ -262,7 +262,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         action, actor_state = self._target_actor_network(rows.observation, state.target_actor)
         action = self._target_action(action)
         q_values, critics_state = self._target_critic_networks((rows.observation, action), state.target_critics)
-        value = critic_maths.lowest_critic(q_values, self._reward_weights)
+        value = critic_values.min_q(q_values, self._reward_weights)
         return self._regularized_target(value, action, rows), actor_state, critics_state
 
     def _target_action(self, action: NestedTensor) -> NestedTensor:
@@ -284,14 +284,14 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         ``action_l2 * |a|^2``. The critics get no gradient.
         """
         action, actor_state = self._actor_network(rows.observation, state.actor)
-        leaves = critic_maths.leaves_of_graph(action)
+        leaves = critic_values.leaves_of_graph(action)
         value, critics_state = self._objective((rows.observation, leaves), state.critics)
-        value = critic_maths.weighted_sum(value, self._reward_weights)
-        gradient = critic_maths.action_gradient(value, leaves, self._dqda_clipping)
-        loss = self._regularized_loss(critic_maths.deterministic_policy_loss(gradient, action), value, action, rows)
+        value = critic_values.weighted_sum(value, self._reward_weights)
+        gradient = critic_values.action_gradient(value, leaves, self._dqda_clipping)
+        loss = self._regularized_loss(critic_values.deterministic_policy_loss(gradient, action), value, action, rows)
         if self._action_l2 > 0:
             loss = loss + self._action_l2 * sum(a.square().reshape(len(a), -1).sum(1) for a in nest.flatten(action))
-        return action, loss, DdpgActorState(actor_state, critic_maths.detached(critics_state))
+        return action, loss, DdpgActorState(actor_state, critic_values.detached(critics_state))
 
     def _regularized_loss(self, loss: Tensor, value: Tensor, action: NestedTensor, rows: Rows) -> Tensor:
         """The loss ``[B]`` of the policy, given that of maximising ``value`` ``[B]``, which its ``action`` has."""
@@ -303,7 +303,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         ``inputs`` and ``state`` are those of the critics.
         """
         q_values, state = self._critic_networks(inputs, state)
-        return critic_maths.lowest_critic(q_values, self._reward_weights), state
+        return critic_values.min_q(q_values, self._reward_weights), state
 
     # Losses ----------------------------------------------------------------------------------------------------
 
@@ -315,7 +315,7 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             critic_loss = self._critic_loss(info, q_values[:, :, 0], target).loss
         else:
             seen = DdpgInfo(info.reward, info.step_type, info.discount, discounted_return=info.discounted_return)
-            critic_loss = critic_maths.loss_of_all_critics(self._critic_loss, seen, q_values, target)
+            critic_loss = critic_values.loss_of_all_critics(self._critic_loss, seen, q_values, target)
         total, actor_loss = critic_loss, info.actor_loss
         if isinstance(actor_loss, Tensor):
             if not self._train_actor_on_last_step:
@@ -323,5 +323,5 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             total = total + actor_loss
         priority: Any = ()
         if self._calculate_priority:
-            priority = critic_maths.sequence_priority(critic_loss / count, info.step_type)
+            priority = critic_values.sequence_priority(critic_loss / count, info.step_type)
         return LossInfo(loss=total, priority=priority, extra=DdpgLossInfo(actor=actor_loss, critic=critic_loss))

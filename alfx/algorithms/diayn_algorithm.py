@@ -23,15 +23,15 @@ from torch import Tensor, nn
 
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.fixed_update import is_fixed
-from alfx.algorithms.intrinsic_reward import hidden_sizes
+from alfx.algorithms.base.traceable_layers import is_traceable
+from alfx.algorithms.intrinsic.intrinsic_reward import hidden_sizes
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import check_value, configurable
-from alfx.gin_utils.checks import Count, Positive
+from alfx.gin_utils.value_checks import Count, Positive
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils.math_ops import identity
 from alfx.utils.normalizers import AdaptiveNormalizer, ScalarAdaptiveNormalizer
 from alfx.utils.spec_utils import spec_means_and_magnitudes
@@ -112,10 +112,10 @@ class DIAYNAlgorithm(Algorithm):
 
     # What it is ------------------------------------------------------------------------------------------------
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True, unless something in a network draws numbers or keeps statistics; the normalizers are only read."""
-        is_fixed_update = is_fixed(nn.ModuleList([self._encoding_net, self._discriminator]))
-        return super().own_traits()._replace(fixed_update=is_fixed_update, trains_sequences_at_once=True,
+        is_fixed_update = is_traceable(nn.ModuleList([self._encoding_net, self._discriminator]))
+        return super().own_capabilities()._replace(traceable_update=is_fixed_update, trains_sequences_at_once=True,
                                              needs_previous_step=True)
 
     # Steps -----------------------------------------------------------------------------------------------------

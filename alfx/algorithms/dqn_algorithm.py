@@ -22,22 +22,22 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.algorithms.base.fixed_update import has_fixed_prediction, is_fixed
+from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.maths import q_maths
-from alfx.algorithms.maths.time_slices import steps, with_zeros_after
+from alfx.algorithms.base import q_values
+from alfx.algorithms.base.time_slices import steps, pad_end
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Count, Fraction
+from alfx.gin_utils.value_checks import Count, Fraction
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
-from alfx.utils.discrete_action import without_invalid, DiscreteAction, LongExploration
+from alfx.engine.capabilities import Capabilities
+from alfx.utils.discrete_action import mask_invalid, DiscreteAction, EpsilonZGreedy
 from alfx.utils.schedulers import as_scheduler
 from alfx.utils.target_updater import TargetUpdater
 
@@ -123,7 +123,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             raise ValueError(f'{name}: TrainerConfig.mini_batch_length is 1, but a target needs the step that follows; '
                              'set it to 2 for one-step targets')
         long_exploration = (None if exploration_length_exponent is None else
-                            LongExploration(discrete, exploration_length_exponent, name))
+                            EpsilonZGreedy(discrete, exploration_length_exponent, name))
         atoms = _make_atoms(num_atoms, v_min, v_max, reward_spec, name)
         critics = _make_critics(q_network_cls, observation_spec, discrete.spec, num_critic_replicas * reward_spec.numel,
                                 num_atoms, name)
@@ -158,7 +158,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self.register_buffer('_epsilon', torch.zeros(()), persistent=False)  # of this step, for the record
         self._filled_epsilon = 0.0, -1  # the latest, and the version then: what sets buffers back writes to it too
         self._greedy = self._exploring = None
-        if not self._critic_networks.is_rnn and is_fixed(self._critic_networks):
+        if not self._critic_networks.is_rnn and is_traceable(self._critic_networks):
             self._greedy = self.recorded(self._best_index, self)
             if long_exploration is None:
                 self._exploring = self.recorded(self._exploring_action, self)
@@ -166,16 +166,17 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks']
 
-    honours_action_mask = True
+    supports_action_mask = True
 
     def convert_train_state_to_predict_state(self, state: Any) -> NestedTensor:
         """The state of the critics."""
         return state.critic
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=not self._critic_networks.is_rnn and is_fixed(self),
-                                             fixed_prediction=has_fixed_prediction(self, DqnAlgorithm))
+        return super().own_capabilities()._replace(traceable_update=not self._critic_networks.is_rnn
+                                                   and is_traceable(self),
+                                             traceable_prediction=has_fixed_prediction(self, DqnAlgorithm))
 
     # Acting ----------------------------------------------------------------------------------------------------
 
@@ -183,7 +184,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """The best action, or with probability ``epsilon_greedy`` a random one."""
         q_values, state = self._q_values(inputs.observation, state)
         mask = self._discrete.mask_of(inputs)
-        best = self._discrete.explore(without_invalid(q_values, mask).argmax(-1), self._epsilon_greedy, mask)
+        best = self._discrete.explore(mask_invalid(q_values, mask).argmax(-1), self._epsilon_greedy, mask)
         return AlgStep(self._discrete.action(best), state, DqnInfo(q_values=q_values))
 
     @property
@@ -213,7 +214,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             greedy, new_state = self._greedy((inputs.observation, mask)), ()
         else:
             q_values, new_state = self._q_values(inputs.observation, state.critic)
-            greedy = without_invalid(q_values, mask).argmax(-1)
+            greedy = mask_invalid(q_values, mask).argmax(-1)
         target_state = state.target_critic
         if has_memory and self.need_full_rollout_state():
             target_state = self._target_critic_networks(inputs.observation, target_state)[1]
@@ -228,7 +229,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def _best_index(self, seen: tuple[NestedTensor, NestedTensor]) -> Tensor:
         """The index ``[B]`` of the best action, for critics without memory, from observation and mask."""
         observation, mask = seen
-        return without_invalid(self._q_values(observation, ())[0], mask).argmax(-1)
+        return mask_invalid(self._q_values(observation, ())[0], mask).argmax(-1)
 
     def _exploring_action(self, seen: tuple[NestedTensor, NestedTensor]) -> NestedTensor:
         """The best action ``[B]``, or with probability ``_epsilon`` a random one."""
@@ -252,7 +253,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def _preference(self, outputs: Tensor) -> Tensor:
         """What actions are compared by, ``[B, A]``."""
-        return q_maths.preference(outputs, self._reward_weights, self._atoms)
+        return q_values.preference(outputs, self._reward_weights, self._atoms)
 
     # Training --------------------------------------------------------------------------------------------------
 
@@ -274,8 +275,8 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """What is trained of the outputs ``[N, n, ...]`` of the critics, see :meth:`trained_values`."""
         index = self._discrete.index(rows.rollout_info.action)
         if self._atoms is not None:
-            return torch.log_softmax(q_maths.of_action(outputs, index, 2), -1)
-        return q_maths.of_action(outputs, index, -1)
+            return torch.log_softmax(q_values.of_action(outputs, index, 2), -1)
+        return q_values.of_action(outputs, index, -1)
 
     @torch.no_grad()
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
@@ -284,12 +285,12 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         state = state._replace(target_critic=target_state)
         is_double, mask = not self._target_net_target_action, self._discrete.leaf_of_mask(rows.action_mask)
         if not is_double and self._atoms is None and self._reward_weights is None:
-            return without_invalid(q_maths.least_values(outputs, None), mask).amax(-1), state
-        action = without_invalid(self._preference(rows.of(policy) if is_double else outputs), mask).argmax(-1)
+            return mask_invalid(q_values.least_values(outputs, None), mask).amax(-1), state
+        action = mask_invalid(self._preference(rows.of(policy) if is_double else outputs), mask).argmax(-1)
         if self._atoms is not None:
-            probs = torch.softmax(q_maths.of_action(outputs, action, 2), -1)
-            return q_maths.least_distribution(probs, self._atoms), state
-        return q_maths.of_action(q_maths.least_values(outputs, self._reward_weights), action, -1), state
+            probs = torch.softmax(q_values.of_action(outputs, action, 2), -1)
+            return q_values.least_distribution(probs, self._atoms), state
+        return q_values.of_action(q_values.least_values(outputs, self._reward_weights), action, -1), state
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """The action taken, and a :class:`DqnInfo`."""
@@ -322,7 +323,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             policy, _, _ = self.policy_terms(end_of_return, state)
         target, _ = self.bootstrap_values(end_of_return, policy, state)
         target = target.new_zeros(length, batch, *target.shape[1:]).index_put_((step, column), target)
-        values = nest.map_structure(lambda x: with_zeros_after(x.unsqueeze(0), length - 1), values)
+        values = nest.map_structure(lambda x: pad_end(x.unsqueeze(0), length - 1), values)
         output, info = self.train_info(inputs, rollout_info, Terms((), (), values, target))
         return AlgStep(output, (), info)
 
@@ -338,7 +339,7 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         for critic, critic_loss in zip(critics[1:], self._critic_losses[1:]):
             loss = loss + critic_loss(info, critic, info.target_critic).loss
         if self._train_first_step_only:
-            loss = q_maths.first_step_only(loss)
+            loss = q_values.first_step_only(loss)
         priority = self._priority(info, critics, loss) if self._calculate_priority else ()
         return LossInfo(loss=loss, priority=priority, extra=DqnLossInfo(critic=loss))
 
@@ -346,11 +347,11 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def _priority(self, info: Any, critics: tuple[Tensor, ...], loss: Tensor) -> Tensor:
         """The mean size ``[B]`` of the errors of the critics over the steps that are trained on."""
         if self._atoms is not None:
-            return q_maths.mean_over_steps(loss / len(critics), info.step_type, self._train_first_step_only)
+            return q_values.mean_over_steps(loss / len(critics), info.step_type, self._train_first_step_only)
         target = self._critic_losses[0].compute_td_target(info, info.target_critic)
         error = torch.stack([target - critic[:-1] for critic in critics]).abs().mean(0)
         error = error if error.ndim == 2 else error.mean(-1)
-        return q_maths.mean_over_steps(with_zeros_after(error, 1), info.step_type, self._train_first_step_only)
+        return q_values.mean_over_steps(pad_end(error, 1), info.step_type, self._train_first_step_only)
 
 
 # Construction ------------------------------------------------------------------------------------------------------

@@ -23,10 +23,10 @@ from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import Count, Fraction, problem_at
+from alfx.gin_utils.value_checks import Count, Fraction, problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, zeros_from_spec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 
 ActionRepeatState = namedtuple(
     'ActionRepeatState', ['rl', 'action', 'steps', 'k', 'rl_discount', 'rl_reward', 'sample_rewards', 'repr'],
@@ -119,9 +119,9 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
         self._gamma = gamma
         self._blank_infos: dict[int, Any] = {}
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """That of its parts: their updates are all of it."""
-        return super().own_traits()._replace(fixed_update=True)
+        return super().own_capabilities()._replace(traceable_update=True)
 
     def _parts(self) -> list[Algorithm]:
         """The parts there are, in the order of a step."""
@@ -148,7 +148,7 @@ class DynamicActionRepeatAgent(OffPolicyAlgorithm):
                 'TrainerConfig', 'whole_replay_buffer_training', f'= True does not go with {owner}: environments do '
                 'not take the same number of decisions', 'set it to False and sample from the replay buffer')])
         for part in self._parts():
-            if part.traits.trains_after_iteration or part.traits.completes_unrolls:
+            if part.capabilities.trains_after_iteration or part.capabilities.postprocesses_unrolls:
                 raise ValueError(f'{owner}: {type(part).__name__} trains on whole unrolls, which do not consist of '
                                  'its own steps here; choose another algorithm')
         transformer = self.data_transformer

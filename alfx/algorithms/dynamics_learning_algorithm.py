@@ -10,7 +10,7 @@ bootstrap of its own, see normalized inputs and predict the normalized change:
 The loss of arriving at a step is that of the step before it, where the action was taken: so arriving at LAST is
 learned, and nothing is across the border of two episodes. What differs:
 
-* A bootstrap needs no memory, see :mod:`alfx.utils.bootstrap`.
+* A bootstrap needs no memory, see :mod:`alfx.algorithms.model_based.bootstrap`.
 * Means and deviations are those of the batches trained on, where recent ones count more.
 * Members whose predictions of what was held out are best are the elites (Janner et al. 2019, arXiv:1906.08253).
 
@@ -26,17 +26,17 @@ from torch.nn import functional as F
 
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.distributions.continuous import DiagMultivariateNormal
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import check_value, problem_at
+from alfx.gin_utils.value_checks import check_value, problem_at
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.dynamics_networks import BoundedVarianceProjectionNetwork, DynamicsNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensorSpec, SpecError, TensorSpec
-from alfx.traits import Traits
-from alfx.utils.bootstrap import transition_weights
+from alfx.engine.capabilities import Capabilities
+from alfx.algorithms.model_based.bootstrap import transition_weights
 from alfx.utils.running_stats import AdaptiveStats
 
 DynamicsState = namedtuple('DynamicsState', ['feature', 'network'], default_value=())
@@ -334,9 +334,10 @@ class DeterministicDynamicsAlgorithm(DynamicsLearningAlgorithm):
         super().__init__(DynamicsState(feature=TensorSpec(feature_spec.shape)), action_spec, feature_spec, hidden_size,
                          num_replicas, network, checkpoint, name, normalize, bootstrap, holdout, num_elites)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True unless something in the network draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=is_fixed(self._network), trains_sequences_at_once=True,
+        return super().own_capabilities()._replace(traceable_update=is_traceable(self._network),
+                                                   trains_sequences_at_once=True,
                                              needs_previous_step=True, bootstraps_sequences=True)
 
     def _change(self, predicted: Any) -> Tensor:
@@ -420,9 +421,9 @@ class StochasticDynamicsAlgorithm(DeterministicDynamicsAlgorithm):
         return DynamicsNetwork(input_spec, output_spec, joint_fc_layer_params=sizes, activation=F.silu, prob=True,
                                continuous_projection_net_ctor=head)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True unless something in the network draws numbers or keeps statistics."""
-        return super().own_traits()
+        return super().own_capabilities()
 
     def _distribution(self, predicted: Any) -> DiagMultivariateNormal:
         """The distribution of the change ``[N, (n,) D]``."""

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, time_step_spec
 from alfx.gin_utils import configurable
 from alfx.nest.utils import get_nested_field
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 
 
 def encode_sequence(network: Any, inputs: NestedTensor, state: NestedTensor,
@@ -58,10 +58,11 @@ class EncoderAlgorithm(Algorithm):
         super().__init__(train_state_spec=encoder.state_spec, **kwargs)
         self._encoder = encoder
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """Sequences are trained on at once: only the network is called step by step, if it has memory. Nothing can be
         learned about its memory from one step after a state of zeros."""
-        return super().own_traits()._replace(trains_sequences_at_once=True, needs_previous_step=self._encoder.is_rnn)
+        return super().own_capabilities()._replace(trains_sequences_at_once=True,
+                                                   needs_previous_step=self._encoder.is_rnn)
 
     def train_sequence(self, inputs: TimeStep, state: NestedTensor, rollout_info: NestedTensor) -> AlgStep:
         """``train_step`` for sequences: the network is called step by step if it has memory, all else at once.
@@ -146,9 +147,9 @@ class EncodingAlgorithm(EncoderAlgorithm):
         """Nest of specs of the representation."""
         return self._output_spec
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True unless something in the network draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=is_fixed(self))
+        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """The representation ``[B, ...]``; ``info`` is the nest of losses ``[B]``, if there are any."""

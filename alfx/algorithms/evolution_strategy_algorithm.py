@@ -3,7 +3,8 @@
 Three of them: OpenAI's (Salimans et al. 2017, arXiv:1703.03864), augmented random search (Mania et al. 2018,
 arXiv:1803.07055) and separable natural evolution strategies (Wierstra et al. 2014, arXiv:1106.4487). An iteration is a
 generation: each member of the population plays its episodes, several at once in the batch of environments
-(:mod:`alfx.algorithms.base.population`), then the parameters move (:mod:`alfx.utils.evolution`). The parameters of
+(:mod:`alfx.algorithms.evolution.population`), then the parameters move (:mod:`alfx.algorithms.evolution.evolution`).
+The parameters of
 the policy are the mean of the population; that is what is evaluated, played and saved. Several processes share the
 members and exchange nothing but returns: each draws the noise of all from the same seed. Statistics that observations
 are normalized by stand still in a generation, so that its members differ in their parameters alone, and take in its
@@ -22,14 +23,15 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.data_transformer import RewardTransformer
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, namedtuple
-from alfx.algorithms.base.population import play_population
+from alfx.algorithms.evolution.population import play_population
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import Fraction, Positive, problem_at
+from alfx.gin_utils.value_checks import Fraction, Positive, problem_at
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.param_networks import StackedParameters
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
-from alfx.utils import dist_utils, evolution
+from alfx.engine.capabilities import Capabilities
+from alfx.utils import dist_utils
+from alfx.algorithms.evolution import evolution
 from alfx.utils.running_stats import updated_at_the_end
 from alfx.utils.schedulers import as_scheduler
 
@@ -136,7 +138,7 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
         if problems:
             raise ConfError(problems)
 
-    honours_action_mask = True
+    supports_action_mask = True
 
     def check_config(self, config: TrainerConfig) -> None:
         """Refuse what has no meaning without gradients or unrolls.
@@ -160,9 +162,9 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
             raise ConfError([problem_at(type(self).__name__, 'num_agents', f'= {self._num_agents} members cannot be '
                                         f'shared by {context.num_ranks()} processes', 'make it a multiple of these')])
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """It has no updates by gradients of a loss."""
-        return super().own_traits()._replace(fixed_update=False)
+        return super().own_capabilities()._replace(traceable_update=False)
 
     # Acting ----------------------------------------------------------------------------------------------------
 
@@ -270,7 +272,7 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
 
     def _step(self, gradient: Tensor) -> None:
         """A step of the optimizer against ``gradient`` ``[D]``."""
-        start, optimizers = 0, self.what_is_updated()[0]
+        start, optimizers = 0, self.optimized_parameters()[0]
         for param in self._actor_network.parameters():
             param.grad = gradient[start:start + param.numel()].view_as(param).clone()
             start += param.numel()

@@ -22,13 +22,13 @@ from alfx.algorithms.particle_vi_algorithm import ParVIAlgorithm
 from alfx.algorithms.particles.supervised import SupervisedEnsemble, SupervisedTask, Uncertainty
 from alfx.data_structures import AlgStep, LossInfo
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import Count, NonNegative, Positive, problem_at
+from alfx.gin_utils.value_checks import Count, NonNegative, Positive, problem_at
 from alfx.layers.weights import Activation
 from alfx.networks.network import Network
 from alfx.networks.param_networks import ParamNetwork, StackedParameters, given_network
 from alfx.tensor_specs import TensorSpec
-from alfx.traits import Traits
-from alfx.utils import particle_vi
+from alfx.engine.capabilities import Capabilities
+from alfx.algorithms.particles import particle_vi
 from alfx.utils.math_ops import identity
 
 logger = logging.getLogger(__name__)
@@ -171,9 +171,9 @@ class FuncParVIAlgorithm(SupervisedEnsemble, ParVIAlgorithm):
         if logging_network:
             log_network(name, network)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """An update is the same operations every time, but for that of a critic."""
-        return super().own_traits()._replace(fixed_update=True)
+        return super().own_capabilities()._replace(traceable_update=True)
 
     @property
     def param_net(self) -> StackedParameters:

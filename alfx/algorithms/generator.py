@@ -31,13 +31,13 @@ from alfx.algorithms.particles.inverse_mvp import InverseMVPAlgorithm as Inverse
 from alfx.algorithms.particles.inverse_mvp import jacobian, solve_direct, transposed_product
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import Count, Fraction, NonNegative, problem_at
+from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, problem_at
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
-from alfx.utils import particle_vi
+from alfx.engine.capabilities import Capabilities
+from alfx.algorithms.particles import particle_vi
 from alfx.utils.averager import ScalarAdaptiveAverager
 from alfx.utils.math_ops import identity
 from alfx.utils.target_updater import TargetUpdater
@@ -158,9 +158,9 @@ class Generator(Algorithm):
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_average_net']
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """An update is the same operations every time, but for those of a critic or of inverse products."""
-        return super().own_traits()._replace(fixed_update=True)
+        return super().own_capabilities()._replace(traceable_update=True)
 
     @property
     def noise_dim(self) -> int:

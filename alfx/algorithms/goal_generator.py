@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Count
+from alfx.gin_utils.value_checks import Count
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 
 GoalState = namedtuple('GoalState', ['goal'], default_value=())
 """The goal of the episode, ``[B, K]``; zeros where there is none yet."""
@@ -71,9 +71,9 @@ class _RandomGoalGenerator(RLAlgorithm):
         goal = rollout_info.goal
         return AlgStep((goal, ()), GoalState(goal=goal), GoalInfo(goal=goal))
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """Sequences are trained on at once: the goal of each step comes from ``rollout_info``."""
-        return super().own_traits()._replace(trains_sequences_at_once=True)
+        return super().own_capabilities()._replace(trains_sequences_at_once=True)
 
     def calc_loss(self, info: Any) -> LossInfo:
         """There is nothing to learn: an empty ``LossInfo``."""
@@ -96,9 +96,9 @@ class RandomCategoricalGoalGenerator(_RandomGoalGenerator):
         super().__init__(observation_spec, BoundedTensorSpec((num_of_goals, ), torch.float32, 0.0, 1.0), name)
         self._num_of_goals = num_of_goals
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True: training repeats the goals of the rollout."""
-        return super().own_traits()._replace(fixed_update=is_fixed(self))
+        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     def _draw(self, batch_size: int, device: torch.device) -> Tensor:
         goals = torch.zeros(batch_size, self._num_of_goals, device=device)
@@ -121,9 +121,9 @@ class RandomContinuousGoalGenerator(_RandomGoalGenerator):
         super().__init__(observation_spec, BoundedTensorSpec((goal_size, ), torch.float32, -1.0, 1.0), name)
         self._goal_size = goal_size
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True: training repeats the goals of the rollout."""
-        return super().own_traits()._replace(fixed_update=is_fixed(self))
+        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     def _draw(self, batch_size: int, device: torch.device) -> Tensor:
         return torch.rand(batch_size, self._goal_size, device=device) * 2.0 - 1.0

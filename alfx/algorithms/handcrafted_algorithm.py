@@ -20,7 +20,7 @@ from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils.spec_utils import clip_to_spec
 
 
@@ -55,9 +55,9 @@ class HandcraftedAlgorithm(OffPolicyAlgorithm):
         """
         raise NotImplementedError(f'{type(self).__name__}._policy_func')
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True: nothing is trained."""
-        return super().own_traits()._replace(fixed_update=True)
+        return super().own_capabilities()._replace(traceable_update=True)
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor = ()) -> AlgStep:
         """The action ``[B, ...]`` for ``inputs.observation``."""
@@ -105,9 +105,9 @@ class RandomAlgorithm(HandcraftedAlgorithm):
                                 'instance by a wrapper that rescales actions')
         super().__init__(action_spec=action_spec, name=name, **kwargs)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True: nothing is trained."""
-        return super().own_traits()._replace(fixed_update=True)
+        return super().own_capabilities()._replace(traceable_update=True)
 
     def _policy_func(self, observation: NestedTensor) -> NestedTensor:
         """Uniform over the bounds of each action, which for integers includes both; ``[B, ...]``."""
@@ -159,9 +159,9 @@ class SimpleCarlaAlgorithm(HandcraftedAlgorithm):
         self._distance_to_decelerate = distance_to_decelerate
         self._distance_to_stop = distance_to_stop
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True: nothing is trained."""
-        return super().own_traits()._replace(fixed_update=True)
+        return super().own_capabilities()._replace(traceable_update=True)
 
     def _policy_func(self, observation: NestedTensor) -> Tensor:
         """Speed, direction and reverse ``[B, 3]`` for the goal in ``observation``."""
@@ -206,7 +206,7 @@ class LinearFeedbackAlgorithm(HandcraftedAlgorithm):
         self._gains: Tensor
         self.register_buffer('_gains', torch.tensor(gains, dtype=torch.float32), persistent=False)
 
-    own_traits = HandcraftedAlgorithm.own_traits
+    own_capabilities = HandcraftedAlgorithm.own_capabilities
 
     def _policy_func(self, observation: NestedTensor) -> Tensor:
         spec = self._action_spec
@@ -269,7 +269,7 @@ class WaypointAlgorithm(HandcraftedAlgorithm):
         self.register_buffer('_waypoints', torch.tensor(waypoints, dtype=torch.float32), persistent=False)
         self._gain, self._damping = gain, damping
 
-    own_traits = HandcraftedAlgorithm.own_traits
+    own_capabilities = HandcraftedAlgorithm.own_capabilities
 
     def _policy_func(self, observation: NestedTensor) -> Tensor:
         position, velocity = observation['observation'].chunk(2, -1)

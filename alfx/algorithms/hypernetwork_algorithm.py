@@ -22,13 +22,13 @@ from alfx.algorithms.generator import Generator
 from alfx.algorithms.particles.supervised import SupervisedEnsemble, SupervisedTask, Uncertainty
 from alfx.data_structures import AlgStep, LossInfo
 from alfx.gin_utils import check_value, configurable
-from alfx.gin_utils.checks import Count, NonNegative, Positive
+from alfx.gin_utils.value_checks import Count, NonNegative, Positive
 from alfx.layers.weights import Activation
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.param_networks import ParamNetwork, StackedParameters
 from alfx.tensor_specs import TensorSpec
-from alfx.traits import Traits
-from alfx.utils import particle_vi
+from alfx.engine.capabilities import Capabilities
+from alfx.algorithms.particles import particle_vi
 from alfx.utils.math_ops import identity
 
 
@@ -148,14 +148,14 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         if logging_network:
             log_network(name, self._param_net)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """An update is the same operations every time, but for those of parts of the generator."""
-        return super().own_traits()._replace(fixed_update=True)
+        return super().own_capabilities()._replace(traceable_update=True)
 
     @property
-    def update_variant(self) -> Hashable:
+    def graph_key(self) -> Hashable:
         """What decides about an update besides tensors."""
-        return super().update_variant, self._num_drawn
+        return super().graph_key, self._num_drawn
 
     @property
     def num_particles(self) -> int:

@@ -22,17 +22,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from alfx import nest
-from alfx.algorithms.intrinsic_reward import (IntrinsicRewardAlgorithm, NetworkOrConstructor, all_fixed, hidden_sizes,
-                                              is_first, is_last, make_network, next_row, output_tensor_spec, rows)
+from alfx.algorithms.intrinsic.intrinsic_reward import (IntrinsicRewardAlgorithm, NetworkOrConstructor, all_fixed,
+                                                        hidden_sizes, is_first, is_last, make_network, next_row,
+                                                        output_tensor_spec, rows)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import Count, Positive, problem_at
+from alfx.gin_utils.value_checks import Count, Positive, problem_at
 from alfx.nest.utils import NestConcat
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils.math_ops import identity
 
 ICMState = namedtuple('ICMState', ['feature', 'has_previous'], default_value=())
@@ -122,10 +123,10 @@ class ICMAlgorithm(IntrinsicRewardAlgorithm):
         self._inverse_net = _model(inverse_net, [feature_spec, feature_spec], action, sizes, activation,
                                    (owner, 'inverse_net'))
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True unless something in a network draws numbers or keeps statistics."""
         is_fixed_update = all_fixed([self._encoding_net, self._forward_net, self._inverse_net])
-        return super().own_traits()._replace(fixed_update=is_fixed_update, trains_sequences_at_once=True,
+        return super().own_capabilities()._replace(traceable_update=is_fixed_update, trains_sequences_at_once=True,
                                              needs_previous_step=True)
 
     # Steps -----------------------------------------------------------------------------------------------------

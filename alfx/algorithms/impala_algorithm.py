@@ -19,9 +19,9 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.vtrace_loss import VTraceLoss
 from alfx.data_structures import AlgStep, BatchInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.value_checks import problem_at
 from alfx.tensor_specs import NestedTensor
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 
 ImpalaInfo = namedtuple('ImpalaInfo', [
     'step_type', 'discount', 'reward', 'action', 'rollout_log_prob', 'log_prob', 'action_distribution', 'value',
@@ -66,9 +66,9 @@ class ImpalaAlgorithm(ActorCriticAlgorithm):
         """False: it trains from the replay buffer."""
         return False
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """The last step of a sequence is there to bootstrap from. It recomputes, with memory too."""
-        return super().own_traits()._replace(bootstraps_sequences=True,
+        return super().own_capabilities()._replace(bootstraps_sequences=True,
                                              recomputes_rollout_info=self._has_own_steps(ImpalaAlgorithm))
 
     def check_config(self, config: TrainerConfig) -> None:

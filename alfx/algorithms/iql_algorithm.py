@@ -17,21 +17,22 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms.base.fixed_update import has_fixed_prediction, is_fixed
+from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.maths import critic_maths, offline_maths
+from alfx.algorithms.base import critic_values
+from alfx.algorithms.offline import offline_losses
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import Count, Fraction, problem_at
+from alfx.gin_utils.value_checks import Count, Fraction, problem_at
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.utils.target_updater import TargetUpdater
 
@@ -143,7 +144,7 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         self._add_given_optimizers((actor_optimizer, actor), (critic_optimizer, critics), (value_optimizer, value))
         self._critic_loss = (critic_loss_ctor or OneStepTDLoss)(debug_summaries=debug_summaries,
                                                                 name=f'{name}/critic_loss')
-        self._stored_actions = offline_maths.StoredActions(action_spec)
+        self._stored_actions = offline_losses.StoredActions(action_spec)
         self._temperature, self._expectile, self._max_weight = temperature, expectile, max_exp_advantage
         self._calculate_priority = calculate_priority
         self._is_recurrent = bool(nest.flatten(self.train_state_spec))
@@ -153,10 +154,10 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """The target critics."""
         return ['_target_critic_networks']
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=not self._is_recurrent and is_fixed(self),
-                                             fixed_prediction=has_fixed_prediction(self, IqlAlgorithm))
+        return super().own_capabilities()._replace(traceable_update=not self._is_recurrent and is_traceable(self),
+                                             traceable_prediction=has_fixed_prediction(self, IqlAlgorithm))
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """The state of the actor."""
@@ -191,8 +192,8 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def policy_loss(self, rows: Rows, policy: Any, details: Any, state: Any) -> tuple[Any, Any]:
         """The loss of the policy ``[N]``, V, and the lowest target critic, of which its weights are made."""
         value, target, state = self._values(rows, state)
-        advantage = critic_maths.weighted_sum(target - value, self._reward_weights)
-        weights = offline_maths.advantage_weights(advantage, self._temperature, self._max_weight)
+        advantage = critic_values.weighted_sum(target - value, self._reward_weights)
+        weights = offline_losses.advantage_weights(advantage, self._temperature, self._max_weight)
         log_prob = self._stored_actions.log_prob(policy, rows.rollout_info.action)
         return (-weights * log_prob, value, target), state
 
@@ -202,7 +203,7 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         with torch.no_grad():
             q_values, target_state = self._target_critic_networks((rows.observation, rows.rollout_info.action),
                                                                   state.critic.target_critics)
-            target = critic_maths.lowest_critic(q_values, self._reward_weights)
+            target = critic_values.min_q(q_values, self._reward_weights)
         return value, target, state._replace(critic=state.critic._replace(target_critics=target_state),
                                              value=value_state)
 
@@ -235,13 +236,13 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         critics, target_value, value = info.critic
         count = critics.shape[2]
         seen = IqlInfo(reward=info.reward, step_type=info.step_type, discount=info.discount)
-        critic_loss = critic_maths.loss_of_all_critics(self._critic_loss, seen, critics, value.detach())
-        value_loss = offline_maths.expectile_loss(target_value - value, self._expectile)
+        critic_loss = critic_values.loss_of_all_critics(self._critic_loss, seen, critics, value.detach())
+        value_loss = offline_losses.expectile_loss(target_value - value, self._expectile)
         if value_loss.ndim == 3:
             value_loss = value_loss.mean(-1)
         actor_loss, value_loss = (torch.cat((x[:-1], torch.zeros_like(x[-1:]))) for x in (info.actor.actor_loss,
                                                                                           value_loss))
-        priority = critic_maths.sequence_priority(critic_loss / count, info.step_type) if (
+        priority = critic_values.sequence_priority(critic_loss / count, info.step_type) if (
             self._calculate_priority) else ()
         return LossInfo(loss=actor_loss + critic_loss + value_loss, priority=priority,
                         extra=IqlLossInfo(actor=actor_loss, critic=critic_loss, value=value_loss))

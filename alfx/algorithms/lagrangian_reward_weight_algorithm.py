@@ -31,9 +31,9 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.data_transformer import RewardTransformer, UntransformedTimeStep
 from alfx.data_structures import AlgStep, StepType, TimeStep, namedtuple
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.checks import Positive, problem_at
+from alfx.gin_utils.value_checks import Positive, problem_at
 from alfx.tensor_specs import NestedTensor, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils.averager import EMAverager
 
 LagInfo = namedtuple('LagInfo', ['rollout_reward'], default_value=())
@@ -103,9 +103,9 @@ class LagrangianRewardWeightAlgorithm(Algorithm):
         """Its optimizer belongs to its checkpoint, but has no part in the updates of the agent."""
         return [self._weight_optimizer] if include_ignored_attributes or not recurse else []
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True: it has no part in an update."""
-        return super().own_traits()._replace(fixed_update=True)
+        return super().own_capabilities()._replace(traceable_update=True)
 
     @property
     def reward_weights(self) -> Tensor:
@@ -227,9 +227,9 @@ class LagrangianPredRewardWeightAlgorithm(LagrangianRewardWeightAlgorithm):
         self._averager = pred_rewards_averager_ctor(reward_spec)
         self.register_buffer('_is_evaluated', torch.zeros((), dtype=torch.bool))
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True: it has no part in an update."""
-        return super().own_traits()._replace(fixed_update=True)
+        return super().own_capabilities()._replace(traceable_update=True)
 
     def check_config(self, config: TrainerConfig) -> None:
         """Refuse a run in which the rewards of evaluations do not get here.

@@ -26,9 +26,9 @@ from alfx.algorithms.predictive_representation_learner import PredictiveRepresen
 from alfx.algorithms.world_models import LearnsModel, termination_function
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import Fraction, check_value, problem_at
+from alfx.gin_utils.value_checks import Fraction, check_value, problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 
 MbrlState = namedtuple('MbrlState', ['dynamics', 'reward', 'planner'], default_value=())
 """The state of each module."""
@@ -63,7 +63,7 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
         name: name of this algorithm.
         discount: gamma of the imagined rewards.
         termination_fn: from an imagined observation ``[N, D]`` to whether the episode ends there, bool ``[N]``; or the
-            name of one of :data:`alfx.algorithms.known_tasks.TERMINATIONS`, such as ``'hopper'``.
+            name of one of :data:`alfx.algorithms.base.known_tasks.TERMINATIONS`, such as ``'hopper'``.
         optimizer: owns what no other optimizer does.
 
     Raises:
@@ -115,11 +115,11 @@ class MbrlAlgorithm(LearnsModel, OffPolicyAlgorithm):
                        action_spec: BoundedTensorSpec) -> DynamicsLearningAlgorithm | None:
         return (ctor or DeterministicDynamicsAlgorithm)(feature_spec=feature_spec, action_spec=action_spec)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """That of its modules; what it learns, it learns from two steps that follow each other."""
-        return super().own_traits()._replace(fixed_update=True, trains_sequences_at_once=True)
+        return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
 
-    def connect(self, parts: Mapping[str, Algorithm]) -> None:
+    def on_parts_built(self, parts: Mapping[str, Algorithm]) -> None:
         """Refuse parts that change the observation, which the model is learned from.
 
         Raises:
@@ -264,11 +264,11 @@ class LatentMbrlAlgorithm(MbrlAlgorithm):
     def _make_dynamics(self, ctor: Any, feature_spec: Any, action_spec: Any) -> None:
         return None
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """There is nothing to learn here."""
-        return super().own_traits()
+        return super().own_capabilities()
 
-    def connect(self, parts: Mapping[str, Algorithm]) -> None:
+    def on_parts_built(self, parts: Mapping[str, Algorithm]) -> None:
         """Plan with the representation learner of the agent.
 
         Raises:

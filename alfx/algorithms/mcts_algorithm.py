@@ -12,7 +12,7 @@ The search of MuZero (Schrittwieser et al. 2020, arXiv:1911.08265) with these di
   expanded at once; ``root_search='gumbel'`` is Gumbel MuZero (Danihelka et al. 2022).
 
 Noise is added to the prior of the root only in the rollout. What happens in a search, and where each formula is, says
-:mod:`alfx.tree_search.search`.
+:mod:`alfx.tree_search.batched_search`.
 """
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,13 +26,13 @@ from alfx.algorithms.mcts.temperatures import VisitSoftmaxTemperatureByMoves, Vi
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, TimeStep, namedtuple
 from alfx.distributions.discrete import num_categories
-from alfx.environments.errors import nearest
+from alfx.environments.environment_errors import nearest
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Count, Fraction, Positive
+from alfx.gin_utils.value_checks import Count, Fraction, Positive
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.tree_search import rules
-from alfx.tree_search.search import SearchError, TreeSearch, exploration_policy, gumbel_choice, root_prior
+from alfx.tree_search.batched_search import SearchError, TreeSearch, exploration_policy, gumbel_choice, root_prior
 from alfx.tree_search.trees import CHILD, REWARD, SearchSettings, Trees
 from alfx.utils.action_samplers import ActionSampler, MultinomialSampler
 
@@ -232,7 +232,7 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         return self._settings.discount
 
     @property
-    def what_state_matters(self) -> str:
+    def relevant_state(self) -> str:
         """What of its state decides what a search finds: '' if it only counts steps for the temperature."""
         if self._keep_model_pred_state:
             return 'the kept pred_state of the model'

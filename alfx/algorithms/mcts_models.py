@@ -26,7 +26,7 @@ from alfx.algorithms.mcts.simple_networks import (check_actions, create_simple_d
                                                  create_simple_encoding_net, create_simple_prediction_net)
 from alfx.data_structures import LossInfo, namedtuple
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import Count, NonNegative, problem_at
+from alfx.gin_utils.value_checks import Count, NonNegative, problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
 from alfx.utils.losses import AsymmetricSimSiamLoss, MeanSquaredLoss, ScalarPredictionLoss, SquareLoss

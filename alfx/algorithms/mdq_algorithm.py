@@ -22,21 +22,21 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.base.fixed_update import has_fixed_prediction, is_fixed
+from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.exploration_noise import ActionBounds, choose, gaussian_like
-from alfx.algorithms.maths import critic_maths
-from alfx.algorithms.maths.time_slices import with_zeros_after
+from alfx.algorithms.base.exploration_noise import ActionBounds, choose, gaussian_like
+from alfx.algorithms.base import critic_values
+from alfx.algorithms.base.time_slices import pad_end
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
-from alfx.algorithms.sac import losses as sac_losses
+from alfx.algorithms.sac import soft_losses as sac_losses
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Count, Fraction
+from alfx.gin_utils.value_checks import Count, Fraction
 from alfx.networks.mdq_critic_networks import MdqCriticNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils.entropy_targets import calc_default_target_entropy_quantized
 from alfx.utils.target_updater import TargetUpdater
 
@@ -128,10 +128,10 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_free_form']
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=is_fixed(self),
-                                             fixed_prediction=has_fixed_prediction(self, MdqAlgorithm))
+        return super().own_capabilities()._replace(traceable_update=is_traceable(self),
+                                             traceable_prediction=has_fixed_prediction(self, MdqAlgorithm))
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """There is none."""
@@ -200,12 +200,12 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def calc_loss(self, info: Any) -> LossInfo:
         """The loss of both forms and alpha ``[T, B]``, from infos ``[T, B, ...]``."""
         alpha = self._log_alpha.detach().exp()
-        reward = critic_maths.weighted_sum(info.reward, self._reward_weights)
+        reward = critic_values.weighted_sum(info.reward, self._reward_weights)
         target = info.critic.target_critic_free_form - alpha * info.critic.kl_wrt_prior
         seen = MdqInfo(reward=reward, step_type=info.step_type, discount=info.discount)
-        critic_loss = critic_maths.loss_of_all_critics(self._critic_loss, seen, info.critic.critic_free_form, target)
+        critic_loss = critic_values.loss_of_all_critics(self._critic_loss, seen, info.critic.critic_free_form, target)
         distill_loss = (info.critic.critic_adv_form - info.critic.distill_target).square().mean(-1)
-        distill_loss, alpha_loss = (with_zeros_after(loss[:-1], 1) for loss in (distill_loss, info.alpha.alpha_loss))
+        distill_loss, alpha_loss = (pad_end(loss[:-1], 1) for loss in (distill_loss, info.alpha.alpha_loss))
         if summary.should_record_summaries():
             summary.scalar(f'{self._name}/alpha', alpha)
         return LossInfo(loss=critic_loss + distill_loss + alpha_loss,

@@ -41,7 +41,7 @@ from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.algorithms.vae import VariationalAutoEncoder
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Count, Fraction
+from alfx.gin_utils.value_checks import Count, Fraction
 from alfx.layers import FC, BottleneckBlock, Conv2D, Reshape, Sequential
 from alfx.nest.utils import NestConcat
 from alfx.networks.action_encoder import SimpleActionEncoder
@@ -453,7 +453,7 @@ class MerlinAlgorithm(OnPolicyAlgorithm):
         super().set_reward_weights(reward_weights)
         self._mba.set_reward_weights(reward_weights)
 
-    honours_action_mask = True
+    supports_action_mask = True
 
     def predict_step(self, time_step: TimeStep, state: Any) -> AlgStep:
         """The most likely action, or with probability ``TrainerConfig.epsilon_greedy`` a sampled one."""

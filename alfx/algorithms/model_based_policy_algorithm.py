@@ -11,7 +11,7 @@ and the policy algorithm trains on minibatches of which a small share is real an
 
 What differs from the paper: the reward is learned by a network of its own, apart from the dynamics; and the model is
 trained a little further each time, in place of anew. So the updates of the policy are those of the algorithm that is
-wrapped, from minibatches of two sources (:meth:`~alfx.algorithms.algorithm.Algorithm.batch_shares`).
+wrapped, from minibatches of two sources (:meth:`~alfx.algorithms.algorithm.Algorithm.batch_sources`).
 """
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +25,13 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.containers import RLAlgWrapper
 from alfx.algorithms.data_transformer import IdentityDataTransformer, RewardTransformer, SequentialDataTransformer
-from alfx.algorithms.imagination import TransitionStore, imagined_transitions
+from alfx.algorithms.model_based.imagination import TransitionStore, imagined_transitions
 from alfx.algorithms.world_models import WorldModel
 from alfx.data_structures import TimeStep
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import check_value, problem_at
+from alfx.gin_utils.value_checks import check_value, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils.schedulers import as_scheduler
 
 _CHECK_PERIOD = 50  # updates of the model between two looks at what is held out
@@ -110,11 +110,11 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
 
     # What it is ------------------------------------------------------------------------------------------------
 
-    _hands_offline_on = True
+    _delegates_offline = True
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """That of the policy algorithm."""
-        return super().own_traits()
+        return super().own_capabilities()
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_world_model']
@@ -124,7 +124,7 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
         """The model."""
         return self._world_model
 
-    def connect(self, parts: Mapping[str, Algorithm]) -> None:
+    def on_parts_built(self, parts: Mapping[str, Algorithm]) -> None:
         """Refuse parts that see or reward what a model of the environment does not imagine.
 
         Raises:
@@ -137,7 +137,7 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
                 raise ConfError([problem_at('Agent', argument, f'= {type(parts[field]).__name__} does not go with '
                                             f'{self._name}, which imagines observations and rewards of the '
                                             'environment', 'leave it out')])
-        super().connect(parts)
+        super().on_parts_built(parts)
 
     def check_config(self, config: TrainerConfig) -> None:
         """Refuse what imagined transitions do not go with.
@@ -166,7 +166,7 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
 
     # Imagination -----------------------------------------------------------------------------------------------
 
-    def batch_shares(self, share: Any) -> Sequence[Any]:
+    def batch_sources(self, share: Any) -> Sequence[Any]:
         """A minibatch of real and imagined transitions; all real before there are any imagined ones."""
         if self._real is not share.source:
             self._use(share.source)

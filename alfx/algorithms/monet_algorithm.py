@@ -29,18 +29,18 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.vae import VAEOutput, gaussian_kld
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Count, NonNegative
+from alfx.gin_utils.value_checks import Count, NonNegative
 from alfx.layers import FC, Conv2D
 from alfx.networks.encoding_networks import EncodingNetwork, SpatialBroadcastDecodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec, torch_dtype_to_str
-from alfx.traits import Traits
-from alfx.utils.adjusted_rand_index import adjusted_rand_index
+from alfx.engine.capabilities import Capabilities
+from alfx.algorithms.monet.adjusted_rand_index import adjusted_rand_index
 from alfx.utils.dist_utils import DiagMultivariateNormal
 from alfx.utils.math_ops import identity
 
@@ -263,9 +263,9 @@ class MoNetAlgorithm(Algorithm):
         """Size of the latent vector of a slot."""
         return self._slot_size
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True unless something in a network draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=is_fixed(self))
+        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     # What a step is made of ------------------------------------------------------------------------------------
 
@@ -401,9 +401,9 @@ class MoNetRepresentationLearner(Algorithm):
         """Spec of the representation: float32 ``(n_slots, slot_size)``."""
         return self._output_spec
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """That of the ``MoNetAlgorithm``."""
-        return super().own_traits()._replace(fixed_update=True)
+        return super().own_capabilities()._replace(traceable_update=True)
 
     def set_on_policy(self, is_on_policy: bool) -> None:
         """Set it for the ``MoNetAlgorithm`` as well."""

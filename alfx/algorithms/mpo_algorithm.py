@@ -2,7 +2,7 @@
 
 Each update evaluates actions of the target policy at the states of a minibatch, gives the better ones more weight
 (E-step), and moves the policy towards these weights within bounds on its change (M-step). The maths is in
-:mod:`alfx.algorithms.maths.mpo_loss`, the kinds of policies in :mod:`alfx.algorithms.maths.mpo_policies`.
+:mod:`alfx.algorithms.mpo.mpo_loss`, the kinds of policies in :mod:`alfx.algorithms.mpo.mpo_policies`.
 
 Differs from the papers: values are learned from the expected value of the target policy at the next step
 (1812.02256), by default over one step, where the first paper uses Retrace. The temperature is solved for exactly in
@@ -17,24 +17,24 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.algorithms.base.fixed_update import has_fixed_prediction, is_fixed
+from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.maths import mpo_loss
-from alfx.algorithms.maths.critic_maths import lowest_critic, sequence_priority, weighted_sum
-from alfx.algorithms.maths.mpo_loss import Multiplier, Temperature
-from alfx.algorithms.maths.mpo_policies import CategoricalPolicy, GaussianPolicy
+from alfx.algorithms.mpo import mpo_loss
+from alfx.algorithms.base.critic_values import min_q, sequence_priority, weighted_sum
+from alfx.algorithms.mpo.mpo_loss import Multiplier, Temperature
+from alfx.algorithms.mpo.mpo_policies import CategoricalPolicy, GaussianPolicy
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import Count, Fraction, Positive, problem_at
+from alfx.gin_utils.value_checks import Count, Fraction, Positive, problem_at
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.utils.target_updater import TargetUpdater
 from alfx.utils.tensor_utils import tensor_prepend_zero
@@ -238,16 +238,16 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return ['_target_actor_network', '_target_critic_networks']
 
     @property
-    def honours_action_mask(self) -> bool:  # type: ignore[override]
+    def supports_action_mask(self) -> bool:  # type: ignore[override]
         """Of a discrete action."""
         return self._is_discrete
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """Fixed without memory and further iterations of the M-step, and unless something in a network or a loss draws
         numbers or keeps statistics."""
-        fixed = not self._is_recurrent and self._mstep_iterations == 1 and is_fixed(self)
-        return super().own_traits()._replace(fixed_update=fixed,
-                                             fixed_prediction=has_fixed_prediction(self, MpoAlgorithm))
+        fixed = not self._is_recurrent and self._mstep_iterations == 1 and is_traceable(self)
+        return super().own_capabilities()._replace(traceable_update=fixed,
+                                             traceable_prediction=has_fixed_prediction(self, MpoAlgorithm))
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """The state of the policy network."""
@@ -309,7 +309,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         target, networks = rows.of(policy[1]), self._target_critic_networks
         if self._is_discrete:
             values, critic_state = networks(rows.observation, state.target_critic)
-            values = lowest_critic(values, None)
+            values = min_q(values, None)
             mean = (self._policy.parameters_of(target).exp() * values).sum(-1)
             return ((), values, mean), state._replace(target_critic=critic_state)
         count = self._sample_action_num
@@ -317,7 +317,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         actions = self._policy.actions(target, samples.flatten(0, 1))
         repeated, memory = nest.map_structure(lambda x: x.repeat_interleave(count, 0),
                                               (rows.observation, state.target_critic))
-        values = lowest_critic(networks((repeated, actions), memory)[0], self._reward_weights).unflatten(0, (-1, count))
+        values = min_q(networks((repeated, actions), memory)[0], self._reward_weights).unflatten(0, (-1, count))
         if self._is_recurrent:  # memory is of what happened, not of the actions that were tried
             state = state._replace(target_critic=networks((rows.observation, rows.rollout_info.action),
                                                           state.target_critic)[1])

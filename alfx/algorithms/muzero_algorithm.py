@@ -20,7 +20,7 @@ from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 
 
 @configurable
@@ -62,7 +62,7 @@ class MuzeroAlgorithm(OffPolicyAlgorithm):
                                      action_spec=action_spec, discount=discount, debug_summaries=debug_summaries,
                                      name=f'{name}.search')
         search.set_model(learner.model)
-        learner.follow_search()
+        learner.track_search()
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, reward_spec=reward_spec,
                          train_state_spec=(), rollout_state_spec=search.rollout_state_spec,
                          predict_state_spec=search.predict_state_spec, config=config, checkpoint=checkpoint,
@@ -94,13 +94,13 @@ class MuzeroAlgorithm(OffPolicyAlgorithm):
         super().set_reward_weights(reward_weights)
         self._representation_learner.set_reward_weights(reward_weights)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """An update is that of the learner."""
-        return super().own_traits()._replace(fixed_update=True, trains_sequences_at_once=True)
+        return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
 
-    def _traits_of_parts(self) -> dict[Any, Traits]:
+    def _capabilities_of_parts(self) -> dict[Any, Capabilities]:
         """The search has no part in an update."""
-        return {self._representation_learner: self._representation_learner.traits}
+        return {self._representation_learner: self._representation_learner.capabilities}
 
     # Steps -----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ Differs from the papers in that
 - an episode that goes on or was cut off by a time limit is no end: the value of its last step stands for what follows;
 - the return to the end of the episode counts all rewards, not only the last one.
 
-Read next: :mod:`alfx.algorithms.maths.model_targets`, :mod:`alfx.algorithms.muzero.reanalysis`.
+Read next: :mod:`alfx.algorithms.muzero.model_targets`, :mod:`alfx.algorithms.muzero.reanalysis`.
 """
 import dataclasses
 from collections.abc import Callable
@@ -28,13 +28,13 @@ from alfx.algorithms.base.ownership import assign_optimizers
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.data_transformer import DataTransformer, UntransformedTimeStep
 from alfx.algorithms.mcts_models import MCTSModel
-from alfx.algorithms.muzero.learner import LinearTdStepFunc, MuzeroInfo, MuzeroRepresentationImpl
+from alfx.algorithms.muzero.representation import LinearTdStepFunc, MuzeroInfo, MuzeroRepresentationImpl
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.value_checks import problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, extract_spec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils.saved_count import SavedCount
 
 __all__ = ['LinearTdStepFunc', 'MuzeroInfo', 'MuzeroRepresentationImpl', 'MuzeroRepresentationLearner',
@@ -135,12 +135,12 @@ class MuzeroRepresentationLearner(OffPolicyAlgorithm):
         """The model that is learned."""
         return self._impl.model
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """It has no part in an update of the policy; afterwards it makes its own."""
-        return Traits(fixed_update=True, trains_sequences_at_once=True, recomputes_rollout_info=True,
+        return Capabilities(traceable_update=True, trains_sequences_at_once=True, recomputes_rollout_info=True,
                       trains_after_iteration=self._options is not None)
 
-    def _traits_of_parts(self) -> dict[Any, Traits]:
+    def _capabilities_of_parts(self) -> dict[Any, Capabilities]:
         return {}
 
     def _trainable_attributes_to_ignore(self) -> list[str]:

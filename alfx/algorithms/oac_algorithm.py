@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms.maths import critic_maths
+from alfx.algorithms.base import critic_values
 from alfx.algorithms.sac.actions import ActionParts, ActionType
 from alfx.algorithms.sac.states import check_normal_actor
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.data_structures import TimeStep
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.checks import NonNegative
+from alfx.gin_utils.value_checks import NonNegative
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils import dist_utils
 
@@ -41,7 +41,7 @@ class OacAlgorithm(SacAlgorithm):
         ValueError: ``explore`` with another kind of action, policy or critic, or an argument out of range.
     """
 
-    own_traits = SacAlgorithm.own_traits
+    own_capabilities = SacAlgorithm.own_capabilities
 
     @takes_arguments_of(
         SacAlgorithm, without=('normalize_entropy_reward', 'reproduce_locomotion', 'rollout_noise_correlation'),
@@ -77,8 +77,8 @@ class OacAlgorithm(SacAlgorithm):
                 [policy.forward(mean) if isinstance(policy, dist_utils.TransformedDistribution) else mean
                  for policy, mean in zip(policies, means)])
             critics, _ = self._critic_networks((observation, action))
-            bound = upper_bound(critic_maths.weighted_sum(critics, self._reward_weights), self._beta_ub)
-            gradients = critic_maths.action_gradient(bound, means)
+            bound = upper_bound(critic_values.weighted_sum(critics, self._reward_weights), self._beta_ub)
+            gradients = critic_values.action_gradient(bound, means)
         shifts = exploration_shift(gradients, [normal.scale.detach() for normal in normals], self._explore_delta,
                                    _ROUNDING * critics.detach().abs().amax(tuple(range(1, critics.ndim))))
         shifted = [_with_mean(policy, mean.detach() + shift) for policy, mean, shift in zip(policies, means, shifts)]

@@ -9,8 +9,8 @@ become samples of the distribution itself. With the score ``s = -grad loss`` a p
     minmax  what a critic network finds                                        (Hu et al. 2018, arXiv:1810.03545)
     None    s(x_i): each particle for itself, as of an ensemble
 
-The maths is in :mod:`alfx.utils.particle_vi` and :mod:`alfx.algorithms.particles.critic`. The loss of a particle is
-made so that its gradient is minus that direction: any optimizer can be used. Read next:
+The maths is in :mod:`alfx.algorithms.particles.particle_vi` and :mod:`alfx.algorithms.particles.critic`. The loss of
+a particle is made so that its gradient is minus that direction: any optimizer can be used. Read next:
 :mod:`alfx.algorithms.functional_particle_vi_algorithm`, where particles are networks.
 """
 from collections.abc import Callable, Sequence
@@ -24,9 +24,9 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.particles.critic import CriticAlgorithm
 from alfx.data_structures import AlgStep, LossInfo
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import Count, NonNegative, problem_at
+from alfx.gin_utils.value_checks import Count, NonNegative, problem_at
 from alfx.tensor_specs import TensorSpec
-from alfx.utils import particle_vi
+from alfx.algorithms.particles import particle_vi
 
 RIDGE = 1e-3
 """Added to the diagonal of the kernel matrix by 'gfsf', which is 1: close particles make it singular."""

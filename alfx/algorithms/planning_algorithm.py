@@ -17,11 +17,11 @@ from torch import Tensor
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.checks import check_value, problem_at
+from alfx.gin_utils.value_checks import check_value, problem_at
 from alfx.optimizers.traj_optimizers import (CEMOptimizer, CostFunction, ICEMOptimizer, MPPIOptimizer, RandomOptimizer,
                                              TrajOptimizer)
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 
 PlannerState = namedtuple('PlannerState', ['prev_plan'], default_value=())
 """The plan of the step before, ``[B, H, dim]``."""
@@ -69,9 +69,9 @@ class PlanAlgorithm(OffPolicyAlgorithm):
         self.register_buffer('_upper_bound', torch.from_numpy(bounds[1].copy()), persistent=False)
         self._action_sequence_cost_func: CostFunction | None = None
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """Nothing is learned."""
-        return super().own_traits()._replace(fixed_update=True, trains_sequences_at_once=True)
+        return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
 
     def set_action_sequence_cost_func(self, action_seq_cost_func: Callable[[NestedTensor, Tensor], Tensor]) -> None:
         """Set what is minimised: ``f(observation [B, ...], actions [B, P, H, dim]) -> cost [B, P]``."""
@@ -190,9 +190,9 @@ class RandomShootingAlgorithm(_TrajectoryPlanner):
     def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
         return RandomOptimizer(**problem)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """Nothing is learned."""
-        return super().own_traits()
+        return super().own_capabilities()
 
     def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
         """Nothing to do."""
@@ -234,9 +234,9 @@ class CEMPlanAlgorithm(RandomShootingAlgorithm):
     def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
         return CEMOptimizer(**problem, **self._cem_arguments)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """Nothing is learned."""
-        return super().own_traits()
+        return super().own_capabilities()
 
 
 @configurable
@@ -270,9 +270,9 @@ class ICEMPlanAlgorithm(CEMPlanAlgorithm):
     def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
         return ICEMOptimizer(**problem, **self._cem_arguments, **self._icem_arguments)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """Nothing is learned."""
-        return super().own_traits()
+        return super().own_capabilities()
 
 
 @configurable
@@ -305,6 +305,6 @@ class MPPIPlanAlgorithm(RandomShootingAlgorithm):
     def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
         return MPPIOptimizer(**problem, **self._mppi_arguments)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """Nothing is learned."""
-        return super().own_traits()
+        return super().own_capabilities()

@@ -23,14 +23,14 @@ from alfx.algorithms.ppo_algorithm import PPOAlgorithm, PPOInfo
 from alfx.algorithms.ppo_loss import PPOLoss
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import Fraction, problem_at
+from alfx.gin_utils.value_checks import Fraction, problem_at
 from alfx.gin_utils.settings import setting, wrong_values
 from alfx.networks.actor_distribution_networks import AuxiliaryValueActorNetwork
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.projection_networks import CategoricalProjectionNetwork, NormalProjectionNetwork
 from alfx.networks.value_networks import ValueNetworkBase
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 
 PPGTrainInfo = namedtuple('PPGTrainInfo', [*PPOInfo()._fields, 'aux_value'], default_value=())
@@ -135,10 +135,10 @@ class PPGAlgorithm(PPOAlgorithm):
             raise ConfError([problem_at('TrainerConfig', name, f'= False does not go with {self._name}, which trains '
                                         'on each unroll as a whole', 'set it to True')])
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """As PPO, with a training step of its own that agrees with the others."""
         recomputes = self._is_stateless and not self._has_batch_dependence and self._has_own_steps(PPGAlgorithm)
-        return super().own_traits()._replace(recomputes_rollout_info=recomputes)
+        return super().own_capabilities()._replace(recomputes_rollout_info=recomputes)
 
     def optimizers(self, recurse: bool = True, include_ignored_attributes: bool = False) -> list[Any]:
         """That of the auxiliary phase belongs to the checkpoint, but has no part in other updates."""

@@ -8,7 +8,7 @@ from alfx.algorithms.algorithm import Loss
 from alfx.data_structures import LossInfo, namedtuple
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import NestedTensor
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.utils.losses import element_wise_squared_loss
 
@@ -37,9 +37,9 @@ class PPGAuxPhaseLoss(Loss):
         self._td_error_loss_fn = td_error_loss_fn
         self._policy_kl_loss_weight = policy_kl_loss_weight
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """A loss of tensors alone."""
-        return super().own_traits()._replace(fixed_update=True)
+        return super().own_capabilities()._replace(traceable_update=True)
 
     def forward(self, info: Any, policy_before: NestedTensor) -> LossInfo:  # type: ignore[override]
         """The loss of each step.

@@ -12,7 +12,7 @@ from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm, ActorCr
 from alfx.data_structures import AlgStep, BatchInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import NestedTensor
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 
 PPOInfo = namedtuple('PPOInfo', [
     'step_type', 'discount', 'reward', 'action', 'rollout_log_prob', 'rollout_action_distribution', 'returns',
@@ -35,10 +35,10 @@ class PPOAlgorithm(ActorCriticAlgorithm):
         """False: it trains from the replay buffer of its last unroll."""
         return False
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """As an actor-critic, with steps of its own."""
         recomputes = self._is_stateless and not self._has_batch_dependence and self._has_own_steps(PPOAlgorithm)
-        return super().own_traits()._replace(recomputes_rollout_info=recomputes)
+        return super().own_capabilities()._replace(recomputes_rollout_info=recomputes)
 
     def collect_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """Sample an action and keep its distribution; :meth:`preprocess_experience` computes the rest."""

@@ -9,8 +9,8 @@ import torch
 from alfx import context, summary
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.checks import Positive
-from alfx.traits import Traits
+from alfx.gin_utils.value_checks import Positive
+from alfx.engine.capabilities import Capabilities
 from alfx.utils import value_ops
 
 
@@ -49,9 +49,9 @@ class PPOLoss(ActorCriticLoss):
         self._log_prob_clipping = log_prob_clipping
         self._check_numerics = check_numerics
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """It is fixed unless it looks for bad numbers, whose values it would have to know."""
-        return super().own_traits()._replace(fixed_update=not self._check_numerics)
+        return super().own_capabilities()._replace(traceable_update=not self._check_numerics)
 
     @property
     def compute_advantages_internally(self) -> bool:

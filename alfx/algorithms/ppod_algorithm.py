@@ -22,10 +22,10 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.data_structures import BatchInfo, Experience, TimeStep
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.checks import Count, NonNegative, Range, problem_at
-from alfx.offline import loading
+from alfx.gin_utils.value_checks import Count, NonNegative, Range, problem_at
+from alfx.offline import dataset_loading
 from alfx.offline.demonstrations import dataset_names
-from alfx.offline.episodes import steps as steps_of
+from alfx.offline.dataset_episodes import steps as steps_of
 from alfx.offline.pools import Demonstration, EpisodeTracker, Pools, Slots, score_of
 from alfx.tensor_specs import TensorSpec
 
@@ -76,7 +76,7 @@ class PpodAlgorithm(PPOAlgorithm):
         self._num_beside = 0
         self._state_to_load: dict[str, Any] | None = None
 
-    own_traits = PPOAlgorithm.own_traits
+    own_capabilities = PPOAlgorithm.own_capabilities
 
     def check_config(self, config: TrainerConfig) -> None:
         """Refuse to be trained on samples.
@@ -128,7 +128,7 @@ class PpodAlgorithm(PPOAlgorithm):
                                         'stack them in the environment')])
         specs = env.observation_spec(), env.action_spec(), env.reward_spec()
         given = []
-        for dataset in loading.load(self._demonstrations, None, *specs):
+        for dataset in dataset_loading.load(self._demonstrations, None, *specs):
             for i in range(len(dataset.episodes.lengths)):
                 time_step, action = next(steps_of(dataset.episodes.part(i, i + 1), 0, *specs))
                 given.append(Demonstration((_kept(time_step), action), score_of(time_step), is_given=True))
@@ -136,7 +136,7 @@ class PpodAlgorithm(PPOAlgorithm):
         self._load(self._pools)
 
     @torch.no_grad()
-    def columns_beside(self, root: Any, collected: Experience, transformed: Experience) -> Experience:
+    def demonstration_batch(self, root: Any, collected: Experience, transformed: Experience) -> Experience:
         """The steps of replayed episodes ``[S, T, ...]``, after the own ones have been looked at for the pools."""
         own, (batch, length) = (_kept(collected.time_step), collected.action), collected.step_type.shape
         if self._pools is None:  # it is the root itself

@@ -10,7 +10,7 @@ network, and of MuZero (Schrittwieser et al. 2020, arXiv:1911.08265, appendix G)
 Differs from these papers in that the decoders choose what is predicted, that predictions of all distances count the
 same, and that the representation is trained by the loss of whatever uses it as well.
 
-The targets come from the replay buffer (:mod:`alfx.algorithms.maths.future_steps`), so that this can be combined with
+The targets come from the replay buffer (:mod:`alfx.algorithms.base.future_steps`), so that this can be combined with
 off-policy algorithms alone. PPO is one of them: it trains from the replay buffer of its last unroll.
 """
 import functools
@@ -23,19 +23,19 @@ from torch import Tensor, nn
 
 from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.decoding_algorithm import loss_of_samples
 from alfx.algorithms.encoding_algorithm import EncoderAlgorithm
-from alfx.algorithms.maths.future_steps import FutureSteps
+from alfx.algorithms.base.future_steps import FutureSteps
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable
-from alfx.gin_utils.checks import StepLimit, problem_at
+from alfx.gin_utils.value_checks import StepLimit, problem_at
 from alfx.layers import FC
 from alfx.networks.network import Network, example_batch
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec, extract_spec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils.normalizers import AdaptiveNormalizer
 from alfx.utils.tensor_utils import explained_variance
 
@@ -59,7 +59,7 @@ class SimpleDecoder(Algorithm):
     Args:
         input_tensor_spec: spec of the representation.
         target_field: the field of the experience that is to be predicted, such as 'reward' or 'observation'; see
-            :func:`~alfx.algorithms.maths.future_steps.experience_field`.
+            :func:`~alfx.algorithms.base.future_steps.experience_field`.
         decoder_net_ctor: called as ``(input_tensor_spec=)``; makes the ``Network`` that predicts the target. Its output
             has the shape of the target, or one more dimension of size 1. For a target of integers it may have
             whatever shape the loss is made for, such as the scores of classes.
@@ -113,9 +113,9 @@ class SimpleDecoder(Algorithm):
         """Spec of the prediction."""
         return self._decoder_net.output_spec
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True unless something in the network draws numbers, or statistics are kept."""
-        return super().own_traits()._replace(fixed_update=is_fixed(self))
+        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     def predict_step(self, repr: Tensor, state: NestedTensor = ()) -> AlgStep:
         """The prediction ``[B, ...]`` for representations ``[B, ...]``."""
@@ -294,9 +294,9 @@ class PredictiveRepresentationLearner(EncoderAlgorithm):
         """Nest of specs of the representation."""
         return self._output_spec
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True unless something in the networks draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=is_fixed(self))
+        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     def get_decoder(self, target_field: Any) -> Any:
         """The decoder that predicts ``target_field``, a nest of names as its ``get_target_fields()`` returns it.

@@ -16,9 +16,9 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.data_structures import AlgStep, StepType, TimeStep
 from alfx.distributions import nests as dist_nests
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Fraction, NonNegative
+from alfx.gin_utils.value_checks import Fraction, NonNegative
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 
 _UNBOUNDED = 1e30
@@ -152,9 +152,9 @@ class _PriorActor(Algorithm):
                 self.register_buffer(f'_low_{i}', low, persistent=False)
                 self.register_buffer(f'_high_{i}', high, persistent=False)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """A prior of the time step alone, of which nothing is trained."""
-        return super().own_traits()._replace(fixed_update=True)
+        return super().own_capabilities()._replace(traceable_update=True)
 
     def _range(self, i: int) -> tuple[Tensor, Tensor]:
         """Lower and upper bounds of the ``i``-th action, each of its shape."""
@@ -219,7 +219,7 @@ class SameActionPriorActor(_PriorActor):
         ValueError: ``same_action_noise`` is not above 0, or ``same_action_prob`` is not in [0, 1].
     """
 
-    own_traits = _PriorActor.own_traits
+    own_capabilities = _PriorActor.own_capabilities
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  same_action_noise: NonNegative = 0.1, same_action_prob: Fraction = 0.9, debug_summaries: bool = False,
@@ -274,7 +274,7 @@ class UniformPriorActor(_PriorActor):
         SpecError: an action is not bounded.
     """
 
-    own_traits = _PriorActor.own_traits
+    own_capabilities = _PriorActor.own_capabilities
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  debug_summaries: bool = False, name: str = 'UniformPriorActor'):

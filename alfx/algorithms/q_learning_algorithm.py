@@ -11,7 +11,7 @@ among the best actions the rollout chooses one at random; continuous observation
 
 It trains on what an unroll has just seen, so that it is an on-policy algorithm to the engine, without a replay buffer,
 although the policy that it learns about is the greedy one. The table is a buffer: there is no gradient and no
-optimizer. :mod:`alfx.utils.observation_grid` numbers the observations.
+optimizer. :mod:`alfx.algorithms.base.observation_grid` numbers the observations.
 """
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,10 +24,10 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Fraction, NonNegative
+from alfx.gin_utils.value_checks import Fraction, NonNegative
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.utils.discrete_action import DiscreteAction, without_invalid
-from alfx.utils.observation_grid import ObservationGrid
+from alfx.utils.discrete_action import DiscreteAction, mask_invalid
+from alfx.algorithms.base.observation_grid import ObservationGrid
 from alfx.utils.schedulers import as_scheduler
 
 QLearningInfo = namedtuple('QLearningInfo', ['step_type', 'reward', 'discount', 'cell', 'action', 'q_values', 'mask'],
@@ -111,20 +111,20 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
         """The chance of a random action in the rollout now."""
         return max(self._epsilon_min, self._epsilon() * self._epsilon_decay**int(self._num_episodes))
 
-    honours_action_mask = True
+    supports_action_mask = True
 
     # Steps -----------------------------------------------------------------------------------------------------
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """The first of the best actions, or with probability ``config.epsilon_greedy`` a random one."""
         q_values, mask = self._q_table[self._grid(inputs.observation)], self._discrete.mask_of(inputs)
-        index = self._discrete.explore(without_invalid(q_values, mask).argmax(-1), self._epsilon_greedy, mask)
+        index = self._discrete.explore(mask_invalid(q_values, mask).argmax(-1), self._epsilon_greedy, mask)
         return AlgStep(self._discrete.action(index), (), QLearningInfo(q_values=q_values))
 
     def rollout_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
         """One of the best actions, or with probability :meth:`epsilon` a random one."""
         cell, mask = self._grid(inputs.observation), self._discrete.mask_of(inputs)
-        index = self._discrete.explore(any_of_the_best(without_invalid(self._q_table[cell], mask)), self.epsilon(),
+        index = self._discrete.explore(random_argmax(mask_invalid(self._q_table[cell], mask)), self.epsilon(),
                                        mask)
         reward = inputs.reward if self._reward_weights is None else inputs.reward @ self._reward_weights
         info = QLearningInfo(step_type=inputs.step_type, reward=reward, discount=inputs.discount, cell=cell,
@@ -133,7 +133,7 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
 
     def calc_loss(self, info: Any) -> LossInfo:
         """Half the squared errors of the table as it is, ``[T, B]``, for summaries; it has no gradient."""
-        best = without_invalid(self._q_table[info.cell], info.mask)[1:].amax(-1)
+        best = mask_invalid(self._q_table[info.cell], info.mask)[1:].amax(-1)
         target = info.reward[1:] + self._discount_factor * info.discount[1:] * best
         error = target - self._q_table[info.cell[:-1], info.action[:-1]]
         error = error * (info.step_type[:-1] != StepType.LAST)
@@ -160,7 +160,7 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
 # Pure functions of tensors -----------------------------------------------------------------------------------------
 
 
-def any_of_the_best(q_values: Tensor) -> Tensor:
+def random_argmax(q_values: Tensor) -> Tensor:
     """The index ``[B]`` of the greatest of ``q_values`` ``[B, A]``, drawn at random if there are several."""
     best = q_values == q_values.amax(-1, keepdim=True)
     return torch.where(best, torch.rand_like(q_values), -1.0).argmax(-1)
@@ -180,7 +180,7 @@ def learn(table: Tensor, cell: Tensor, action: Tensor, reward: Tensor, discount:
         lr: how far to move.
         mask: bool ``[B, A]``: which actions are valid in ``next_cell``; ``()``: all.
     """
-    target = torch.addcmul(reward, discount, without_invalid(table[next_cell], mask).amax(-1))
+    target = torch.addcmul(reward, discount, mask_invalid(table[next_cell], mask).amax(-1))
     values, entry = table.view(-1), cell * table.shape[1] + action
     moved = torch.lerp(values[entry], target, lr)
     if len(entry) > 1:

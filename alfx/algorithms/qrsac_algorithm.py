@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from alfx.algorithms.maths import critic_maths
+from alfx.algorithms.base import critic_values
 from alfx.algorithms.one_step_loss import OneStepTDQRLoss
 from alfx.algorithms.sac.actions import ActionParts, ActionType, TargetEntropy
 from alfx.algorithms.sac_algorithm import SacAlgorithm
@@ -38,7 +38,7 @@ class QrsacAlgorithm(SacAlgorithm):
         ValueError: the action is not continuous.
     """
 
-    own_traits = SacAlgorithm.own_traits
+    own_capabilities = SacAlgorithm.own_capabilities
 
     @takes_arguments_of(
         SacAlgorithm, without=('q_network_cls', ), defaults={'use_entropy_reward': False, 'name': 'QrsacAlgorithm'},
@@ -63,8 +63,8 @@ class QrsacAlgorithm(SacAlgorithm):
         if self._min_critic_by_critic_mean:
             return quantiles_of_lowest_mean(critics, self._reward_weights)
         if self._reward_weights is None:
-            return critic_maths.lowest_critic(critics, None)
-        return critic_maths.lowest_critic(critics.transpose(-1, -2), self._reward_weights).transpose(-1, -2)
+            return critic_values.min_q(critics, None)
+        return critic_values.min_q(critics.transpose(-1, -2), self._reward_weights).transpose(-1, -2)
 
     def _actor_value(self, critics: Tensor) -> Tensor:
         """Quantiles ``[B, n, N]`` (``[B, n, K, N]``) to the ``[B]`` that the policy maximises."""

@@ -13,15 +13,15 @@ from torch.nn import functional as F
 
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.fixed_update import is_fixed
-from alfx.algorithms.known_tasks import REWARDS
+from alfx.algorithms.base.traceable_layers import is_traceable
+from alfx.algorithms.base.known_tasks import REWARDS
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import check_value
+from alfx.gin_utils.value_checks import check_value
 from alfx.networks.action_encoder import SimpleActionEncoder
 from alfx.networks.dynamics_networks import DynamicsNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils.running_stats import AdaptiveStats
 
 
@@ -69,7 +69,8 @@ class FixedRewardFunction(RewardEstimationAlgorithm):
 
     Args:
         reward_func: from the observation ``[N, ...]`` where the action led and the action ``[N, ...]`` to the reward
-            ``[N]``; or the name of one of :data:`alfx.algorithms.known_tasks.REWARDS`, such as ``'pendulum'``.
+            ``[N]``; or the name of one of :data:`alfx.algorithms.base.known_tasks.REWARDS`, such as
+            ``'pendulum'``.
         name: name of this algorithm.
 
     Raises:
@@ -84,9 +85,9 @@ class FixedRewardFunction(RewardEstimationAlgorithm):
             reward_func = REWARDS[reward_func]
         self._reward_func = check_value(owner, 'reward_func', reward_func, callable)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """Nothing is learned."""
-        return super().own_traits()._replace(fixed_update=True, trains_sequences_at_once=True)
+        return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
 
     def compute_reward(self, obs: NestedTensor, action: NestedTensor, state: NestedTensor) -> tuple[Tensor, Any]:
         """See the base class.
@@ -135,9 +136,10 @@ class LearnedReward(RewardEstimationAlgorithm):
         self._of_feature, self._of_action, self._of_reward = (
             AdaptiveStats(spec, 8.0) for spec in (feature_spec, encoded, TensorSpec(reward_spec.shape)))
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True unless something in the network draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=is_fixed(self._network), trains_sequences_at_once=True,
+        return super().own_capabilities()._replace(traceable_update=is_traceable(self._network),
+                                                   trains_sequences_at_once=True,
                                              needs_previous_step=True, bootstraps_sequences=True)
 
     def _predicted(self, before: Any, obs: Any, action: NestedTensor) -> Tensor:

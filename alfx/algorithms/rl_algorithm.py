@@ -16,15 +16,15 @@ from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, time_s
 from alfx.engine import probe
 from alfx.engine.auxiliary_phase import AuxiliaryPhase, StoredUnrolls
 from alfx.engine.plan import Recorded
-from alfx.engine.replay import check_sequences
+from alfx.engine.minibatches import check_sequences
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.value_checks import problem_at
 from alfx.metrics.metric_set import MetricSet
 from alfx.metrics.metrics import (AverageDiscountedReturnMetric, AverageEnvInfoMetric, AverageEpisodeLengthMetric,
                                   AverageReturnMetric, AverageRewardMetric, EnvironmentSteps,
                                   EpisodicStartAverageDiscountedReturnMetric, NumberOfEpisodes)
-from alfx.offline import loading
+from alfx.offline import dataset_loading
 from alfx.offline.buffer import info_of_action, make_buffer, unknown_infos
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec, zeros_from_spec
@@ -100,7 +100,7 @@ class RLAlgorithm(Algorithm):
             self.set_reward_weights(torch.as_tensor(reward_weights, dtype=torch.float32))
         self._metrics = MetricSet(self._make_metrics() if env is not None else [])
         self.set_epsilon_greedy(None)
-        self._played: tuple[Hashable, Recorded] | None = None  # what play_step does, of a prediction_variant
+        self._played: tuple[Hashable, Recorded] | None = None  # what fast_predict_step does, of a prediction_graph_key
 
     def set_epsilon_greedy(self, epsilon_greedy: float | None) -> None:
         """From now on let ``predict_step`` explore with this probability, where it can.
@@ -156,7 +156,7 @@ class RLAlgorithm(Algorithm):
         """Whether the action recorded is the one that the environment reports."""
         return self._overwrite_policy_output
 
-    def complete_unroll(self, inputs: TimeStep, rollout_info: NestedTensor) -> NestedTensor:
+    def postprocess_unroll(self, inputs: TimeStep, rollout_info: NestedTensor) -> NestedTensor:
         """Add to the infos of an unroll what is made of all of its steps at once, before they are stored for replay.
 
         Args:
@@ -193,16 +193,17 @@ class RLAlgorithm(Algorithm):
         raise NotImplementedError(f'{type(self).__name__}.predict_step')
 
     @property
-    def prediction_variant(self) -> Hashable:
-        """What decides besides tensors what ``predict_step`` computes, see ``Traits.fixed_prediction``."""
-        acting: Any = self.acting_part
-        return self._epsilon_greedy if acting is None else acting.prediction_variant
+    def prediction_graph_key(self) -> Hashable:
+        """What decides besides tensors what ``predict_step`` computes, see ``Capabilities.traceable_prediction``."""
+        acting: Any = self.policy_algorithm
+        return self._epsilon_greedy if acting is None else acting.prediction_graph_key
 
-    def play_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
-        """:meth:`predict_step` in the fastest form, to the bit; with ``Traits.fixed_prediction`` there is no info."""
-        if not self.traits.fixed_prediction:
+    def fast_predict_step(self, inputs: TimeStep, state: NestedTensor) -> AlgStep:
+        """:meth:`predict_step` in the fastest form, to the bit; with ``Capabilities.traceable_prediction`` there is
+        no info."""
+        if not self.capabilities.traceable_prediction:
             return self.predict_step(inputs, state)
-        variant = self.prediction_variant
+        variant = self.prediction_graph_key
         if self._played is None or self._played[0] != variant:
             self._played = variant, Recorded(self._predicted, self)
         return AlgStep(self._played[1]((inputs.observation, inputs.action_mask)), state, ())
@@ -235,7 +236,7 @@ class RLAlgorithm(Algorithm):
         if self.on_policy is None:
             self.set_on_policy(True)
         if self._env is not None and self._config is not None and not self.on_policy:
-            check_sequences(self._config, self.traits.needs_previous_step)
+            check_sequences(self._config, self.capabilities.needs_previous_step)
         super().finalize()
         self._check_statistics()
         self._check_action_mask()
@@ -273,14 +274,14 @@ class RLAlgorithm(Algorithm):
         """The replay buffer that holds them; ``None`` where nothing is trained."""
         return self._offline_replay_buffer
 
-    honours_action_mask = False
+    supports_action_mask = False
     """Whether it takes only actions that ``TimeStep.action_mask`` allows."""
 
     def _check_action_mask(self) -> None:
         acting: Any = self
-        while acting.acting_part is not None:
-            acting = acting.acting_part
-        if getattr(self.data_transformer, 'has_action_mask', False) and not acting.honours_action_mask:
+        while acting.policy_algorithm is not None:
+            acting = acting.policy_algorithm
+        if getattr(self.data_transformer, 'has_action_mask', False) and not acting.supports_action_mask:
             raise ConfError([problem_at('TrainerConfig', 'data_transformer_ctor', 'has an ActionMask, but '
                                         f'{type(acting).__name__} would take actions that are not valid',
                                         'leave it out, or choose an algorithm for discrete actions')])
@@ -290,12 +291,12 @@ class RLAlgorithm(Algorithm):
         if settings is None or config is None:
             return
         part: Any = self
-        while part.acting_part is not None:
+        while part.policy_algorithm is not None:
             if type(part).calc_auxiliary_loss is Algorithm.calc_auxiliary_loss:
                 raise ConfError([problem_at('TrainerConfig', 'algorithm_ctor', f'makes {type(part).__name__}, in which '
-                                            f'{type(part.acting_part).__name__} would have no auxiliary phase',
+                                            f'{type(part.policy_algorithm).__name__} would have no auxiliary phase',
                                             'use @Agent or the algorithm itself')])
-            part = part.acting_part
+            part = part.policy_algorithm
         length = math.ceil(config.unroll_length or config.max_unroll_length)
         context_steps = 0 if self.data_transformer is None else self.data_transformer.stack_size - 1
         limit = int(config.replay_checkpoint_megabytes * 2**20 / context.num_ranks())
@@ -316,7 +317,7 @@ class RLAlgorithm(Algorithm):
         assert config is not None, 'there are datasets'
         self._check_trains_offline()
         specs = untransformed_observation_spec, self._action_spec, self._reward_spec
-        datasets = loading.load(config.offline_datasets(), config.offline_buffer_length, *specs,
+        datasets = dataset_loading.load(config.offline_datasets(), config.offline_buffer_length, *specs,
                                 config.mini_batch_length or 1, '' if self._env is None else self._env.name)
         self._offline_data = [[x.name, x.fingerprint, x.episodes.num_steps] for x in datasets]
         plain = nest.map_structure(TensorSpec.from_spec, time_step_spec(*specs))

@@ -24,14 +24,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from alfx import nest
-from alfx.algorithms.intrinsic_reward import (IntrinsicMeasures, IntrinsicRewardAlgorithm, NetworkOrConstructor,
-                                              all_fixed, is_first, is_last, make_network, next_row, output_tensor_spec,
-                                              rows)
+from alfx.algorithms.intrinsic.intrinsic_reward import (IntrinsicMeasures, IntrinsicRewardAlgorithm,
+                                                        NetworkOrConstructor, all_fixed, is_first, is_last,
+                                                        make_network, next_row, output_tensor_spec, rows)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import Positive, StepLimit, problem_at
+from alfx.gin_utils.value_checks import Positive, StepLimit, problem_at
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec, extract_spec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 
 RNDInfo = namedtuple('RNDInfo', ['loss', 'is_last'], default_value=())
 """What the steps yield, ``[B]`` each: the error of the prediction, and whether the step ends an episode, ``()`` where
@@ -123,10 +123,10 @@ class RNDAlgorithm(IntrinsicRewardAlgorithm):
         """What stays random."""
         return ['_target_net', '_encoder_net']
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True unless something in a network draws numbers or keeps statistics."""
         networks = [self._encoder_net, self._target_net, self._predictor_net]
-        return super().own_traits()._replace(fixed_update=all_fixed(networks))
+        return super().own_capabilities()._replace(traceable_update=all_fixed(networks))
 
     # Steps -----------------------------------------------------------------------------------------------------
 

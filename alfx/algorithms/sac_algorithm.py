@@ -24,28 +24,28 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.base.fixed_update import has_fixed_prediction, is_fixed
+from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.maths import critic_maths
-from alfx.algorithms.maths.time_slices import with_zeros_after, with_zeros_before
+from alfx.algorithms.base import critic_values
+from alfx.algorithms.base.time_slices import pad_end, pad_start
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sac import actions as sac_actions
-from alfx.algorithms.sac import losses as sac_losses
+from alfx.algorithms.sac import soft_losses as sac_losses
 from alfx.algorithms.sac.actions import ActionParts, ActionType, Choice, TargetEntropy
 from alfx.algorithms.sac.critics import ActionValues
 from alfx.algorithms.sac.states import (SacActionState, SacCriticState, SacState, check_arguments, check_normal_actor,
                                         initial_log_alphas, state_specs, targets_of_alpha)
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Count, Fraction, NonNegative, Positive
+from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive
 from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.utils.averager import ScalarAdaptiveAverager
 from alfx.utils.target_updater import TargetUpdater
@@ -218,7 +218,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return ['_target_critic_networks', '_prior_actor']
 
     @property
-    def honours_action_mask(self) -> bool:  # type: ignore[override]
+    def supports_action_mask(self) -> bool:  # type: ignore[override]
         """Of a discrete part."""
         return self._parts.type != ActionType.Continuous
 
@@ -226,10 +226,10 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """The state of choosing an action."""
         return SacState(action=state.action)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=not self._is_recurrent and is_fixed(self),
-                                             fixed_prediction=has_fixed_prediction(self, SacAlgorithm))
+        return super().own_capabilities()._replace(traceable_update=not self._is_recurrent and is_traceable(self),
+                                             traceable_prediction=has_fixed_prediction(self, SacAlgorithm))
 
     # Acting ----------------------------------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """From an observation to a sampled action, where a step of the rollout is no more than that."""
         samples = (self._parts.type == ActionType.Continuous and not nest.flatten(self.rollout_state_spec)
                    and type(self)._draw_rollout_action is SacAlgorithm._draw_rollout_action)
-        if not samples or self._keeps_distribution or not is_fixed(self._actor_network):
+        if not samples or self._keeps_distribution or not is_traceable(self._actor_network):
             return None
         return self.recorded(self._sampled_actions, self._actor_network)
 
@@ -304,7 +304,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
                 continuous = draw(distribution)
         if self._parts.type == ActionType.Continuous:
             return Choice(distribution, continuous, continuous, log_prob, SacActionState(actor_network=actor_state))
-        at = critic_maths.leaves_of_graph(continuous)
+        at = critic_values.leaves_of_graph(continuous)
         q_values, critic_state = self._action_values.of_all(self._critic_networks, observation, at, state.critic)
         policy = dist_utils.mask_actions(self._discrete_policy(q_values.detach()), self._parts.mask_of(mask))
         discrete = draw_discrete(policy)
@@ -331,11 +331,11 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def _pessimistic_value(self, critics: Tensor) -> Tensor:
         """``[N, n, ...]`` to the ``[N, ...]`` that the critics are trained towards."""
-        return critic_maths.lowest_critic(critics, self._reward_weights)
+        return critic_values.min_q(critics, self._reward_weights)
 
     def _actor_value(self, critics: Tensor) -> Tensor:
         """``[N, n]`` (or ``[N, n, A]``, each also with K) to the ``[N]`` (``[N, A]``) that the policy maximises."""
-        return critic_maths.lowest_weighted_value(critics, self._reward_weights)
+        return critic_values.min_weighted_q(critics, self._reward_weights)
 
     def _with_critic_states(self, observation: NestedTensor, action: NestedTensor, state: Any) -> Any:
         """``state`` with the states of actor and critics moved on by one step of the rollout."""
@@ -380,7 +380,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             value = self._pessimistic_value(critics)
         else:
             q_values, targets = self._action_values.of_all(networks, rows.observation, continuous, targets)
-            value = critic_maths.expected_value(self._pessimistic_value(q_values), probs)
+            value = critic_values.expected_value(self._pessimistic_value(q_values), probs)
         return value, state._replace(critic=state.critic._replace(target_critics=targets))
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
@@ -393,7 +393,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             is_last_left_out = inputs.step_type.ndim == 2 and not self._train_actor_on_last_step
             alpha_loss = sac_losses.temperature_loss(self._log_alpha, log_pi[:-1] if is_last_left_out else log_pi,
                                                      self._target_entropy)
-            alpha_loss = with_zeros_after(alpha_loss, 1) if is_last_left_out else alpha_loss
+            alpha_loss = pad_end(alpha_loss, 1) if is_last_left_out else alpha_loss
         return policy.action, SacInfo(
             reward=inputs.reward, step_type=inputs.step_type, discount=inputs.discount, action=rollout_info.action,
             action_distribution=policy.distribution, critic=SacCriticInfo(terms.values, terms.target), log_pi=log_pi,
@@ -415,17 +415,17 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             return (), state
         with torch.enable_grad():
             if self._parts.type == ActionType.Continuous:
-                at = critic_maths.leaves_of_graph(choice.continuous)
+                at = critic_values.leaves_of_graph(choice.continuous)
                 critics, state = self._critic_networks((observation, at), state)
                 value = self._actor_value(critics)
             else:
                 at, value = choice.at, (choice.probs * self._actor_value(choice.q_values)).sum(-1)
-            gradient = critic_maths.action_gradient(value, at, self._dqda_clipping)
+            gradient = critic_values.action_gradient(value, at, self._dqda_clipping)
         log_alpha = self._log_alpha.detach()
         if log_alpha.ndim:
             log_alpha, log_pi = log_alpha[1], log_pi[..., 1]
-        loss = critic_maths.deterministic_policy_loss(gradient, choice.continuous)
-        return torch.addcmul(loss, log_alpha.exp(), log_pi), critic_maths.detached(state) if self._is_recurrent else ()
+        loss = critic_values.deterministic_policy_loss(gradient, choice.continuous)
+        return torch.addcmul(loss, log_alpha.exp(), log_pi), critic_values.detached(state) if self._is_recurrent else ()
 
     # Losses ----------------------------------------------------------------------------------------------------
 
@@ -435,10 +435,10 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         terms = [loss for loss in (info.actor.loss, info.alpha) if isinstance(loss, Tensor)]
         policy_loss = sum(terms[1:], start=terms[0])
         if self._reproduce_locomotion:
-            policy_loss = with_zeros_before(policy_loss[1:], 1)
+            policy_loss = pad_start(policy_loss[1:], 1)
         elif self._is_recurrent and not self._train_actor_on_last_step:  # otherwise train_sequence has left it out
-            policy_loss = with_zeros_after(policy_loss[:-1], 1)
-        priority = critic_maths.sequence_priority(critic_loss, info.step_type) if self._calculate_priority else ()
+            policy_loss = pad_end(policy_loss[:-1], 1)
+        priority = critic_values.sequence_priority(critic_loss, info.step_type) if self._calculate_priority else ()
         if summary.should_record_summaries() and self._has_temperature:
             for i, alpha in enumerate(self._log_alpha.detach().exp().reshape(-1)):  # of a mixed action: discrete first
                 summary.scalar(f'{self._name}/alpha/{i}', alpha)
@@ -451,7 +451,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             info = info._replace(reward=self._soft_reward(info))
         seen = SacInfo(reward=info.reward, step_type=info.step_type, discount=info.discount,
                        discounted_return=info.discounted_return)
-        return critic_maths.loss_of_all_critics(self._critic_loss, seen, info.critic.critics, info.critic.target_critic)
+        return critic_values.loss_of_all_critics(self._critic_loss, seen, info.critic.critics,
+                                                 info.critic.target_critic)
 
     @torch.no_grad()
     def _soft_reward(self, info: Any) -> Tensor:

@@ -19,21 +19,21 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.base.fixed_update import has_fixed_prediction, is_fixed
+from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.exploration_noise import OrnsteinUhlenbeckNoise, choose
-from alfx.algorithms.maths import critic_maths
-from alfx.algorithms.maths.time_slices import with_zeros_after
+from alfx.algorithms.base.exploration_noise import OrnsteinUhlenbeckNoise, choose
+from alfx.algorithms.base import critic_values
+from alfx.algorithms.base.time_slices import pad_end
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.rl_algorithm import RLAlgorithm
-from alfx.algorithms.sac import losses as sac_losses
+from alfx.algorithms.sac import soft_losses as sac_losses
 from alfx.algorithms.sac.actions import target_entropy_of
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Count, Fraction, NonNegative, Positive
+from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.utils.target_updater import TargetUpdater
 
@@ -178,10 +178,10 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks', '_smoothed_actor_network']
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=not self._is_recurrent and is_fixed(self),
-                                             fixed_prediction=has_fixed_prediction(self, SarsaAlgorithm))
+        return super().own_capabilities()._replace(traceable_update=not self._is_recurrent and is_traceable(self),
+                                             traceable_prediction=has_fixed_prediction(self, SarsaAlgorithm))
 
     def convert_train_state_to_predict_state(self, state: Any) -> Any:
         """The state of the actor."""
@@ -261,7 +261,7 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         """The lowest target critic ``[N]`` (``[N, K]``) of an action of the policy."""
         values, target_state = self._target_critic_networks((rows.observation, rows.of(policy[1])),
                                                             state.target_critics)
-        return critic_maths.lowest_critic(values, self._reward_weights), state._replace(target_critics=target_state)
+        return critic_values.min_q(values, self._reward_weights), state._replace(target_critics=target_state)
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """An action of the policy, and a :class:`SarsaInfo`."""
@@ -276,9 +276,9 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         with torch.enable_grad():
             at = nest.map_structure(lambda a: a.detach().requires_grad_(), action)
             values, _ = self._critic_networks((observation, at), state)
-            value = critic_maths.lowest_weighted_value(values, self._reward_weights)
-            gradient = critic_maths.action_gradient(value, at, self._dqda_clipping)
-        loss = critic_maths.deterministic_policy_loss(gradient, action)
+            value = critic_values.min_weighted_q(values, self._reward_weights)
+            gradient = critic_values.action_gradient(value, at, self._dqda_clipping)
+        loss = critic_values.deterministic_policy_loss(gradient, action)
         if self._log_alpha is None:
             return loss
         return torch.addcmul(loss, self._log_alpha.detach().exp(), log_pi)
@@ -299,12 +299,12 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
             if summary.should_record_summaries():
                 summary.scalar(f'{self._name}/alpha', self._log_alpha.detach().exp())
         if not self._train_actor_on_last_step:
-            policy_loss = with_zeros_after(policy_loss[:-1], 1)
+            policy_loss = pad_end(policy_loss[:-1], 1)
         seen = SarsaInfo(reward=reward, step_type=info.step_type, discount=info.discount)
-        critic_loss = critic_maths.loss_of_all_critics(self._critic_loss, seen, info.critics, info.target_critics)
+        critic_loss = critic_values.loss_of_all_critics(self._critic_loss, seen, info.critics, info.target_critics)
         priority: Any = ()
         if self._calculate_priority:
-            priority = critic_maths.sequence_priority(critic_loss / info.critics.shape[2], info.step_type)
+            priority = critic_values.sequence_priority(critic_loss / info.critics.shape[2], info.step_type)
         return LossInfo(loss=critic_loss + policy_loss, priority=priority,
                         extra=SarsaLossInfo(actor=info.actor_loss, critic=critic_loss, alpha=alpha_loss,
                                             neg_entropy=info.neg_entropy))

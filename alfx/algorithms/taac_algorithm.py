@@ -7,7 +7,7 @@ trajectories of higher order (TaacL, TaacQ) the previous trajectory is extended 
 Differs from the paper in these points. All actions are scaled to [-1, 1] inside, so that the middle of the range is
 the previous action of an episode's first step, whatever its bounds. What the actor sees of the previous trajectory is
 a linear map of it to as many numbers as there are of the observation. The temperatures of actor and switch are
-independent parameters that start from the same value. Read next :mod:`alfx.algorithms.maths.action_curves`.
+independent parameters that start from the same value. Read next :mod:`alfx.algorithms.taac.action_curves`.
 """
 import contextlib
 import enum
@@ -20,21 +20,21 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.maths import critic_maths
-from alfx.algorithms.maths.action_curves import (LinearTrajectory, QuadraticTrajectory, Trajectory, action_scale,
+from alfx.algorithms.base import critic_values
+from alfx.algorithms.taac.action_curves import (LinearTrajectory, QuadraticTrajectory, Trajectory, action_scale,
                                                  choose, trajectory_encoder)
-from alfx.algorithms.maths.compare_through import compare_through_return
-from alfx.algorithms.maths.time_slices import repeated, with_zeros_after
+from alfx.algorithms.taac.compare_through import compare_through_return
+from alfx.algorithms.base.time_slices import repeated, pad_end
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.sac import actions as sac_actions
-from alfx.algorithms.sac import losses as sac_losses
+from alfx.algorithms.sac import soft_losses as sac_losses
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import AlgStep, Experience, LossInfo, StepType, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.checks import Count, Fraction, Positive, StepLimit, check_value, problem_at
+from alfx.gin_utils.value_checks import Count, Fraction, Positive, StepLimit, check_value, problem_at
 from alfx.layers import Detach
 from alfx.nest.utils import NestConcat
 from alfx.networks.action_specs import check_actor
@@ -42,9 +42,9 @@ from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
-from alfx.utils.double_precision import LinearLayersInDouble
+from alfx.algorithms.taac.double_precision import LinearLayersInDouble
 from alfx.utils.target_updater import TargetUpdater
 
 TaacState = namedtuple('TaacState', ['tau', 'repeats'], default_value=())
@@ -249,9 +249,9 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """The target critics."""
         return ['_target_critic_networks']
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=is_fixed(self))
+        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     # Acting ----------------------------------------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def _value(self, observation: NestedTensor, tau: Tensor) -> Tensor:
         """``[N]``: the lowest critic, weighted over rewards."""
         critics, _ = self._critic_networks((observation, tau))
-        return critic_maths.lowest_weighted_value(critics, self._reward_weights)
+        return critic_values.min_weighted_q(critics, self._reward_weights)
 
     def _switch_distribution(self, q_values2: Tensor) -> Any:
         """``p(b) ~ exp(Q_b / alpha)`` (paper, eq. 7) from values ``[N, 2]``."""
@@ -377,7 +377,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def bootstrap_values(self, rows: Rows, policy: Any, state: Any) -> tuple[Any, Any]:
         """``[N(, K)]``: the lowest target critic of the trajectory of the policy."""
         critics, _ = self._target_critic_networks((rows.observation, rows.of(policy[2])))
-        return critic_maths.lowest_critic(critics, self._reward_weights), state
+        return critic_values.min_q(critics, self._reward_weights), state
 
     def train_info(self, inputs: TimeStep, rollout_info: Any, terms: Terms) -> tuple[NestedTensor, Any]:
         """The action of the policy, and a :class:`TaacInfo`."""
@@ -390,10 +390,10 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def _policy_losses(self, act: Any) -> tuple[Any, Tensor]:
         """A :class:`TaacActorInfo` and the loss of the temperatures ``[N]``, of a prediction."""
-        gradient = critic_maths.action_gradient(act.q_values2[:, 1], act.actor_a)
+        gradient = critic_values.action_gradient(act.q_values2[:, 1], act.actor_a)
         q_values2 = act.q_values2.detach()
         log_prob = dist_utils.compute_log_probability(act.dists.b1_a_dist, act.actor_a)
-        policy_loss = critic_maths.deterministic_policy_loss(gradient, act.actor_a)
+        policy_loss = critic_values.deterministic_policy_loss(gradient, act.actor_a)
         loss = (act.dists.beta_dist.probs[:, 1] * policy_loss
                 - sac_losses.entropy_bonus(self._log_alpha[1], log_prob))
         entropies = torch.stack((act.dists.beta_dist.entropy(), -log_prob.detach()), -1)
@@ -406,7 +406,7 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """The sum of the losses of actor, critics and temperatures, ``[T, B]``."""
         actor_loss, alpha_loss = info.actor.actor_loss, info.alpha
         if not self._train_actor_on_last_step and len(actor_loss) > 1:
-            actor_loss, alpha_loss = (with_zeros_after(x[:-1], 1) for x in (actor_loss, alpha_loss))
+            actor_loss, alpha_loss = (pad_end(x[:-1], 1) for x in (actor_loss, alpha_loss))
         critic_loss = self._calc_critic_loss(info)
         if summary.should_record_summaries():
             self._summarize_policy(info)
@@ -467,7 +467,7 @@ class TaacAlgorithm(TaacAlgorithmBase):
     def __init__(self, name: str = 'TaacAlgorithm', *args: Any, **kwargs: Any):
         super().__init__(*args, trajectory=Trajectory(), name=name, **kwargs)  # type: ignore[misc]
 
-    own_traits = TaacAlgorithmBase.own_traits
+    own_capabilities = TaacAlgorithmBase.own_capabilities
 
 
 @configurable
@@ -477,7 +477,7 @@ class TaacLAlgorithm(TaacAlgorithmBase):
     Args:
         name: name of this algorithm.
         inverse_mode: the actor puts out the new action, from which the slope of the new line is inferred; ``False``:
-            it puts out the slope. See :class:`~alfx.algorithms.maths.action_curves.LinearTrajectory`.
+            it puts out the slope. See :class:`~alfx.algorithms.taac.action_curves.LinearTrajectory`.
         args, kwargs: arguments of :class:`TaacAlgorithmBase`, except ``trajectory``.
     """
 
@@ -488,7 +488,7 @@ class TaacLAlgorithm(TaacAlgorithmBase):
         trajectory = self._trajectory_cls(inverse_mode)
         super().__init__(*args, trajectory=trajectory, name=name, **kwargs)  # type: ignore[misc]
 
-    own_traits = TaacAlgorithmBase.own_traits
+    own_capabilities = TaacAlgorithmBase.own_capabilities
 
 
 @configurable
@@ -498,7 +498,7 @@ class TaacQAlgorithm(TaacLAlgorithm):
     Args:
         name: name of this algorithm.
         inverse_mode: the actor puts out the new action, from which slope and curvature are inferred; ``False``: it
-            puts out the curvature. See :class:`~alfx.algorithms.maths.action_curves.QuadraticTrajectory`.
+            puts out the curvature. See :class:`~alfx.algorithms.taac.action_curves.QuadraticTrajectory`.
         args, kwargs: arguments of :class:`TaacAlgorithmBase`, except ``trajectory``.
     """
 
@@ -508,4 +508,4 @@ class TaacQAlgorithm(TaacLAlgorithm):
     def __init__(self, name: str = 'TaacQAlgorithm', inverse_mode: bool = True, *args: Any, **kwargs: Any):
         super().__init__(name, inverse_mode, *args, **kwargs)
 
-    own_traits = TaacAlgorithmBase.own_traits
+    own_capabilities = TaacAlgorithmBase.own_capabilities

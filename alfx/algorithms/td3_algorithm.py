@@ -15,10 +15,10 @@ from torch import Tensor
 from alfx import context
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
-from alfx.algorithms.exploration_noise import GaussianNoise, gaussian_like
+from alfx.algorithms.base.exploration_noise import GaussianNoise, gaussian_like
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, valid_masks
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.checks import Count, NonNegative
+from alfx.gin_utils.value_checks import Count, NonNegative
 from alfx.tensor_specs import NestedTensor
 from alfx.utils.saved_count import SavedCount
 
@@ -104,10 +104,10 @@ class Td3Algorithm(DdpgAlgorithm):
             return action
         return self._bounds.add_noise(action, gaussian_like(action, self._target_noise, self._noise_clip))
 
-    own_traits = DdpgAlgorithm.own_traits
+    own_capabilities = DdpgAlgorithm.own_capabilities
 
     @property
-    def update_variant(self) -> Hashable:
+    def graph_key(self) -> Hashable:
         """Whether the next update trains the policy."""
         return self._is_actor_trained()
 

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from alfx.algorithms.bootstrapped_algorithm import Rows
-from alfx.algorithms.maths.offline_maths import StoredActions
+from alfx.algorithms.offline.offline_losses import StoredActions
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.data_structures import StepType
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
-from alfx.gin_utils.checks import NonNegative, problem_at
+from alfx.gin_utils.value_checks import NonNegative, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 
@@ -57,7 +57,7 @@ class Td3BcAlgorithm(Td3Algorithm):
         self._actor_penalty, self._critic_penalty = actor_penalty, critic_penalty
         self._normalize_value = normalize_value
 
-    own_traits = Td3Algorithm.own_traits
+    own_capabilities = Td3Algorithm.own_capabilities
 
     def _regularized_loss(self, loss: Tensor, value: Tensor, action: NestedTensor, rows: Rows) -> Tensor:
         if self._normalize_value:

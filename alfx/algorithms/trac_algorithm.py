@@ -19,10 +19,10 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, StepType, TimeStep, namedtuple, reset_at_first
 from alfx.gin_utils import check_value, configurable
-from alfx.gin_utils.checks import Positive
+from alfx.gin_utils.value_checks import Positive
 from alfx.optimizers.trusted_updater import TrustedUpdater
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 
 TracExperience = namedtuple('TracExperience', ['observation', 'step_type', 'state', 'action_param', 'prev_action',
@@ -157,14 +157,14 @@ class TracAlgorithm(RLAlgorithm):
         super().set_reward_weights(reward_weights)
         self._ac_algorithm.set_reward_weights(reward_weights)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """That of the actor-critic, but for its update: what is shrunk depends on how far the policy moved."""
-        return super().own_traits()._replace(recomputes_rollout_info=True,
+        return super().own_capabilities()._replace(recomputes_rollout_info=True,
                                              trains_after_iteration=type(self).after_train_iter
                                              is not TracAlgorithm.after_train_iter)
 
     @property
-    def acting_part(self) -> RLAlgorithm:
+    def policy_algorithm(self) -> RLAlgorithm:
         """The actor-critic."""
         return self._ac_algorithm
 
@@ -202,9 +202,9 @@ class TracAlgorithm(RLAlgorithm):
         root_inputs, ac_info = self._ac_algorithm.preprocess_experience(root_inputs, rollout_info.ac, batch_info)
         return root_inputs, rollout_info._replace(ac=ac_info)
 
-    def complete_unroll(self, inputs: TimeStep, rollout_info: Any) -> Any:
+    def postprocess_unroll(self, inputs: TimeStep, rollout_info: Any) -> Any:
         """That of the actor-critic with its own infos, ``[T + 1, B, ...]``."""
-        return rollout_info._replace(ac=self._ac_algorithm.complete_unroll(inputs, rollout_info.ac))
+        return rollout_info._replace(ac=self._ac_algorithm.postprocess_unroll(inputs, rollout_info.ac))
 
     def after_train_iter(self, root_inputs: TimeStep | None, rollout_info: Any) -> None:
         """That of the actor-critic with its own infos."""

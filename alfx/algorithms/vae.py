@@ -23,16 +23,16 @@ from torch import Tensor, nn
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
 from alfx.gin_utils import ConfError, check_value, configurable
-from alfx.gin_utils.checks import Count, Positive, problem_at
+from alfx.gin_utils.value_checks import Count, Positive, problem_at
 from alfx.layers import FC, Reshape
 from alfx.nest.utils import NestConcat
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils.math_ops import identity
 from alfx.utils.schedulers import ConstantScheduler, as_scheduler
 
@@ -310,9 +310,9 @@ class VariationalAutoEncoder(_LatentEncoder):
         self._z_dim = z_dim
         self._mean_and_log_var = FC(size, 2 * z_dim, identity)
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True, unless something in a network draws numbers or keeps statistics."""
-        return super().own_traits()._replace(fixed_update=is_fixed(self))
+        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     @property
     def output_spec(self) -> TensorSpec:
@@ -424,10 +424,10 @@ class DiscreteVAE(VariationalAutoEncoder):
             raise SpecError(found)
         self._num_variables, self._num_values = z_spec.numel, int(highest.pop()) + 1
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """True with a constant temperature, unless something in a network draws numbers or keeps statistics."""
         is_constant = isinstance(self._temperature, ConstantScheduler)
-        return super().own_traits()._replace(fixed_update=is_constant and is_fixed(self))
+        return super().own_capabilities()._replace(traceable_update=is_constant and is_traceable(self))
 
     @property
     def output_spec(self) -> TensorSpec:

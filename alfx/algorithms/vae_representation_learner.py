@@ -15,15 +15,15 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.fixed_update import is_fixed
+from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.vae import VariationalAutoEncoder, check_decoder
 from alfx.algorithms.vq_vae import Vqvae
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import check_value, configurable
-from alfx.gin_utils.checks import Positive
+from alfx.gin_utils.value_checks import Positive
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 
 VAERepresentationInfo = namedtuple(
     'VAERepresentationInfo', ['reconstruction', 'kld', 'elbo', 'beta', 'perplexity', 'codebook_use', 'vae'],
@@ -138,9 +138,9 @@ class VAERepresentationLearner(Algorithm):
                              'leave out the prior network')
         return vae.output_spec
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """Whether that is so for the autoencoder and the decoder."""
-        return super().own_traits()._replace(fixed_update=is_fixed(self))
+        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     @property
     def output_spec(self) -> NestedTensorSpec:

@@ -11,7 +11,7 @@ from alfx import context
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.data_structures import LossInfo, StepType
 from alfx.gin_utils import ConfError, check_value, configurable, takes_arguments_of
-from alfx.gin_utils.checks import Positive, problem_at
+from alfx.gin_utils.value_checks import Positive, problem_at
 from alfx.summary import summary_utils
 from alfx.utils import dist_utils, value_ops
 
@@ -48,7 +48,7 @@ class VTraceLoss(ActorCriticLoss):
                                         f'thres = {clip_rho_thres}: the values need not converge then',
                                         'lower it, or raise clip_rho_thres')])
 
-    own_traits = ActorCriticLoss.own_traits
+    own_capabilities = ActorCriticLoss.own_capabilities
 
     def forward(self, info: Any) -> LossInfo:  # type: ignore[override]
         """The loss of each step.

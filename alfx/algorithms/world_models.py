@@ -14,12 +14,12 @@ from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.dynamics_learning_algorithm import (DynamicsLearningAlgorithm, DynamicsState,
                                                          StochasticDynamicsAlgorithm)
-from alfx.algorithms.known_tasks import TERMINATIONS, no_termination
+from alfx.algorithms.base.known_tasks import TERMINATIONS, no_termination
 from alfx.algorithms.reward_learning_algorithm import LearnedReward
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple, valid_masks
-from alfx.gin_utils.checks import check_value
+from alfx.gin_utils.value_checks import check_value
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 
 ModelState = namedtuple('ModelState', ['dynamics', 'reward'], default_value=())
 """The state of each module."""
@@ -99,7 +99,7 @@ class WorldModel(LearnsModel):
         reward_module: an algorithm, or a constructor called as ``(feature_spec=, action_spec=, reward_spec=)``;
             ``None``: :class:`~alfx.algorithms.reward_learning_algorithm.LearnedReward`.
         termination_fn: from an observation ``[N, D]`` to whether the episode ends there, or the name of one of
-            :data:`alfx.algorithms.known_tasks.TERMINATIONS`.
+            :data:`alfx.algorithms.base.known_tasks.TERMINATIONS`.
         optimizer: owns all parameters.
         name: name of this algorithm.
         owner: whose arguments these are, for messages.
@@ -121,9 +121,9 @@ class WorldModel(LearnsModel):
         self._termination_fn = termination_function(owner, termination_fn)
         optimizer.add_param_group({'params': [p for p in self.parameters() if p.requires_grad]})
 
-    def own_traits(self) -> Traits:
+    def own_capabilities(self) -> Capabilities:
         """That of its modules."""
-        return super().own_traits()._replace(fixed_update=True, trains_sequences_at_once=True)
+        return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
 
     @property
     def dynamics(self) -> DynamicsLearningAlgorithm:

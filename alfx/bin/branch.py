@@ -30,7 +30,7 @@ FLAGS = absl_flags.FLAGS
 
 def main(argv: list[str]) -> int:
     """Make the run folder and, unless told otherwise, train in it; returns the exit code."""
-    from alfx.trainers import branching
+    from alfx.runs import forking
     if len(argv) != 2:
         raise gin_utils.ConfError(f'expected the folder of one run, found {len(argv) - 1} arguments',
                                   'alfx branch RUN --at N --set X.y=z')
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
         raise gin_utils.ConfError(f"--at: expected a number or 'latest', found {FLAGS.at!r}", 'ckpt-100 is 100')
     run = os.path.abspath(os.path.expanduser(argv[1]))
     root_dir = os.path.abspath(os.path.expanduser(FLAGS.root_dir or _free_folder(run)))
-    step = branching.branch(run, FLAGS.at if FLAGS.at == 'latest' else int(FLAGS.at), FLAGS.set, root_dir)
+    step = forking.branch(run, FLAGS.at if FLAGS.at == 'latest' else int(FLAGS.at), FLAGS.set, root_dir)
     print(f'{root_dir}: goes on from checkpoint {step} of {run}', flush=True)
     arguments = ['--root_dir', root_dir, '--device', FLAGS.device,
                  *(part for param in FLAGS.set for part in ('--conf_param', param))]

@@ -26,7 +26,7 @@ FLAGS = absl_flags.FLAGS
 
 def main(argv: list[str]) -> int:
     """Print the comparison of the runs that the arguments name; returns the exit code."""
-    from alfx.trainers import comparing
+    from alfx.reports import comparing
     if not argv[1:]:
         raise gin_utils.ConfError('no run folder is given', 'name at least one')
     folders = [os.path.expanduser(folder) for folder in argv[1:]]

@@ -60,15 +60,18 @@ def main(argv: list[str]) -> int:
 
 def _show(names: list[str]) -> None:
     """What each dataset is like."""
-    from alfx.offline import sources, statistics
+    from alfx.offline import dataset_sources
+    from alfx.offline import dataset_statistics
     shown: dict[str, Any] = {}
     for name in names:
-        dataset = sources.read(name)
+        dataset = dataset_sources.read(name)
         if FLAGS.json:
-            shown[name] = {**statistics.summary(dataset), 'arrays': statistics.array_lines(dataset.episodes),
+            shown[name] = {**dataset_statistics.summary(dataset),
+                           'arrays': dataset_statistics.array_lines(dataset.episodes),
                            'about': dataset.about, 'sha256': dataset.fingerprint}
             continue
-        print('\n'.join([*statistics.lines(dataset), *(f'  {x}' for x in statistics.array_lines(dataset.episodes)),
+        print('\n'.join([*dataset_statistics.lines(dataset),
+                         *(f'  {x}' for x in dataset_statistics.array_lines(dataset.episodes)),
                          *(f'  {key}: {value}' for key, value in sorted(dataset.about.items())),
                          f'  SHA-256 {dataset.fingerprint}']))
     if FLAGS.json:
@@ -77,19 +80,21 @@ def _show(names: list[str]) -> None:
 
 def _check(names: list[str]) -> None:
     """Whether each is sound, and, with ``--conf`` or ``--root_dir``, fits the environment of that."""
-    from alfx.offline import checks, loading, sources
+    from alfx.offline import dataset_checks
+    from alfx.offline import dataset_loading
+    from alfx.offline import dataset_sources
     if not FLAGS.conf and not FLAGS.root_dir:
         for name in names:
-            checks.check_consistent(sources.read(name))
+            dataset_checks.check_consistent(dataset_sources.read(name))
             print(f'{name}: sound')
         return
     from alfx.algorithms.config import TrainerConfig
-    from alfx.trainers import building
+    from alfx.runs import building
     flags.conf_from_flags(FLAGS.root_dir, same_run=False)
     config = TrainerConfig(root_dir=FLAGS.root_dir or '')
     env = building.create_eval_environment(config, 1)
     try:
-        loading.load(names, None, env.observation_spec(), env.action_spec(), env.reward_spec(),
+        dataset_loading.load(names, None, env.observation_spec(), env.action_spec(), env.reward_spec(),
                      config.mini_batch_length or 1, env.name)
     finally:
         env.close()
@@ -98,16 +103,19 @@ def _check(names: list[str]) -> None:
 
 def _write(command: str, names: list[str]) -> None:
     """Make a dataset of others."""
-    from alfx.offline import checks, folder, sources, statistics
-    from alfx.offline.dataset import Dataset, DatasetError, check_alike
-    from alfx.offline.episodes import joined, shortened
+    from alfx.offline import dataset_checks
+    from alfx.offline import dataset_folder
+    from alfx.offline import dataset_sources
+    from alfx.offline import dataset_statistics
+    from alfx.offline.dataset_files import Dataset, DatasetError, check_alike
+    from alfx.offline.dataset_episodes import joined, shortened
     if not FLAGS.output:
         raise gin_utils.ConfError(f'{command} writes a dataset, and none is named', 'add --output FOLDER')
-    folder.check_writable(FLAGS.output, FLAGS.overwrite)
+    dataset_folder.check_writable(FLAGS.output, FLAGS.overwrite)
     reference = policy_flags.reference_returns()
-    datasets = [sources.read(name) for name in names]
+    datasets = [dataset_sources.read(name) for name in names]
     for dataset in datasets:
-        checks.check_consistent(dataset)
+        dataset_checks.check_consistent(dataset)
     check_alike(datasets)
     parts = [shortened(x.episodes if command != 'filter' else _filtered(x), FLAGS.num_steps) for x in datasets]
     episodes = joined([part for part in parts if len(part.lengths)] or parts)
@@ -116,8 +124,8 @@ def _write(command: str, names: list[str]) -> None:
     about = {**datasets[0].about, 'made': command, 'from': [[x.name, x.fingerprint] for x in datasets]}
     if reference is not None:
         about['reference_returns'] = reference
-    folder.write(FLAGS.output, episodes, about, FLAGS.overwrite)
-    print('\n'.join(statistics.lines(Dataset(FLAGS.output, episodes, about, ''))))
+    dataset_folder.write(FLAGS.output, episodes, about, FLAGS.overwrite)
+    print('\n'.join(dataset_statistics.lines(Dataset(FLAGS.output, episodes, about, ''))))
 
 
 def _filtered(dataset: Any) -> Any:

@@ -34,8 +34,8 @@ def main(argv: list[str]) -> int:
         The exit code.
     """
     del argv
-    from alfx.trainers.evaluator import evaluate
-    from alfx.trainers.playing import load_for_play, make_policy, run_config
+    from alfx.runs.evaluator import evaluate
+    from alfx.runs.playing import load_for_play, make_policy, run_config
     policy_flags.set_up_logging()
     flags.check_output('json')
     reference = policy_flags.reference_returns()
@@ -61,9 +61,9 @@ def main(argv: list[str]) -> int:
 
 def _evaluate_supervised(config: Any, results: dict[str, Any]) -> None:
     """What an algorithm says of itself on its own test data; ``--num_episodes`` and the like have no part in it."""
-    from alfx.trainers import building
-    from alfx.trainers.evaluator import evaluate_supervised
-    from alfx.trainers.playing import load_for_play
+    from alfx.runs import building
+    from alfx.runs.evaluator import evaluate_supervised
+    from alfx.runs.playing import load_for_play
     algorithm = building.create_algorithm(config, None, trains=False)
     results['checkpoint_step'] = load_for_play(config.root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
     results['measures'] = evaluate_supervised(algorithm, config)
@@ -86,7 +86,7 @@ def _modes(algorithm: Any) -> list[tuple[str, float]]:
 
 def _evaluate(evaluate: Any, env: Any, algorithm: Any, name: str, epsilon_greedy: float,
               reference: tuple[float, float] | None) -> dict[str, Any]:
-    from alfx.trainers import building
+    from alfx.runs import building
     building.set_epsilon_greedy(algorithm, epsilon_greedy)
     result = evaluate(env, algorithm, FLAGS.num_episodes)._replace(reference=reference)
     if FLAGS.json != '-':

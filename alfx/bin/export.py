@@ -28,8 +28,11 @@ FLAGS = absl_flags.FLAGS
 def main(argv: list[str]) -> int:
     """Export as the flags say; returns the exit code."""
     del argv
-    from alfx.trainers import curves, devices, exporting, playing
-    from alfx.trainers.policy import Policy
+    from alfx.trainers import devices
+    from alfx.reports import curves
+    from alfx.runs import exporting
+    from alfx.runs import playing
+    from alfx.runs.policy import Policy
     policy_flags.set_up_logging()
     root_dir = flags.root_dir_from_flags()
     output = FLAGS.output or os.path.join(root_dir, 'policy.pt2')
@@ -42,7 +45,7 @@ def main(argv: list[str]) -> int:
     try:
         step = playing.load_for_play(root_dir, algorithm, step)
         policy = Policy(env, algorithm)
-        name = f'{curves.conf_name(root_dir)} ({type(algorithm.acting_part or algorithm).__name__})'
+        name = f'{curves.conf_name(root_dir)} ({type(algorithm.policy_algorithm or algorithm).__name__})'
         about = {'conf': curves.conf_name(root_dir), 'checkpoint_step': step}
         difference = exporting.export_to(output, policy, env, name, about, FLAGS.num_steps, FLAGS.tolerance)
     finally:

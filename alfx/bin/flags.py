@@ -232,7 +232,8 @@ def _exit_code(error: BaseException) -> Optional[int]:
     """The exit code of an error whose message says all a user needs; None for others."""
     from alfx.algorithms.base.ownership import OwnershipError
     from alfx.engine.errors import NonFiniteLossError
-    from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError
+    from alfx.environments.environment_errors import (EnvironmentLoadError, EnvironmentStepError,
+                                                      UnsupportedOperationError)
     from alfx.tensor_specs import SpecError
     from alfx.trainers.team.team import ParameterMismatchError
     from alfx.utils.checkpoint_utils import CheckpointError

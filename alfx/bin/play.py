@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
         The exit code.
     """
     del argv
-    from alfx.trainers.playing import play
+    from alfx.runs.playing import play
     policy_flags.set_up_logging()
     flags.check_output('record_file')
     root_dir = flags.root_dir_from_flags()
@@ -58,7 +58,7 @@ def _wanted(root_dir: str) -> list[tuple[int | str, str | None]]:
     """The checkpoints to play, and the name of the video of each."""
     if FLAGS.checkpoint_step != 'all':
         return [(policy_flags.checkpoint_step_from_flags(), FLAGS.record_file)]
-    from alfx.trainers import run_files
+    from alfx.runs import run_files
     from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
     folder = run_files.checkpoint_dir(root_dir)
     steps = Checkpointer(folder).steps()

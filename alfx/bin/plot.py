@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     Returns:
         The exit code.
     """
-    from alfx.trainers import curves
+    from alfx.reports import curves
     policy_flags.set_up_logging()
     flags.check_output('output')
     groups = _groups(argv[1:])
@@ -66,7 +66,9 @@ def main(argv: list[str]) -> int:
 
 def _groups(arguments: list[str]) -> dict[str, list[str]]:
     """The run folders that the arguments mean, by what the legend calls them."""
-    from alfx.trainers import comparing, curves, run_files
+    from alfx.reports import comparing
+    from alfx.reports import curves
+    from alfx.runs import run_files
     if not arguments:
         raise gin_utils.ConfError('no run folder is given', 'name at least one')
     root_dirs = list(dict.fromkeys(root_dir for argument in arguments for root_dir in run_files.run_folders(argument)))
@@ -87,7 +89,7 @@ def _groups(arguments: list[str]) -> dict[str, list[str]]:
 
 
 def _read(root_dir: str, x: str, y: str, evaluation: bool):
-    from alfx.trainers import curves
+    from alfx.reports import curves
     if not curves.has_column(root_dir, y, evaluation) and (
             FLAGS.y == ['all'] or curves.has_column(root_dir, y, not evaluation)):
         return None  # a column of one of the two tables is enough

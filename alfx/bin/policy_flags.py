@@ -63,8 +63,8 @@ def reference_returns() -> tuple[float, float] | None:
 def reference_returns_of_run(root_dir: str) -> tuple[float, float] | None:
     """Those that a dataset tells which the run in a folder, whose conf has been loaded, is trained on."""
     from alfx.algorithms.config import TrainerConfig
-    from alfx.offline import sources
-    return sources.reference_returns(TrainerConfig(root_dir=root_dir).offline_datasets())
+    from alfx.offline import dataset_sources
+    return dataset_sources.reference_returns(TrainerConfig(root_dir=root_dir).offline_datasets())
 
 
 def checkpoint_step_from_flags() -> int | str:
@@ -109,7 +109,7 @@ def policy_from_flags(root_dir: str, num_environments: int) -> tuple[Any, Any]:
     Raises:
         ConfError: the folder holds no run in environments, or there is no such device.
     """
-    from alfx.trainers import playing
+    from alfx.runs import playing
     run_from_flags(root_dir)
     return playing.make_policy(root_dir, num_environments, FLAGS.random_seed, FLAGS.epsilon_greedy)
 

@@ -103,9 +103,9 @@ def start(count: int, root_dir: str) -> int:
     from alfx.algorithms.config import TrainerConfig
     from alfx.bin.launch import launch
     from alfx.engine.remote.data_parallel import share
-    from alfx.trainers import sizes
+    from alfx.trainers import memory_checks
     from alfx.trainers.team.team import shares_of
-    sizes.warn_of_processes(count, f'--num_processes={count}')
+    memory_checks.warn_of_processes(count, f'--num_processes={count}')
     config = TrainerConfig(root_dir=root_dir)
     shares_of(config, count)
     if config.ml_type == 'rl':
@@ -141,7 +141,7 @@ def train_as_rank(load: Callable[[], tuple[Any, str]], train: Callable[[Any, str
         from alfx import context
         from alfx.engine.remote import data_parallel
         ranks = data_parallel.join(context.get_default_device())
-        root_dir = output.root_dir = ranks.from_first(root_dir)
+        root_dir = output.root_dir = ranks.broadcast_from_rank0(root_dir)
         try:
             code = train(conf, root_dir, ranks.rank)
         except gin_utils.ConfError:  # all ranks meet it; threads that talk must not meet an interpreter that ends

@@ -40,13 +40,14 @@ def main(argv: list[str]) -> int:
         The exit code.
     """
     del argv
-    from alfx.offline import folder, statistics
-    from alfx.offline.dataset import Dataset, DatasetError
+    from alfx.offline import dataset_folder
+    from alfx.offline import dataset_statistics
+    from alfx.offline.dataset_files import Dataset, DatasetError
     policy_flags.set_up_logging()
     if not FLAGS.dataset:
         raise gin_utils.ConfError('no dataset is named', 'add --dataset FOLDER')
     reference = policy_flags.reference_returns()
-    folder.check_writable(FLAGS.dataset, FLAGS.overwrite)
+    dataset_folder.check_writable(FLAGS.dataset, FLAGS.overwrite)
     env, act, about = _actor()
     try:
         episodes = _record(env, act)
@@ -56,14 +57,15 @@ def main(argv: list[str]) -> int:
         raise DatasetError(f'{FLAGS.dataset}: no episode has ended: nothing is written', 'give it more time')
     if reference is not None:
         about['reference_returns'] = reference
-    folder.write(FLAGS.dataset, episodes, about, FLAGS.overwrite)
-    print('\n'.join(statistics.lines(Dataset(FLAGS.dataset, episodes, about, ''))))
+    dataset_folder.write(FLAGS.dataset, episodes, about, FLAGS.overwrite)
+    print('\n'.join(dataset_statistics.lines(Dataset(FLAGS.dataset, episodes, about, ''))))
     return 0
 
 
 def _actor() -> tuple[Any, Any, dict[str, Any]]:
     """The environments, what acts in them, and what is to be told of both."""
-    from alfx.offline import recorder, spaces
+    from alfx.offline import recorder
+    from alfx.offline import dataset_spaces
     is_random, count = FLAGS.mode == 'random' and FLAGS.epsilon_greedy is None, FLAGS.num_environments
     if is_random and not FLAGS.root_dir:
         env, about = _environments_of_conf(), {'conf': FLAGS.conf}
@@ -77,14 +79,14 @@ def _actor() -> tuple[Any, Any, dict[str, Any]]:
         act: Any = recorder.random_policy(env.action_spec(), count,
                                           _mask_field(env.observation_spec()))
     else:
-        from alfx.trainers import building
-        from alfx.trainers.playing import load_for_play
+        from alfx.runs import building
+        from alfx.runs.playing import load_for_play
         algorithm.eval()
         about['checkpoint_step'] = load_for_play(root_dir, algorithm, policy_flags.checkpoint_step_from_flags())
         if FLAGS.epsilon_greedy is None:
             building.set_epsilon_greedy(algorithm, 1.0 if FLAGS.mode == 'sampled' else 0.0)
         act = recorder.Policy(algorithm, count)
-    about |= spaces.told(env)
+    about |= dataset_spaces.told(env)
     for scale, is_correlated in ((FLAGS.noise, False), (FLAGS.correlated_noise, True)):
         if scale:
             act = recorder.with_noise(act, env.action_spec(), scale, is_correlated)
@@ -106,7 +108,8 @@ def _mask_field(observation_spec: Any) -> str | None:
 
 def _environments_of_conf() -> Any:
     from alfx.algorithms.config import TrainerConfig
-    from alfx.trainers import building, random_state
+    from alfx.runs import building
+    from alfx.utils import random_state
     flags.conf_from_flags()
     config = TrainerConfig(root_dir='')
     if config.ml_type != 'rl':

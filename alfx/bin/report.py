@@ -27,8 +27,10 @@ FLAGS = absl_flags.FLAGS
 def main(argv: list[str]) -> int:
     """Write the report on the runs that the arguments name; returns the exit code."""
     from alfx.bin import policy_flags
-    from alfx.trainers import curves, run_files
-    from alfx.trainers.report import collecting, page
+    from alfx.reports import curves
+    from alfx.runs import run_files
+    from alfx.reports import collecting
+    from alfx.reports import page
     policy_flags.set_up_logging()
     flags.check_output('output')
     folders = list(dict.fromkeys(folder for argument in argv[1:] for folder in run_files.run_folders(argument)))

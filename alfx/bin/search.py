@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     del argv
     from alfx.search import search_conf, study
     policy_flags.set_up_logging()
-    from alfx.search.folder import SearchFolder
+    from alfx.search.search_folder import SearchFolder
     from alfx.search.searching import Searching
     study.import_optuna()
     folder = SearchFolder(_root_dir())

@@ -25,7 +25,8 @@ from absl import flags as absl_flags
 
 from alfx import gin_utils
 from alfx.bin import command, flags, policy_flags, ranks
-from alfx.trainers import run_files, run_lock
+from alfx.runs import run_files
+from alfx.runs import run_lock
 
 flags.define_conf_flags()
 flags.define_device_flag()

@@ -1,6 +1,6 @@
 """Distributions of transformed samples: squashed, shifted and scaled.
 
-All names are importable from :mod:`alfx.utils.dist_utils`; the transforms are in :mod:`alfx.utils.dist_transforms`.
+All names are importable from :mod:`alfx.utils.dist_utils`; the transforms are in :mod:`alfx.distributions.transforms`.
 """
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 from alfx.distributions import nests as dist_nests
 from alfx.distributions.discrete import sum_event
 from alfx.distributions.nests import TransformChain
-from alfx.utils.dist_transforms import AffineTransform, is_elementwise
+from alfx.distributions.transforms import AffineTransform, is_elementwise
 
 
 class TransformedDistribution(td.TransformedDistribution):

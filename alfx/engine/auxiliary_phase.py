@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from alfx import context, nest, summary
 from alfx.data_structures import Experience, LossInfo
-from alfx.engine import update
+from alfx.engine import loss_reduction
 from alfx.engine.plan import Batch, Eager, Objective, make_plan
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.summary import summary_utils
@@ -206,10 +206,10 @@ class AuxiliaryPhase:
             objective = Objective(module=algorithm, losses=self._losses, params=params,
                                   name=f'{algorithm.name} in its auxiliary phase', variant=learner.variant,
                                   scaled=None if learner.scaler is None else learner.scaler.scaled)
-            self._plan = make_plan(objective, algorithm.traits.fixed_update, learner.compiles)
+            self._plan = make_plan(objective, algorithm.capabilities.traceable_update, learner.compiles)
         return self._plan
 
-    def forget_places(self) -> None:
+    def invalidate_caches(self) -> None:
         """The tensors of the algorithm have been moved: forget what has been made for where they were."""
         self._plan = None
 
@@ -217,7 +217,7 @@ class AuxiliaryPhase:
         """What is minimised for experience and references ``[T, B, ...]``."""
         experience, reference = batch
         info = self._learner.train_info(experience)
-        loss_info, masks = update.counted_loss(self._algorithm.calc_auxiliary_loss(info, reference),
+        loss_info, masks = loss_reduction.masked_loss(self._algorithm.calc_auxiliary_loss(info, reference),
                                                experience.time_step.step_type, bootstraps=False)
         return loss_info, masks, info
 
@@ -240,4 +240,4 @@ class AuxiliaryPhase:
     def _optimizers(self) -> list[Any]:
         """Those that make the steps of the phase."""
         own = self._algorithm.auxiliary_optimizer
-        return self._algorithm.what_is_updated()[0] if own is None else [own]
+        return self._algorithm.optimized_parameters()[0] if own is None else [own]

@@ -15,27 +15,29 @@ from torch import nn
 
 from alfx import context, nest, summary
 from alfx.data_structures import BatchInfo, Experience, LossInfo, StepType, TimeStep, add_batch_info, clear_batch_info
-from alfx.engine import probe, replay, update
+from alfx.engine import probe
+from alfx.engine import minibatches
+from alfx.engine import loss_reduction
 from alfx.engine.auxiliary_phase import AuxiliaryPhase
 from alfx.engine.contract import Settings, Trains
 from alfx.engine.errors import NonFiniteLossError
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
-from alfx.engine.mixing import (Joiner, Origin, Sample, Share, Stage, side_by_side, stage_of, update_priorities,
-                                weights_of)
+from alfx.engine.batch_sources import (BatchConcatenator, SampleOrigin, Sample, BatchSource, Stage, concatenate,
+                                       stage_of, update_priorities, weights_of)
 from alfx.engine.plan import Batch, Computed, Eager, Objective, make_plan
 from alfx.engine.plan.eager import Losses
 from alfx.engine.plan.program import copied
 from alfx.engine.remote.data_parallel import GradientAverager, Ranks, average_gradients
-from alfx.engine.remote.unroll import RemoteUnroll, UnrollSource
-from alfx.engine.unroll import Cursor, Steps, start, unroll
-from alfx.experience_replayers.batch_reader import BatchReader, Slot
+from alfx.engine.remote.remote_unroll import RemoteUnroll, UnrollSource
+from alfx.engine.unroll import RolloutState, Steps, start, unroll
+from alfx.experience_replayers.batch_reader import BatchReader, StaticBatch
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.value_checks import problem_at
 from alfx.summary import summary_utils
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, extract_spec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from alfx.utils.schedulers import as_scheduler
 
 logger = logging.getLogger(__name__)
@@ -74,7 +76,7 @@ class Learner:
         self.train_info_spec: NestedTensorSpec = None
         self.processed_experience_spec: NestedTensorSpec = None
         self.remote: RemoteUnroll | None = None
-        self.cursor: Cursor | None = None
+        self.cursor: RolloutState | None = None
         self._unrolled_inputs: TimeStep | None = None  # of the latest unroll, until the iteration is over
         self._unroll_debt = 0.0  # the fraction of a step by which unrolls have been too short so far
         self.num_trained = 0
@@ -82,7 +84,7 @@ class Learner:
         self.reader: BatchReader | None = None
         self._reader_key: Any = None  # what the reader depends on
         self._plans: dict[str, Eager] = {}  # by what computes the losses
-        self._join = Joiner()
+        self._join = BatchConcatenator()
         self._taking_turns: list[Any] | None = None  # parts that may have several fixed updates
         self.phase: AuxiliaryPhase | None = None
 
@@ -91,16 +93,16 @@ class Learner:
         return {**vars(self), 'reader': None, '_reader_key': None}
 
     @property
-    def traits(self) -> Traits:
-        """The traits of the algorithm."""
-        return self._algorithm.traits
+    def capabilities(self) -> Capabilities:
+        """The capabilities of the algorithm."""
+        return self._algorithm.capabilities
 
-    def forget_places(self) -> None:
+    def invalidate_caches(self) -> None:
         """The tensors of the algorithm have been moved: forget what has been made for where they were."""
         self.reader = self._reader_key = None
         self._plans = {}
         if self.phase is not None:
-            self.phase.forget_places()
+            self.phase.invalidate_caches()
 
     # An iteration ----------------------------------------------------------------------------------------------
 
@@ -121,14 +123,14 @@ class Learner:
         else:
             if self._settings.update_counter_every_mini_batch:
                 context.increment_global_counter()  # there is one update an iteration
-            if self._has_fixed_updates:
+            if self._has_traceable_updates:
                 rollout_info = None  # infos are part of what is computed from the experience
-            elif self.traits.recomputes_rollout_info:
+            elif self.capabilities.recomputes_rollout_info:
                 rollout_info = self.train_info(experience)
             steps = algorithm.train_from_unroll(experience, rollout_info)
         if self.phase is not None:
             self.phase.run_if_due()
-        if self.traits.trains_after_iteration:
+        if self.capabilities.trains_after_iteration:
             algorithm.after_train_iter(self._unrolled_inputs, rollout_info)
         self._unrolled_inputs = None
         if context.should_record_summaries():
@@ -209,10 +211,10 @@ class Learner:
             return None
         experience, env_steps, self._unrolled_inputs = steps
         algorithm.observe_unroll(env_steps)
-        if self.traits.completes_unrolls:
+        if self.capabilities.postprocesses_unrolls:
             assert steps.inputs is not None, 'it has been kept'
             with context.rollout_context(), torch.no_grad():
-                rollout_info = algorithm.complete_unroll(steps.inputs, experience.rollout_info)
+                rollout_info = algorithm.postprocess_unroll(steps.inputs, experience.rollout_info)
             experience = experience._replace(rollout_info=rollout_info)
         if not algorithm.on_policy:
             stores_bootstrap = self._settings.trains_on_whole_unrolls
@@ -228,10 +230,10 @@ class Learner:
         if self.cursor is None:
             self.cursor = start(algorithm, env)
         on_policy = bool(algorithm.on_policy)
-        with_grad = self._settings.unroll_with_grad or (on_policy and not self.traits.recomputes_rollout_info)
+        with_grad = self._settings.unroll_with_grad or (on_policy and not self.capabilities.recomputes_rollout_info)
         with context.acting_precision():
             return Steps(*unroll(algorithm, env, self.cursor, length, with_grad=with_grad, bootstrap=bootstrap,
-                                 transformed=on_policy, keep_inputs=self.traits.keeps_unroll_inputs))
+                                 transformed=on_policy, keep_inputs=self.capabilities.needs_unroll_inputs))
 
     # Training --------------------------------------------------------------------------------------------------
 
@@ -276,61 +278,61 @@ class Learner:
 
     def _train_on_whole_buffer(self, counts: bool) -> int:
         """``num_updates_per_train_iter`` epochs over everything in the buffer."""
-        settings, buffer, overlap = self._settings, self._buffer, self.traits.bootstraps_sequences
-        stored, clear = replay.steps_in(buffer), settings.clear_replay_buffer
+        settings, buffer, overlap = self._settings, self._buffer, self.capabilities.bootstraps_sequences
+        stored, clear = minibatches.steps_in(buffer), settings.clear_replay_buffer
         context_steps = self._context_steps if clear else stored - (buffer.max_length -
                                                                     buffer.num_earliest_frames_ignored)
         if stored - max(context_steps, 0) < (settings.mini_batch_length or 1) + (clear or overlap):
             return 0
-        if not replay.has_collected(buffer, settings.initial_collect_steps):
+        if not minibatches.has_collected(buffer, settings.initial_collect_steps):
             if clear:
-                self._context_steps = buffer.rewind(keep=buffer.num_earliest_frames_ignored)
+                self._context_steps = buffer.drop_all_but(keep=buffer.num_earliest_frames_ignored)
             return 0
         everything, batch_info = buffer.gather_all()
-        collected, batch_info = replay.without_context(everything, batch_info, max(context_steps, 0))
+        collected, batch_info = minibatches.drop_context(everything, batch_info, max(context_steps, 0))
         transformed = self.transformed(collected, batch_info, buffer)
-        beside = self._algorithm.columns_beside(self._algorithm, collected, transformed)
+        beside = self._algorithm.demonstration_batch(self._algorithm, collected, transformed)
         if beside is not None:
             transformed = nest.map_structure(lambda x, y: torch.cat((x, y)), transformed, beside)
         experience = self._preprocessed(transformed, batch_info)
         if clear:
-            self._context_steps = buffer.rewind(keep=buffer.num_earliest_frames_ignored)
+            self._context_steps = buffer.drop_all_but(keep=buffer.num_earliest_frames_ignored)
             if not overlap:  # the last step was stored to bootstrap from, see unroll
                 collected, experience = nest.map_structure(lambda x: x[:, :-1], (collected, experience))
         if self.phase is not None:
             self.phase.store(collected._replace(rollout_info=experience.rollout_info))
-        length = replay.sequence_length(settings, experience.time_step.step_type.shape[1] - overlap)
-        sequences = replay.as_sequences(experience, length, overlap)
+        length = minibatches.sequence_length(settings, experience.time_step.step_type.shape[1] - overlap)
+        sequences = minibatches.as_sequences(experience, length, overlap)
         count = sequences.time_step.step_type.shape[1]
         batch_size = min(settings.mini_batch_size or buffer.num_environments, count)
         records, epochs = self._records_each_update(), settings.num_updates_per_train_iter
         for epoch in range(epochs):
-            for batch, is_last in replay.minibatches(sequences, count, batch_size):
+            for batch, is_last in minibatches.minibatches(sequences, count, batch_size):
                 is_last = is_last and epoch == epochs - 1
                 with context.record_if(records or (is_last and context.should_record_summaries())):
                     self._update(Sample(batch), counts)
         return epochs * length * count
 
-    def _shares(self, stage: Stage) -> list[Share]:
+    def _shares(self, stage: Stage) -> list[BatchSource]:
         """What minibatches are drawn from in an iteration; nothing as long as too little has been collected."""
         settings, shares, length = self._settings, [], self._settings.mini_batch_length or 1
         if stage in (Stage.ONLINE, Stage.HYBRID):
-            everything = Share(self._buffer, settings.mini_batch_size or self._buffer.num_environments)
-            shares = [share for share in self._algorithm.batch_shares(everything) if share.batch_size]
-        elif stage is Stage.OFFLINE and self._buffer is not None and not replay.can_sample(
+            everything = BatchSource(self._buffer, settings.mini_batch_size or self._buffer.num_environments)
+            shares = [share for share in self._algorithm.batch_sources(everything) if share.batch_size]
+        elif stage is Stage.OFFLINE and self._buffer is not None and not minibatches.can_sample(
                 self._buffer, length, settings.initial_collect_steps):
             return []
-        if any(isinstance(share.source, ReplayBuffer) and not replay.can_sample(
+        if any(isinstance(share.source, ReplayBuffer) and not minibatches.can_sample(
                 share.source, length, settings.initial_collect_steps) for share in shares):
             return []
         if stage is Stage.ONLINE:
             return shares
         stored = self._algorithm.offline_replay_buffer
         size = settings.offline_mini_batch_size or settings.mini_batch_size or stored.num_environments
-        offline = Share(stored, size, as_scheduler(settings.offline_loss_weight), is_offline=True)
+        offline = BatchSource(stored, size, as_scheduler(settings.offline_loss_weight), is_offline=True)
         return [*shares, offline] if offline.current_weight() else shares
 
-    def _train_on_samples(self, shares: Sequence[Share], counts: bool) -> int:
+    def _train_on_samples(self, shares: Sequence[BatchSource], counts: bool) -> int:
         """``num_updates_per_train_iter`` updates, each from a fresh sample of each share."""
         if not shares:
             return 0
@@ -339,22 +341,23 @@ class Learner:
         for number, drawn in enumerate(zip(*(self._drawn(share, updates, len(shares) == 1) for share in shares))):
             with context.record_if(wanted and (records or number == updates - 1)):
                 self._update(self._sample(shares, drawn), counts)
-        length = (self._settings.mini_batch_length or 1) - self.traits.bootstraps_sequences
+        length = (self._settings.mini_batch_length or 1) - self.capabilities.bootstraps_sequences
         return updates * length * sum([share.batch_size for share in shares])
 
-    def _drawn(self, share: Share, count: int, is_alone: bool) -> '_Samples':
+    def _drawn(self, share: BatchSource, count: int, is_alone: bool) -> '_Samples':
         """``count`` transformed samples ``[share.batch_size, length, ...]`` of a share, with where they came from."""
         buffer, length = share.source, self._settings.mini_batch_length or 1
         together = 1
         if isinstance(buffer, ReplayBuffer):
-            together = min(replay.drawn_together(buffer, share.batch_size * length), count)
+            together = min(minibatches.samples_per_draw(buffer, share.batch_size * length), count)
         if is_alone and isinstance(buffer, ReplayBuffer):
             self._make_reader(share, length, together)
             if self.reader is not None:
                 return ((info, slot.experience, slot) for info, slot in self.reader.draw(count, together))
         return self._samples(buffer, share.batch_size, length, count, together)
 
-    def _sample(self, shares: Sequence[Share], drawn: Sequence[tuple[BatchInfo, Experience, Slot | None]]) -> Sample:
+    def _sample(self, shares: Sequence[BatchSource], drawn: Sequence[tuple[BatchInfo, Experience,
+                                                                           StaticBatch | None]]) -> Sample:
         """What an update is made from: samples of all shares side by side."""
         parts, origins, slot = [], [], None
         for share, (batch_info, experience, slot) in zip(shares, drawn):
@@ -364,8 +367,8 @@ class Learner:
                 self.reader = None  # preprocessing makes batches of its own: from the next iteration on
             parts.append(slot.time_major if slot is not None else
                          nest.map_structure(lambda x: x.transpose(0, 1), experience))
-            origins.append(Origin(share, batch_info))
-        if not self.traits.has_offline_hooks:
+            origins.append(SampleOrigin(share, batch_info))
+        if not self.capabilities.has_offline_hooks:
             return Sample(self._join(parts), None, tuple(origins), slot)
         own, apart = ([part for part, share in zip(parts, shares) if share.is_offline == offline]
                       for offline in (False, True))
@@ -375,13 +378,14 @@ class Learner:
         """Whether every update has a counter of its own to write summaries at; otherwise only the last one does."""
         return self._settings.update_counter_every_mini_batch and context.should_record_summaries()
 
-    def _make_reader(self, share: Share, length: int, together: int) -> None:
+    def _make_reader(self, share: BatchSource, length: int, together: int) -> None:
         """Samples are read into the same memory each time, where updates are played on them as they are stored."""
         transformer = self._algorithm.data_transformer
-        if not self.traits.fixed_update:
+        if not self.capabilities.traceable_update:
             return
-        plan = self._plan_of('_offline_losses' if share.is_offline and self.traits.has_offline_hooks else 'losses')
-        key = share.source, share.batch_size, length, 1 if plan.takes_batches_in_place else together
+        plan = self._plan_of('_offline_losses' if share.is_offline and self.capabilities.has_offline_hooks
+                             else 'losses')
+        key = share.source, share.batch_size, length, 1 if plan.accepts_static_batches else together
         if key != self._reader_key:
             is_possible = plan.reads_slots and (transformer is None or not transformer.changes_experience)
             self._reader_key, self.reader = key, share.source.reader(*key[1:]) if is_possible else None
@@ -408,7 +412,7 @@ class Learner:
     def all_offline_data(self) -> Iterator[Experience]:
         """All stored datasets, ``[1, T, ...]`` at a time, for data transformers."""
         buffer = self._algorithm.offline_replay_buffer
-        for experience, batch_info in buffer.everything(_STEPS_AT_ONCE):
+        for experience, batch_info in buffer.iterate_all(_STEPS_AT_ONCE):
             yield add_batch_info(experience, batch_info, buffer)
 
     def transformed(self, experience: Experience, batch_info: BatchInfo, buffer: Any) -> Experience:
@@ -438,7 +442,7 @@ class Learner:
         Returns:
             As of :class:`~alfx.engine.plan.eager.Computed`.
         """
-        if self.traits.fixed_update:
+        if self.capabilities.traceable_update:
             computed = self.optimize(self.step_plan, Batch(batch))
         else:
             computed = self._computed(*self._step_losses(batch))
@@ -448,11 +452,11 @@ class Learner:
     # An update -------------------------------------------------------------------------------------------------
 
     @property
-    def _has_fixed_updates(self) -> bool:
+    def _has_traceable_updates(self) -> bool:
         """Whether the updates of an iteration are the same tensor operations every time, made from experience alone."""
-        traits = self.traits
-        return traits.fixed_update and (not self._algorithm.on_policy or (
-            traits.recomputes_rollout_info and not traits.trains_after_iteration))
+        capabilities = self.capabilities
+        return capabilities.traceable_update and (not self._algorithm.on_policy or (
+            capabilities.recomputes_rollout_info and not capabilities.trains_after_iteration))
 
     @property
     def plan(self) -> Eager:
@@ -476,11 +480,11 @@ class Learner:
         return self._plans[losses]
 
     def _make_plan(self, losses: Losses, is_rare: bool = False) -> Eager:
-        is_fixed = self.traits.fixed_update
-        if is_fixed and self.scaler is not None:
+        is_traceable = self.capabilities.traceable_update
+        if is_traceable and self.scaler is not None:
             logger.info('updates of %s are made step by step: whether one is skipped depends on its gradients '
                         '(float16)', self._algorithm.name)
-        return make_plan(self._objective(losses), is_fixed, self.compiles, is_rare)
+        return make_plan(self._objective(losses), is_traceable, self.compiles, is_rare)
 
     @property
     def compiles(self) -> bool:
@@ -490,15 +494,15 @@ class Learner:
     def _objective(self, losses: Losses) -> Objective:
         """What the algorithm minimises."""
         algorithm, scaler = self._algorithm, self.scaler
-        return Objective(module=algorithm, losses=losses, params=[p for _, p in algorithm.what_is_updated()[1]],
+        return Objective(module=algorithm, losses=losses, params=[p for _, p in algorithm.optimized_parameters()[1]],
                          name=algorithm.name, variant=self.variant, scaled=None if scaler is None else scaler.scaled,
                          gradient_noise=self.noise_scale)
 
     def variant(self) -> Hashable:
         """Which one of several fixed updates the next one is, of all parts."""
         if self._taking_turns is None:
-            self._taking_turns = [part for part in self._algorithm.modules() if hasattr(type(part), 'update_variant')]
-        return context.is_pretrain(), *[part.update_variant for part in self._taking_turns]
+            self._taking_turns = [part for part in self._algorithm.modules() if hasattr(type(part), 'graph_key')]
+        return context.is_pretrain(), *[part.graph_key for part in self._taking_turns]
 
     def _update(self, sample: Sample, counts: bool) -> None:
         """One gradient update."""
@@ -510,7 +514,7 @@ class Learner:
         if sample.apart is not None:
             made_from, losses = ((sample.apart, '_offline_losses') if made_from is None else
                                  ((made_from, sample.apart), '_hybrid_losses'))
-        if self.traits.fixed_update:
+        if self.capabilities.traceable_update:
             computed = self.optimize(self._plan_of(losses), Batch(made_from, weights, sample.slot))
         else:
             loss_info, masks, train_info = getattr(self, losses)(made_from)
@@ -524,7 +528,7 @@ class Learner:
         algorithm.after_update(experience.time_step, computed.train_info)
         if context.should_record_summaries():
             algorithm.summarize_train(experience, computed.train_info, computed.loss_info,
-                                      algorithm.what_is_updated()[1])
+                                      algorithm.optimized_parameters()[1])
 
     def losses(self, experience: Experience) -> tuple[LossInfo, torch.Tensor, NestedTensor]:
         """What is minimised for a minibatch.
@@ -538,14 +542,14 @@ class Learner:
             - masks of that shape
             - what they were made from, ``[T, B, ...]``
         """
-        return self._counted(self.train_info(experience), experience, self.traits.bootstraps_sequences)
+        return self._counted(self.train_info(experience), experience, self.capabilities.bootstraps_sequences)
 
     def _offline_losses(self, experience: Experience) -> tuple[LossInfo, torch.Tensor, NestedTensor]:
         """:meth:`losses` by the offline hooks."""
         train_info = self.train_info(experience, offline=True)
         loss_info = self._algorithm.calc_loss_offline(train_info, context.is_pretrain())
-        return *update.counted_loss(loss_info, experience.time_step.step_type,
-                                    self.traits.bootstraps_sequences), train_info
+        return *loss_reduction.masked_loss(loss_info, experience.time_step.step_type,
+                                    self.capabilities.bootstraps_sequences), train_info
 
     def _hybrid_losses(self, both: tuple[Experience, Experience]) -> tuple[LossInfo, torch.Tensor, NestedTensor]:
         """:meth:`losses` of own experience and, beside them, those of stored datasets by the offline hooks.
@@ -555,7 +559,7 @@ class Learner:
         """
         own, masks, train_info = self.losses(both[0])
         offline, offline_masks, _ = self._offline_losses(both[1])
-        return side_by_side(own, offline), torch.cat((masks, offline_masks), 1), train_info
+        return concatenate(own, offline), torch.cat((masks, offline_masks), 1), train_info
 
     def _unroll_losses(self, experience: Experience) -> tuple[LossInfo, torch.Tensor, NestedTensor]:
         """:meth:`losses` of an unroll, whose last step is always there only to bootstrap from."""
@@ -569,7 +573,8 @@ class Learner:
     def _counted(self, train_info: NestedTensor, experience: Experience, bootstraps: bool
                  ) -> tuple[LossInfo, torch.Tensor, NestedTensor]:
         """:meth:`losses` made from ``train_info``."""
-        loss_info, masks = update.counted_loss(self._algorithm.calc_loss(train_info), experience.time_step.step_type,
+        loss_info, masks = loss_reduction.masked_loss(self._algorithm.calc_loss(train_info),
+                                                      experience.time_step.step_type,
                                                bootstraps)
         return loss_info, masks, train_info
 
@@ -585,8 +590,8 @@ class Learner:
         hooks."""
         independent = self._settings.temporally_independent_train_step if self._settings is not None else None
         if independent is None:
-            independent = self.traits.trains_sequences_at_once
-        train_info = replay.compute_train_info(self._algorithm, experience, independent, offline)
+            independent = self.capabilities.trains_sequences_at_once
+        train_info = minibatches.compute_train_info(self._algorithm, experience, independent, offline)
         if self.train_info_spec is None:
             self.train_info_spec = extract_spec(train_info, from_dim=2)
         return train_info
@@ -609,30 +614,30 @@ class Learner:
             NonFiniteLossError: names the losses that are not finite; no parameter has been changed.
         """
         computed = self.optimize(*self._planned(loss_info, masks, weight, batch_info))
-        return computed.loss_info._replace(scalar_loss=loss_info.scalar_loss), self._algorithm.what_is_updated()[1]
+        return computed.loss_info._replace(scalar_loss=loss_info.scalar_loss), self._algorithm.optimized_parameters()[1]
 
     def _planned(self, loss_info: LossInfo, masks: torch.Tensor | None, weight: float, batch_info: BatchInfo | None
                  ) -> tuple[Eager, Batch]:
         """How to compute the gradients of losses that have been computed, and of what."""
-        plan = Eager(self._objective(lambda _: (update.weighted(loss_info, weight), masks, ())))
+        plan = Eager(self._objective(lambda _: (loss_reduction.weighted(loss_info, weight), masks, ())))
         return plan, Batch((), batch_info.importance_weights if batch_info is not None else ())
 
     def compute_gradients(self, loss_info: LossInfo, masks: torch.Tensor | None = None, weight: float = 1.0,
                           batch_info: BatchInfo | None = None) -> list[torch.Tensor | None]:
         """See ``Algorithm.compute_gradients``."""
         self._finite_gradients(*self._planned(loss_info, masks, weight, batch_info))
-        return [None if p.grad is None else p.grad.clone() for _, p in self._algorithm.what_is_updated()[1]]
+        return [None if p.grad is None else p.grad.clone() for _, p in self._algorithm.optimized_parameters()[1]]
 
     def apply_gradient_list(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """See ``Algorithm.apply_gradient_list``."""
-        params = self._algorithm.what_is_updated()[1]
+        params = self._algorithm.optimized_parameters()[1]
         shapes = [None if gradient is None else gradient.shape for gradient in gradients]
         if len(shapes) != len(params) or any(shape not in (None, p.shape) for shape, (_, p) in zip(shapes, params)):
             raise ValueError(f'apply_gradient_list of {self._algorithm.name}: expected gradients of the shapes '
                              f'{[tuple(p.shape) for _, p in params]}, found {[s and tuple(s) for s in shapes]}')
         for gradient, (_, param) in zip(gradients, params):
             param.grad = None if gradient is None else gradient.clone()
-        self._make_steps(self._algorithm.what_is_updated()[0])
+        self._make_steps(self._algorithm.optimized_parameters()[0])
 
     def optimize(self, plan: Eager, batch: Batch, optimizers: Sequence[Any] | None = None) -> Computed:
         """Gradients, averaged over all processes, and the steps of the optimizers.
@@ -646,7 +651,7 @@ class Learner:
             NonFiniteLossError: names the losses that are not finite; no parameter has been changed.
         """
         computed = self._finite_gradients(plan, batch)
-        self._make_steps(self._algorithm.what_is_updated()[0] if optimizers is None else optimizers)
+        self._make_steps(self._algorithm.optimized_parameters()[0] if optimizers is None else optimizers)
         return computed
 
     def _finite_gradients(self, plan: Eager, batch: Batch) -> Computed:
@@ -656,7 +661,7 @@ class Learner:
             if self.averager is not None:
                 self.averager.report_bad_loss()
             parts = plan.explain(batch) if computed.parts is None else computed.parts
-            raise NonFiniteLossError(update.describe_non_finite(self._algorithm.name, parts))
+            raise NonFiniteLossError(loss_reduction.describe_non_finite(self._algorithm.name, parts))
         return computed
 
     def _make_steps(self, optimizers: Sequence[Any]) -> None:
@@ -679,7 +684,7 @@ class Learner:
         Raises:
             ConfError: the algorithm's update is not the same operations every time.
         """
-        if not self._has_fixed_updates:
+        if not self._has_traceable_updates:
             raise ConfError([problem_at(
                 'TrainerConfig', 'compile', f'= True is not possible with {self._algorithm.name}: its update is not '
                 'the same operations every time', 'leave it at False')])
@@ -705,7 +710,7 @@ class Learner:
     def averager(self) -> GradientAverager | None:
         """Averages gradients over the processes that train together; ``None`` in one process alone."""
         if self._averager is None and self.ranks is not None:
-            self._averager = GradientAverager(self.ranks, [p for _, p in self._algorithm.what_is_updated()[1]])
+            self._averager = GradientAverager(self.ranks, [p for _, p in self._algorithm.optimized_parameters()[1]])
         return self._averager
 
     def join_ranks(self, rank: int, parts: 'Sequence[Learner]') -> None:
@@ -723,7 +728,7 @@ class Learner:
             found = 'none' if ranks is None else f'rank {ranks.rank} of {ranks.size}'
             raise RuntimeError(f'activate_ddp({rank}): expected a process that has joined others as rank {rank} '
                                f'(alfx.engine.remote.data_parallel.join), found {found}')
-        ranks.copy_from_first([*self._algorithm.parameters(), *self._algorithm.buffers()])
+        ranks.copy_from_rank0([*self._algorithm.parameters(), *self._algorithm.buffers()])
         for part in (self, *parts):
             part.ranks = ranks
 
@@ -777,4 +782,4 @@ class Learner:
             buffer.set_field('time_step.step_type', env_ids, buffer.current_pos[env_ids] - 1, last)
 
 
-_Samples = Iterator[tuple[BatchInfo, Experience, Slot | None]]
+_Samples = Iterator[tuple[BatchInfo, Experience, StaticBatch | None]]

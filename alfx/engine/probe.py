@@ -11,7 +11,7 @@ import torch
 from alfx import context, nest
 from alfx.data_structures import AlgStep, Experience, StepType, TimeStep
 from alfx.engine.contract import Acts
-from alfx.engine.unroll import Steps, acting_step, map_steps, measured
+from alfx.engine.unroll import Steps, acting_step, map_steps, metric_fields
 from alfx.tensor_specs import NestedTensorSpec, SpecError, TensorSpec, extract_spec, zeros_from_spec
 
 _BATCH = 2
@@ -35,10 +35,10 @@ def _rollout_step(algorithm: Acts, step_spec: TimeStep) -> AlgStep:
     time_step = nest.map_structure(lambda x: x.to(device), zeros_from_spec(step_spec, _BATCH))
     with unchanged(algorithm), context.rollout_context(), context.record_if(False):
         step = acting_step(algorithm)(time_step, algorithm.get_initial_rollout_state(_BATCH))
-        if not algorithm.traits.completes_unrolls:
+        if not algorithm.capabilities.postprocesses_unrolls:
             return step
         inputs, info = nest.map_structure(lambda x: torch.stack((x, x)), (time_step, step.info))
-        return step._replace(info=nest.map_structure(lambda x: x[0], algorithm.complete_unroll(inputs, info)))
+        return step._replace(info=nest.map_structure(lambda x: x[0], algorithm.postprocess_unroll(inputs, info)))
 
 
 def rollout_info_spec(algorithm: Acts, step_spec: TimeStep) -> NestedTensorSpec:
@@ -73,8 +73,8 @@ def steps_spec(algorithm: Acts, raw_step_spec: TimeStep) -> Steps:
         step = acting_step(algorithm)(inputs, state)
     experience = Experience(inputs if algorithm.on_policy else raw, step.output, step.info,
                             state if algorithm.use_rollout_state else ())
-    kept = inputs if algorithm.traits.keeps_unroll_inputs else None
-    return map_steps(extract_spec, Steps(experience, measured(raw), kept))
+    kept = inputs if algorithm.capabilities.needs_unroll_inputs else None
+    return map_steps(extract_spec, Steps(experience, metric_fields(raw), kept))
 
 
 def _check(found: NestedTensorSpec, spec: NestedTensorSpec, where: str) -> None:

@@ -24,7 +24,7 @@ class Steps(NamedTuple):
             only where training starts from it (``use_rollout_state``).
         env_steps: the environment's own step types, rewards, discounts and infos ``[T, B, ...]``, which metrics are
             made of.
-        inputs: transformed time steps ``[T, B, ...]`` where ``Traits.keeps_unroll_inputs``, otherwise ``None``.
+        inputs: transformed time steps ``[T, B, ...]`` where ``Capabilities.needs_unroll_inputs``, otherwise ``None``.
     """
 
     experience: Experience
@@ -33,7 +33,7 @@ class Steps(NamedTuple):
 
 
 @dataclass
-class Cursor:
+class RolloutState:
     """Where the rollout stands.
 
     Attributes:
@@ -56,22 +56,22 @@ class Cursor:
         self.has_state = bool(nest.flatten(self.initial_state))
 
 
-def start(algorithm: Acts, env: Any) -> Cursor:
+def start(algorithm: Acts, env: Any) -> RolloutState:
     """A cursor at the first time step of ``env``."""
     time_step = _on_device(env.current_time_step(), algorithm.device)
     state = algorithm.get_initial_rollout_state(env.batch_size)
     with context.rollout_context(), torch.no_grad():
         inputs, transform_state = algorithm.transform_timestep(
             time_step, algorithm.get_initial_transform_state(env.batch_size))
-    return Cursor(time_step, inputs, state, transform_state, initial_state=state)
+    return RolloutState(time_step, inputs, state, transform_state, initial_state=state)
 
 
 def acting_step(algorithm: Acts) -> Callable[[TimeStep, NestedTensor], AlgStep]:
     """The step that experience is collected with: ``collect_step`` if the rest is recomputed, ``rollout_step``."""
-    return algorithm.collect_step if algorithm.traits.recomputes_rollout_info else algorithm.rollout_step
+    return algorithm.collect_step if algorithm.capabilities.recomputes_rollout_info else algorithm.rollout_step
 
 
-def unroll(algorithm: Acts, env: Any, cursor: Cursor, length: int, *, with_grad: bool, bootstrap: bool,
+def unroll(algorithm: Acts, env: Any, cursor: RolloutState, length: int, *, with_grad: bool, bootstrap: bool,
            transformed: bool, keep_inputs: bool = False) -> tuple[Experience, TimeStep, TimeStep | None]:
     """Collect ``length`` steps of every environment, and move ``cursor`` on.
 
@@ -94,7 +94,7 @@ def unroll(algorithm: Acts, env: Any, cursor: Cursor, length: int, *, with_grad:
           of
         - with ``keep_inputs`` the transformed time steps of the experience, otherwise ``None``
     """
-    step, recomputes = acting_step(algorithm), algorithm.traits.recomputes_rollout_info
+    step, recomputes = acting_step(algorithm), algorithm.capabilities.recomputes_rollout_info
     initial_state, stateful = cursor.initial_state, cursor.has_state
     keeps_state, overwrites_action = algorithm.use_rollout_state, algorithm.overwrite_policy_output
     device, transform, act = algorithm.device, algorithm.transform_timestep, env.step
@@ -127,9 +127,9 @@ def unroll(algorithm: Acts, env: Any, cursor: Cursor, length: int, *, with_grad:
         cursor.state = nest.map_structure(torch.Tensor.detach, cursor.state)
     experience = nest.stack(experiences)
     if experiences[0].time_step is not env_steps[0]:
-        own = nest.stack([measured(time_step) for time_step in env_steps])
+        own = nest.stack([metric_fields(time_step) for time_step in env_steps])
     else:
-        own = measured(experience.time_step, length if bootstrap else None)
+        own = metric_fields(experience.time_step, length if bootstrap else None)
     if not keep_inputs:
         return experience, own, None
     return experience, own, experience.time_step if experiences[0].time_step is inputs[0] else nest.stack(inputs)
@@ -141,14 +141,14 @@ def map_steps(func: Callable[..., Any], *steps: Steps) -> Steps:
     return Steps(*mapped)
 
 
-def measured(time_step: TimeStep, length: int | None = None) -> TimeStep:
+def metric_fields(time_step: TimeStep, length: int | None = None) -> TimeStep:
     """What metrics look at: the first ``length`` steps of a sequence, or all there is."""
-    measured = TimeStep(step_type=time_step.step_type, reward=time_step.reward, discount=time_step.discount,
+    kept = TimeStep(step_type=time_step.step_type, reward=time_step.reward, discount=time_step.discount,
                         env_info=time_step.env_info)
-    return measured if length is None else nest.map_structure(lambda x: x[:length], measured)
+    return kept if length is None else nest.map_structure(lambda x: x[:length], kept)
 
 
-def _experience(cursor: Cursor, alg_step: AlgStep, state: NestedTensor, transformed: bool) -> Experience:
+def _experience(cursor: RolloutState, alg_step: AlgStep, state: NestedTensor, transformed: bool) -> Experience:
     return Experience(cursor.inputs if transformed else cursor.time_step, alg_step.output, alg_step.info, state)
 
 

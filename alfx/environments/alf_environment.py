@@ -16,7 +16,7 @@ import torch
 from alfx import data_structures as ds
 from alfx import nest
 from alfx.data_structures import TimeStep
-from alfx.environments.errors import UnsupportedOperationError
+from alfx.environments.environment_errors import UnsupportedOperationError
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 _EPISODES = 10

@@ -3,7 +3,7 @@ from typing import Any
 
 import gymnasium
 
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.spaces import tensor_spec_from_gym_space
 from alfx.environments.vector_env import SerialVectorEnv, environment_name

@@ -17,7 +17,7 @@ from alfx.environments.seeding import batch_seed
 from alfx.environments.suite_unittest import check_action
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.tree_search.search import Prediction, TreeSearch
+from alfx.tree_search.batched_search import Prediction, TreeSearch
 from alfx.tree_search.trees import SearchSettings
 
 OUTCOMES = ('lost', 'drawn', 'won')

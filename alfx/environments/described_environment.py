@@ -3,7 +3,7 @@ from typing import Any
 
 from alfx.data_structures import TimeStep
 from alfx.environments.alf_environment import AlfEnvironment
-from alfx.environments.errors import UnsupportedOperationError
+from alfx.environments.environment_errors import UnsupportedOperationError
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 
 NO_ENVIRONMENT = 'offline'  # create_environment.env_name of a run that has only datasets

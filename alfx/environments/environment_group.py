@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from alfx.environments import saved_state
-from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedSpaceError
+from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedSpaceError
 from alfx.environments.seeding import derived_seed
 from alfx.environments.spaces import flatten_sample, flatten_space
 from alfx.gin_utils import ConfError

@@ -5,7 +5,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.spaces import flatten_sample, flatten_space, unflatten_sample
 from alfx.gin_utils import configurable
 

@@ -14,7 +14,7 @@ from alfx import nest
 from alfx.data_structures import TimeStep
 from alfx.environments import autoreset, received, saved_state
 from alfx.environments.alf_environment import AlfEnvironment, select
-from alfx.environments.errors import UnsupportedOperationError
+from alfx.environments.environment_errors import UnsupportedOperationError
 from alfx.environments.rendering import Window
 from alfx.environments.seeding import environment_seeds
 from alfx.environments.spaces import ActionCodec, ObservationCodec

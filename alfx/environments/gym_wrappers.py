@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_action_wrappers import (ContinuousActionClip, ContinuousActionMapping, NonEpisodicEnv,
                                                    NormalizedAction)
 from alfx.environments.image_spaces import (box_like, image_axes, is_channels_last_image, luma, opencv, require_box)

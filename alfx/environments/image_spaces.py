@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.utils.extras import pip_install
 
 

@@ -11,7 +11,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
 from gymnasium.vector import VectorEnv
 
 from alfx import gin_utils
-from alfx.environments.errors import EnvironmentLoadError, nearest
+from alfx.environments.environment_errors import EnvironmentLoadError, nearest
 from alfx.utils.extras import pip_install
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import torch
 from alfx import context, nest
 from alfx.data_structures import StepType, TimeStep
 from alfx.environments.alf_environment import AlfEnvironment
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.seeding import batch_seed, derived_seed
 from alfx.environments.wrapper_base import _MODULE, AlfEnvironmentBaseWrapper
 from alfx.gin_utils import configurable

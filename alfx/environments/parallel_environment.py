@@ -4,7 +4,7 @@ from typing import Any
 
 import gymnasium
 
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.gin_utils import configurable

@@ -17,7 +17,7 @@ import gin
 import numpy as np
 
 from alfx.environments.environment_group import Buffers, EnvFn, EnvSpaces, Info
-from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError
+from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError
 from alfx.environments.spaces import flatten_sample, unflatten_sample
 from alfx.environments.vector_env import SupervisedVectorEnv, environment_name
 from alfx.environments.worker import COMMAND, DONE, ERROR, STEP_0, STEP_1, SharedSteps, WorkerArguments, work

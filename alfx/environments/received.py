@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from alfx import nest
-from alfx.environments.errors import EnvironmentStepError
+from alfx.environments.environment_errors import EnvironmentStepError
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import numpy as np
 
-from alfx.environments.errors import UnsupportedOperationError
+from alfx.environments.environment_errors import UnsupportedOperationError
 
 
 class Window:

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 
 from alfx import nest
-from alfx.environments.errors import UnsupportedSpaceError
+from alfx.environments.environment_errors import UnsupportedSpaceError
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 
 __all__ = ['ActionCodec', 'ObservationCodec', 'action_spec_from_gym_space', 'tensor_spec_from_gym_space']

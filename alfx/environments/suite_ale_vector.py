@@ -13,10 +13,10 @@ from alfx import gin_utils
 from alfx.environments import making, suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.alf_wrappers import TimeLimit
-from alfx.environments.errors import EnvironmentLoadError, nearest
+from alfx.environments.environment_errors import EnvironmentLoadError, nearest
 from alfx.environments.suite_gym import AlfWrapper
 from alfx.tensor_specs import TensorSpec
-from alfx.gin_utils.checks import StepLimit
+from alfx.gin_utils.value_checks import StepLimit
 from alfx.utils.extras import pip_install
 
 _INSTEAD = {

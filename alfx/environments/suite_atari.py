@@ -11,7 +11,7 @@ from alfx.environments.gym_wrappers import DMAtariPreprocessing, FrameStack
 from alfx.environments.making import EnvWrapper
 from alfx.environments.suite_gym import AlfWrapper, VectorEnvCtor
 from alfx.environments.vector_env import SerialVectorEnv
-from alfx.gin_utils.checks import StepLimit
+from alfx.gin_utils.value_checks import StepLimit
 
 
 @gin_utils.configurable

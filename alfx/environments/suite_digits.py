@@ -15,10 +15,10 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.own_suites import make_load
 from alfx.gin_utils import ConfError
-from alfx.utils.datagen import digit_images
+from alfx.environments.datagen import digit_images
 
 SPLITS = ('all', 'test', 'train')
 """'test': every fifth image; 'train': the other ones."""

@@ -14,12 +14,12 @@ from gymnasium.vector.utils import batch_space
 from alfx import gin_utils
 from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
-from alfx.environments.errors import EnvironmentLoadError, UnsupportedOperationError, nearest
+from alfx.environments.environment_errors import EnvironmentLoadError, UnsupportedOperationError, nearest
 from alfx.environments.gym_wrappers import is_channels_last_image
 from alfx.environments.spaces import flatten_sample, flatten_space, tensor_spec_from_gym_space, unflatten_sample
 from alfx.environments.suite_gym import AlfWrapper
 from alfx.tensor_specs import TensorSpec
-from alfx.gin_utils.checks import StepLimit
+from alfx.gin_utils.value_checks import StepLimit
 from alfx.utils.extras import pip_install
 
 # Where the time limit decides nothing but when an episode is cut off. EnvPool does not tell a termination that falls on

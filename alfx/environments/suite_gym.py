@@ -14,13 +14,13 @@ from gymnasium.vector import VectorEnv
 from alfx import gin_utils
 from alfx.environments import alf_wrappers, gym_wrappers, making
 from alfx.environments.alf_environment import AlfEnvironment
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.making import EnvWrapper
 from alfx.environments.spaces import flatten_space
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.tensor_specs import TensorSpec
-from alfx.gin_utils.checks import StepLimit
+from alfx.gin_utils.value_checks import StepLimit
 
 AlfWrapper = Callable[[AlfEnvironment], AlfEnvironment]
 VectorEnvCtor = Callable[[Sequence[Callable[[], gymnasium.Env]]], VectorEnv]

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from alfx import gin_utils
 from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_wrappers import ImageChannelFirst
 from alfx.environments.making import EnvWrapper
 

@@ -16,7 +16,7 @@ from gymnasium.wrappers import FilterObservation, FlattenObservation
 from alfx import gin_utils
 from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.making import EnvWrapper
 
 _GoalAndState = partial(FilterObservation, filter_keys=['desired_goal', 'observation'])

@@ -13,7 +13,7 @@ from alfx import gin_utils
 from alfx.environments import suite_gym
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.described_environment import NO_ENVIRONMENT, DescribedEnvironment
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.multitask_wrappers import BatchEnvironmentWrapper
 from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.seeding import derived_seed

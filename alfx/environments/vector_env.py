@@ -22,7 +22,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from alfx.environments.environment_group import Buffers, EnvFn, EnvironmentGroup, EnvSpaces, Info
-from alfx.environments.errors import EnvironmentLoadError, UnsupportedOperationError
+from alfx.environments.environment_errors import EnvironmentLoadError, UnsupportedOperationError
 from alfx.environments.seeding import derived_seed
 from alfx.environments.spaces import flatten_sample, flatten_space, tensor_spec_from_gym_space, unflatten_sample
 from alfx.environments.watch import Watch

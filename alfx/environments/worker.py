@@ -17,7 +17,7 @@ import torch
 from gymnasium import spaces
 
 from alfx.environments.environment_group import Buffers, EnvFn, EnvironmentGroup, EnvSpaces
-from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError
+from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError
 from alfx.environments.spaces import flatten_sample, flatten_space, unflatten_sample
 from alfx.tensor_specs import TensorSpec
 from alfx.utils.shared_memory import SharedTensors

@@ -1,6 +1,6 @@
 """Experience replay; their classes can be imported from here, and live in the modules below."""
 import sys
 
-from alfx import handing_on
+from alfx.utils import lazy_exports
 
-__getattr__ = handing_on.from_modules(sys.modules[__name__])
+__getattr__ = lazy_exports.from_modules(sys.modules[__name__])

@@ -15,7 +15,7 @@ from alfx.tensor_specs import NestedTensor
 Draw = Callable[[int], tuple[list[BatchInfo], np.ndarray]]
 
 
-class Slot:
+class StaticBatch:
     """Memory for a minibatch.
 
     Args:
@@ -44,15 +44,15 @@ class BatchReader:
 
     Args:
         slots: for so many minibatches at a time there is memory.
-        read: copies the steps in given cells (int64 ``[n * T * B]``) into the first n slots.
-        draw: draws a number of minibatches; returns what is told of each, and the cells, int64 ``[number, T * B]``.
+        read: copies the steps in given slots (int64 ``[n * T * B]``) into the first n slots.
+        draw: draws a number of minibatches; returns what is told of each, and the slots, int64 ``[number, T * B]``.
     """
 
-    def __init__(self, slots: Sequence[Slot], read: Callable[[np.ndarray], None], draw: Draw) -> None:
+    def __init__(self, slots: Sequence[StaticBatch], read: Callable[[np.ndarray], None], draw: Draw) -> None:
         self.slots = slots
         self._read, self._draw = read, draw
 
-    def draw(self, count: int, together: int | None = None) -> Iterator[tuple[BatchInfo, Slot]]:
+    def draw(self, count: int, together: int | None = None) -> Iterator[tuple[BatchInfo, StaticBatch]]:
         """Sample ``count`` minibatches.
 
         Args:
@@ -70,7 +70,7 @@ class BatchReader:
         while count:
             drawn = min(count, together or count)
             count -= drawn
-            infos, cells = self._draw(drawn)
+            infos, slots = self._draw(drawn)
             for start in range(0, drawn, number):
-                self._read(cells[start:start + number].reshape(-1))
+                self._read(slots[start:start + number].reshape(-1))
                 yield from zip(infos[start:start + number], self.slots)

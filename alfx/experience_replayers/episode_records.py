@@ -8,8 +8,8 @@ from torch import Tensor
 
 from alfx.experience_replayers.episodes import Episodes
 from alfx.experience_replayers.episodic_returns import EpisodicReturns
-from alfx.experience_replayers.rings import Rings
-from alfx.experience_replayers.row_store import RowStore
+from alfx.experience_replayers.rings import RingIndex
+from alfx.experience_replayers.row_store import PackedStorage
 
 
 class Leaves(NamedTuple):
@@ -31,7 +31,7 @@ class EpisodeRecords:
         shared: whether the records lie in shared memory.
     """
 
-    def __init__(self, rings: Rings, store: RowStore, leaves: Leaves, returns: Optional[EpisodicReturns],
+    def __init__(self, rings: RingIndex, store: PackedStorage, leaves: Leaves, returns: Optional[EpisodicReturns],
                  shared: bool) -> None:
         self._rings = rings
         self._store = store
@@ -65,8 +65,8 @@ class EpisodeRecords:
                 self._retrace_alike(first, size, chosen)
 
     def _retrace_alike(self, first: int, size: int, env_ids: np.ndarray) -> None:
-        cells = self._rings.cells_from(first, size, env_ids)
-        self._follow(first, env_ids, lambda leaf: self._read(leaf, cells))
+        slots = self._rings.slots_from(first, size, env_ids)
+        self._follow(first, env_ids, lambda leaf: self._read(leaf, slots))
 
     def _follow(self, positions: int | np.ndarray, env_ids: np.ndarray, get: Callable[[int], np.ndarray]) -> None:
         """``get(leaf)`` is ``[T, B, ...]`` of the steps from ``positions`` on."""
@@ -76,9 +76,9 @@ class EpisodeRecords:
         if self._returns is not None:
             assert discount is not None and reward is not None and discounts is not None
             self._returns.store(stored, get(reward), discounts,
-                                lambda cells: (self._read(reward, cells), self._read(discount, cells)))
+                                lambda slots: (self._read(reward, slots), self._read(discount, slots)))
 
-    def _read(self, leaf: int, cells: np.ndarray) -> np.ndarray:
-        """``[*cells.shape, ...]``: what is stored."""
-        found = self._store.read_leaf(leaf, torch.from_numpy(cells.reshape(-1))).cpu()
-        return found.view(*cells.shape, *self._store.shapes[leaf]).numpy()
+    def _read(self, leaf: int, slots: np.ndarray) -> np.ndarray:
+        """``[*slots.shape, ...]``: what is stored."""
+        found = self._store.read_leaf(leaf, torch.from_numpy(slots.reshape(-1))).cpu()
+        return found.view(*slots.shape, *self._store.shapes[leaf]).numpy()

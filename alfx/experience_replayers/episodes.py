@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from alfx.data_structures import StepType
-from alfx.experience_replayers.rings import Rings
+from alfx.experience_replayers.rings import RingIndex
 from alfx.utils.shared_memory import SharedArrays
 
 _OPEN = np.iinfo(np.int32).max  # distance to the end of an episode that goes on
@@ -23,7 +23,7 @@ class StoredSteps(NamedTuple):
     Fields:
         env_ids: int64 ``[B]``.
         steps: int64 ``[T, B]``: their positions.
-        cells: int64 ``[T, B]``.
+        slots: int64 ``[T, B]``.
         is_last: bool ``[T, B]``: LAST.
         begins: bool ``[T, B]``: the first step of an episode.
         ends: bool ``[T, B]``: the last step of an episode, as far as is known.
@@ -34,7 +34,7 @@ class StoredSteps(NamedTuple):
 
     env_ids: np.ndarray
     steps: np.ndarray
-    cells: np.ndarray
+    slots: np.ndarray
     is_last: np.ndarray
     begins: np.ndarray
     ends: np.ndarray
@@ -51,7 +51,7 @@ class Episodes(SharedArrays):
         shared: whether the state lies in shared memory.
     """
 
-    def __init__(self, rings: Rings, has_discount: bool, shared: bool = False) -> None:
+    def __init__(self, rings: RingIndex, has_discount: bool, shared: bool = False) -> None:
         super().__init__(shared)
         self._rings = rings
         self.has_discount = has_discount
@@ -83,7 +83,7 @@ class Episodes(SharedArrays):
         """
         num_steps = len(step_type)
         steps = positions + np.arange(num_steps)[:, None] + np.zeros_like(env_ids)
-        cells = self._rings.cells(steps, env_ids)
+        slots = self._rings.slots(steps, env_ids)
         is_last = step_type == StepType.LAST
         is_first = step_type == StepType.FIRST
         open_begin = self._begin[env_ids]
@@ -96,17 +96,17 @@ class Episodes(SharedArrays):
         end = np.where(ends, steps, _NEVER)
         end = np.minimum.accumulate(end[::-1], axis=0)[::-1]
         self._close(env_ids, steps[0], open_begin, np.where(begins[0], steps[0] - 1, end[0]))
-        self._note_overwritten(env_ids, steps, cells)
+        self._note_overwritten(env_ids, steps, slots)
         begin = np.where(begins, steps, -1)
         begin[0] = np.where(begins[0], steps[0], open_begin)
         begin = np.maximum.accumulate(begin, axis=0)
-        self._links[cells] = np.where(begins, np.minimum(end - steps, _OPEN), np.maximum(begin - steps, -_OPEN))
+        self._links[slots] = np.where(begins, np.minimum(end - steps, _OPEN), np.maximum(begin - steps, -_OPEN))
         self._begin[env_ids] = np.where(is_last[-1], -1, begin[-1])
         return_begins, cuts = self._return_begin[env_ids], None
         if discount is not None:
             cuts = discount == 0
-            self._store_return_begins(env_ids, steps, cells, begin, cuts)
-        return StoredSteps(env_ids, steps, cells, is_last, begins, ends, cuts, return_begins)
+            self._store_return_begins(env_ids, steps, slots, begin, cuts)
+        return StoredSteps(env_ids, steps, slots, is_last, begins, ends, cuts, return_begins)
 
     def _close(self, env_ids: np.ndarray, newest: np.ndarray, begin: np.ndarray, end: np.ndarray) -> None:
         """The episodes that went on when the step ``newest`` came began at ``begin`` and have now got an end."""
@@ -115,14 +115,14 @@ class Episodes(SharedArrays):
             return
         env_ids, newest, begin, end = env_ids[closed], newest[closed], begin[closed], end[closed]
         is_there = begin >= newest - self._rings.max_length
-        self._links[self._rings.cells(begin[is_there], env_ids[is_there])] = (end - begin)[is_there]
+        self._links[self._rings.slots(begin[is_there], env_ids[is_there])] = (end - begin)[is_there]
         self._headless_end[env_ids[~is_there]] = end[~is_there]
 
-    def _note_overwritten(self, env_ids: np.ndarray, steps: np.ndarray, cells: np.ndarray) -> None:
+    def _note_overwritten(self, env_ids: np.ndarray, steps: np.ndarray, slots: np.ndarray) -> None:
         """Keep what the first steps of episodes know that are about to be overwritten."""
         if (steps[-1] < self._rings.max_length).all():
             return
-        links = self._links[cells]
+        links = self._links[slots]
         # The last one counts. Cells that were never written to, or not since the ring was cleared, may pass for one;
         # but then no episode is left whose end would be looked up there.
         is_begin = links >= 0
@@ -133,7 +133,7 @@ class Episodes(SharedArrays):
         end = np.where(link == _OPEN, _NEVER, steps[row, column] - self._rings.max_length + link)
         self._headless_end[env_ids[column]] = end
 
-    def _store_return_begins(self, env_ids: np.ndarray, steps: np.ndarray, cells: np.ndarray, begin: np.ndarray,
+    def _store_return_begins(self, env_ids: np.ndarray, steps: np.ndarray, slots: np.ndarray, begin: np.ndarray,
                              cuts: np.ndarray) -> None:
         latest_cut = np.where(cuts, steps, -1)
         if len(steps) == 1:
@@ -141,27 +141,27 @@ class Episodes(SharedArrays):
         else:
             before = np.maximum.accumulate(np.concatenate([self._return_begin[env_ids][None], latest_cut[:-1]]))
         begins = np.maximum(before, begin)
-        self._return_links[cells] = np.maximum(begins - steps, -_OPEN)
+        self._return_links[slots] = np.maximum(begins - steps, -_OPEN)
         self._return_begin[env_ids] = np.maximum(begins[-1], latest_cut[-1])
 
     def begins(self, positions: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
         """int64: the first steps, as far as they are held, of the episodes of steps that are held."""
-        links = self._links[self._rings.cells(positions, env_ids)]
+        links = self._links[self._rings.slots(positions, env_ids)]
         return np.maximum(positions + np.minimum(links, 0), self._rings.first()[env_ids])
 
     def ends(self, positions: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
         """int64: the last steps, so far, of the episodes of steps that are held."""
         rings = self._rings
-        links = self._links[rings.cells(positions, env_ids)]
+        links = self._links[rings.slots(positions, env_ids)]
         begins = positions + np.minimum(links, 0)
         next_position = rings.positions()[env_ids]
         # A step that was dropped still knows, until another takes its place.
         is_there = begins >= next_position - rings.max_length
-        links = self._links[rings.cells(begins, env_ids)]
+        links = self._links[rings.slots(begins, env_ids)]
         ends = np.where(is_there, np.where(links == _OPEN, _NEVER, begins + links), self._headless_end[env_ids])
         return np.minimum(ends, next_position - 1)
 
     def return_begins(self, positions: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
         """int64: the earliest steps that are held whose return includes the reward for arriving at given steps."""
-        links = self._return_links[self._rings.cells(positions, env_ids)]
+        links = self._return_links[self._rings.slots(positions, env_ids)]
         return np.maximum(positions + links, self._rings.first()[env_ids])

@@ -15,12 +15,12 @@ from typing import Optional
 import numpy as np
 
 from alfx.experience_replayers.episodes import StoredSteps
-from alfx.experience_replayers.rings import Rings
+from alfx.experience_replayers.rings import RingIndex
 from alfx.utils.shared_memory import SharedArrays
 
 
 class EpisodicReturns(SharedArrays):
-    """The returns of all cells.
+    """The returns of all slots.
 
     Args:
         rings: where the environments are; read at each call, not changed.
@@ -32,7 +32,7 @@ class EpisodicReturns(SharedArrays):
         shared: whether the returns lie in shared memory.
     """
 
-    def __init__(self, rings: Rings, reward_shape: Sequence[int], gamma: float, default_return: float,
+    def __init__(self, rings: RingIndex, reward_shape: Sequence[int], gamma: float, default_return: float,
                  reward_clip: Optional[tuple[float, float]], after_truncation: Optional[float] = None,
                  shared: bool = False) -> None:
         super().__init__(shared)
@@ -43,9 +43,9 @@ class EpisodicReturns(SharedArrays):
         self._after_truncation = after_truncation
         self._returns = self._allocate('_returns', (rings.max_length * rings.num_envs, *reward_shape), np.float32)
 
-    def get(self, cells: np.ndarray) -> np.ndarray:
-        """float32 ``[*cells.shape, *reward_shape]``."""
-        return self._returns[cells]
+    def get(self, slots: np.ndarray) -> np.ndarray:
+        """float32 ``[*slots.shape, *reward_shape]``."""
+        return self._returns[slots]
 
     def store(self, stored: StoredSteps, reward: np.ndarray, discount: np.ndarray,
               read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]) -> None:
@@ -55,7 +55,7 @@ class EpisodicReturns(SharedArrays):
             stored: where and what they are.
             reward: ``[T, B, *reward_shape]``.
             discount: ``[T, B]``.
-            read: ``read(cells) -> (reward, discount)`` of steps in the buffer, for int64 ``cells`` of any shape.
+            read: ``read(slots) -> (reward, discount)`` of steps in the buffer, for int64 ``slots`` of any shape.
         """
         cuts, discount = stored.cuts, discount.astype(np.float64)
         returns = np.full(reward.shape, self._default)
@@ -79,7 +79,7 @@ class EpisodicReturns(SharedArrays):
             returns = np.where(_as(reward, is_known), totals, self._default)
             self._fill_in(stored, reward[0] + self._gamma * _as(reward[0], discount[0]) * totals[0],
                           ~stored.begins[0] & (cuts[0] | is_known[0]), read)
-        self._returns[stored.cells] = returns
+        self._returns[stored.slots] = returns
 
     def _fill_in(self, stored: StoredSteps, total: np.ndarray, chosen: np.ndarray,
                  read: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]) -> None:
@@ -93,12 +93,12 @@ class EpisodicReturns(SharedArrays):
         env_ids, last, first = stored.env_ids[column], last[column], first[column]
         steps = last - np.arange(int((last - first).max()), -1, -1)[:, None]  # [n, B], the last row is ``last``
         is_there = steps >= first
-        cells = self._rings.cells(np.maximum(steps, first), env_ids)
-        reward, discount = read(cells)
+        slots = self._rings.slots(np.maximum(steps, first), env_ids)
+        reward, discount = read(slots)
         totals = np.empty(reward.shape)
         totals[:-1], totals[-1] = self._clipped(reward)[1:], total[column]
         reverse_scan(_as(reward, self._gamma * discount[1:].astype(np.float64)), totals)
-        self._returns[cells[is_there]] = totals[is_there]
+        self._returns[slots[is_there]] = totals[is_there]
 
     def _clipped(self, reward: np.ndarray) -> np.ndarray:
         return reward if self._reward_clip is None else reward.clip(*self._reward_clip)

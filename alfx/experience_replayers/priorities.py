@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from alfx.experience_replayers.rings import Rings
+from alfx.experience_replayers.rings import RingIndex
 from alfx.experience_replayers.row_store import alone
 from alfx.experience_replayers.sum_tree import SumTree
 from alfx.utils.shared_memory import SharedArrays
 
 
 class Priorities(SharedArrays):
-    """The priorities of all cells, and the sum tree of those at which a sequence can begin.
+    """The priorities of all slots, and the sum tree of those at which a sequence can begin.
 
     Args:
         rings: where the environments are; read at each call, not changed.
@@ -28,7 +28,7 @@ class Priorities(SharedArrays):
         shared: whether the state lies in shared memory.
     """
 
-    def __init__(self, rings: Rings, initial_priority: float, shared: bool = False) -> None:
+    def __init__(self, rings: RingIndex, initial_priority: float, shared: bool = False) -> None:
         super().__init__(shared)
         num_cells = rings.max_length * rings.num_envs
         self._rings = rings
@@ -48,9 +48,9 @@ class Priorities(SharedArrays):
         """The length of the sequences that were drawn last."""
         return int(self._length[0])
 
-    def store(self, cells: Any) -> None:
-        """New steps were stored in ``cells`` (int64 ``[n]`` or a slice)."""
-        self._priorities[cells] = self._newest[0]
+    def store(self, slots: Any) -> None:
+        """New steps were stored in ``slots`` (int64 ``[n]`` or a slice)."""
+        self._priorities[slots] = self._newest[0]
 
     def update(self, env_ids: np.ndarray, positions: np.ndarray, priorities: np.ndarray) -> None:
         """Give new priorities (``[B]`` each); of steps that occur twice the last one counts, others are ignored if
@@ -62,12 +62,12 @@ class Priorities(SharedArrays):
         held = self._rings.holds(positions, env_ids)
         if not held.all():
             env_ids, positions, priorities = env_ids[held], positions[held], priorities[held]
-        cells = self._rings.cells(positions, env_ids)
-        self._priorities[cells] = priorities
+        slots = self._rings.slots(positions, env_ids)
+        self._priorities[slots] = priorities
         drawable = (positions >= self._first[env_ids]) & (positions < self._end[env_ids])
         if not drawable.all():
-            cells = cells[drawable]
-        self._tree.set(cells, self._priorities[cells])
+            slots = slots[drawable]
+        self._tree.set(slots, self._priorities[slots])
 
     def set_window(self, first: Any, end: Any, length: int) -> None:
         """Sequences of ``length`` steps begin at the positions from ``first`` to ``end - 1`` (numbers or ``[E]``)."""
@@ -90,13 +90,13 @@ class Priorities(SharedArrays):
         self._same_for_all = (first, end) if is_same_for_all else None
 
     def _rows_of_difference(self, a: tuple[int, int], b: tuple[int, int]) -> np.ndarray:
-        """The cells of all environments, of the positions in ``a`` and not in ``b``, which may be on both sides."""
+        """The slots of all environments, of the positions in ``a`` and not in ``b``, which may be on both sides."""
         low = min(max(a[0], b[0]), a[1])  # a[0] to low - 1 are before b
         high = max(min(a[1], b[1]), low)  # high to a[1] - 1 are after it
         positions = np.arange(a[0], low) if high == a[1] else np.arange(high, a[1])
         if low > a[0] and high < a[1]:
             positions = np.concatenate([np.arange(a[0], low), positions])
-        return self._rings.cells(positions[:, None], self._rings.all_envs).reshape(-1)
+        return self._rings.slots(positions[:, None], self._rings.all_envs).reshape(-1)
 
     def _cells_of_difference(self, a: tuple[Any, Any], b: tuple[Any, Any]) -> np.ndarray:
         """The same for windows that differ between environments."""
@@ -126,14 +126,14 @@ class Priorities(SharedArrays):
         else:
             fractions += np.arange(batch_size)
             fractions /= batch_size
-        cells, probabilities = self._tree.find(fractions)
-        rows, env_ids = np.divmod(cells, self._rings.num_envs)
+        slots, probabilities = self._tree.find(fractions)
+        rows, env_ids = np.divmod(slots, self._rings.num_envs)
         newest = self._rings.pos - 1 if self._rings.lockstep else (self._rings.positions() - 1)[env_ids]
         return env_ids, newest - (newest - rows) % self._rings.max_length, probabilities
 
     def probabilities(self, env_ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """float64 ``[B]``: the probabilities with which sequences are drawn, of those that may be."""
-        return self._tree.get(self._rings.cells(positions, env_ids)) / self._tree.total
+        return self._tree.get(self._rings.slots(positions, env_ids)) / self._tree.total
 
     # Checkpoints ----------------------------------------------------------------------------------------------
 

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from alfx import context, gin_utils, nest
 from alfx.data_structures import BatchInfo
-from alfx.experience_replayers.batch_reader import BatchReader, Slot
+from alfx.experience_replayers.batch_reader import BatchReader, StaticBatch
 from alfx.experience_replayers.episode_records import EpisodeRecords, Leaves
 from alfx.experience_replayers.episodes import Episodes
 from alfx.experience_replayers.episodic_returns import EpisodicReturns
 from alfx.experience_replayers.priorities import Priorities, join_priorities, share_of_priorities
 from alfx.experience_replayers.ring_buffer import RingBuffer, atomic, require_at_least
 from alfx.experience_replayers.sampling import Sample, SequenceSampler
-from alfx.gin_utils.checks import Count, Fraction
+from alfx.gin_utils.value_checks import Count, Fraction
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 from alfx.utils.transfers import to_device
 
@@ -255,14 +255,15 @@ class ReplayBuffer(RingBuffer):
         if self._lock is not None or self._device.type != 'cpu' or context.get_default_device().type != 'cpu':
             return None
         leaves, read = self._store.reused_cells((slots, batch_length, batch_size))
-        return BatchReader([Slot(self._tree.unflatten(of_one)) for of_one in zip(*(x.unbind() for x in leaves))], read,
+        return BatchReader([StaticBatch(self._tree.unflatten(of_one))
+                            for of_one in zip(*(x.unbind() for x in leaves))], read,
                            lambda count: self._draw(batch_size, batch_length, count))
 
     def _draw(self, batch_size: int, length: int, count: int) -> tuple[list[BatchInfo], np.ndarray]:
         """What to read for ``count`` minibatches that are drawn together: int64 ``[count, T * B]``."""
         env_ids, positions, probabilities = self._sample(batch_size * count, length)
-        steps = self._rings.cells_from(positions, length, env_ids)  # [T, count * B]
-        cells = steps.reshape(length, count, batch_size).swapaxes(0, 1).reshape(count, -1)
+        steps = self._rings.slots_from(positions, length, env_ids)  # [T, count * B]
+        slots = steps.reshape(length, count, batch_size).swapaxes(0, 1).reshape(count, -1)
 
         def of_each(x: np.ndarray) -> Iterable[Tensor]:
             return map(torch.from_numpy, x.reshape(count, batch_size))
@@ -270,10 +271,10 @@ class ReplayBuffer(RingBuffer):
         weights: Iterable[Any] = repeat(()) if probabilities is None else of_each(probabilities)
         returns: Iterable[Any] = repeat(())
         if self._returns is not None:
-            found = self._returns.get(cells.reshape(-1))
+            found = self._returns.get(slots.reshape(-1))
             found = found.reshape(count, length, batch_size, *found.shape[1:]).swapaxes(1, 2)
             returns = map(torch.from_numpy, found)
-        return list(map(BatchInfo, of_each(env_ids), of_each(positions), weights, repeat(self), returns)), cells
+        return list(map(BatchInfo, of_each(env_ids), of_each(positions), weights, repeat(self), returns)), slots
 
     @atomic
     def update_priority(self, env_ids: Tensor, positions: Tensor, priorities: Tensor) -> None:
@@ -345,7 +346,7 @@ class ReplayBuffer(RingBuffer):
         self._held('get_sequences', env_ids, positions + (length - 1))
         return self._batch(envs, steps, length)
 
-    def everything(self, length: int) -> Iterator[tuple[NestedTensor, BatchInfo]]:
+    def iterate_all(self, length: int) -> Iterator[tuple[NestedTensor, BatchInfo]]:
         """All that is stored, of one environment after the other.
 
         Args:
@@ -386,12 +387,12 @@ class ReplayBuffer(RingBuffer):
     def _batch(self, env_ids: np.ndarray, positions: np.ndarray, length: int,
                weights: Optional[np.ndarray] = None) -> tuple[NestedTensor, BatchInfo]:
         """The steps from ``positions`` on, and where they came from."""
-        experience, cells = self._read(env_ids, positions, length)
+        experience, slots = self._read(env_ids, positions, length)
         found = {'env_ids': torch.from_numpy(env_ids), 'positions': torch.from_numpy(positions)}
         if weights is not None:
             found['importance_weights'] = torch.from_numpy(weights)
         if self._returns is not None:
-            returns = torch.from_numpy(self._returns.get(cells.numpy()))
+            returns = torch.from_numpy(self._returns.get(slots.numpy()))
             found['discounted_return'] = returns.view(len(env_ids), length, *returns.shape[1:])
         device = context.get_default_device()
         if device.type != 'cpu':
@@ -481,7 +482,7 @@ class ReplayBuffer(RingBuffer):
 
     def _stored(self, positions: Any, num_steps: int, env_ids: np.ndarray, leaves: Sequence[Tensor]) -> None:
         if self._priorities is not None:
-            self._priorities.store(self._rings.cells_from(positions, num_steps, env_ids))
+            self._priorities.store(self._rings.slots_from(positions, num_steps, env_ids))
         if self._records is not None:
             self._records.stored(positions, num_steps, env_ids, leaves)
 

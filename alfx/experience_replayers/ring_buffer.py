@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from alfx import context, nest
-from alfx.experience_replayers.rings import Rings
-from alfx.experience_replayers.row_store import RowStore
+from alfx.experience_replayers.rings import RingIndex
+from alfx.experience_replayers.row_store import PackedStorage
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, check_consistent
 
 _Method = TypeVar('_Method', bound=Callable[..., Any])
@@ -74,8 +74,9 @@ class RingBuffer:
         self._dtypes = [spec.dtype for spec in specs]
         self._bytes_per_step = sum(spec.numel * spec.dtype.itemsize for spec in specs)
         self._all_envs = torch.arange(num_environments)
-        self._store = RowStore(specs, max_length, num_environments, self._device, allow_multiprocess, memory_map_dir)
-        self._rings = Rings(num_environments, max_length, allow_multiprocess)
+        self._store = PackedStorage(specs, max_length, num_environments, self._device, allow_multiprocess,
+                                    memory_map_dir)
+        self._rings = RingIndex(num_environments, max_length, allow_multiprocess)
         self._lock: Any = torch.multiprocessing.get_context('spawn').RLock() if allow_multiprocess else None
 
     # What it is and how much is in it -------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class RingBuffer:
         else:
             envs = self._check_env_ids(env_ids)
         positions = rings.positions()[envs]
-        self._store.write_cells(torch.from_numpy(rings.cells(positions, envs)), leaves)
+        self._store.write_slots(torch.from_numpy(rings.slots(positions, envs)), leaves)
         rings.advance_some(envs)
         self._stored(positions, 1, envs, leaves)
 
@@ -217,8 +218,8 @@ class RingBuffer:
         positions: Any
         if env_ids is not None:
             positions = rings.positions()[env_ids].copy()
-            cells = torch.from_numpy(rings.cells_from(positions, num_steps, env_ids))
-            self._store.write_cells(cells.flatten(), [x.flatten(0, 1) for x in leaves])
+            slots = torch.from_numpy(rings.slots_from(positions, num_steps, env_ids))
+            self._store.write_slots(slots.flatten(), [x.flatten(0, 1) for x in leaves])
             rings.advance_some(env_ids, num_steps)
             self._stored(positions, num_steps, env_ids, leaves)
             return
@@ -228,8 +229,8 @@ class RingBuffer:
         else:
             positions = rings.positions().copy()
             steps = positions + np.arange(num_steps)[:, None]
-            cells = torch.from_numpy(rings.cells(steps, rings.all_envs))
-            self._store.write_cells(cells.flatten(), [x.flatten(0, 1) for x in leaves])
+            slots = torch.from_numpy(rings.slots(steps, rings.all_envs))
+            self._store.write_slots(slots.flatten(), [x.flatten(0, 1) for x in leaves])
         rings.advance(num_steps)
         self._stored(positions, num_steps, rings.all_envs, leaves)
 
@@ -265,7 +266,7 @@ class RingBuffer:
         self._dropped(self._rings.all_envs if envs is None else envs)
 
     @atomic
-    def rewind(self, keep: int = 0) -> int:
+    def drop_all_but(self, keep: int = 0) -> int:
         """Forget the newest step, whose place the next one takes, and all but ``keep`` steps before it.
 
         Args:
@@ -281,7 +282,7 @@ class RingBuffer:
         if not self._rings.is_even() or not sizes[0]:
             raise ValueError(f'{self.name}.rewind: expected at least one step of all environments together, found '
                              f'{sizes.tolist()}')
-        self._rings.rewind(keep)
+        self._rings.drop_all_but(keep)
         self._dropped(self._rings.all_envs)
         return int(self._rings.sizes()[0])
 
@@ -304,12 +305,12 @@ class RingBuffer:
         check_consistent(values, spec, 1, f'{where}: {field}')
         envs, steps = self._held('set_field', env_ids, positions)
         chosen = nest.flatten(nest.get_field(self._leaf_indices, field) if field else self._leaf_indices)
-        cells = torch.from_numpy(self._rings.cells(steps, envs))
+        slots = torch.from_numpy(self._rings.slots(steps, envs))
         for leaf, new in zip(chosen, nest.flatten(values)):
             if new.shape[0] != len(steps) or steps.ndim != 1:
                 raise SpecError(f'{where}: {field}: expected [B, ...] with B as of env_ids and positions, found '
                                 f'{tuple(new.shape)}, {tuple(env_ids.shape)} and {tuple(positions.shape)}')
-            self._store.write_leaf(leaf, cells, new)
+            self._store.write_leaf(leaf, slots, new)
         self._changed(chosen, np.unique(envs))
 
     def _find_leaf(self, field: str) -> Optional[int]:
@@ -359,13 +360,13 @@ class RingBuffer:
         shape = torch.broadcast_shapes(env_ids.shape, positions.shape)
         if positions.device.type == 'cpu':
             envs, steps = self._held('get_field', env_ids, positions)
-            cells = torch.from_numpy(self._rings.cells(steps, envs).reshape(-1))
+            slots = torch.from_numpy(self._rings.slots(steps, envs).reshape(-1))
         else:
-            cells = (positions % self._max_length * self._num_envs + env_ids).reshape(-1)
-        cells = cells.to(self._device)
+            slots = (positions % self._max_length * self._num_envs + env_ids).reshape(-1)
+        slots = slots.to(self._device)
 
         def read(leaf: int) -> Tensor:
-            chosen = self._store.field(leaf).index_select(0, cells).to(positions.device)
+            chosen = self._store.field(leaf).index_select(0, slots).to(positions.device)
             return chosen.view(shape + self._shapes[leaf])
 
         return nest.map_structure(read, leaves)
@@ -388,13 +389,13 @@ class RingBuffer:
 
     def _read(self, env_ids: np.ndarray, positions: np.ndarray, length: int) -> tuple[NestedTensor, Tensor]:
         """``length`` steps from ``positions`` (``[B]``) on, as a nest ``[B, length, ...]`` on the default device, and
-        their cells ``[B * length]``."""
+        their slots ``[B * length]``."""
         if length == 1:
-            cells = self._rings.cells(positions, env_ids)
+            slots = self._rings.slots(positions, env_ids)
         else:
             steps = positions[:, None] + np.arange(length)
-            cells = self._rings.cells(steps, env_ids[:, None]).reshape(-1)
-        chosen = torch.from_numpy(cells)
+            slots = self._rings.slots(steps, env_ids[:, None]).reshape(-1)
+        chosen = torch.from_numpy(slots)
         leaves = self._store.read_cells(chosen, (len(env_ids), length), context.get_default_device())
         return self._tree.unflatten(leaves), chosen
 

@@ -11,7 +11,7 @@ import numpy as np
 from alfx.utils.shared_memory import SharedArrays
 
 
-class Rings(SharedArrays):
+class RingIndex(SharedArrays):
     """Positions and sizes of the rings of all environments.
 
     As long as all environments are stored together these are two Python integers (``lockstep``); what is stored for
@@ -91,7 +91,7 @@ class Rings(SharedArrays):
         else:
             self.set(np.full(self.num_envs, self._env_pos.max()), np.zeros(self.num_envs, np.int64))
 
-    def rewind(self, keep: int) -> None:
+    def drop_all_but(self, keep: int) -> None:
         """Drop the newest step and all but ``keep`` before it; the rings are even and not empty."""
         size = min(int(self.sizes()[0]) - 1, keep)
         self.set(self.positions() - 1, np.full(self.num_envs, size))
@@ -119,20 +119,20 @@ class Rings(SharedArrays):
             self._env_pos[:], self._env_size[:] = self.pos, self.size
             self.lockstep = False
 
-    def cells(self, positions: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
-        """int64: the cells of steps; the arguments broadcast."""
+    def slots(self, positions: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
+        """int64: the slots of steps; the arguments broadcast."""
         return positions % self.max_length * self.num_envs + env_ids
 
-    def cells_from(self, positions: Any, num_steps: int, env_ids: np.ndarray) -> np.ndarray:
-        """int64 ``[num_steps, B]``: the cells of the steps from ``positions`` (a number or ``[B]``) on."""
+    def slots_from(self, positions: Any, num_steps: int, env_ids: np.ndarray) -> np.ndarray:
+        """int64 ``[num_steps, B]``: the slots of the steps from ``positions`` (a number or ``[B]``) on."""
         if num_steps == 1:
-            return self.cells(positions, env_ids)[None]
-        return self.cells(positions + np.arange(num_steps)[:, None], env_ids)
+            return self.slots(positions, env_ids)[None]
+        return self.slots(positions + np.arange(num_steps)[:, None], env_ids)
 
     def cells_between(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """int64 ``[n]``: the cells of the positions from ``first`` to ``end - 1`` (``[E]`` each) of all environments.
+        """int64 ``[n]``: the slots of the positions from ``first`` to ``end - 1`` (``[E]`` each) of all environments.
 
-        Where a range is longer than a ring, cells occur more than once.
+        Where a range is longer than a ring, slots occur more than once.
         """
         counts = np.maximum(end - first, 0)
         total = int(counts.sum())
@@ -140,7 +140,7 @@ class Rings(SharedArrays):
             return np.empty(0, np.int64)
         env_ids = self.all_envs.repeat(counts)
         offsets = first - (counts.cumsum() - counts)
-        return self.cells(np.arange(total) + offsets[env_ids], env_ids)
+        return self.slots(np.arange(total) + offsets[env_ids], env_ids)
 
     def holds(self, positions: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
         """bool: whether steps are held; the arguments have the same shape."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from alfx.gin_utils import ConfError
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.value_checks import problem_at
 from alfx.gin_utils.locations import location_of
 from alfx.tensor_specs import TensorSpec
 from alfx.utils.shared_memory import SharedTensors
@@ -38,7 +38,7 @@ class _Layout:
         self.cell = cell_words * _WORD // spec.dtype.itemsize
 
     def view(self, typed: Tensor, outer: tuple[int, ...]) -> Tensor:
-        """The leaf ``[*outer, *shape]`` of contiguous cells that are seen as elements of its type."""
+        """The leaf ``[*outer, *shape]`` of contiguous slots that are seen as elements of its type."""
         cell = self.cell
         if len(outer) == 2:
             strides = (outer[1] * cell, cell, *self.strides)
@@ -47,8 +47,8 @@ class _Layout:
         return typed.as_strided(outer + self.shape, strides, self.offset)
 
 
-class RowStore:
-    """Preallocated storage for ``[num_rows, num_columns]`` cells, each a list of tensors.
+class PackedStorage:
+    """Preallocated storage for ``[num_rows, num_columns]`` slots, each a list of tensors.
 
     Args:
         specs: spec of each tensor of a cell.
@@ -126,7 +126,7 @@ class RowStore:
         return layouts
 
     def _unpack(self, packed: Tensor, outer: tuple[int, ...]) -> dict[int, Tensor]:
-        """Views ``[*outer, *shape]`` of the leaves in contiguous cells ``[..., words]``."""
+        """Views ``[*outer, *shape]`` of the leaves in contiguous slots ``[..., words]``."""
         typed = {dtype: packed.view(dtype) for dtype in self._dtypes}
         return {i: layout.view(typed[layout.dtype], outer) for i, layout in self._layouts.items()}
 
@@ -170,25 +170,25 @@ class RowStore:
         if head < n:
             torch._foreach_copy_([view[:n - head] for view in self._views], [leaf[head:] for leaf in leaves])
 
-    def write_cells(self, cells: Tensor, leaves: Sequence[Tensor]) -> None:
-        """Store ``leaves`` (``[n, ...]`` each) in the cells ``row * num_columns + column`` (int64 ``[n]``)."""
-        cells = cells.to(self._device)
+    def write_slots(self, slots: Tensor, leaves: Sequence[Tensor]) -> None:
+        """Store ``leaves`` (``[n, ...]`` each) in the slots ``row * num_columns + column`` (int64 ``[n]``)."""
+        slots = slots.to(self._device)
         for i, leaf in enumerate(leaves):
-            self.write_leaf(i, cells, leaf)
+            self.write_leaf(i, slots, leaf)
 
-    def write_leaf(self, leaf: int, cells: Tensor, values: Tensor) -> None:
-        """Store ``values`` (``[n, ...]``) as one leaf of the cells (int64 ``[n]``)."""
-        self.field(leaf).index_copy_(0, cells.to(self._device), values.to(self._device))
+    def write_leaf(self, leaf: int, slots: Tensor, values: Tensor) -> None:
+        """Store ``values`` (``[n, ...]``) as one leaf of the slots (int64 ``[n]``)."""
+        self.field(leaf).index_copy_(0, slots.to(self._device), values.to(self._device))
 
-    def read_leaf(self, leaf: int, cells: Tensor) -> Tensor:
-        """Copies ``[n, ...]`` of one leaf of the cells (int64 ``[n]``)."""
-        return self.field(leaf).index_select(0, cells.to(self._device))
+    def read_leaf(self, leaf: int, slots: Tensor) -> Tensor:
+        """Copies ``[n, ...]`` of one leaf of the slots (int64 ``[n]``)."""
+        return self.field(leaf).index_select(0, slots.to(self._device))
 
-    def read_cells(self, cells: Tensor, outer: tuple[int, ...], device: torch.device | None = None) -> list[Tensor]:
-        """Copies of cells.
+    def read_cells(self, slots: Tensor, outer: tuple[int, ...], device: torch.device | None = None) -> list[Tensor]:
+        """Copies of slots.
 
         Args:
-            cells: int64 ``[n]``: ``row * num_columns + column`` of each.
+            slots: int64 ``[n]``: ``row * num_columns + column`` of each.
             outer: n = the product of it.
             device: where the copies are; None for where the storage is. To a GPU they travel from pinned memory, and
                 nothing waits for it.
@@ -196,20 +196,20 @@ class RowStore:
         Returns:
             each leaf ``[*outer, ...]``. The small ones share memory with each other, not with the storage.
         """
-        cells = cells.to(self._device)
+        slots = slots.to(self._device)
         device = device or self._device
-        leaves = self._unpack(self._select(self._packed_cells, cells, device), outer)
+        leaves = self._unpack(self._select(self._packed_cells, slots, device), outer)
         for i, block in self._large_cells.items():
-            leaves[i] = self._select(block, cells, device).view(*outer, *block.shape[1:])
+            leaves[i] = self._select(block, slots, device).view(*outer, *block.shape[1:])
         return [leaves[i] for i in range(len(leaves))]
 
     def reused_cells(self, outer: tuple[int, ...]) -> tuple[list[Tensor], Callable[[np.ndarray], None]]:
-        """Memory for as many cells as ``outer`` says, and what copies cells there; for a storage in host memory.
+        """Memory for as many slots as ``outer`` says, and what copies slots there; for a storage in host memory.
 
         Returns:
             tuple:
             - each leaf ``[*outer, ...]``, as :meth:`read_cells` returns them
-            - a function of the cells to copy, int64 ``[n]`` as there, which overwrites these leaves, or the first of
+            - a function of the slots to copy, int64 ``[n]`` as there, which overwrites these leaves, or the first of
               them if it is given fewer
         """
         count = math.prod(outer)
@@ -218,21 +218,21 @@ class RowStore:
         large = {i: block.new_zeros((count, *block.shape[1:])) for i, block in self._large_cells.items()}
         leaves = {**self._unpack(packed, outer), **{i: x.view(*outer, *x.shape[1:]) for i, x in large.items()}}
 
-        def read(cells: np.ndarray) -> None:
-            stored_rows.take(cells, 0, packed_rows[:len(cells)], 'clip')  # half of torch's time; 'raise' copies twice
+        def read(slots: np.ndarray) -> None:
+            stored_rows.take(slots, 0, packed_rows[:len(slots)], 'clip')  # half of torch's time; 'raise' copies twice
             for i, copies in large.items():
-                torch.index_select(self._large_cells[i], 0, torch.from_numpy(cells), out=copies[:len(cells)])
+                torch.index_select(self._large_cells[i], 0, torch.from_numpy(slots), out=copies[:len(slots)])
 
         return [leaves[i] for i in range(len(leaves))], read
 
-    def _select(self, block: Tensor, cells: Tensor, device: torch.device) -> Tensor:
-        """Copies of ``block[cells]`` on ``device``."""
+    def _select(self, block: Tensor, slots: Tensor, device: torch.device) -> Tensor:
+        """Copies of ``block[slots]`` on ``device``."""
         if device == self._device:
-            return block.index_select(0, cells)
+            return block.index_select(0, slots)
         if device.type != 'cuda' or self._device.type != 'cpu':
-            return block.index_select(0, cells).to(device)
-        chosen = pinned_like(block, (len(cells), *block.shape[1:]))
-        return send(torch.index_select(block, 0, cells, out=chosen), device)
+            return block.index_select(0, slots).to(device)
+        chosen = pinned_like(block, (len(slots), *block.shape[1:]))
+        return send(torch.index_select(block, 0, slots, out=chosen), device)
 
 
 def _check_memory(num_rows: int, num_columns: int, num_bytes: int, device: torch.device) -> None:

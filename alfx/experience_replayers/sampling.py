@@ -5,7 +5,7 @@ import numpy as np
 import torch
 
 from alfx.experience_replayers.priorities import Priorities
-from alfx.experience_replayers.rings import Rings
+from alfx.experience_replayers.rings import RingIndex
 
 
 def draw_distinct(n: int, k: int) -> np.ndarray:
@@ -54,7 +54,7 @@ class SequenceSampler:
         priorities: by which to sample; None for uniform sampling.
     """
 
-    def __init__(self, rings: Rings, ignored: int, with_replacement: bool, recent_steps: int, recent_ratio: float,
+    def __init__(self, rings: RingIndex, ignored: int, with_replacement: bool, recent_steps: int, recent_ratio: float,
                  priorities: Priorities | None) -> None:
         self._rings = rings
         self._ignored = ignored

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alfx.experience_replayers.row_store import RowStore
+from alfx.experience_replayers.row_store import PackedStorage
 from alfx.tensor_specs import TensorSpec
 
 
@@ -19,7 +19,7 @@ def saved_steps(state: dict[str, Any]) -> Iterator[dict[str, Tensor]]:
     paths, specs = zip(*map(_parsed, state['leaves']))
     blocks = state['blocks']
     rows, num_envs = blocks[0].shape[:2]
-    store = RowStore(specs, rows, num_envs, torch.device('cpu'))
+    store = PackedStorage(specs, rows, num_envs, torch.device('cpu'))
     for block, saved in zip(store.blocks, blocks):
         block.copy_(saved)
     leaves = [store.field(i).unflatten(0, (rows, num_envs)) for i in range(len(specs))]

@@ -13,10 +13,10 @@
 - ``describe``: what a configurable takes and what a conf comes to, for people.
 """
 
-from .checks import Count, Fraction, NonNegative, Positive, StepLimit, check_value
+from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive, StepLimit, check_value
 from .describe import describe, flat_lines
-from .errors import ConfError, Problem, plain_text
-from .loading import clear, import_configurables, load, loaded
+from alfx.gin_utils.conf_error import ConfError, Problem, plain_text
+from alfx.gin_utils.conf_loading import clear, import_configurables, load, loaded
 from .locations import is_explained
 from .operative import (config_str, mistakes_of_unused, operative_config_str, refuse_unused, unused_bindings,
                         warn_of_unused)

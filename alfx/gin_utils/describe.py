@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from . import registry, static_check
-from .errors import ConfError
+from alfx.gin_utils.conf_error import ConfError
 from .kinds import resolve
 from .parsing import Conf, Reader, is_shipped, show_path
 

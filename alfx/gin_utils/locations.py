@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Optional
 
 import gin
 
-from .errors import ConfError, Problem, hint_nearest, plain_text
+from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest, plain_text
 
 __all__ = [
     'Binding', 'bindings', 'bindings_in_effect', 'clear', 'explain', 'is_by_user', 'is_explained', 'is_mentioned',

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import gin
 
 from . import locations, registry, static_check
-from .errors import ConfError, Problem, hint_nearest
+from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest
 from .parsing import Reference, is_shipped, iterate_nested
 
 __all__ = ['allow_unused', 'config_str', 'mistakes_of_unused', 'operative_config_str', 'refuse_unused',

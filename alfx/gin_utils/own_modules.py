@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from .errors import ConfError, Problem
+from alfx.gin_utils.conf_error import ConfError, Problem
 
 __all__ = ['OwnFile', 'changed_since', 'copies', 'look_in']
 

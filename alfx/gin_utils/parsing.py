@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional
 
 from gin import config_parser
 
-from .errors import Problem, nearest_name
+from alfx.gin_utils.conf_error import Problem, nearest_name
 from .locations import Binding
 from .own_modules import OwnFile
 

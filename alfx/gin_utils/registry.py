@@ -18,7 +18,8 @@ from typing import Any, Optional, Union
 
 import gin
 
-from . import checks, locations, trust
+from alfx.gin_utils import locations, trust
+from alfx.gin_utils import value_checks
 
 __all__ = ['configurable', 'named_by_path', 'register_by_path', 'register_function', 'raw_functions',
            'registered_selectors', 'step_function_of']
@@ -48,7 +49,7 @@ def configurable(name_or_fn: Union[None, str, Callable] = None, module: Optional
       ``functools.partial``) arrive as plain functions; see :func:`register_function`.
     - ``inspect.signature`` and ``inspect.unwrap`` see the constructor as written; instances are of the
       class itself, so ``isinstance``, ``copy`` and ``pickle`` work as without the decorator.
-    - A number that is not in the range that the annotation of its argument has (:mod:`alfx.gin_utils.checks`) is
+    - A number that is not in the range that the annotation of its argument has (:mod:`alfx.gin_utils.value_checks`) is
       refused.
     - A TypeError or ValueError that names an argument bound by the conf is raised as a
       :class:`~alfx.gin_utils.ConfError` that points at the line of that binding.
@@ -202,7 +203,7 @@ def annotations_of(target: Callable) -> dict[str, Any]:
     """The annotations of all constructor arguments that have one which can be read."""
     selector = getattr(target, _STEP_FUNCTION, '')
     fn = construction_function(target)[1] if inspect.isclass(target) else _step_functions.get(selector, target)
-    return checks.annotations_of(fn)
+    return value_checks.annotations_of(fn)
 
 
 def step_function_of(selector: str) -> Optional[Callable]:
@@ -242,14 +243,14 @@ def construction_function(cls: type) -> tuple[str, Callable]:
 def _guard(fn, selector):
     """``fn`` that receives plain step functions, keeps its arguments in range, and whose errors point at the conf."""
     owner = selector.rsplit('.', 1)[-1]
-    limits = functools.cache(lambda: checks.limits_of(fn))  # names in annotations may be defined later
+    limits = functools.cache(lambda: value_checks.limits_of(fn))  # names in annotations may be defined later
 
     @functools.wraps(fn)
     def guarded(*args, **kwargs):
         args = tuple(raw_functions(arg) for arg in args)
         kwargs = {key: raw_functions(value) for key, value in kwargs.items()}
         if limits():
-            checks.check_limits(owner, limits(), {**dict(zip(signature.parameters, args)), **kwargs})
+            value_checks.check_limits(owner, limits(), {**dict(zip(signature.parameters, args)), **kwargs})
         try:
             return fn(*args, **kwargs)
         except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:

@@ -28,7 +28,7 @@ from typing import Any, Optional
 
 from .. import __version__
 from . import locations, operative, settings, static_check
-from .errors import ConfError, Problem
+from alfx.gin_utils.conf_error import ConfError, Problem
 from .parsing import Conf, Reader, show_path, substitute
 
 __all__ = ['copy_conf', 'write_conf', 'rewrite_conf', 'write_operative', 'stored_conf', 'stored_info',

@@ -17,8 +17,8 @@ import types
 import typing
 from typing import Any
 
-from .checks import problem_of
-from .errors import Problem
+from alfx.gin_utils.value_checks import problem_of
+from alfx.gin_utils.conf_error import Problem
 
 __all__ = ['setting', 'wrong_values', 'may_change']
 
@@ -30,7 +30,7 @@ def setting(default: Any = dataclasses.MISSING, *, may_change: bool = False, **l
         default: without one, the field has to be given.
         may_change: whether it may differ when a stored run goes on.
         limits: ``minimum``, ``maximum``, ``above``, ``choices``, ``kind`` and ``optional`` as for
-            :func:`~alfx.gin_utils.checks.check_value`; the last two, where not given, follow from the annotation.
+            :func:`~alfx.gin_utils.value_checks.check_value`; the last two, where not given, follow from the annotation.
     """
     return dataclasses.field(default=default, metadata={'limits': limits, 'may_change': may_change})
 
@@ -56,7 +56,7 @@ def may_change(cls: Any) -> frozenset[str]:
 
 
 def _allowed_by(annotation: Any) -> dict[str, Any]:
-    """``kind`` and ``optional`` for :func:`~alfx.gin_utils.checks.check_value`."""
+    """``kind`` and ``optional`` for :func:`~alfx.gin_utils.value_checks.check_value`."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     alternatives = typing.get_args(annotation) if is_union else (annotation,)
     kinds: list[Any] = []

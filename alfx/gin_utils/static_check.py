@@ -3,7 +3,7 @@
 Found here: misspelled configurables, parameters, scopes, macros and modules; literals of a type that the
 constructor's annotation does not admit; classes where instances are wanted, and the other way round; what is made of
 itself. What depends on a range or on
-other values is checked by the constructors themselves, see :mod:`alfx.gin_utils.checks`.
+other values is checked by the constructors themselves, see :mod:`alfx.gin_utils.value_checks`.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ import gin
 import torch
 
 from . import registry, type_check
-from .errors import Problem, hint_nearest, nearest_name
+from alfx.gin_utils.conf_error import Problem, hint_nearest, nearest_name
 from .kinds import family, made_by, resolve
-from .other_names import instead_of, instead_of_parameter
+from alfx.gin_utils.aliases import instead_of, instead_of_parameter
 from .parsing import Macro, Reference, Statement, iterate_nested, substitute
 
 __all__ = ['Resolved', 'check', 'declare_scope', 'parameters_of', 'resolve']

@@ -3,7 +3,7 @@
 What a conf names is code: ``import my_module``, an environment ``'my_module:Id-v0'``. In a conf that is loaded as
 untrusted both are refused, and whatever else would reach beyond alfx and gymnasium asks here first.
 """
-from .errors import ConfError
+from alfx.gin_utils.conf_error import ConfError
 
 __all__ = ['is_trusted', 'may_import', 'require_trust', 'set_trusted']
 

@@ -11,7 +11,7 @@ import typing
 from typing import Any, NamedTuple, Optional
 
 from . import kinds
-from .checks import Range, describe
+from alfx.gin_utils.value_checks import Range, describe
 from .parsing import Macro, Reference
 
 __all__ = ['Mismatch', 'check']

@@ -4,7 +4,7 @@ A layer whose name begins with ``Parallel`` stands for ``n`` layers with their o
 computed at once; ``layer.make_parallel(n)`` makes one. Read next: :mod:`alfx.layers.fc`, then
 :mod:`alfx.networks.network` for what has state.
 """
-from alfx.layers.containers import (Branch, NaiveParallelLayer, Sequential, copy_module, first_layers,
+from alfx.layers.sequential import (Branch, NaiveParallelLayer, Sequential, copy_module, first_layers,
                                     make_parallel_input, make_parallel_net, make_parallel_spec, reset_parameters)
 from alfx.layers.conv import Conv2D, ConvTranspose2D, ParallelConv2D, ParallelConvTranspose2D
 from alfx.layers.decoding import FixedDecodingLayer

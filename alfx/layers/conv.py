@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.checks import Count
+from alfx.gin_utils.value_checks import Count
 from alfx.layers import weights as w
 from alfx.layers.activations import out_of_place
 
@@ -181,7 +181,7 @@ class ParallelConv2D(_ConvBase):
         return self._finish(F.conv2d(inputs, weight.flatten(0, 1), bias, self._strides, self._padding, 1, groups))
 
     def first_layers(self, k: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """See :func:`alfx.layers.containers.first_layers`; not with a norm, which is of all layers."""
+        """See :func:`alfx.layers.sequential.first_layers`; not with a norm, which is of all layers."""
         return None if self._has_norm else partial(self, first=k)
 
 

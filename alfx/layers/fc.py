@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.checks import Count
+from alfx.gin_utils.value_checks import Count
 from alfx.layers import weights as w
 from alfx.layers.activations import is_elementwise, out_of_place
 from alfx.utils.math_ops import identity
@@ -188,7 +188,7 @@ class ParallelFC(nn.Module):
         return self._activation(y)
 
     def first_layers(self, k: int) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """See :func:`alfx.layers.containers.first_layers`; not with batch norm, whose statistics are of all layers."""
+        """See :func:`alfx.layers.sequential.first_layers`; not with batch norm, whose statistics are of all layers."""
         return None if self._use_bn else partial(self, first=k)
 
     def _product(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

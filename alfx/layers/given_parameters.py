@@ -1,7 +1,7 @@
 """Modules whose parameters are given from outside, ``[n, D]`` for ``n`` of them at once.
 
 Particles, what a hypernetwork generates and the members of a population are such parameters. What computes with them
-are the stacks of :mod:`alfx.layers.containers`: a stack of ``n`` modules, made once, reads views of the given tensor in
+are the stacks of :mod:`alfx.layers.sequential`: a stack of ``n`` modules, made once, reads views of the given tensor in
 the place of parameters of its own, so gradients reach the tensor and nothing is copied beyond it. Read next:
 :mod:`alfx.layers.param_layers`, and :mod:`alfx.networks.param_networks` for networks.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from alfx.layers.containers import copy_module, make_parallel_net
+from alfx.layers.sequential import copy_module, make_parallel_net
 
 _Place = tuple[nn.Module, str]
 _Stack = tuple[Any, list[tuple[tuple[int, ...], list[_Place]]]]

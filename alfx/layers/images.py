@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import StepLimit
+from alfx.gin_utils.value_checks import StepLimit
 from alfx.layers.conv import Size2d, pair
 
 

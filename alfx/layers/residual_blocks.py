@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Count
+from alfx.gin_utils.value_checks import Count
 from alfx.layers import weights as w
 from alfx.layers.conv import Conv2D, ConvTranspose2D, Size2d, pair
 from alfx.utils.math_ops import identity

@@ -18,7 +18,7 @@ from torch import nn
 
 from alfx import gin_utils, nest, summary
 from alfx.data_structures import TimeStep
-from alfx.gin_utils.checks import Fraction
+from alfx.gin_utils.value_checks import Fraction
 from alfx.metrics.host_module import HostModule
 from alfx.metrics.joining import JoinsCounts, JoinsEpisodes
 from alfx.metrics.metric_buffer import MetricBuffer

@@ -5,11 +5,11 @@ which are imported when one of their names is asked for.
 """
 import sys
 
-from alfx import handing_on
+from alfx.utils import lazy_exports
 
 _MODULES = ('network', 'networks', 'containers', 'encoding_networks', 'actor_networks', 'actor_distribution_networks',
             'critic_networks', 'q_networks', 'value_networks', 'projection_networks', 'mdq_critic_networks',
             'preprocessors', 'preprocessor_networks', 'decoding_networks', 'ou_process', 'memory', 'action_encoder',
             'param_networks')
 
-__getattr__ = handing_on.from_modules(sys.modules[__name__], _MODULES)
+__getattr__ = lazy_exports.from_modules(sys.modules[__name__], _MODULES)

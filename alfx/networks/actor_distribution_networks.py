@@ -8,7 +8,7 @@ from torch import nn
 
 from alfx import nest
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.checks import Count
+from alfx.gin_utils.value_checks import Count
 from alfx.layers import FC
 from alfx.networks.action_specs import require_continuous
 from alfx.networks.encoding_networks import (ENSEMBLE_ARGUMENTS, LAST_LAYER_ARGUMENTS, EncodingNetwork,

@@ -8,7 +8,7 @@ from torch import nn
 
 from alfx import nest
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.checks import Count
+from alfx.gin_utils.value_checks import Count
 from alfx.layers import FC, Reshape, make_parallel_net
 from alfx.layers.activations import out_of_place
 from alfx.layers.weights import Activation

@@ -5,7 +5,7 @@ from typing import Any
 from alfx import nest
 from alfx.layers import make_parallel_input, make_parallel_net, make_parallel_spec
 from alfx.layers.activations import out_of_place
-from alfx.layers.containers import branches
+from alfx.layers.sequential import branches
 from alfx.layers.steps import Results, Step, add_child, parse_steps, register_steps
 from alfx.networks.network import Network, get_input_tensor_spec, is_stacked, wrap_as_network
 from alfx.tensor_specs import Nested, NestedTensor, NestedTensorSpec

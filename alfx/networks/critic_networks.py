@@ -13,7 +13,7 @@ from torch import nn
 
 from alfx import nest
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.checks import Count
+from alfx.gin_utils.value_checks import Count
 from alfx.layers import make_parallel_input
 from alfx.layers.weights import Activation, Initializer
 from alfx.nest.utils import NestConcat

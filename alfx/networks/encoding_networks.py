@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.checks import Count
+from alfx.gin_utils.value_checks import Count
 from alfx.layers import FC, Reshape, first_layers, make_parallel_input, make_parallel_net, make_parallel_spec
 from alfx.layers.conv import Size2d, pair
 from alfx.layers.weights import Activation, Initializer

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from alfx import summary
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Count
+from alfx.gin_utils.value_checks import Count
 from alfx.layers import ParallelFC
 from alfx.layers.activations import out_of_place
 from alfx.layers.weights import Activation, Initializer

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from alfx import context
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Fraction
+from alfx.gin_utils.value_checks import Fraction
 from alfx.layers import FC
 from alfx.nest import map_structure
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec, check_consistent

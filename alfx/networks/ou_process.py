@@ -4,7 +4,7 @@ from torch import nn
 
 from alfx import nest
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Fraction, NonNegative
+from alfx.gin_utils.value_checks import Fraction, NonNegative
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 
 

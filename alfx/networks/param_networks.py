@@ -11,9 +11,9 @@ import torch
 
 from alfx import nest
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Count
+from alfx.gin_utils.value_checks import Count
 from alfx.layers import FC, Reshape
-from alfx.layers.containers import make_parallel_spec
+from alfx.layers.sequential import make_parallel_spec
 from alfx.layers.conv import Size2d, pair
 from alfx.layers.given_parameters import GivenParameters
 from alfx.layers.weights import Activation, Initializer

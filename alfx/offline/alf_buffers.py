@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from alfx.data_structures import StepType
-from alfx.offline.dataset import Dataset, DatasetError, fingerprint
-from alfx.offline.episodes import Episodes, from_arrays, joined
+from alfx.offline.dataset_files import Dataset, DatasetError, fingerprint
+from alfx.offline.dataset_episodes import Episodes, from_arrays, joined
 
 _PREFIX = '_replay_buffer.'
 

@@ -8,8 +8,8 @@ from alfx import nest
 from alfx.data_structures import Experience
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import declare_scope
-from alfx.offline import episodes as stored
-from alfx.offline.dataset import Dataset
+from alfx.offline import dataset_episodes as stored
+from alfx.offline.dataset_files import Dataset
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
 
 SCOPE = 'offline'  # of bindings of ReplayBuffer for this one alone

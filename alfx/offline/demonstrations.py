@@ -6,10 +6,10 @@ from alfx import nest
 from alfx.data_structures import Experience, time_step_spec
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError
-from alfx.gin_utils.checks import problem_at
-from alfx.offline import loading
+from alfx.gin_utils.value_checks import problem_at
+from alfx.offline import dataset_loading
 from alfx.offline.buffer import make_buffer
-from alfx.offline.dataset import Dataset
+from alfx.offline.dataset_files import Dataset
 from alfx.tensor_specs import TensorSpec
 
 
@@ -56,7 +56,7 @@ class Demonstrations:
         """
         env = root.environment
         specs = env.observation_spec(), env.action_spec(), env.reward_spec()
-        datasets = loading.load(self._names, None, *specs, batch_length=2)
+        datasets = dataset_loading.load(self._names, None, *specs, batch_length=2)
         plain = nest.map_structure(TensorSpec.from_spec, time_step_spec(*specs))
         transformer = root.data_transformer
         self._buffer = make_buffer(

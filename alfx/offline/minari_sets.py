@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from alfx import nest
-from alfx.offline.dataset import Dataset, DatasetError, fingerprint
-from alfx.offline.episodes import Episodes, joined
+from alfx.offline.dataset_files import Dataset, DatasetError, fingerprint
+from alfx.offline.dataset_episodes import Episodes, joined
 from alfx.utils.extras import pip_install
 
 PREFIX = 'minari:'

@@ -7,7 +7,7 @@ import torch
 
 from alfx import context, nest
 from alfx.data_structures import StepType, TimeStep, reset_at_first
-from alfx.offline.episodes import Episodes, from_steps, joined
+from alfx.offline.dataset_episodes import Episodes, from_steps, joined
 from alfx.tensor_specs import NestedTensor
 from alfx.utils.discrete_action import random_valid
 from alfx.utils.transfers import to_device
@@ -38,7 +38,7 @@ class Policy:
                 time_step if is_here else to_device(time_step, device), self._transform_state)
             if nest.flatten(self._state):
                 self._state = reset_at_first(self._state, self._initial_state, inputs)
-            step = algorithm.play_step(inputs, self._state)
+            step = algorithm.fast_predict_step(inputs, self._state)
         self._state = step.state
         return step.output if is_here else nest.map_structure(torch.Tensor.cpu, step.output)
 

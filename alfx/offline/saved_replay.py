@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from alfx.experience_replayers.saved_contents import saved_steps
-from alfx.offline.dataset import Dataset, DatasetError, fingerprint
-from alfx.offline.episodes import Episodes, from_arrays, joined
+from alfx.offline.dataset_files import Dataset, DatasetError, fingerprint
+from alfx.offline.dataset_episodes import Episodes, from_arrays, joined
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError, read_checkpoint
 
 _CHECKPOINTS = os.path.join('train', 'algorithm')

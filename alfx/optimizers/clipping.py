@@ -13,7 +13,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 
-from alfx.gin_utils.checks import NonNegative, Positive
+from alfx.gin_utils.value_checks import NonNegative, Positive
 
 LearningRate = Union[NonNegative, Callable[[], float]]
 Parameters = Union[Iterable[Tensor], Iterable[dict[str, Any]]]

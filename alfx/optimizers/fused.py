@@ -5,7 +5,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from alfx.gin_utils.checks import NonNegative, Positive, Range
+from alfx.gin_utils.value_checks import NonNegative, Positive, Range
 from alfx.optimizers.autograd import without_autograd
 from alfx.optimizers.clipping import ClippingMixin, LearningRate, Parameters, clip_divisor, global_norm, group_by_kind
 from alfx.optimizers.hooks import HookedOnRequest

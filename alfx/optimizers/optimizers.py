@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from alfx import gin_utils
-from alfx.gin_utils.checks import Fraction, NonNegative
+from alfx.gin_utils.value_checks import Fraction, NonNegative
 from alfx.optimizers.clipping import ClippingMixin, Parameters
 from alfx.optimizers.foreach import ForeachRMSprop, ForeachSGD
 from alfx.optimizers.fused import FusedAdamBase

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.gin_utils.checks import check_value
+from alfx.gin_utils.value_checks import check_value
 from alfx.tensor_specs import NestedTensor
 
 CostFunction = Callable[[NestedTensor, Tensor], Tensor]

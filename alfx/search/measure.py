@@ -4,9 +4,9 @@ import math
 import os
 from collections.abc import Sequence
 
-from alfx.gin_utils.errors import hint_nearest
-from alfx.search.settings import Search
-from alfx.trainers import run_files
+from alfx.gin_utils.conf_error import hint_nearest
+from alfx.search.search_settings import Search
+from alfx.runs import run_files
 
 VALUE = 'value'
 """The column in which a run of a function writes what it reports."""

@@ -17,10 +17,10 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from alfx.search.folder import read_text, write_text
+from alfx.search.search_folder import read_text, write_text
 from alfx.search.run_process import Run
 from alfx.search.runs import Observer, ProcessExecution
-from alfx.search.settings import Search
+from alfx.search.search_settings import Search
 from alfx.trainers.acting.ray_cluster import connect
 from alfx.utils.processes import LOOK_AROUND_SECONDS, LostProcessError
 
@@ -138,7 +138,7 @@ class RayExecution:
         if self._code is None and not self._executor.is_lost:
             self._ray.kill(self._actor)  # its process notices that, and ends
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """See :class:`~alfx.search.runs.Execution`."""
         return self._words
 
@@ -179,10 +179,10 @@ class RemoteRun:
             time.sleep(0.05)
         archive = self._news(is_over=code is not None)
         if code is not None and self._temporary is not None:
-            words = self._execution.last_words()
+            words = self._execution.log_tail()
             shutil.rmtree(self._temporary, ignore_errors=True)
             return code, words, archive
-        return code, '' if code is None else self._execution.last_words(), archive
+        return code, '' if code is None else self._execution.log_tail(), archive
 
     def stop(self) -> None:
         """Ask the process to write a checkpoint and end."""

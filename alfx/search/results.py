@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from alfx.search import seeds
-from alfx.search.folder import SearchFolder, write_text
+from alfx.search.search_folder import SearchFolder, write_text
 from alfx.search.search_conf import SearchConf, full_name
 from alfx.search.study import Study
 
@@ -37,7 +37,7 @@ class Results:
         trial, best = trials[number], self._study.best()
         ended = sum(trial.state.name != 'RUNNING' for trial in trials)
         if trial.state.name == 'FAIL':
-            outcome = f"failed: {_one_line(trial.user_attrs.get('last_words', ''))}"
+            outcome = f"failed: {_one_line(trial.user_attrs.get('log_tail', ''))}"
         else:
             value = '' if trial.value is None else f' {trial.value:.6g}'
             outcome = 'pruned at' + value if trial.state.name == 'PRUNED' else value.strip()
@@ -83,7 +83,7 @@ class Results:
             'seeds': ' '.join(str(seeds.run_seed(self._conf.settings.seed, trial.number, repeat)) for repeat in used),
             'values': ' '.join(repr(value) for value in attributes.get('values', {}).values()),
             'seconds': f"{sum(attributes.get('seconds', {}).values()):.1f}",
-            'last words': attributes.get('last_words', ''),
+            'last words': attributes.get('log_tail', ''),
         }
 
     def _markdown(self, rows: list[dict[str, str]]) -> str:

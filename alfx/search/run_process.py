@@ -114,7 +114,8 @@ def call_function(run: Run, wants_to_stop: Callable[[], bool]) -> None:
     from alfx import gin_utils
     from alfx.gin_utils import static_check
     from alfx.search import measure
-    from alfx.trainers import random_state, run_files
+    from alfx.utils import random_state
+    from alfx.runs import run_files
     if measure.read_result(run.root_dir) is not None:
         return
     os.makedirs(run.root_dir, exist_ok=True)

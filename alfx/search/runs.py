@@ -39,7 +39,7 @@ class Execution(Protocol):
     def kill(self) -> None:
         """End it now, with every process that it has started."""
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """Why it failed, as far as it said."""
 
 
@@ -113,9 +113,9 @@ class ProcessExecution:
         if self.poll() is None:
             _kill_session(self._process.pid)
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """See :class:`Execution`."""
-        text = last_words(processes.tail(self._log, self._start_of_log))
+        text = log_tail(processes.tail(self._log, self._start_of_log))
         code = self.poll() or 0
         if code < 0:
             text = f'killed by {processes.signal_name(-code)}' + (f'; its last words: {text}' if text else '')
@@ -129,7 +129,7 @@ def _kill_session(pid: int) -> None:
         pass
 
 
-def last_words(text: str) -> str:
+def log_tail(text: str) -> str:
     """The end of what a process printed: from its last error message on, if there is one, else the last line."""
     lines = [line for line in text.replace('\r', '\n').splitlines()
              if line.strip() and not line.startswith("  In call to configurable '")]
@@ -155,7 +155,7 @@ class _Done(NamedTuple):
     def kill(self) -> None:
         """It has ended."""
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         return self.words
 
 

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from alfx import gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.gin_utils import ConfError, Problem, locations, static_check
-from alfx.gin_utils.errors import hint_nearest
+from alfx.gin_utils.conf_error import hint_nearest
 from alfx.gin_utils.parsing import Macro, Reader, Reference, Statement, iterate_nested, substitute
 from alfx.gin_utils.settings import may_change
 from alfx.search import space as space_module
-from alfx.search.folder import SearchFolder, read_text, write_text
-from alfx.search.settings import Search
+from alfx.search.search_folder import SearchFolder, read_text, write_text
+from alfx.search.search_settings import Search
 
-_OWNER = 'alfx.search.settings.Search'
+_OWNER = 'alfx.search.search_settings.Search'
 _DECIDED_HERE = {'random_seed': 'each run gets its own seed; Search.seed and Search.num_seeds decide on them',
                  'root_dir': 'each run gets its own folder', 'conf_file': 'each run gets its own conf'}
 _MODULES = re.compile(r'(?:\w+\.)+(?=\w+\.\w+$)')

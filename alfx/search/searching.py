@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from alfx.gin_utils import ConfError
-from alfx.search import folder as folder_module
+from alfx.search import search_folder as folder_module
 from alfx.search import search_conf, seeds
 from alfx.search.measure import Measure, MeasureError
 from alfx.search.results import Results
 from alfx.search.run_process import Run
 from alfx.search.runs import Execution, Executor, InlineExecutor, ProcessExecutor
 from alfx.search.search_conf import SearchConf
-from alfx.search.settings import Search
+from alfx.search.search_settings import Search
 from alfx.search.study import Study
-from alfx.trainers import run_files
+from alfx.runs import run_files
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 120.0  # a run that does not end within this after it was asked to is killed
@@ -265,7 +265,7 @@ class Searching:
             active.waiting.insert(0, repeat)  # it goes on from its checkpoint
             return
         if code != 0:
-            self._fail(active, run.execution.last_words())
+            self._fail(active, run.execution.log_tail())
             return
         try:
             active.values[repeat] = self._measure.final(run.run.root_dir)
@@ -289,12 +289,12 @@ class Searching:
         value = sum(active.values.values()) / len(active.values)
         self._end_trial(active, lambda trial: self._study.complete(trial, value))
 
-    def _fail(self, active: ActiveTrial, last_words: str) -> None:
+    def _fail(self, active: ActiveTrial, log_tail: str) -> None:
         self._failed_now += 1
-        self._end_trial(active, lambda trial: self._study.fail(trial, last_words))
+        self._end_trial(active, lambda trial: self._study.fail(trial, log_tail))
         if self._failed_now >= self._settings.give_up_after and self._study.best() is None:
             self._gave_up = True
-            self._why_stopping = f'all of the first {self._failed_now} trials failed, the last with: {last_words}'
+            self._why_stopping = f'all of the first {self._failed_now} trials failed, the last with: {log_tail}'
 
     def _end_trial(self, active: ActiveTrial, end: Callable[[Any], None]) -> None:
         """End a trial in the study; what still runs of it is stopped."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from alfx.gin_utils import ConfError
-from alfx.gin_utils.errors import hint_nearest
+from alfx.gin_utils.conf_error import hint_nearest
 
 _MAX_GRID = 1_000_000
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from alfx.gin_utils import ConfError
 from alfx.search import seeds
-from alfx.search.settings import Search
+from alfx.search.search_settings import Search
 from alfx.search.space import Values
 from alfx.utils.extras import pip_install
 
@@ -148,9 +148,9 @@ class Study:
         """End a trial that the pruner does not want; its value is what was reported last."""
         self._tell(trial, None, 'PRUNED')
 
-    def fail(self, trial: Any, last_words: str) -> None:
+    def fail(self, trial: Any, log_tail: str) -> None:
         """End a trial that has no value."""
-        self.note(trial, 'last_words', last_words)
+        self.note(trial, 'log_tail', log_tail)
         self._tell(trial, None, 'FAIL')
 
     def _tell(self, trial: Any, value: float | None, state: str) -> None:

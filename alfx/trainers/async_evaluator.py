@@ -12,12 +12,12 @@ from typing import Any
 
 from alfx import context
 from alfx.engine.remote.policy_state import load_policy_state, pack, policy_state, unpack
-from alfx.engine.remote.unroll import worker_settings
-from alfx.trainers import building
+from alfx.engine.remote.remote_unroll import worker_settings
+from alfx.runs import building
 from alfx.trainers.acting import worker_process
-from alfx.trainers.evaluator import EvalJob, EvalLog, unused_for_evaluation
+from alfx.runs.evaluator import EvalJob, EvalLog, unused_for_evaluation
 from alfx.utils import processes
-from alfx.utils.processes import TalkingChild
+from alfx.utils.processes import MessagingProcess
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Evaluator:
     def __init__(self, config: Any, conf_file: str):
         self._config = config
         self._conf_file = conf_file
-        self._process: TalkingChild | None = None
+        self._process: MessagingProcess | None = None
         self._starts = 0
         self._messages: list[str] = []
         self.unused_bindings: list[tuple[str, str, str]] | None = None
@@ -103,7 +103,7 @@ class Evaluator:
         self._jobs = processes.SPAWN.Queue(_MAX_WAITING)
         self._jobs.cancel_join_thread()  # weights that nobody reads any more must not keep this process from ending
         settings = worker_settings(self._config)
-        self._process = TalkingChild(_serve, (self._jobs, self._conf_file, settings), 'evaluation process')
+        self._process = MessagingProcess(_serve, (self._jobs, self._conf_file, settings), 'evaluation process')
         return True
 
     def _is_alive(self, expected_end: bool = False) -> bool:

@@ -18,7 +18,7 @@ from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.config import TrainerConfig
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
-from alfx.trainers.acting import sources as acting
+from alfx.trainers.acting import unroll_sources as acting
 from alfx.trainers.agent_drawing import agent_lines, describe
 
 __all__ = ['check', 'shorten', 'spec_lines', 'parameter_lines', 'preparation_lines', 'memory_lines',

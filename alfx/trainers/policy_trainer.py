@@ -17,14 +17,20 @@ import torch
 from alfx import context, gin_utils, summary
 from alfx.algorithms.config import TrainerConfig
 from alfx.engine.errors import NonFiniteLossError
-from alfx.trainers import branching, building, cpu_tuning, exactness, run_files, run_lock, sizes
-from alfx.trainers.acting import sources as acting
+from alfx.trainers import cpu_tuning
+from alfx.runs import forking
+from alfx.runs import building
+from alfx.trainers import reproducibility
+from alfx.runs import run_files
+from alfx.runs import run_lock
+from alfx.trainers import memory_checks
+from alfx.trainers.acting import unroll_sources as acting
 from alfx.trainers.async_evaluator import Evaluator
-from alfx.trainers.cadence import compute_summary_or_eval_interval
+from alfx.trainers.intervals import compute_summary_or_eval_interval
 from alfx.trainers.crash import save_crash
-from alfx.trainers.evaluator import SupervisedEvaluator, SyncEvaluator, read_results
+from alfx.runs.evaluator import SupervisedEvaluator, SyncEvaluator, read_results
 from alfx.trainers.output_summaries import summarize_outputs
-from alfx.trainers.playing import play
+from alfx.runs.playing import play
 from alfx.trainers.profiling import profiled
 from alfx.trainers.run_state import RunState
 from alfx.trainers.team.team import make_team
@@ -71,7 +77,7 @@ class Trainer:
         summary.should_summarize_output(config.summarize_output)
         self._env = self._create_environment()
         if self._env is not None:
-            sizes.warn_of_unroll(self._env, config)
+            memory_checks.warn_of_unroll(self._env, config)
         self._algorithm = building.create_algorithm(config, self._env, trains=True)
         if config.summarize_output:
             summarize_outputs(self._algorithm)
@@ -323,9 +329,9 @@ class Trainer:
         self._record_start()
         saved_at, counter = 0.0, -1
         if self._team.decide(self._checkpointer.has_checkpoint):
-            as_the_conf_says = branching.OptimizerSettings(self._algorithm)
+            as_the_conf_says = forking.OptimizerSettings(self._algorithm)
             step = self._checkpointer.load('latest', load_options={'alg': {'skip_preloded': False}})
-            if branching.branched_at(self._config.root_dir) == step:
+            if forking.branched_at(self._config.root_dir) == step:
                 as_the_conf_says.restore()
             saved_at, counter = self._state.saved_at, context.get_global_counter()
             self._state.tuning = cpu_tuning.choose_again(self._state.tuning, self._config)
@@ -333,8 +339,8 @@ class Trainer:
             self._team.agree(self._state.iteration, False)  # on the counters
             self._saved_counter = counter
             self._display.message(f'going on from {self._checkpointer.path(step)}, {self.progress():.1%} done')
-            exactness.warn_on_resume(self._algorithm, self._config)
-        exactness.warn_at_start(self._algorithm, self._config, self._num_environments())
+            reproducibility.warn_on_resume(self._algorithm, self._config)
+        reproducibility.warn_at_start(self._algorithm, self._config, self._num_environments())
         if self._team.writes:
             self._cut_files(saved_at, counter)
         self._update_progress(self.current_env_steps())
@@ -425,7 +431,7 @@ class Trainer:
         """
         if isinstance(error, (NonFiniteLossError, LostProcessError)):
             if isinstance(error, LostProcessError):
-                self._team.refuse_joint_state()
+                self._team.reject_distributed_state()
             if self._saved_counter != context.get_global_counter():
                 self._save_checkpoint()
             self._display.message(f'the state before it is in {self._checkpointer.path(self._saved_counter)}')
@@ -484,7 +490,7 @@ class RLTrainer(Trainer):
         super().__init__(config, ddp_rank)
         self._check_length()
         if not self._algorithm.on_policy:
-            sizes.warn_of_mini_batch(self._num_environments(), config)
+            memory_checks.warn_of_mini_batch(self._num_environments(), config)
         acting.check(self._algorithm, config)
 
     def _create_environment(self) -> Any:

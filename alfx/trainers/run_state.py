@@ -6,7 +6,7 @@ from typing import Any
 from alfx import context
 from alfx.environments.described_environment import DescribedEnvironment
 from alfx.environments.seeding import derived_seed
-from alfx.trainers import random_state
+from alfx.utils import random_state
 from alfx.trainers.cpu_tuning import Tuning
 
 logger = logging.getLogger(__name__)

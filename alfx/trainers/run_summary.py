@@ -14,8 +14,9 @@ import alfx
 from alfx import context, gin_utils, summary
 from alfx.summary import trackers
 from alfx.summary.writer import SummaryWriter
-from alfx.trainers import comparing, run_files
-from alfx.trainers.evaluator import read_results
+from alfx.reports import comparing
+from alfx.runs import run_files
+from alfx.runs.evaluator import read_results
 
 logger = logging.getLogger(__name__)
 

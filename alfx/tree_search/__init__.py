@@ -1,1 +1,1 @@
-"""Monte-Carlo tree search over batches of trees; read :mod:`alfx.tree_search.search` first."""
+"""Monte-Carlo tree search over batches of trees; read :mod:`alfx.tree_search.batched_search` first."""

@@ -2,8 +2,8 @@
 
 Row n of tree b is ``ints[b, n]`` and ``floats[b, n]``; row 0 is the root. An action's visits and its value (reward +
 discount * value of the child) are kept in the row of the parent as well, so that choosing an action reads one row. The
-latent states of the model are not here: see :mod:`alfx.tree_search.search`, which drives the search. Both its forms,
-:mod:`alfx.tree_search.tensor_search` and ``kernel.c``, work on these arrays.
+latent states of the model are not here: see :mod:`alfx.tree_search.batched_search`, which drives the search. Both
+its forms, :mod:`alfx.tree_search.tensor_search` and ``kernel.c``, work on these arrays.
 """
 import math
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from alfx import context, nest
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Count, Fraction, Positive
+from alfx.gin_utils.value_checks import Count, Fraction, Positive
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.running_stats import AdaptiveStats, EMStats, RunningStats, WindowStats
 
@@ -57,7 +57,7 @@ class _Averager(nn.Module):
         Raises:
             ValueError: the structure is not that of the spec.
         """
-        if context.statistics_stand_still() or not self.training:
+        if context.freeze_statistics() or not self.training:
             return
         for stats, leaf in zip(self._stats_list, self._structure.flatten_up_to(tensor)):
             stats.update_mean(leaf)

@@ -9,7 +9,7 @@ Replay buffers, which may be larger than all the rest, are in a file of the same
 is written before its checkpoint, which holds its checksum; only those of the latest checkpoints are kept.
 
 The state of the environments, which has to be pickled, is kept beside it as ``ckpt-N.env``. It carries the checksum of
-its checkpoint and its own, and a code that only the user who wrote it could make (:mod:`alfx.utils.user_key`): to
+its checkpoint and its own, and a code that only the user who wrote it could make (:mod:`alfx.checkpoints.user_key`): to
 unpickle what another one wrote would execute code. It is read by nothing but
 :meth:`Checkpointer.load_environment_state`.
 """
@@ -33,8 +33,8 @@ import torch
 from torch import nn
 
 from alfx.gin_utils import ConfError
-from alfx.utils import user_key
-from alfx.utils.user_key import NoKeyError
+from alfx.checkpoints import user_key
+from alfx.checkpoints.user_key import NoKeyError
 
 logger = logging.getLogger(__name__)
 

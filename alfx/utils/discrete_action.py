@@ -78,7 +78,7 @@ def random_valid(mask: Tensor) -> Tensor:
     return torch.where(mask, torch.rand(mask.shape, device=mask.device), -1.0).argmax(-1)
 
 
-def without_invalid(values: Tensor, mask: NestedTensor) -> Tensor:
+def mask_invalid(values: Tensor, mask: NestedTensor) -> Tensor:
     """``values`` ``[..., N]`` with -inf where ``mask`` ``[..., N]`` is False; ``()``: as they are.
 
     Raises:
@@ -98,7 +98,7 @@ LongExplorationState = namedtuple('LongExplorationState', ['steps_left', 'index'
 _LONGEST = 10000
 
 
-class LongExploration:
+class EpsilonZGreedy:
     """Random actions that are repeated for a random number of steps: epsilon-z-greedy exploration.
 
     Dabney et al. 2021 (arXiv:2006.01782), algorithm 1: with probability epsilon a uniformly random action is chosen and

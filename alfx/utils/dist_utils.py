@@ -3,7 +3,7 @@
 Every function takes a nest of distributions (one distribution is a nest too), and of tensors with the same
 structure. ``B`` stands for the batch dimensions. The distributions and transforms themselves are defined in
 :mod:`alfx.distributions.discrete`, :mod:`alfx.distributions.continuous`,
-:mod:`alfx.distributions.truncated`, :mod:`alfx.distributions.transformed` and :mod:`alfx.utils.dist_transforms`,
+:mod:`alfx.distributions.truncated`, :mod:`alfx.distributions.transformed` and :mod:`alfx.distributions.transforms`,
 and can be imported from here. :mod:`alfx.distributions.nests` makes them nodes of a nest;
 :mod:`alfx.utils.entropy_targets` holds target entropies.
 """
@@ -25,9 +25,9 @@ from alfx.distributions.transformed import AffineTransformedDistribution, Transf
 from alfx.distributions.truncated import TruncatedCauchy, TruncatedDistribution, TruncatedNormal, TruncatedT2
 from alfx.gin_utils import register_function
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec
-from alfx.utils.dist_transforms import (AbsTransform, AffineTransform, ExpTransform, PowerTransform, SigmoidTransform,
-                                        Softclip, SoftclipTF, Softlower, SoftmaxTransform, Softplus, Softsign,
-                                        Softupper, StableTanh, get_invertible)
+from alfx.distributions.transforms import (AbsTransform, AffineTransform, ExpTransform, PowerTransform,
+                                           SigmoidTransform, Softclip, SoftclipTF, Softlower, SoftmaxTransform,
+                                           Softplus, Softsign, Softupper, StableTanh, get_invertible)
 from alfx.utils.entropy_targets import (calc_default_max_entropy, calc_default_target_entropy,
                                         calc_default_target_entropy_quantized, calc_uniform_log_prob)
 

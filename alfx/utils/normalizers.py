@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from alfx import context, nest, summary
 from alfx.gin_utils import configurable, takes_arguments_of
-from alfx.gin_utils.checks import Count, Fraction, NonNegative, Positive
+from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.averager import make_stats
 from alfx.utils.running_stats import AdaptiveStats, EMStats, RunningStats, WindowStats
@@ -69,7 +69,7 @@ class Normalizer(nn.Module):
         Raises:
             ValueError: the structure is not that of the spec.
         """
-        if context.statistics_stand_still() or not self.training:
+        if context.freeze_statistics() or not self.training:
             return
         for stats, leaf in zip(self._stats_list, self._structure.flatten_up_to(tensor)):
             stats.update(leaf)

@@ -1,6 +1,7 @@
 """Processes that this one starts and answers for: how they begin, what is told of their end, and that none is left.
 
-:class:`Child` is one that ``multiprocessing`` starts; :class:`TalkingChild` tells besides what it has to say. Programs
+:class:`Child` is one that ``multiprocessing`` starts; :class:`MessagingProcess` tells besides what it has to say.
+Programs
 and actors of Ray are started in other ways; what is the same for them are the functions. How long processes wait for
 each other is here for all of them.
 """
@@ -45,25 +46,25 @@ class LostProcessError(RuntimeError):
     Args:
         process: which one: 'the unroll process (pid 12)'.
         ending: how it ended: 'was killed by SIGKILL'.
-        last_words: the end of its traceback or of its log; '' if there is none.
+        log_tail: the end of its traceback or of its log; '' if there is none.
         hint: what to do; '' for nothing in particular.
     """
 
-    def __init__(self, process: str, ending: str, last_words: str = '', hint: str = ''):
-        super().__init__(process, ending, last_words, hint)
-        self.process, self.ending, self.last_words, self.hint = process, ending, last_words, hint
+    def __init__(self, process: str, ending: str, log_tail: str = '', hint: str = ''):
+        super().__init__(process, ending, log_tail, hint)
+        self.process, self.ending, self.log_tail, self.hint = process, ending, log_tail, hint
 
     def __str__(self) -> str:
         message = f'{self.process} {self.ending}'
         if self.hint:
             message += f'\n  {self.hint}'
-        if self.last_words.strip():
-            lines = self.last_words.rstrip().split('\n')
+        if self.log_tail.strip():
+            lines = self.log_tail.rstrip().split('\n')
             message += '\n  its last words:\n' + '\n'.join(f'    {line}' for line in lines)
         return message
 
     def __reduce__(self) -> tuple:
-        return type(self), (self.process, self.ending, self.last_words, self.hint)
+        return type(self), (self.process, self.ending, self.log_tail, self.hint)
 
 
 def signal_name(number: int) -> str:
@@ -233,7 +234,7 @@ class Child:
         self.pipe.close()
 
 
-class TalkingChild(Child):
+class MessagingProcess(Child):
     """A :class:`Child` that has something to say: pairs ``(kind, content)``.
 
     'log', of ``(level, text)``, is logged here; 'error', of a traceback, ends the process; others are for whoever asks.

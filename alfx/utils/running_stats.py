@@ -119,7 +119,7 @@ def updated_at_the_end() -> Iterator[None]:
     Several processes that train together may have given them different numbers of batches, but at least one each.
     """
     waiting: dict[RunningStats, _Waiting] = {}
-    with context.statistics_wait(waiting):
+    with context.defer_statistics(waiting):
         yield
     for stats, batches in waiting.items():
         stats.take(_moments_of_row(batches.row(), stats.spec, context.get_ranks()))

@@ -14,7 +14,7 @@ from typing import Any
 from alfx import context
 from alfx.context import get_all_progresses, get_progress, update_all_progresses, update_progress
 from alfx.gin_utils import configurable
-from alfx.gin_utils.checks import Positive
+from alfx.gin_utils.value_checks import Positive
 
 __all__ = ['ConstantScheduler', 'CyclicalScheduler', 'ExponentialScheduler', 'LinearScheduler', 'Scheduler',
            'StepScheduler', 'as_scheduler', 'disallow_scheduler', 'get_all_progresses', 'get_progress',

@@ -13,9 +13,11 @@ import pytest
 from alfx import gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.gin_utils import parsing
-from alfx.offline import folder, recorder
-from alfx.trainers import building, conf_check
-from alfx.trainers.playing import play
+from alfx.offline import recorder
+from alfx.offline import dataset_folder
+from alfx.trainers import conf_check
+from alfx.runs import building
+from alfx.runs.playing import play
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer
 
 CONFS = sorted(os.path.basename(path) for path in glob.glob(os.path.join(parsing.CONFS, '*.gin')))
@@ -63,7 +65,7 @@ def record_datasets(conf, config):
     for path in {*config.offline_datasets(), *shown}:
         env = building.create_eval_environment(config, 2)
         act = recorder.random_policy(env.action_spec(), 2)
-        folder.write(path, recorder.record(env, act, RECORDED_STEPS), {})
+        dataset_folder.write(path, recorder.record(env, act, RECORDED_STEPS), {})
         env.close()
 
 

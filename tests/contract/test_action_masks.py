@@ -19,7 +19,7 @@ from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.algorithms.encoding_algorithm import EncodingAlgorithm
 from alfx.algorithms.impala_algorithm import ImpalaAlgorithm
 from alfx.algorithms.mpo_algorithm import MpoAlgorithm
-from alfx.algorithms.policy_loss_addons import AttractionToPolicy
+from alfx.algorithms.composition.policy_loss_addons import AttractionToPolicy
 from alfx.algorithms.ppg_algorithm import PPGAlgorithm, PPGAuxOptions
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.ppo_loss import PPOLoss
@@ -41,7 +41,7 @@ from alfx.offline import recorder
 from alfx.optimizers import Adam
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 from alfx.utils import dist_utils
-from alfx.utils.discrete_action import DiscreteAction, LongExploration, LongExplorationState, random_valid
+from alfx.utils.discrete_action import DiscreteAction, EpsilonZGreedy, LongExplorationState, random_valid
 
 COUNT, LOWEST = 5, 3  # actions 3 .. 7
 
@@ -206,7 +206,7 @@ def test_a_cloned_policy_does_nothing_that_is_not_valid():
     with torch.no_grad():
         for step in (bc.rollout_step(inputs, state), bc.predict_step(inputs, state)):
             assert is_allowed(bc, step.output, inputs.action_mask).all()
-    assert bc.honours_action_mask
+    assert bc.supports_action_mask
 
 
 @pytest.mark.parametrize('cls', [Allowed, Several, Mixed])
@@ -315,7 +315,7 @@ def test_an_algorithm_of_continuous_actions_is_refused():
 
 
 def test_an_algorithm_that_knows_no_masks_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(PPOAlgorithm, 'honours_action_mask', False)
+    monkeypatch.setattr(PPOAlgorithm, 'supports_action_mask', False)
     with pytest.raises(ConfError, match='PPOAlgorithm would take actions that are not valid'):
         make('ppo')
 
@@ -344,7 +344,7 @@ def test_random_valid_actions_are_uniform():
 
 def test_a_run_of_random_actions_ends_where_its_action_is_not_valid():
     action = DiscreteAction(BoundedTensorSpec((), torch.int64, 0, 2), 'test')
-    explore = LongExploration(action, 2.0, 'test')
+    explore = EpsilonZGreedy(action, 2.0, 'test')
     state = LongExplorationState(torch.tensor([5, 5]), torch.tensor([1, 1]))
     mask = torch.tensor([[True, False, True], [True, True, True]])
     taken, state = explore(torch.tensor([0, 0]), 0.0, state, mask)

@@ -1,7 +1,7 @@
 """What holds for every policy algorithm, whatever the kind of its actions."""
 import pytest
 import torch
-from agents import ALGORITHMS, ENVIRONMENTS, make_agent
+from helpers.agents import ALGORITHMS, ENVIRONMENTS, make_agent
 
 from alfx import nest
 from alfx.algorithms.agent import Agent
@@ -105,7 +105,7 @@ def test_infos_recomputed_at_once_train_as_infos_of_the_rollout(algorithm, envir
             with_traits(Agent, recomputes_rollout_info=False)
         # one minibatch an epoch: without shuffling, both draw the same random numbers for all that matters
         agent, _ = make_agent(algorithm, environment, seed=1, mini_batch_size=24)
-        assert agent.traits.recomputes_rollout_info == recompute
+        assert agent.capabilities.recomputes_rollout_info == recompute
         agent.train_iter()
         return parameters(agent)
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 from absl import flags
 from absl.testing import flagsaver
-import warm_starts
+from helpers import warm_starts
 
 from alfx import gin_utils
 from alfx.bin import check

@@ -14,7 +14,7 @@ from alfx import gin_utils
 from alfx.bin import flags as conf_flags
 from alfx.bin import train
 from alfx.trainers.policy_trainer import RLTrainer
-from alfx.trainers.run_files import read_table
+from alfx.runs.run_files import read_table
 from alfx.utils.checkpoint_utils import read_checkpoint
 
 FLAGS = flags.FLAGS

@@ -16,8 +16,8 @@ from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.engine.errors import NonFiniteLossError
 from alfx.gin_utils import ConfError
-from alfx.offline import folder
-from alfx.offline.episodes import Episodes
+from alfx.offline import dataset_folder
+from alfx.offline.dataset_episodes import Episodes
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.utils.checkpoint_utils import read_checkpoint
 
@@ -41,7 +41,7 @@ def episodes(**changes):
 
 
 def write(path=DATA, about=(), **changes):
-    folder.write(path, episodes(**changes), dict(about), overwrite=True)
+    dataset_folder.write(path, episodes(**changes), dict(about), overwrite=True)
 
 
 def with_nan(where):
@@ -77,12 +77,12 @@ def flip():
 
 def leave_by_a_killed_writer():
     write()
-    os.remove(os.path.join(DATA, folder.MANIFEST))
+    os.remove(os.path.join(DATA, dataset_folder.MANIFEST))
 
 
 def write_with_another_version():
     write()
-    path = os.path.join(DATA, folder.MANIFEST)
+    path = os.path.join(DATA, dataset_folder.MANIFEST)
     with open(path) as file:
         manifest = json.load(file)
     with open(path, 'w') as file:

@@ -2,12 +2,12 @@
 import numpy as np
 import pytest
 import torch
-from agents import make_agent
+from helpers.agents import make_agent
 
 from alfx import nest
 from alfx.algorithms.data_transformer import ObservationNormalizer, RewardScaling
 from alfx.data_structures import StepType
-from alfx.trainers.evaluator import evaluate
+from alfx.runs.evaluator import evaluate
 
 every_algorithm = pytest.mark.parametrize('algorithm', ['actor-critic', 'ppo'])
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
-import warm_starts
+from helpers import warm_starts
 
 from alfx.utils.checkpoint_utils import read_checkpoint
 
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / 'tests' / 'rank_program.py'
+PROGRAM = ROOT / 'tests' / 'helpers' / 'rank_program.py'
 PATIENCE = 240  # seconds, for anything at all: the machine may be busy
 COMMON = ('create_environment.num_parallel_environments=4', 'create_environment.nonparallel=True',
           'TrainerConfig.num_env_steps=0', 'TrainerConfig.evaluate=False', 'TrainerConfig.random_seed=5',
@@ -82,8 +82,8 @@ def train_parts(folder, conf, num_ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize('conf', NUMBERS)
 def test_two_ranks_with_half_the_batch_each_give_the_parameters_of_one_process(tmp_path, conf):
-    """PPO clips by the global norm and normalises advantages, over the whole batch; see tests/rank_program.py for how
-    the random numbers are kept the same."""
+    """PPO clips by the global norm and normalises advantages, over the whole batch; see
+    tests/helpers/rank_program.py for how the random numbers are kept the same."""
     whole, = train_parts(tmp_path, conf, 1)
     first, second = train_parts(tmp_path, conf, 2)
     trained = [name for name in whole if not name.startswith('_metrics.')]

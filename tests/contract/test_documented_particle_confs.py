@@ -9,7 +9,7 @@ pytest.importorskip('sklearn')
 COMMON = """
 import alfx.algorithms.{module}
 import alfx.trainers.policy_trainer
-import alfx.utils.datagen
+import alfx.environments.datagen
 
 inside/load_digits.label_idx = [0, 1, 2, 3, 4, 5]
 outside/load_digits.label_idx = [6, 7, 8, 9]

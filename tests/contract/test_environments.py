@@ -12,7 +12,7 @@ from alfx.data_structures import StepType
 from alfx.environments.alf_environment import AlfEnvironment
 from alfx.environments.alf_wrappers import CheckedEnvironment
 from alfx.environments.autoreset import can_reset_some
-from alfx.environments.errors import UnsupportedOperationError
+from alfx.environments.environment_errors import UnsupportedOperationError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.suite_unittest_gym import CountEnv, DictEnv
 from alfx.tensor_specs import check_consistent

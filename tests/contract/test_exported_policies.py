@@ -2,8 +2,10 @@
 import pytest
 
 from alfx import gin_utils
-from alfx.trainers import building, exporting, playing
-from alfx.trainers.policy import Policy
+from alfx.runs import building
+from alfx.runs import exporting
+from alfx.runs import playing
+from alfx.runs.policy import Policy
 
 
 @pytest.fixture

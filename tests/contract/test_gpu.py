@@ -10,10 +10,11 @@ from alfx import nest
 from alfx.algorithms.config import TrainerConfig
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.tensor_specs import TensorSpec
-from alfx.trainers import building, random_state
+from alfx.runs import building
+from alfx.utils import random_state
 from alfx.trainers.devices import find_device, use_device
-from alfx.trainers.evaluator import evaluate
-from alfx.trainers.playing import load_for_play
+from alfx.runs.evaluator import evaluate
+from alfx.runs.playing import load_for_play
 
 pytestmark = pytest.mark.gpu
 ORIGINAL = dict(CONFS)

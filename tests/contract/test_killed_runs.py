@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))
 import kill_runs
-import warm_starts
+from helpers import warm_starts
 from kill_runs import checkpoints
 
 pytestmark = pytest.mark.processes

@@ -4,9 +4,9 @@ import torch
 from test_second_device import CONFS, tensors_of, trainer_of
 
 from alfx.algorithms.config import TrainerConfig
-from alfx.trainers import building
-from alfx.trainers.evaluator import evaluate
-from alfx.trainers.playing import load_for_play
+from alfx.runs import building
+from alfx.runs.evaluator import evaluate
+from alfx.runs.playing import load_for_play
 
 CPU = torch.device('cpu')
 

@@ -10,8 +10,8 @@ import torch
 
 from alfx import gin_utils
 from alfx.algorithms.config import TrainerConfig
-from alfx.engine.plan.forms import Played
-from alfx.engine.plan.update import UpdateTask
+from alfx.engine.plan.backends import Replayed
+from alfx.engine.plan.traced_plan import UpdateTask
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.utils.checkpoint_utils import read_checkpoint
 
@@ -106,7 +106,7 @@ def test_same_seed_same_parameters_also_when_played_from_a_record_and_when_resum
                                                                                    caplog):
     """To the bit. The second run of the seed is the one that is played, for each run takes long."""
     recorded = []
-    make = Played._make
+    make = Replayed._make
 
     def make_and_note(form, request):
         kept = make(form, request)
@@ -114,7 +114,7 @@ def test_same_seed_same_parameters_also_when_played_from_a_record_and_when_resum
             recorded.append(1)
         return kept
 
-    monkeypatch.setattr(Played, '_make', make_and_note)
+    monkeypatch.setattr(Replayed, '_make', make_and_note)
     first, second, resumed = tmp_path / 'first', tmp_path / 'second', tmp_path / 'resumed'
     warm_up(10**9)
     expected = train(conf, first)

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from sac_agents import ENVIRONMENTS, networks
+from helpers.sac_agents import ENVIRONMENTS, networks
 
 from alfx import context, nest
 from alfx.algorithms.agent import Agent
@@ -27,7 +27,7 @@ from alfx.environments.suite_unittest_gym import OffsetActionEnv
 from alfx.networks.actor_networks import ActorNetwork, ActorRNNNetwork
 from alfx.networks.critic_networks import CriticNetwork, CriticRNNNetwork
 from alfx.optimizers import Adam
-from alfx.trainers.evaluator import evaluate
+from alfx.runs.evaluator import evaluate
 
 lambda_loss = partial(TDLoss, td_lambda=0.9)
 

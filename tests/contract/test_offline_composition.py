@@ -6,9 +6,9 @@ algorithm: it trains on a dataset alone and with own experience besides, is save
 from functools import partial
 
 import pytest
-import sac_agents
+from helpers import sac_agents
 import torch
-from offline_agents import differences, make_agent, parameters, record
+from helpers.offline_agents import differences, make_agent, parameters, record
 
 from alfx import context
 from alfx.algorithms.awac_algorithm import AwacAlgorithm

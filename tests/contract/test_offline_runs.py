@@ -13,20 +13,24 @@ import torch
 
 from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.transformers.statistics import episode_returns
+from alfx.algorithms.transformers.normalization import episode_returns
 from alfx.data_structures import Experience, TimeStep
 from alfx.gin_utils import ConfError
-from alfx.offline import folder, recorder, sources, spaces
-from alfx.offline.episodes import Episodes, steps
+from alfx.offline import recorder
+from alfx.offline import dataset_folder
+from alfx.offline import dataset_sources
+from alfx.offline import dataset_spaces
+from alfx.offline.dataset_episodes import Episodes, steps
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
-from alfx.trainers import building, curves
+from alfx.runs import building
+from alfx.reports import curves
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.utils.checkpoint_utils import read_checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[2] / 'tools'))
 import kill_runs
-import offline_agents
-import warm_starts
+from helpers import offline_agents
+from helpers import warm_starts
 
 SMALL = ('TrainerConfig.num_updates_per_train_iter = 3', 'TrainerConfig.mini_batch_size = 8',
          'TrainerConfig.random_seed = 7', 'TrainerConfig.num_threads = 1',
@@ -46,8 +50,8 @@ def record(path, num_steps=100, seed=0):
         config.random_seed = seed
         torch.manual_seed(seed)
         env = building.create_eval_environment(config, 1)
-        folder.write(path, recorder.record(env, recorder.random_policy(env.action_spec(), 1), num_steps),
-                     spaces.told(env), overwrite=True)
+        dataset_folder.write(path, recorder.record(env, recorder.random_policy(env.action_spec(), 1), num_steps),
+                     dataset_spaces.told(env), overwrite=True)
         env.close()
 
 
@@ -105,8 +109,8 @@ def test_other_data_is_refused_when_a_run_goes_on_and_moved_data_is_not():
 
 
 def test_a_policy_is_evaluated_without_its_data():
-    from alfx.trainers.evaluator import evaluate
-    from alfx.trainers.playing import load_for_play
+    from alfx.runs.evaluator import evaluate
+    from alfx.runs.playing import load_for_play
     record('data/pendulum/expert')
     train('bc_pendulum', 'run', 'TrainerConfig.num_iterations = 2')
     os.rename('data', 'gone')
@@ -128,7 +132,7 @@ def test_statistics_of_the_data_are_exact_and_stay_so():
                     'TrainerConfig.data_transformer_ctor = [@RewardScaling, @ObservationNormalizer]',
                     "ObservationNormalizer.update_mode = 'offline'")
     names = ('data/pendulum/replay', 'data/more')
-    data = np.concatenate([sources.read(name).episodes.observation[''] for name in names])
+    data = np.concatenate([dataset_sources.read(name).episodes.observation[''] for name in names])
     transformer = trainer.algorithm.data_transformer
     stats = transformer.members()[1]._normalizer._stats_list[0]
     np.testing.assert_allclose(stats.mean.numpy(), data.mean(0, np.float64), rtol=1e-5)
@@ -142,7 +146,8 @@ def test_rewards_are_scaled_by_the_returns_of_all_data_and_own_ones_alike():
                     "TrainerConfig.offline_buffer_dir = ['data/pendulum/replay', 'data/more']",
                     'TrainerConfig.data_transformer_ctor = @DatasetRewardScaling',
                     'DatasetRewardScaling.return_range = 10.0')
-    returns = np.concatenate([sources.read(name).episodes.returns() for name in ('data/pendulum/replay', 'data/more')])
+    returns = np.concatenate([dataset_sources.read(name).episodes.returns() for name in ('data/pendulum/replay',
+                                                                                         'data/more')])
     assert len(returns) == 8
     scale = 10.0 / (returns.max() - returns.min())
     for step_type in range(3):
@@ -180,8 +185,8 @@ def test_the_replay_buffer_of_a_run_is_a_dataset():
           'TrainerConfig.replay_buffer_length = 50')
     _, path = final_state('run')
     state = read_checkpoint(path)['alg']['_extra_state']['replay_buffer']
-    dataset = sources.read(path)
-    assert sources.read('run').fingerprint == dataset.fingerprint
+    dataset = dataset_sources.read(path)
+    assert dataset_sources.read('run').fingerprint == dataset.fingerprint
     episodes = dataset.episodes
     assert episodes.num_steps <= 50 and not episodes.terminated().any() and episodes.lengths.max() == 20
     with gin_utils.loaded('sac_pendulum', []):
@@ -237,16 +242,17 @@ def test_specs_that_a_dataset_tells_are_those_of_its_environment(tmp_path):
         def reward_spec(self):
             return TensorSpec((2, ))
 
-    told = json.loads(json.dumps(spaces.told(Environment())))
-    folder.write(str(tmp_path / 'a'), Episodes({'arm.joint': np.zeros((2, 2)), 'image': np.zeros((2, 3, 4, 4))}, {
+    told = json.loads(json.dumps(dataset_spaces.told(Environment())))
+    dataset_folder.write(str(tmp_path / 'a'), Episodes({'arm.joint': np.zeros((2, 2)),
+                                                        'image': np.zeros((2, 3, 4, 4))}, {
         '': np.ones(1, np.int64)}, np.zeros((1, 2)), np.ones(1), np.ones(1, np.int64)), told)
-    found = spaces.RecordedEnvironment([str(tmp_path / 'a')], 3)
+    found = dataset_spaces.RecordedEnvironment([str(tmp_path / 'a')], 3)
     for method in ('observation_spec', 'action_spec', 'reward_spec'):
         assert getattr(found, method)() == getattr(Environment(), method)()
     assert found.batch_size == 3
-    folder.write(str(tmp_path / 'a'), folder.read(str(tmp_path / 'a')).episodes, {}, overwrite=True)
+    dataset_folder.write(str(tmp_path / 'a'), dataset_folder.read(str(tmp_path / 'a')).episodes, {}, overwrite=True)
     with pytest.raises(ConfError, match='does not tell the specs of its environment'):
-        spaces.RecordedEnvironment([str(tmp_path / 'a')], 3)
+        dataset_spaces.RecordedEnvironment([str(tmp_path / 'a')], 3)
 
 
 @pytest.mark.parametrize('conf, params, message', [
@@ -271,7 +277,7 @@ def test_what_cannot_learn_from_a_dataset_says_why(conf, params, message):
 def test_a_replay_buffer_of_alf_is_trained_on(conf, params):
     """From its file alone, in two datasets at once; cloned, learned from, or mixed with own experience."""
     record('recorded')
-    episodes = folder.read('recorded').episodes
+    episodes = dataset_folder.read('recorded').episodes
     time_step, _ = next(steps(episodes, 0, TensorSpec((3, )), BoundedTensorSpec((1, )), TensorSpec(())))
     for name in ('sac_10k', 'more'):
         offline_agents.file_of_alf(name, time_step)

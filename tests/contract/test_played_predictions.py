@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 import torch
-from plans import warnings_in
+from helpers.plans import warnings_in
 
 from alfx import context, gin_utils, nest
 from alfx.algorithms.agent import Agent
@@ -11,8 +11,8 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.data_structures import AlgStep, TimeStep
 from alfx.offline import recorder
-from alfx.trainers import building
-from alfx.trainers.evaluator import evaluate
+from alfx.runs import building
+from alfx.runs.evaluator import evaluate
 
 FIXED = ['sac_pendulum', 'sac_cart_pole', 'td3_pendulum', 'dqn_cart_pole', 'iql_pendulum', 'bc_pendulum',
          'ppo_cart_pole', 'gail_pendulum']
@@ -39,14 +39,14 @@ def make(conf, *params):
 
 
 def assert_plays(algorithm, env, count, seed=0, mask=()):
-    """``play_step`` and ``predict_step`` do the same for ``count`` steps, and draw the same numbers."""
+    """``fast_predict_step`` and ``predict_step`` do the same for ``count`` steps, and draw the same numbers."""
     state, transform_state = algorithm.get_initial_predict_state(BATCH), algorithm.get_initial_transform_state(BATCH)
     with context.eval_context(), torch.no_grad():
         for i in range(count):
             inputs, transform_state = algorithm.transform_timestep(env.current_time_step(), transform_state)
             inputs = inputs._replace(action_mask=mask)
             found = []
-            for step in (algorithm.play_step, algorithm.predict_step):
+            for step in (algorithm.fast_predict_step, algorithm.predict_step):
                 torch.manual_seed(seed + i)
                 output, new_state, _ = step(inputs, state)
                 assert not nest.flatten(new_state)
@@ -77,10 +77,12 @@ def test_another_epsilon_counts_at_once():
     algorithm, env = make('dqn_cart_pole')
     inputs = env.current_time_step()
     with torch.no_grad():
-        outputs = [algorithm.play_step(inputs, algorithm.get_initial_predict_state(BATCH)).output for _ in range(20)]
+        outputs = [algorithm.fast_predict_step(inputs, algorithm.get_initial_predict_state(BATCH)).output
+                   for _ in range(20)]
         assert num_records(algorithm) and all(torch.equal(outputs[0], x) for x in outputs)
         building.set_epsilon_greedy(algorithm, 1.0)
-        outputs = [algorithm.play_step(inputs, algorithm.get_initial_predict_state(BATCH)).output for _ in range(20)]
+        outputs = [algorithm.fast_predict_step(inputs, algorithm.get_initial_predict_state(BATCH)).output
+                   for _ in range(20)]
     assert not all(torch.equal(outputs[0], x) for x in outputs)
 
 
@@ -95,11 +97,11 @@ def test_masks_of_actions_are_looked_at_at_each_step(conf):
 @pytest.mark.parametrize('conf', OTHERS.values(), ids=OTHERS)
 def test_everything_else_is_computed_as_it_is(conf):
     algorithm, env = make(conf)
-    assert not algorithm.traits.fixed_prediction
+    assert not algorithm.capabilities.traceable_prediction
     state = algorithm.get_initial_predict_state(BATCH)
     inputs, _ = algorithm.transform_timestep(env.current_time_step(), algorithm.get_initial_transform_state(BATCH))
     found = []
-    for step in (algorithm.play_step, algorithm.predict_step):
+    for step in (algorithm.fast_predict_step, algorithm.predict_step):
         torch.manual_seed(0)
         with context.eval_context(), torch.no_grad():
             found.append(nest.flatten(nest.map_structure(torch.as_tensor, tuple(step(inputs, state)[:2]))))
@@ -109,7 +111,7 @@ def test_everything_else_is_computed_as_it_is(conf):
 class Looking(SacAlgorithm):
     """Reads the reward, and says of itself what SAC says."""
 
-    own_traits = SacAlgorithm.own_traits
+    own_capabilities = SacAlgorithm.own_capabilities
 
     def predict_step(self, inputs, state):
         step = super().predict_step(inputs, state)
@@ -123,10 +125,10 @@ class Silent(SacAlgorithm):
 @pytest.mark.parametrize('cls', [Looking, Silent])
 def test_a_subclass_with_a_step_of_its_own_or_that_says_nothing_is_not_played(cls):
     algorithm, env = make('sac_pendulum')
-    assert algorithm.traits.fixed_prediction
-    algorithm._rl_algorithm.__class__, algorithm._traits = cls, None
-    algorithm._rl_algorithm._traits = None
-    assert not algorithm.traits.fixed_prediction
+    assert algorithm.capabilities.traceable_prediction
+    algorithm._rl_algorithm.__class__, algorithm._capabilities = cls, None
+    algorithm._rl_algorithm._capabilities = None
+    assert not algorithm.capabilities.traceable_prediction
 
 
 @pytest.mark.parametrize('conf', ['sac_pendulum', 'ppo_cart_pole'])
@@ -143,7 +145,7 @@ def test_evaluations_between_updates_are_those_that_are_not_played(conf, with_tr
 
     played, algorithm = returns()
     assert num_records(algorithm)
-    with_traits(Agent, fixed_prediction=False)
+    with_traits(Agent, traceable_prediction=False)
     expected, algorithm = returns()
     assert algorithm._played is None and torch.equal(played, expected) and len(expected.unique()) > 3
 
@@ -179,7 +181,7 @@ def test_a_dataset_is_the_same_whether_its_policy_is_played_and_however_long_the
     for block in (7, 10_000):
         monkeypatch.setattr(recorder, '_BLOCK', block)
         assert_same(recorded(), found)
-    with_traits(Agent, fixed_prediction=False)
+    with_traits(Agent, traceable_prediction=False)
     assert_same(recorded(), found)
 
 

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-import warm_starts
+from helpers import warm_starts
 
 import alfx
 from alfx import gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.search import search_conf
-from alfx.search.folder import SearchFolder
+from alfx.search.search_folder import SearchFolder
 from alfx.search.seeds import run_seed
 from alfx.trainers.conf_check import shorten
 from alfx.trainers.policy_trainer import RLTrainer

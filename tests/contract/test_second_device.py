@@ -7,11 +7,12 @@ import torch
 
 from alfx import context, gin_utils, nest
 from alfx.algorithms.config import TrainerConfig
-from alfx.trainers import building, run_files
-from alfx.trainers.evaluator import evaluate
-from alfx.trainers.playing import load_for_play
+from alfx.runs import building
+from alfx.runs import run_files
+from alfx.runs.evaluator import evaluate
+from alfx.runs.playing import load_for_play
 from alfx.trainers.policy_trainer import RLTrainer
-from second_device import DEVICE, SecondDeviceTensor, second_device
+from helpers.second_device import DEVICE, SecondDeviceTensor, second_device
 
 # torch warns that nothing is copied to 'meta'; to this one it is
 pytestmark = pytest.mark.filterwarnings('ignore:for .*copying from a non-meta parameter')

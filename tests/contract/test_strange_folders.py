@@ -11,8 +11,8 @@ from alfx import gin_utils
 from alfx.bin import flags as conf_flags
 from alfx.bin import play, train
 from alfx.environments import suite_gym
-from alfx.environments.errors import EnvironmentLoadError
-from alfx.utils import user_key
+from alfx.environments.environment_errors import EnvironmentLoadError
+from alfx.checkpoints import user_key
 
 FLAGS = flags.FLAGS
 if not FLAGS.is_parsed():

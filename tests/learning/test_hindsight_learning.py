@@ -3,8 +3,8 @@ import pytest
 
 from alfx import gin_utils
 from alfx.algorithms.config import TrainerConfig
-from alfx.trainers import building
-from alfx.trainers.evaluator import evaluate
+from alfx.runs import building
+from alfx.runs.evaluator import evaluate
 from alfx.trainers.policy_trainer import RLTrainer
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from deterministic_agents import make_agent
+from helpers.deterministic_agents import make_agent
 
 from alfx import context
 from alfx.algorithms.agent import Agent

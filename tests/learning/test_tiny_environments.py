@@ -1,7 +1,7 @@
 """Every algorithm reaches the optimal value, known in closed form, of every tiny environment."""
 import pytest
 import torch
-from agents import ALGORITHMS, make_agent
+from helpers.agents import ALGORITHMS, make_agent
 
 from alfx import context
 from alfx.environments.suite_unittest import ValueUnittestEnv
@@ -43,7 +43,7 @@ def test_the_value_of_certain_rewards_is_learned(algorithm, monkeypatch):
     # Each of the 4 steps to come is rewarded by 1. The observation is noise, so that the best estimate is the mean
     # over the 4 steps that have a successor: with gamma = 0.99, S(k) = 1 + g + ... + g^(k-1) is 1, 1.99, 2.9701,
     # 3.940399, whose mean is 2.4751. With a terminal value that were bootstrapped from it would be near 100.
-    import agents
+    from helpers import agents
     monkeypatch.setitem(agents.ENVIRONMENTS, 'value', lambda batch_size: ValueUnittestEnv(batch_size, 5))
     agent, env = make_agent(algorithm, 'value', batch_size=16, unroll_length=10, learning_rate=1e-2, mini_batch_size=80)
     for _ in range(150):

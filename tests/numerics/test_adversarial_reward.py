@@ -1,11 +1,11 @@
 """Rewards of a discriminator against slow loops, its optimum in closed form, and what it teaches a policy."""
 from functools import partial
 
-import offline_agents
+from helpers import offline_agents
 import pytest
 import torch
-from plans import num_records
-from sac_agents import ENVIRONMENTS
+from helpers.plans import num_records
+from helpers.sac_agents import ENVIRONMENTS
 from torch.nn import functional as F
 
 from alfx import context, nest
@@ -22,7 +22,8 @@ from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.value_networks import ValueNetwork
-from alfx.offline import folder, recorder
+from alfx.offline import recorder
+from alfx.offline import dataset_folder
 from alfx.optimizers import Adam
 
 CRITIC = partial(CriticNetwork, joint_fc_layer_params=(16, ))
@@ -79,7 +80,7 @@ def demonstrations(path, shuffled=False, environment='discrete'):
     if shuffled:
         order = torch.randperm(len(next(iter(episodes.action.values())))).numpy()
         episodes = episodes._replace(action={key: x[order] for key, x in episodes.action.items()})
-    folder.write(str(path), episodes, {})
+    dataset_folder.write(str(path), episodes, {})
     return str(path)
 
 

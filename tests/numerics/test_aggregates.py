@@ -4,7 +4,7 @@ import itertools
 import numpy as np
 import pytest
 
-from alfx.utils.aggregates import (bootstrap_interval, interquartile_mean, interquartile_mean_interval,
+from alfx.reports.aggregates import (bootstrap_interval, interquartile_mean, interquartile_mean_interval,
                                    probability_of_improvement)
 
 

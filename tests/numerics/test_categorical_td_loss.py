@@ -8,7 +8,7 @@ import torch
 
 from alfx import context
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps, project_distribution
-from alfx.algorithms.maths import q_maths
+from alfx.algorithms.base import q_values
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType
 
@@ -70,9 +70,9 @@ def test_means_are_exact_to_the_last_place_of_a_float32():
     logits = 0.3 * torch.randn(20_000, 51, generator=torch.Generator().manual_seed(0))
     atoms = torch.linspace(0.0, 100.0, 51)
     expected = torch.softmax(logits.double(), -1) @ atoms.double()
-    assert (q_maths.expected_values(logits, atoms).double() - expected).abs().max() < 5e-6
+    assert (q_values.expected_values(logits, atoms).double() - expected).abs().max() < 5e-6
     two = torch.tensor([[0.0, math.log(3.0)]])
-    assert q_maths.expected_values(two, torch.tensor([-2.0, 2.0])).item() == pytest.approx(1.0)  # -2 / 4 + 3 * 2 / 4
+    assert q_values.expected_values(two, torch.tensor([-2.0, 2.0])).item() == pytest.approx(1.0)  # -2 / 4 + 3 * 2 / 4
 
 
 def test_a_terminal_reward_beyond_the_range_is_all_at_the_last_atom():

@@ -10,7 +10,7 @@ from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.data_structures import StepType
-from alfx.engine.plan import FasterPlan
+from alfx.engine.plan import TracedPlan
 from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
 from alfx.networks.q_networks import QNetwork
 from alfx.optimizers import Adam
@@ -66,7 +66,7 @@ def test_compiled_updates_are_those_of_the_formulas(monkeypatch):
         computed = optimize(plan, batch)
         assert abs(computed.loss_info.loss.item() - loss.item()) < 1e-6
         errors.append(max((p.detach() - e).abs().max().item() for p, e in zip(params, expected)))
-        assert isinstance(plan, FasterPlan)
+        assert isinstance(plan, TracedPlan)
         counts.append(plan.compiled.num_records)
         return computed
 

@@ -11,7 +11,7 @@ from alfx.data_structures import BatchInfo, LossInfo, TimeStep
 from alfx.gin_utils import ConfError
 from alfx.networks.dynamics_networks import BoundedVarianceProjectionNetwork, DynamicsNetwork, softly_bounded
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
-from alfx.utils.bootstrap import hashed_uniform, transition_weights
+from alfx.algorithms.model_based.bootstrap import hashed_uniform, transition_weights
 
 stats = pytest.importorskip('scipy.stats')  # of an extra
 

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from alfx.utils import evolution
+from alfx.algorithms.evolution import evolution
 
 
 def test_ranks_go_from_minus_one_half_to_one_half_and_equal_returns_share_theirs():

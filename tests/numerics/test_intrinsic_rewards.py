@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from intrinsic_reward_contract import (ACTION, OBSERVATION, random_steps, reward_steps, step_of, total_loss,
+from helpers.intrinsic_reward_contract import (ACTION, OBSERVATION, random_steps, reward_steps, step_of, total_loss,
                                        train_step_by_step, zero_state)
 from torch import nn
 

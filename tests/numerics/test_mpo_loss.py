@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from alfx.algorithms.maths.mpo_loss import (Multiplier, Temperature, categorical_divergence, categorical_policy_loss,
+from alfx.algorithms.mpo.mpo_loss import (Multiplier, Temperature, categorical_divergence, categorical_policy_loss,
                                             gaussian_divergences, gaussian_policy_loss, improved_weights, masked_mean,
                                             solve_temperature, temperature_dual)
 from alfx.utils.dist_utils import Categorical, DiagMultivariateNormal

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alfx.algorithms.maths.future_steps import FutureSteps, experience_field
+from alfx.algorithms.base.future_steps import FutureSteps, experience_field
 from alfx.data_structures import BatchInfo, Experience, StepType, TimeStep
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.tensor_specs import TensorSpec

@@ -8,7 +8,7 @@ import torch
 from alfx import nest
 from alfx.algorithms.bc_algorithm import BcAlgorithm
 from alfx.algorithms.iql_algorithm import IqlActorInfo, IqlAlgorithm, IqlCriticInfo, IqlInfo
-from alfx.algorithms.maths.offline_maths import StoredActions, advantage_weights, expectile_loss
+from alfx.algorithms.offline.offline_losses import StoredActions, advantage_weights, expectile_loss
 from alfx.data_structures import BasicRLInfo, StepType, TimeStep
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork

@@ -10,7 +10,7 @@ from alfx.algorithms.awac_algorithm import AwacAlgorithm
 from alfx.algorithms.cql_algorithm import CqlAlgorithm, DiscreteCqlAlgorithm
 from alfx.algorithms.ddpg_algorithm import DdpgInfo
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm, DqnInfo
-from alfx.algorithms.maths.offline_maths import log_integral_exp
+from alfx.algorithms.offline.offline_losses import log_integral_exp
 from alfx.algorithms.sac_algorithm import SacAlgorithm, SacInfo
 from alfx.algorithms.td3_algorithm import Td3Algorithm
 from alfx.algorithms.td3_bc_algorithm import Td3BcAlgorithm
@@ -116,7 +116,7 @@ def test_step_by_step_the_penalties_are_the_same():
 def test_a_penalty_of_several_returns_is_refused():
     with pytest.raises(ConfError, match='critic_penalty'):
         td3(critic_penalty=0.1, reward_spec=TensorSpec((2, )))
-    assert td3(reward_spec=TensorSpec((2, ))).own_traits().fixed_update
+    assert td3(reward_spec=TensorSpec((2, ))).own_capabilities().traceable_update
     with pytest.raises(ConfError, match='actor_penalty'):
         td3(actor_penalty=-1.0)
 
@@ -158,7 +158,7 @@ def test_the_losses_of_awac_are_those_of_the_paper(length, monkeypatch):
 def test_awac_has_no_temperature_of_an_entropy_and_no_discrete_actions():
     algorithm = stochastic(AwacAlgorithm)
     assert not any('alpha' in name for name, _ in algorithm.named_parameters())
-    assert algorithm.own_traits().fixed_update
+    assert algorithm.own_capabilities().traceable_update
     with pytest.raises(ConfError, match='discrete'):
         AwacAlgorithm(OBSERVATION, BoundedTensorSpec((), torch.int64, 0, 3), actor_network_cls=ACTOR,
                       critic_network_cls=CRITIC)

@@ -14,7 +14,7 @@ from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.relu_mlp import ReluMLP, SimpleFC
 from alfx.optimizers import Adam
 from alfx.tensor_specs import TensorSpec
-from alfx.utils import particle_vi
+from alfx.algorithms.particles import particle_vi
 from alfx.utils.math_ops import identity
 
 N, M, D = 5, 7, 3

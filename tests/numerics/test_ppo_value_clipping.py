@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 import torch
-from agents import make_agent
+from helpers.agents import make_agent
 from test_actor_critic_loss import random_info
 
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm, PPOInfo

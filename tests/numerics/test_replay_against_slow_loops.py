@@ -228,13 +228,13 @@ class Player:
         if envs is None:
             self.slow.positions = [max(self.slow.positions)] * NUM_ENVS
 
-    def rewind(self, keep):
+    def drop_all_but(self, keep):
         sizes = {len(steps) for steps in self.slow.envs}
         if len(sizes) > 1 or not max(sizes) or len(set(self.slow.positions)) > 1:
             with pytest.raises(ValueError, match='rewind'):
-                self.buffer.rewind(keep)
+                self.buffer.drop_all_but(keep)
             return
-        kept = self.buffer.rewind(keep)
+        kept = self.buffer.drop_all_but(keep)
         self.slow.envs = [steps[:-1][max(len(steps) - 1 - keep, 0):] for steps in self.slow.envs]
         self.slow.positions = [position - 1 for position in self.slow.positions]
         assert {len(steps) for steps in self.slow.envs} == {kept}

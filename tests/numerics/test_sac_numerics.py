@@ -4,17 +4,17 @@ from functools import partial
 
 import pytest
 import torch
-from sac_agents import make_agent, random_steps
+from helpers.sac_agents import make_agent, random_steps
 from torch import nn
 
 from alfx import nest
-from alfx.algorithms.maths import critic_maths
+from alfx.algorithms.base import critic_values
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.prior_actor import SameActionPriorActor, UniformPriorActor
-from alfx.algorithms.sac import losses as sac_losses
+from alfx.algorithms.sac import soft_losses as sac_losses
 from alfx.algorithms.sac_algorithm import SacAlgorithm, SacInfo
 from alfx.data_structures import StepType, TimeStep, valid_masks
-from alfx.engine.update import reduce_loss
+from alfx.engine.loss_reduction import reduce_loss
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.utils import dist_utils
 
@@ -328,7 +328,7 @@ def test_the_priority_of_a_sequence_is_its_root_mean_loss():
     loss = torch.tensor([[4.0, 9.0, 0.0], [12.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     step_type = torch.tensor([[1, 1, 2], [1, 2, 2], [1, 0, 1]])
     # (4 + 12) / 2 steps with a target; 9 / 1; no target at all
-    torch.testing.assert_close(critic_maths.sequence_priority(loss, step_type), torch.tensor([8.0, 9.0, 0.0]).sqrt())
+    torch.testing.assert_close(critic_values.sequence_priority(loss, step_type), torch.tensor([8.0, 9.0, 0.0]).sqrt())
 
 
 def test_priorities_are_set_if_asked():
@@ -345,8 +345,8 @@ def test_priorities_are_set_if_asked():
 @pytest.mark.parametrize('rewards', [(), (2, )])
 def test_the_expected_value_weights_that_of_each_action_by_its_probability(rewards):
     values, probs = torch.randn(4, 3, *rewards), torch.rand(4, 3)
-    found = critic_maths.expected_value(values, probs)
+    found = critic_values.expected_value(values, probs)
     for i in range(4):
         torch.testing.assert_close(found[i], sum(probs[i, a] * values[i, a] for a in range(3)))
     # 0.25 * 4 + 0.75 * 8 = 7
-    assert critic_maths.expected_value(torch.tensor([[4.0, 8.0]]), torch.tensor([[0.25, 0.75]])).tolist() == [7.0]
+    assert critic_values.expected_value(torch.tensor([[4.0, 8.0]]), torch.tensor([[0.25, 0.75]])).tolist() == [7.0]

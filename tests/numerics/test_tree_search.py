@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies
-from single_tree_search import SingleTreeSearch, considered_visits, forward_kl, reverse_kl
+from helpers.single_tree_search import SingleTreeSearch, considered_visits, forward_kl, reverse_kl
 
 from alfx.tree_search import build, rules
-from alfx.tree_search.search import Prediction, SearchError, TreeSearch, exploration_policy, gumbel_choice, root_prior
+from alfx.tree_search.batched_search import (Prediction, SearchError, TreeSearch, exploration_policy, gumbel_choice,
+                                             root_prior)
 from alfx.tree_search.trees import CHILD, VALUE_SUM, VISITS, Noise, SearchSettings
 
 UNEXPANDED = (0.5, *rules.UNEXPANDED)

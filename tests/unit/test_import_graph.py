@@ -16,7 +16,7 @@ PACKAGES = {name for name, path in FILES.items() if path.name == '__init__.py'}
 # Files with documented names, which therefore stay where they are, above or below the other files of their folder.
 APART = {
     'alfx.nest.utils',  # works on specs, which are made of nests
-    'alfx.utils.dist_transforms',  # distributions are made of these; other files of utils are made of distributions
+    'alfx.distributions.transforms',  # distributions are made of these; other files of utils are made of distributions
 }
 USE_THE_ENGINE = {'alfx.algorithms.algorithm', 'alfx.algorithms.rl_algorithm', 'alfx.algorithms.async_unroller'}
 USE_TORCH_INTERNALS = {

@@ -2,7 +2,7 @@
 
 Policies and the values that are bootstrapped from are those which a search found when a step was stored, or finds now
 (:class:`~alfx.algorithms.muzero.reanalysis.Reanalyzer`). The formulas are in
-:mod:`alfx.algorithms.maths.model_targets`.
+:mod:`alfx.algorithms.muzero.model_targets`.
 """
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from alfx import context, nest
-from alfx.algorithms.maths.model_targets import HeldSteps, monte_carlo_values, n_step_values
+from alfx.algorithms.muzero.model_targets import HeldSteps, monte_carlo_values, n_step_values
 from alfx.algorithms.mcts_algorithm import MCTSInfo
 from alfx.algorithms.mcts_models import ModelTarget
 from alfx.algorithms.muzero.reanalysis import Reanalyzer
@@ -123,7 +123,7 @@ class TargetMaker:
         return torch.zeros_like(reward), torch.where(is_end, s.discount, discount), final
 
     def _values(self, steps: HeldSteps, num_steps: Tensor, most: int, bootstrap: Tensor) -> Tensor:
-        """n-step values ``[B, T, R + 1]``: see :func:`~alfx.algorithms.maths.model_targets.n_step_values`."""
+        """n-step values ``[B, T, R + 1]``: see :func:`~alfx.algorithms.muzero.model_targets.n_step_values`."""
         reward, discount, final = self._rewards(steps, most)
         index = torch.arange(steps.num_steps + 1, device=num_steps.device) + num_steps[:, None, None]
         is_over = (index >= steps.steps_to_end[..., None]) & steps.is_terminated[..., None]

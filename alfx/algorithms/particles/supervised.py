@@ -14,7 +14,7 @@ from torch import Tensor
 from alfx import context, summary
 from alfx.data_structures import LossInfo
 from alfx.gin_utils import ConfError, check_value
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.value_checks import problem_at
 from alfx.tensor_specs import TensorSpec, extract_spec
 from alfx.utils import sl_utils
 from alfx.utils.tensor_loader import TensorLoader
@@ -202,7 +202,7 @@ class SupervisedEnsemble:
             self._entropy_regularization = self._task.batch_share
 
     @property
-    def update_variant(self) -> Hashable:
+    def graph_key(self) -> Hashable:
         """What decides about an update besides tensors."""
         loader = self._task.train_loader
         return self._entropy_regularization, None if loader is None else self._task.train_size
@@ -219,7 +219,7 @@ class SupervisedEnsemble:
         algorithm: Any = self
         recording, device = context.should_record_summaries(), algorithm.device
         if context.get_ranks() is not None:
-            context.get_ranks().draw_alike()
+            context.get_ranks().same_random_numbers()
         total, correct, num = 0.0, 0.0, 0
         for (inputs, targets), is_last in _with_last(self._task.train_loader):
             batch = inputs.to(device), targets.to(device)
@@ -233,7 +233,8 @@ class SupervisedEnsemble:
             if self._config is not None and self._config.update_counter_every_mini_batch:
                 context.increment_global_counter()
         if recording:
-            algorithm.summarize_train(loss_info, algorithm.what_is_updated()[1], cum_loss=total, avg_acc=correct / num)
+            algorithm.summarize_train(loss_info, algorithm.optimized_parameters()[1], cum_loss=total,
+                                      avg_acc=correct / num)
         if self._logs['training']:
             logger.info('%s: loss %.5g over the epoch, %s %.4g on batches', algorithm.name, total,
                         self._quality_name, correct / num)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms.transformers.checks import check_fields
+from alfx.algorithms.transformers.field_checks import check_fields
 from alfx.data_structures import Experience, StepType, TimeStep
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
 

@@ -10,21 +10,22 @@ policies.
 """
 from alfx.engine.plan.acting import Recorded
 from alfx.engine.plan.eager import Batch, Computed, Eager, Objective
-from alfx.engine.plan.update import FasterPlan
+from alfx.engine.plan.traced_plan import TracedPlan
 
-__all__ = ['Batch', 'Computed', 'Eager', 'FasterPlan', 'Objective', 'Recorded', 'make_plan']
+__all__ = ['Batch', 'Computed', 'Eager', 'TracedPlan', 'Objective', 'Recorded', 'make_plan']
 
 
-def make_plan(objective: Objective, is_fixed: bool, compiles: bool = False, is_rare: bool = False) -> Eager:
+def make_plan(objective: Objective, is_traceable: bool, compiles: bool = False, is_rare: bool = False) -> Eager:
     """How to compute the gradients of an objective.
 
     Args:
         objective: what to compute.
-        is_fixed: whether it is the same tensor operations every time, but for ``objective.variant``. It is noticed if
+        is_traceable: whether it is the same tensor operations every time, but for ``objective.variant``. It is
+        noticed if
             that is not so, after an update of another kind perhaps.
         compiles: whether a fixed objective is compiled; otherwise it is played.
         is_rare: whether there is only one update an iteration.
     """
-    if not is_fixed or objective.scaled is not None or not objective.params:
+    if not is_traceable or objective.scaled is not None or not objective.params:
         return Eager(objective)
-    return FasterPlan(objective, compiles, is_rare)
+    return TracedPlan(objective, compiles, is_rare)

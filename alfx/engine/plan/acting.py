@@ -11,22 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest
-from alfx.engine.plan import forms
-from alfx.engine.plan.compare import Parts
+from alfx.engine.plan import backends
+from alfx.engine.plan.verification import Parts
 from alfx.engine.plan.compile import Compiled
-from alfx.engine.plan.forms import Played, Request, Task
-from alfx.engine.plan.record import NotRecordableError, Record, Recorder
+from alfx.engine.plan.backends import Replayed, GraphRequest, GraphTask
+from alfx.engine.plan.recorder import NotRecordableError, Record, Recorder
 from alfx.tensor_specs import NestedTensor
 
 
-class Recorded(Task):
+class Recorded(GraphTask):
     """Plays a function, one record for each structure and layout of its input.
 
     The function may do whatever it likes: where a record would not do the same, or cannot be made, the function itself
     is called. What it reads may change between calls in any way; only changes that no tensor shows, such as of a number
     kept in Python, are best made at every call or never, since the two are compared at each call only in the beginning
-    (see :mod:`alfx.engine.plan.forms`). A function that sets such a number itself, as one that counts its calls, is not
-    recorded.
+    (see :mod:`alfx.engine.plan.backends`). A function that sets such a number itself, as one that counts its calls,
+    is not recorded.
 
     Args:
         function: from a nest of tensors to a nest of tensors; it may draw random numbers. If it belongs to an object it
@@ -41,8 +41,8 @@ class Recorded(Task):
         self._function, self._modules, self._compiles = function, modules, compiles
         self.recorder = Recorder(function, modules, what)
         self._result_trees: dict[Any, Any] = {}
-        self.played = Played(function, self, forms.WARM_UP.calls)
-        self.compiled = Compiled(self.played, self, forms.WARM_UP.compiled_calls) if compiles else None
+        self.played = Replayed(function, self, backends.WARM_UP.calls)
+        self.compiled = Compiled(self.played, self, backends.WARM_UP.compiled_calls) if compiles else None
         self._form = self.compiled or self.played
 
     def __deepcopy__(self, memo: Any) -> 'Recorded':
@@ -57,14 +57,14 @@ class Recorded(Task):
 
     # As the forms see it -----------------------------------------------------------------------------------------
 
-    def request(self, asked: NestedTensor, in_place: bool) -> Request:
+    def request(self, asked: NestedTensor, in_place: bool) -> GraphRequest:
         """The tensors of the input; the tree of a single one is ``None``."""
         if isinstance(asked, Tensor):
-            return Request([asked], None, (asked.shape, asked.stride(), asked.dtype, asked.get_device()))
+            return GraphRequest([asked], None, (asked.shape, asked.stride(), asked.dtype, asked.get_device()))
         leaves, tree = nest.flatten_with_structure(asked)
-        return Request(leaves, tree, (tree, *[(x.shape, x.stride(), x.dtype, x.get_device()) for x in leaves]))
+        return GraphRequest(leaves, tree, (tree, *[(x.shape, x.stride(), x.dtype, x.get_device()) for x in leaves]))
 
-    def record(self, request: Request) -> Record:
+    def record(self, request: GraphRequest) -> Record:
         """From tensors and the leaves of the input to those of the result."""
         def call(named: dict[str, Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
             result = self.recorder.call(named, leaves[0] if request.tree is None else request.tree.unflatten(leaves))
@@ -94,7 +94,7 @@ class Recorded(Task):
         """The tensors of a result."""
         return [(f'result {path}'.strip(), x) for path, x in nest.flatten_with_path(answer)]
 
-    def answer(self, results: Sequence[Any], request: Request) -> NestedTensor:
+    def answer(self, results: Sequence[Any], request: GraphRequest) -> NestedTensor:
         """The result, in tensors of its own."""
         results = [x.clone() for x in results]
         tree = self._result_trees[request.key]

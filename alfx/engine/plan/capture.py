@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from alfx.engine.plan.compile import Compiled
-from alfx.engine.plan.forms import Faster, Kept, Play, Request, UnsupportedError
-from alfx.engine.plan.record import Record, first_line
+from alfx.engine.plan.backends import Backend, CachedGraph, Play, GraphRequest, UnsupportedError
+from alfx.engine.plan.recorder import Record, first_line
 
 logger = logging.getLogger(__name__)
 
 _WARM_UPS = 3  # before what is done is always the same: kernels are chosen, workspaces made
 
 
-class Captured(Faster):
+class Captured(Backend):
     """Captures what is compiled for a GPU; all else it leaves to the form below."""
 
     verb = 'a CUDA graph'
 
-    def _make(self, request: Request) -> Kept | None:
+    def _make(self, request: GraphRequest) -> CachedGraph | None:
         assert isinstance(self.below, Compiled)
         self.has_stopped = self.below.has_stopped
         kept = self.below._kept.get(request.key)
@@ -38,7 +38,7 @@ class Captured(Faster):
         except RuntimeError as error:  # what CUDA raises is derived from it
             raise UnsupportedError(f'it cannot be captured: {first_line(error)}') from error
         logger.info('%s is a CUDA graph', self.task.recorder.what)
-        return Kept(kept.record, graph)
+        return CachedGraph(kept.record, graph)
 
 
 class CudaGraph:

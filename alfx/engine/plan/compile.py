@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, fx
 
 from alfx.engine.plan import cpu_graph
-from alfx.engine.plan.forms import Faster, Kept, Play, Request, UnsupportedError
+from alfx.engine.plan.backends import Backend, CachedGraph, Play, GraphRequest, UnsupportedError
 from alfx.engine.plan.program import copied
-from alfx.engine.plan.record import first_line
+from alfx.engine.plan.recorder import first_line
 from alfx.engine.plan.torch_internals import (below_autograd, compile_graph, compiler_settings, entry_in_c,
                                               storage_key)
 
@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 _SETTINGS: dict[str, Any] = {'fallback_random': True, 'reorder_for_locality': False, 'size_asserts': False}
 
 
-class Compiled(Faster):
+class Compiled(Backend):
     """Compiles records with torch.compile's backend, and calls what came out."""
 
     verb = 'compiled'
 
-    def _make(self, request: Request) -> Kept:
+    def _make(self, request: GraphRequest) -> CachedGraph:
         what, started = self.task.recorder.what, time.monotonic()
         logger.info('compiling %s; this takes some seconds, once', what)
         record = self.task.record(request)
@@ -43,7 +43,7 @@ class Compiled(Faster):
         finally:
             gc.collect()  # what a compiler leaves behind: otherwise some update would soon wait a third of a second
         logger.info('compiled %s in %.0f seconds', what, time.monotonic() - started)
-        return Kept(record, lambda changing: function([*record.fixed, *changing]))
+        return CachedGraph(record, lambda changing: function([*record.fixed, *changing]))
 
 
 def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Play:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from alfx import context, nest
 from alfx.data_structures import LossInfo
 from alfx.engine.plan.program import copied
-from alfx.engine.update import masked_means, reduce_loss
-from alfx.experience_replayers.batch_reader import Slot
+from alfx.engine.loss_reduction import masked_means, reduce_loss
+from alfx.experience_replayers.batch_reader import StaticBatch
 from alfx.tensor_specs import NestedTensor
 
 Losses = Callable[[Any], tuple[LossInfo, Tensor | None, NestedTensor]]
@@ -61,7 +61,7 @@ class Batch(NamedTuple):
 
     experience: NestedTensor
     weights: Tensor | tuple[()] = ()
-    slot: Slot | None = None
+    slot: StaticBatch | None = None
 
 
 class Computed(NamedTuple):
@@ -88,10 +88,10 @@ class Eager:
 
     Attributes:
         reads_slots: whether it pays to read batches into the same memory each time.
-        takes_batches_in_place: whether there is a record for each place; otherwise for all of one layout.
+        accepts_static_batches: whether there is a record for each place; otherwise for all of one layout.
     """
 
-    reads_slots = takes_batches_in_place = False
+    reads_slots = accepts_static_batches = False
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective

@@ -7,7 +7,7 @@ whose lifetimes do not overlap share memory. What is left is one call for each c
 let write to a given place (convolutions) make their results anew; what depends on these is looked up when it is called.
 The kernels are those of the record, on tensors laid out in the same way: results are equal to the bit.
 
-Read first :mod:`alfx.engine.plan.record`, which makes the graphs.
+Read first :mod:`alfx.engine.plan.recorder`, which makes the graphs.
 """
 import functools
 from collections import defaultdict

@@ -14,7 +14,7 @@ from alfx.engine import probe
 from alfx.engine.contract import Acts
 from alfx.engine.remote.policy_state import policy_buffers, policy_tensors
 from alfx.engine.remote.shared_tensors import Published, StepRing
-from alfx.engine.unroll import Steps, measured
+from alfx.engine.unroll import Steps, metric_fields
 from alfx.tensor_specs import TensorSpec
 
 _STOP, _RECORD, _RECORD_ORDERS = 0, 1, 2  # what the learner's orders are
@@ -90,7 +90,7 @@ class UnrollChannel:
         """
         experience, (env_steps, inputs), timing = nest.unflatten(self._structure, leaves)
         if not self._with_env_steps:
-            env_steps = measured(experience.time_step)
+            env_steps = metric_fields(experience.time_step)
         if not keeps_inputs:
             inputs = None
         elif not self._with_inputs:

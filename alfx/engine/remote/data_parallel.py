@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from alfx import context, gin_utils
 from alfx.engine.errors import NonFiniteLossError
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.value_checks import problem_at
 from alfx.utils.processes import GRACE_SECONDS, LOOK_AROUND_SECONDS, LostProcessError, ending_with_parent, is_running
 
 _JOIN = datetime.timedelta(minutes=10)
@@ -69,7 +69,7 @@ class Ranks:
         """Whether this is rank 0, which alone writes files and evaluates."""
         return self.rank == 0
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Tell the others where this rank runs, and get to know where they do."""
         self._store.set(f'peer/{self.rank}', json.dumps([os.getpid(), socket.gethostname()]))
         self._peers = [_Peer(*json.loads(self._store.get(f'peer/{r}'))) for r in range(self.size)]
@@ -94,7 +94,7 @@ class Ranks:
         """The average over all ranks of a tensor that has the same shape in all of them; without gradient."""
         return self._mean(tensor.detach())
 
-    def add_up(self, tensor: Tensor) -> None:
+    def all_reduce(self, tensor: Tensor) -> None:
         """Replace ``tensor`` by its sum over all ranks.
 
         Raises:
@@ -107,7 +107,7 @@ class Ranks:
         """``[N, ...]``: a tensor of the same shape of all ranks."""
         everything = tensor.new_zeros((self.size, *tensor.shape))
         everything[self.rank] = tensor.detach()
-        self.add_up(everything)
+        self.all_reduce(everything)
         return everything
 
     def gather_objects(self, thing: Any) -> list[Any] | None:
@@ -117,25 +117,25 @@ class Ranks:
         self._attempt(lambda: dist.gather_object(thing, everything, dst=0))
         return everything
 
-    def from_first(self, thing: Any) -> Any:
+    def broadcast_from_rank0(self, thing: Any) -> Any:
         """What rank 0 has. It is pickled on the way."""
         import torch.distributed as dist
         box = [thing if self.is_first else None]
         self._attempt(lambda: dist.broadcast_object_list(box, src=0))
         return box[0]
 
-    def draw_alike(self) -> None:
+    def same_random_numbers(self) -> None:
         """Let torch draw the same random numbers in all ranks from now on, those that rank 0 would draw."""
         on_device = self.device.type == 'cuda'
-        states = self.from_first((torch.get_rng_state(), torch.cuda.get_rng_state() if on_device else None))
+        states = self.broadcast_from_rank0((torch.get_rng_state(), torch.cuda.get_rng_state() if on_device else None))
         torch.set_rng_state(states[0])
         if on_device:
             torch.cuda.set_rng_state(states[1])
 
     @torch.no_grad()
-    def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
+    def copy_from_rank0(self, tensors: Sequence[Tensor]) -> None:
         """Give ``tensors``, equally made in all ranks, the values that they have in rank 0."""
-        values = self.from_first([tensor.detach().cpu() for tensor in tensors] if self.is_first else None)
+        values = self.broadcast_from_rank0([tensor.detach().cpu() for tensor in tensors] if self.is_first else None)
         if not self.is_first:
             for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
@@ -336,7 +336,7 @@ class GradientAverager:
 
     def _exchange(self, is_good: bool = True) -> None:
         for flat in self._flat:
-            self._ranks.add_up(flat)
+            self._ranks.all_reduce(flat)
         bad = self._is_bad.nonzero().flatten().tolist()
         if bad and is_good:
             raise NonFiniteLossError(f'the loss is NaN or infinite in rank {", ".join(map(str, bad))}, at update '
@@ -392,13 +392,13 @@ def join(device: torch.device) -> Ranks:
     restarts = os.environ.get('TORCHELASTIC_RESTART_COUNT', '')  # torchrun keeps its store when it starts anew
     store = dist.PrefixStore('/'.join(filter(None, (PREFIX, restarts))), store)
     ranks = Ranks(rank, size, store, device)
-    ranks.meet()
+    ranks.barrier()
     if device.type != 'cpu':
         torch.cuda.set_device(device)
     importlib.import_module('torch.distributed.nn')  # imported later, its defaults would keep the group alive
     dist.init_process_group('gloo' if device.type == 'cpu' else 'cpu:gloo,cuda:nccl', store=store, rank=rank,
                             world_size=size, timeout=_FOREVER)
-    ranks.add_up(torch.zeros(1, device=device))  # all connections are made now
+    ranks.all_reduce(torch.zeros(1, device=device))  # all connections are made now
     context.set_ranks(ranks)
     return ranks
 
@@ -437,7 +437,7 @@ def _mean_op() -> Callable[[Tensor], Tensor]:
 
 def _mean_over_ranks(tensor: Tensor) -> Tensor:
     ranks, total = context.get_ranks(), tensor.clone()
-    ranks.add_up(total)
+    ranks.all_reduce(total)
     return total.div_(ranks.size)
 
 

@@ -22,7 +22,7 @@ from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import StepType
 from alfx.engine.contract import Acts
 from alfx.engine.remote.policy_state import pack, policy_state, unpack
-from alfx.engine.remote.unroll import ActingStatistics, UnrollSource, check_source, conf_file_of, worker_settings
+from alfx.engine.remote.remote_unroll import ActingStatistics, UnrollSource, check_source, conf_file_of, worker_settings
 from alfx.engine.unroll import Steps
 from alfx.trainers.acting import ray_cluster
 from alfx.trainers.acting.ray_worker import CONTROL, Delivery, RayWorker, Started, Weights
@@ -209,12 +209,12 @@ class RayRollout(UnrollSource):
     def _replace(self, worker: '_Worker', error: Exception) -> None:
         self._connection.check()  # with the cluster gone Ray would end this process
         worker.deaths += 1
-        last_words = worker.last_words(error)
+        log_tail = worker.log_tail(error)
         if worker.deaths >= MAX_DEATHS:
             raise LostProcessError(worker.title, f'died without having delivered a step, as {MAX_DEATHS - 1} before it '
-                                   'in its place', last_words) from None
+                                   'in its place', log_tail) from None
         logger.warning('%s died; another one takes its place, and its environments begin new episodes; its last '
-                       'words:\n%s', worker.title, textwrap.indent(last_words, '  '))
+                       'words:\n%s', worker.title, textwrap.indent(log_tail, '  '))
         self._ray.kill(worker.actor)
         missing = worker.ahead - worker.stream.steps
         worker.stream.end_episode()
@@ -298,7 +298,7 @@ class _Worker:
         """Leave something for the actor to be found; no answer is waited for."""
         getattr(self.actor, method).options(concurrency_group=CONTROL).remote(*arguments)
 
-    def last_words(self, error: Exception) -> str:
+    def log_tail(self, error: Exception) -> str:
         """The end of what the actor wrote to stderr, or of its log, and what Ray knows of its end."""
         lines: list[str] = []
         if self.started is not None and self.started.host == socket.gethostname():

@@ -17,7 +17,8 @@ from alfx.environments.seeding import derived_seed
 from alfx.environments.utils import create_environment
 from alfx.environments.wrapper_base import AlfEnvironmentBaseWrapper
 from alfx.tensor_specs import NestedTensor
-from alfx.trainers import building, random_state
+from alfx.runs import building
+from alfx.utils import random_state
 from alfx.trainers.acting.worker_process import load_config, set_arithmetic
 
 _RESEEDING = 7919  # as where a run of one process goes on with new episodes
@@ -100,8 +101,9 @@ class RolloutWorker:
             self._remember()
         if self._cursor is None:
             self._cursor = start(algorithm, self._env)
+        keep_inputs = algorithm.capabilities.needs_unroll_inputs
         steps = Steps(*unroll(algorithm, self._env, self._cursor, length, with_grad=False, bootstrap=False,
-                              transformed=bool(algorithm.on_policy), keep_inputs=algorithm.traits.keeps_unroll_inputs))
+                              transformed=bool(algorithm.on_policy), keep_inputs=keep_inputs))
         if self._owns_statistics:
             changed = self._changed()
             self._statistics |= changed

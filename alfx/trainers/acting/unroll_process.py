@@ -21,7 +21,7 @@ def work(tell: Callable[[str, Any], None], channel: UnrollChannel, conf_file: st
     """Act until the learner says stop, or is gone.
 
     Args:
-        tell: see :class:`~alfx.utils.processes.TalkingChild`; what it takes besides is 'ready', of the number of
+        tell: see :class:`~alfx.utils.processes.MessagingProcess`; what it takes besides is 'ready', of the number of
             environments, 'final_infos', of the numbers that episodes have ended with, and 'summary', of calls
             ``(method, arguments)`` of a summary writer.
         channel: for steps, weights and statistics.

@@ -1,6 +1,6 @@
 """What every process that a run starts for acting or evaluating begins with.
 
-The learner sends :func:`~alfx.engine.remote.unroll.worker_settings`; the process calls :func:`prepare`, then
+The learner sends :func:`~alfx.engine.remote.remote_unroll.worker_settings`; the process calls :func:`prepare`, then
 :func:`load_config`.
 """
 import contextlib
@@ -13,14 +13,14 @@ import torch
 
 from alfx import gin_utils
 from alfx.algorithms.config import TrainerConfig
-from alfx.trainers import random_state
+from alfx.utils import random_state
 
 
 def prepare(settings: dict[str, Any]) -> None:
     """Set up this process: one thread, the arithmetic of the learner.
 
     Args:
-        settings: of :func:`~alfx.engine.remote.unroll.worker_settings`.
+        settings: of :func:`~alfx.engine.remote.remote_unroll.worker_settings`.
     """
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     set_arithmetic(settings)

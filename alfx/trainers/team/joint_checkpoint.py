@@ -32,7 +32,7 @@ class JointCheckpointer(Checkpointer):
         self._ranks, self._alg = ranks, alg
         self._counters: dict[str, int] | None = None
 
-    def be_alone(self, counters: dict[str, int]) -> None:
+    def leave_group(self, counters: dict[str, int]) -> None:
         """From now on :meth:`save` does without the others, some of which are gone: the first one left writes.
 
         Args:
@@ -85,7 +85,7 @@ class JointCheckpointer(Checkpointer):
         if self._ranks.is_first:
             with contextlib.suppress(CheckpointError):
                 found = super()._read(global_step)
-        step = self._ranks.from_first(None if found is None else found[0])
+        step = self._ranks.broadcast_from_rank0(None if found is None else found[0])
         if step is None:
             return super()._read(global_step)  # which says what is wrong
         _, path, states = found or super()._read(step)

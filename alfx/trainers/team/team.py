@@ -1,6 +1,6 @@
 """What a trainer does differently where several processes train together; one for each case, with the same methods.
 
-:class:`Alone` is for one process: nothing is different. :class:`Together` is for one of several ranks
+:class:`SingleProcess` is for one process: nothing is different. :class:`Distributed` is for one of several ranks
 (:mod:`alfx.engine.remote.data_parallel`): the settings of the conf that count environments or samples are divided, rank
 0 alone writes and evaluates, and all ranks take the same decisions at the same time, which one small exchange an
 iteration sees to.
@@ -21,10 +21,10 @@ from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.engine.remote import data_parallel
 from alfx.environments.seeding import derived_seed
-from alfx.gin_utils.checks import problem_at
+from alfx.gin_utils.value_checks import problem_at
 from alfx.metrics.metric_set import MetricSet
 from alfx.summary.writer import SilentWriter
-from alfx.trainers import random_state
+from alfx.utils import random_state
 from alfx.trainers.progress_display import ProgressDisplay
 from alfx.trainers.run_summary import RunSummary
 from alfx.trainers.signals import StopSignals
@@ -44,7 +44,7 @@ class ParameterMismatchError(RuntimeError):
 
 
 def make_team(config: TrainerConfig, ddp_rank: int) -> Any:
-    """:class:`Together` for ``ddp_rank`` 0 and above, :class:`Alone` for -1.
+    """:class:`Distributed` for ``ddp_rank`` 0 and above, :class:`Alone` for -1.
 
     Raises:
         ValueError: another number.
@@ -54,10 +54,10 @@ def make_team(config: TrainerConfig, ddp_rank: int) -> Any:
     if ddp_rank < -1:
         raise ValueError(f'ddp_rank: expected the number of this process among those that train together, or -1 for '
                          f'one process alone, found {ddp_rank}')
-    return Alone() if ddp_rank == -1 else Together(config, ddp_rank)
+    return SingleProcess() if ddp_rank == -1 else Distributed(config, ddp_rank)
 
 
-class Alone:
+class SingleProcess:
     """One process."""
 
     writes = True
@@ -111,11 +111,11 @@ class Alone:
     def report(self, error: BaseException | None) -> None:
         """Training ends with this error."""
 
-    def refuse_joint_state(self) -> None:
+    def reject_distributed_state(self) -> None:
         """From now on checkpoints are written without the help of others, some of which are gone."""
 
 
-class Together:
+class Distributed:
     """One of several ranks.
 
     Args:
@@ -150,7 +150,7 @@ class Together:
 
     def decide(self, make: Callable[[], T]) -> T:
         """What ``make()`` returns in rank 0; it is not called in others."""
-        return self._ranks.from_first(make() if self._ranks.is_first else None)
+        return self._ranks.broadcast_from_rank0(make() if self._ranks.is_first else None)
 
     def start(self, algorithm: Any, random_seed: int) -> None:
         """Give ``algorithm`` the parameters of rank 0, and this rank random numbers of its own.
@@ -249,7 +249,7 @@ class Together:
         if self._ranks.is_first:
             with context.alone():
                 seen = [x.cpu() for x in algorithm.buffers()] if run() else None
-        seen = self._ranks.from_first(seen)
+        seen = self._ranks.broadcast_from_rank0(seen)
         if seen is not None and not self._ranks.is_first:
             with torch.no_grad():
                 for own, value in zip(algorithm.buffers(), seen, strict=True):
@@ -260,10 +260,10 @@ class Together:
         if error is not None:
             self._ranks.report(error)
 
-    def refuse_joint_state(self) -> None:
+    def reject_distributed_state(self) -> None:
         """Ranks are gone: the first one that is left writes what it has."""
         assert self._checkpointer is not None, 'training has begun'
-        self._checkpointer.be_alone({metric.name: int(metric.result())
+        self._checkpointer.leave_group({metric.name: int(metric.result())
                                      for metric in self._whole[:MetricSet.NUM_COUNTERS]})
 
 
@@ -367,4 +367,4 @@ class _AgreedSignals(StopSignals):
         super()._on_stop(number, frame)
 
 
-__all__ = ['Alone', 'LostProcessError', 'ParameterMismatchError', 'Together', 'make_team']
+__all__ = ['SingleProcess', 'LostProcessError', 'ParameterMismatchError', 'Distributed', 'make_team']

@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from agents import make_agent
+from helpers.agents import make_agent
 from torch import nn
 
 from alfx import nest
@@ -89,7 +89,7 @@ def test_a_representation_learner_is_trained_by_its_own_optimizer_and_seen_by_th
     agent, env = make_agent(algorithm, 'discrete', representation_learner_cls=Doubler)
     learner = agent._representation_learner
     assert agent._rl_algorithm.observation_spec == TensorSpec((2, ))
-    assert not agent.traits.recomputes_rollout_info
+    assert not agent.capabilities.recomputes_rollout_info
     for _ in range(3):
         agent.train_iter()
     assert 1.0 < learner.weight.item() < 3.0
@@ -123,7 +123,7 @@ def test_a_goal_generator_extends_the_observation_and_keeps_its_state(algorithm)
     from alfx.nest.utils import NestConcat
     from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
     from alfx.networks.value_networks import ValueNetwork
-    import agents
+    from helpers import agents
     networks = dict(actor_network_ctor=partial(ActorDistributionNetwork, preprocessing_combiner=NestConcat()),
                     value_network_ctor=partial(ValueNetwork, preprocessing_combiner=NestConcat()))
     agent, env = make_agent(algorithm, 'discrete', goal_generator=Counter(),
@@ -169,8 +169,8 @@ class Differences(Algorithm):
         super().__init__(train_state_spec=observation_spec, name='differences')
         self.sequences = 0
 
-    def own_traits(self):
-        return super().own_traits()._replace(trains_sequences_at_once=True, needs_previous_step=True)
+    def own_capabilities(self):
+        return super().own_capabilities()._replace(trains_sequences_at_once=True, needs_previous_step=True)
 
     def rollout_step(self, inputs, state):
         return AlgStep(inputs.observation[:, 0] - state[:, 0], inputs.observation, ())
@@ -184,7 +184,7 @@ class Differences(Algorithm):
 
 def test_a_part_that_only_looks_one_step_back_is_trained_on_whole_sequences():
     agent, _ = make_agent('ppo', 'discrete', intrinsic_reward_module=Differences, mini_batch_length=3)
-    assert agent.traits.trains_sequences_at_once
+    assert agent.capabilities.trains_sequences_at_once
     agent.train_iter()
     assert agent._irm.sequences == agent._config.num_updates_per_train_iter * 6 * 4 // (3 * 8)
 
@@ -193,7 +193,7 @@ def test_a_policy_that_waits_for_the_unroll_gets_the_intrinsic_rewards_of_all_st
     rnd = partial(RNDAlgorithm, target_net=partial(EncodingNetwork, fc_layer_params=(4, )),
                   predictor_net=partial(EncodingNetwork, fc_layer_params=(4, )), keep_stacked_frames=0)
     agent, _ = make_agent('ppo', 'discrete', intrinsic_reward_module=rnd)
-    assert agent.traits.completes_unrolls and agent.traits.recomputes_rollout_info
+    assert agent.capabilities.postprocesses_unrolls and agent.capabilities.recomputes_rollout_info
     experience = agent.unroll(6)
     stored = agent._replay_buffer.gather_all()[0].rollout_info
     reward = stored.rewards['irm']
@@ -201,7 +201,7 @@ def test_a_policy_that_waits_for_the_unroll_gets_the_intrinsic_rewards_of_all_st
     assert torch.equal(experience.rollout_info.rewards['irm'], reward.transpose(0, 1))
     agent.train_iter()
     by_step, _ = make_agent('actor-critic', 'discrete', intrinsic_reward_module=rnd)
-    assert not by_step.traits.completes_unrolls, 'on-policy training has the rewards with each step'
+    assert not by_step.capabilities.postprocesses_unrolls, 'on-policy training has the rewards with each step'
 
 
 def test_a_part_that_looks_one_step_back_refuses_sequences_of_one_step():

@@ -2,10 +2,10 @@
 import copy
 from functools import partial
 
-import agents
+from helpers import agents
 import pytest
 import torch
-from agents import make_agent
+from helpers.agents import make_agent
 from torch import nn
 
 from alfx.algorithms.algorithm import Algorithm
@@ -16,7 +16,7 @@ from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.optimizers import SGD
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
-from alfx.trainers.evaluator import evaluate
+from alfx.runs.evaluator import evaluate
 
 
 class Remembers(Algorithm):

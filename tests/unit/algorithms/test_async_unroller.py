@@ -6,14 +6,14 @@ import time
 
 import pytest
 import torch
-from unroll_fakes import SAMPLED, Writer, is_running, make_algorithm, run_folder, wait_for
+from helpers.unroll_fakes import SAMPLED, Writer, is_running, make_algorithm, run_folder, wait_for
 
 from alfx import context, nest, summary
 from alfx.algorithms.async_unroller import AsyncUnroller, UnrollJob, UnrollResult
-from alfx.engine.remote.unroll import ActingStatistics
+from alfx.engine.remote.remote_unroll import ActingStatistics
 from alfx.environments.utils import create_environment
 from alfx.gin_utils import ConfError
-from alfx.trainers.acting import sources as acting
+from alfx.trainers.acting import unroll_sources as acting
 from alfx.utils.processes import LostProcessError
 
 pytestmark = pytest.mark.processes
@@ -136,7 +136,7 @@ def test_the_queue_bounds_memory_and_a_killed_process_is_named_with_its_last_wor
         while True:
             unroller.gather(1)
     assert time.monotonic() - started < 30
-    assert f'pid {pid}' in str(caught.value) and 'steering at' in caught.value.last_words
+    assert f'pid {pid}' in str(caught.value) and 'steering at' in caught.value.log_tail
     with pytest.raises(LostProcessError):
         unroller.update_parameter(algorithm)
 
@@ -179,7 +179,7 @@ def test_an_error_of_its_environment_is_told_with_its_traceback(tmp_path, monkey
     _, unroller = begun(tmp_path, monkeypatch, start, "load_drift.fault='raise'", 'load_drift.fault_at=4')
     with pytest.raises(LostProcessError, match='exit code 1') as caught:
         unroller.gather(100)
-    words = caught.value.last_words
+    words = caught.value.log_tail
     assert 'ArithmeticError: the drift has no end' in words and 'unroll_fakes.py' in words
     assert 'Traceback' not in capfd.readouterr().err  # it is told once
 

@@ -4,7 +4,7 @@ from functools import partial
 import gin
 import pytest
 import torch
-from agents import ENVIRONMENTS
+from helpers.agents import ENVIRONMENTS
 from torch import nn
 
 from alfx import context, gin_utils, nest
@@ -28,7 +28,7 @@ from alfx.networks.networks import Delay, LSTMCell
 from alfx.networks.value_networks import ValueNetwork, ValueRNNNetwork
 from alfx.optimizers import SGD, Adam
 from alfx.tensor_specs import TensorSpec
-from alfx.trainers import building
+from alfx.runs import building
 from alfx.trainers.policy_trainer import RLTrainer
 from alfx.utils import dist_utils
 
@@ -397,7 +397,7 @@ def test_hooks_reach_every_algorithm_with_its_own_info(wrapped):
     container.after_update('inputs', infos)
     container.after_train_iter('inputs', infos)
     container.after_train_iter(None, None)
-    assert container.traits.trains_after_iteration
+    assert container.capabilities.trains_after_iteration
     for algorithm, key in ((first, 'first'), (second, 'second')):
         assert algorithm.calls == [('after_update', 'inputs', infos[key]), ('after_train_iter', 'inputs', infos[key]),
                                    ('after_train_iter', None, None)]

@@ -1,8 +1,8 @@
 """The count-based bonus: its arguments, and as part of an agent. The maths is in tests/numerics."""
-import agents
+from helpers import agents
 import pytest
 import torch
-from intrinsic_reward_contract import ACTION, OBSERVATION, IntrinsicRewardContract, random_steps
+from helpers.intrinsic_reward_contract import ACTION, OBSERVATION, IntrinsicRewardContract, random_steps
 
 from alfx.algorithms.count_bonus_algorithm import CountBonusAlgorithm
 from alfx.gin_utils import ConfError

@@ -3,8 +3,8 @@ from functools import partial
 
 import pytest
 import torch
-from offline_agents import differences, parameters
-from sac_agents import ENVIRONMENTS, networks
+from helpers.offline_agents import differences, parameters
+from helpers.sac_agents import ENVIRONMENTS, networks
 
 from alfx import context
 from alfx.algorithms.agent import Agent
@@ -74,7 +74,7 @@ def test_an_expert_with_parameters_is_not_trained_and_kept_in_the_checkpoint():
     changed = differences(before, parameters(agent))
     assert changed and not any('_expert' in name for name in changed)
     assert any('_expert' in name for name in agent.state_dict())
-    assert agent.traits.fixed_update and not agent.traits.bootstraps_sequences
+    assert agent.capabilities.traceable_update and not agent.capabilities.bootstraps_sequences
 
 
 def test_it_needs_an_expert_without_memory():

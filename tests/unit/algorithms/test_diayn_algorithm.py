@@ -2,11 +2,11 @@
 from functools import partial
 
 import pytest
-from plans import num_records
+from helpers.plans import num_records
 import torch
-from agents import make_agent
-from agents_with_goals import combined_networks, make_sac_agent
-from sac_agents import ENVIRONMENTS
+from helpers.agents import make_agent
+from helpers.agents_with_goals import combined_networks, make_sac_agent
+from helpers.sac_agents import ENVIRONMENTS
 
 from alfx import context, nest
 from alfx.algorithms.diayn_algorithm import DIAYNAlgorithm, DIAYNInfo, DIAYNState
@@ -16,7 +16,7 @@ from alfx.gin_utils import ConfError
 from alfx.networks.encoding_networks import EncodingNetwork, LSTMEncodingNetwork
 from alfx.optimizers import Adam
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
-from alfx.trainers.evaluator import evaluate
+from alfx.runs.evaluator import evaluate
 
 OBSERVATION, GOAL = TensorSpec((2, )), BoundedTensorSpec((3, ), torch.float32, 0.0, 1.0)
 FIRST, MID = StepType.FIRST, StepType.MID
@@ -99,7 +99,7 @@ class TestInAnAgent:
 def test_a_policy_with_memory_is_trained_step_by_step_together_with_the_skills(algorithm):
     agent, _ = make_agent(algorithm, 'recurrent', rl_algorithm_cls=combined_networks(algorithm, recurrent=True),
                           **KINDS['discrete'])
-    assert not agent.traits.trains_sequences_at_once
+    assert not agent.capabilities.trains_sequences_at_once
     before = parameters(agent)
     for _ in range(3):
         agent.train_iter()
@@ -200,7 +200,7 @@ def test_the_discriminator_learns_from_the_end_of_an_episode_too():
 def test_updates_of_sac_with_skills_are_recorded_and_equal_those_made_step_by_step(kind, warm_up):
     def train(recorded):
         agent, _ = make('sac', kind, optimizer=Adam(lr=1e-3))
-        assert agent.traits.fixed_update and agent.traits.trains_sequences_at_once
+        assert agent.capabilities.traceable_update and agent.capabilities.trains_sequences_at_once
         warm_up(1 if recorded else 10**9)
         for _ in range(4):
             agent.train_iter()

@@ -9,7 +9,7 @@ from alfx.algorithms.agent import Agent, AgentInfo
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.dqn_algorithm import DqnAlgorithm, DqnInfo, DqnState
-from alfx.algorithms.maths.q_maths import least_distribution, least_values
+from alfx.algorithms.base.q_values import least_distribution, least_values
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType, TimeStep
@@ -393,12 +393,12 @@ def test_what_does_not_fit_is_refused_by_name(arguments, message):
         make(**arguments)
 
 
-@pytest.mark.parametrize('arguments, is_fixed', [
+@pytest.mark.parametrize('arguments, is_traceable', [
     ({}, True), (C51, True), (dict(q_network_cls=partial(small_q, noisy=True)), False),
     (dict(q_network_cls=partial(QRNNNetwork, lstm_hidden_size=4)), False),
     (dict(critic_loss_ctor=partial(TDLoss, normalize_target=True)), False)])
-def test_an_update_can_be_compiled_if_it_is_the_same_every_time(arguments, is_fixed):
-    assert make(**arguments).traits.fixed_update == is_fixed
+def test_an_update_can_be_compiled_if_it_is_the_same_every_time(arguments, is_traceable):
+    assert make(**arguments).capabilities.traceable_update == is_traceable
 
 
 # As a part of an agent -----------------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 from functools import partial
 
 import pytest
-from plans import num_records
+from helpers.plans import num_records
 import torch
-from agents import make_agent
+from helpers.agents import make_agent
 from torch import nn
 
 from alfx import context, nest
@@ -152,7 +152,8 @@ def test_the_whole_time_step_may_be_the_input():
 def test_sequences_at_once_are_the_loop_over_steps(encoder_cls):
     algorithm = EncodingAlgorithm(OBSERVATION, ACTION, encoder_cls=encoder_cls)
     steps = time_steps(5, 4)
-    assert algorithm.traits.trains_sequences_at_once and algorithm.traits.needs_previous_step == (encoder_cls is memory)
+    assert algorithm.capabilities.trains_sequences_at_once
+    assert algorithm.capabilities.needs_previous_step == (encoder_cls is memory)
     state = nest.map_structure(lambda spec: torch.randn(5, 4, *spec.shape), algorithm.train_state_spec)
     at_once = algorithm.train_sequence(steps, state, ()).output
     one = nest.map_structure(lambda x: x[0], state)

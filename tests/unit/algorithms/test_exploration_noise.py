@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from alfx.algorithms.exploration_noise import (ActionBounds, GaussianNoise, OrnsteinUhlenbeckNoise, choose,
+from alfx.algorithms.base.exploration_noise import (ActionBounds, GaussianNoise, OrnsteinUhlenbeckNoise, choose,
                                                gaussian_like)
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 

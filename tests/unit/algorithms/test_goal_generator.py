@@ -2,10 +2,10 @@
 from functools import partial
 
 import pytest
-from plans import num_records
+from helpers.plans import num_records
 import torch
-from agents import make_agent
-from agents_with_goals import combined_networks, make_sac_agent
+from helpers.agents import make_agent
+from helpers.agents_with_goals import combined_networks, make_sac_agent
 
 from alfx.algorithms.goal_generator import (GoalInfo, GoalState, RandomCategoricalGoalGenerator,
                                             RandomContinuousGoalGenerator)
@@ -74,7 +74,7 @@ def test_training_takes_the_goal_of_the_rollout_and_not_the_state():
     step_types = torch.tensor([[FIRST, MID], [MID, LAST]], dtype=torch.int32)
     step = generator.train_sequence(TimeStep(step_type=step_types), GoalState(goal=torch.zeros(2, 2, 3)),
                                     GoalInfo(goal=sequence))
-    assert generator.traits.trains_sequences_at_once and torch.equal(step.output[0], sequence)
+    assert generator.capabilities.trains_sequences_at_once and torch.equal(step.output[0], sequence)
 
 
 def test_steps_do_not_change_their_inputs():
@@ -113,7 +113,7 @@ def test_the_policy_of_an_agent_is_trained_with_the_goals_that_it_acted_with(alg
 
 def test_goals_do_not_keep_updates_of_sac_from_being_recorded(played_at_once):
     agent, _ = make_sac_agent(goal_generator=partial(RandomCategoricalGoalGenerator, num_of_goals=3))
-    assert agent.traits.fixed_update
+    assert agent.capabilities.traceable_update
     for _ in range(4):
         agent.train_iter()
     assert num_records(agent) and all(torch.isfinite(p).all() for p in agent.parameters())

@@ -1,11 +1,11 @@
 """Intrinsic curiosity: its arguments, and as part of an agent. The maths is in tests/numerics."""
 from functools import partial
 
-import agents
+from helpers import agents
 import pytest
-import sac_agents
+from helpers import sac_agents
 import torch
-from intrinsic_reward_contract import ACTION, OBSERVATION, IntrinsicRewardContract, random_steps, zero_state
+from helpers.intrinsic_reward_contract import ACTION, OBSERVATION, IntrinsicRewardContract, random_steps, zero_state
 
 from alfx.algorithms.icm_algorithm import ICMAlgorithm
 from alfx.gin_utils import ConfError
@@ -46,7 +46,7 @@ class TestICMWithoutAnEncoder(IntrinsicRewardContract):
 def test_sequences_of_one_step_are_refused_where_nothing_tells_the_step_before():
     arguments = dict(mini_batch_length=1, agent_args=dict(intrinsic_reward_module=TestICMWithAnEncoder.make))
     agent, _ = sac_agents.make_agent('continuous', use_rollout_state=True, **arguments)
-    assert agent.traits.needs_previous_step
+    assert agent.capabilities.needs_previous_step
     with pytest.raises(ConfError, match='mini_batch_length = 1.*the one before'):
         sac_agents.make_agent('continuous', **arguments)
 

@@ -2,10 +2,10 @@
 from functools import partial
 
 import pytest
-from plans import num_records
+from helpers.plans import num_records
 import torch
-from agents import ALGORITHMS, ENVIRONMENTS, make_agent
-from stale_unrolls import StaleUnrolls
+from helpers.agents import ALGORITHMS, ENVIRONMENTS, make_agent
+from helpers.stale_unrolls import StaleUnrolls
 
 from alfx import context, nest
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
@@ -234,7 +234,7 @@ PARTS = {
 @pytest.mark.parametrize('name', list(PARTS))
 def test_it_trains_with_the_parts_of_an_agent(name):
     agent, _ = make_agent('impala', 'discrete', mini_batch_size=None, **PARTS[name])
-    assert agent.traits.bootstraps_sequences
+    assert agent.capabilities.bootstraps_sequences
     before = {n: p.clone() for n, p in agent.named_parameters()}
     for _ in range(3):
         assert agent.train_iter() == 2 * 24
@@ -246,7 +246,7 @@ def test_it_trains_with_the_parts_of_an_agent(name):
 def test_the_trust_region_goes_around_it():
     agent, _ = make_agent('impala', 'discrete', mini_batch_size=None,
                           rl_algorithm_cls=partial(TracAlgorithm, ac_algorithm_cls=ImpalaAlgorithm))
-    assert agent.traits.bootstraps_sequences and not agent.on_policy
+    assert agent.capabilities.bootstraps_sequences and not agent.on_policy
     before = parameters(agent)
     assert agent.train_iter() == 48
     assert not any(torch.equal(a, b) for a, b in zip(before, parameters(agent)))

@@ -1,10 +1,10 @@
 """An intrinsic reward that has a value of its own."""
 from functools import partial
 
-import offline_agents
+from helpers import offline_agents
 import pytest
 import torch
-from agents import make_agent
+from helpers.agents import make_agent
 
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss

@@ -4,7 +4,7 @@ from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
-import agents
+from helpers import agents
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from alfx.algorithms.lagrangian_reward_weight_algorithm import (LagInfo, Lagrang
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep
 from alfx.optimizers import SGD, Adam
 from alfx.tensor_specs import TensorSpec
-from alfx.trainers.evaluator import evaluate
+from alfx.runs.evaluator import evaluate
 from alfx.utils.averager import WindowAverager
 
 THREE = TensorSpec((3, ))
@@ -199,7 +199,7 @@ def test_the_policy_gets_the_weights_after_each_iteration(algorithm):
 def test_the_optimizer_of_the_weights_is_no_part_of_the_updates_of_the_agent():
     agent, _ = weighted_agent()
     part = agent._reward_weight_algorithm
-    optimizers, parameters = agent.what_is_updated()
+    optimizers, parameters = agent.optimized_parameters()
     assert part._weight_optimizer not in optimizers
     assert all(p is not part._untransformed_weights for _, p in parameters)
     for _ in range(3):

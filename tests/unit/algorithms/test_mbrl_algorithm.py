@@ -2,9 +2,9 @@
 from functools import partial
 
 import numpy as np
-import offline_agents
+from helpers import offline_agents
 import pytest
-import sac_agents
+from helpers import sac_agents
 import torch
 
 from alfx import nest
@@ -13,7 +13,7 @@ from alfx.algorithms.containers import RLAlgWrapper
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsLearningAlgorithm,
                                                          DynamicsState, StochasticDynamicsAlgorithm)
 from alfx.algorithms.encoding_algorithm import EncodingAlgorithm
-from alfx.algorithms.known_tasks import REWARDS, TERMINATIONS, pendulum_reward
+from alfx.algorithms.base.known_tasks import REWARDS, TERMINATIONS, pendulum_reward
 from alfx.algorithms.mbrl_algorithm import LatentMbrlAlgorithm, MbrlAlgorithm
 from alfx.algorithms.planning_algorithm import (CEMPlanAlgorithm, ICEMPlanAlgorithm, MPPIPlanAlgorithm, PlannerState,
                                                 RandomShootingAlgorithm)
@@ -354,7 +354,7 @@ def test_an_agent_learns_its_model_and_its_reward(model):
         agent.train_iter()
     for name, x in agent.named_parameters():
         assert not torch.equal(before[name], x), name
-    assert agent.traits.fixed_update and agent.traits.bootstraps_sequences
+    assert agent.capabilities.traceable_update and agent.capabilities.bootstraps_sequences
     if model == 'stochastic ensemble':
         assert (agent._rl_algorithm._dynamics_module.holdout_error != 0).all()
 
@@ -421,7 +421,7 @@ def test_a_latent_planner_is_connected_with_the_representation_and_minimises_its
 def test_a_latent_planner_in_a_wrapper_is_connected_as_well():
     algorithm = make_latent(OBSERVATION)
     learner = latent_agent()[0]._representation_learner
-    RLAlgWrapper(OBSERVATION, ACTION, algorithm).connect({'repr': learner})
+    RLAlgWrapper(OBSERVATION, ACTION, algorithm).on_parts_built({'repr': learner})
     assert algorithm._representation == (learner, )
 
 

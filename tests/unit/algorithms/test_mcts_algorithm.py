@@ -14,7 +14,7 @@ from alfx.algorithms.mcts_models import MCTSModel, ModelOutput, SimpleMCTSModel,
 from alfx.data_structures import StepType, TimeStep, restart, time_step_spec
 from alfx.environments.board_games import BoardGame, Rules
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec, check_consistent, zeros_from_spec
-from alfx.tree_search.search import SearchError
+from alfx.tree_search.batched_search import SearchError
 from alfx.utils.action_samplers import CategoricalSeedSampler, EpsilonGreedySampler
 
 ACTION = BoundedTensorSpec((), torch.int64, 2, 5)

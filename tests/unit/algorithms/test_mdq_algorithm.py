@@ -14,7 +14,7 @@ from alfx.algorithms.mdq_algorithm import MdqAlgorithm, MdqCriticState, MdqInfo
 from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType, TimeStep, valid_masks
-from alfx.engine.update import reduce_loss
+from alfx.engine.loss_reduction import reduce_loss
 from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv, UnittestEnv
 from alfx.networks.action_quantizer import ActionQuantizer
 from alfx.networks.mdq_critic_networks import MdqCriticNetwork

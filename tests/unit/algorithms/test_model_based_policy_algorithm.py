@@ -4,7 +4,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import sac_agents
+from helpers import sac_agents
 import torch
 
 from alfx import context, nest
@@ -14,7 +14,7 @@ from alfx.algorithms.agent import Agent
 from alfx.algorithms.data_transformer import ObservationNormalizer, RewardScaling
 from alfx.algorithms.dynamics_learning_algorithm import DeterministicDynamicsAlgorithm, StochasticDynamicsAlgorithm
 from alfx.algorithms.icm_algorithm import ICMAlgorithm
-from alfx.algorithms.imagination import TransitionStore, imagined_transitions
+from alfx.algorithms.model_based.imagination import TransitionStore, imagined_transitions
 from alfx.algorithms.model_based_policy_algorithm import ModelBasedPolicyAlgorithm
 from alfx.algorithms.reward_learning_algorithm import FixedRewardFunction, LearnedReward
 from alfx.algorithms.sac_algorithm import SacAlgorithm
@@ -208,7 +208,7 @@ def test_the_model_is_trained_apart_from_the_policy_and_every_period():
     agent._rl_algorithm.train_model = lambda buffer, own=agent._rl_algorithm.train_model: (
         calls.append(context.get_global_counter()), own(buffer))[1]
     before = [p.clone() for p in model.parameters()]
-    owned = {id(p) for _, p in agent.what_is_updated()[1]}
+    owned = {id(p) for _, p in agent.optimized_parameters()[1]}
     assert owned and not owned & {id(p) for p in model.parameters()}
     for _ in range(14):  # 4 environments, unrolls of 4 steps: 20 steps are there after the second one
         agent.train_iter()

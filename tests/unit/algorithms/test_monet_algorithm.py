@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 import torch
-from agents import ALGORITHMS
+from helpers.agents import ALGORITHMS
 
 from alfx import context, nest
 from alfx.algorithms.agent import Agent
@@ -20,7 +20,7 @@ from alfx.networks.network import NetworkWrapper
 from alfx.networks.value_networks import ValueNetwork
 from alfx.optimizers import Adam
 from alfx.tensor_specs import SpecError, TensorSpec
-from alfx.utils.adjusted_rand_index import adjusted_rand_index
+from alfx.algorithms.monet.adjusted_rand_index import adjusted_rand_index
 
 NETWORKS = dict(
     attention_unet_cls=partial(MoNetUNet, filters=(3, 4), nonskip_fc_layers=(8, )),
@@ -245,9 +245,9 @@ class TestAgent:
     def test_played_updates_are_those_made_step_by_step(self, with_traits):
         results = []
         for fixed in (True, False):
-            with_traits(MoNetRepresentationLearner, fixed_update=fixed)
+            with_traits(MoNetRepresentationLearner, traceable_update=fixed)
             agent, _ = make_agent()
-            assert agent.traits.fixed_update == fixed
+            assert agent.capabilities.traceable_update == fixed
             for _ in range(4):
                 agent.train_iter()
             results.append(parameters(agent))
@@ -255,9 +255,9 @@ class TestAgent:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
     def test_its_update_is_fixed_unless_a_network_keeps_statistics(self):
-        assert make_agent()[0].traits.fixed_update
+        assert make_agent()[0].capabilities.traceable_update
         encoder = partial(EncodingNetwork, fc_layer_params=(8, ), use_fc_bn=True)
-        assert not make_agent(encoder_cls=encoder)[0].traits.fixed_update
+        assert not make_agent(encoder_cls=encoder)[0].capabilities.traceable_update
 
     def test_evaluation_measures_segmentation_and_reconstruction(self):
         agent, env = make_agent(batch_size=3)

@@ -7,7 +7,7 @@ import torch
 from alfx import context, nest
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.maths.mpo_loss import improved_weights, solve_temperature
+from alfx.algorithms.mpo.mpo_loss import improved_weights, solve_temperature
 from alfx.algorithms.mpo_algorithm import MpoAlgorithm, MpoInfo, MpoState
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType, TimeStep

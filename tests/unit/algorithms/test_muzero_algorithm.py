@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from agents import ALGORITHMS, make_agent
+from helpers.agents import ALGORITHMS, make_agent
 
 from alfx import context, nest
 from alfx.algorithms.agent import Agent

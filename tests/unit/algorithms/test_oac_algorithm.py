@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from sac_agents import make_agent, random_steps
+from helpers.sac_agents import make_agent, random_steps
 from torch import nn
 
 from alfx import nest

@@ -2,11 +2,11 @@
 from functools import partial
 
 import gin
-import offline_agents
+from helpers import offline_agents
 import pytest
 import torch
-from offline_agents import differences, make_agent, parameters
-from plans import num_records
+from helpers.offline_agents import differences, make_agent, parameters
+from helpers.plans import num_records
 
 from alfx import context
 from alfx.algorithms.awac_algorithm import AwacAlgorithm

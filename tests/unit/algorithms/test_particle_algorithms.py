@@ -17,7 +17,7 @@ from alfx.networks.containers import Sequential
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.optimizers import Adam
 from alfx.tensor_specs import TensorSpec
-from alfx.utils.datagen import load_test
+from alfx.environments.datagen import load_test
 from alfx.utils.tensor_loader import TensorLoader
 from alfx.utils.math_ops import identity
 

@@ -2,8 +2,8 @@
 import os
 from functools import partial
 
-import agents
-import deterministic_agents
+from helpers import agents
+from helpers import deterministic_agents
 import gin
 import pytest
 import torch
@@ -12,7 +12,7 @@ import torch.distributions as td
 from alfx import context, gin_utils, nest
 from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
 from alfx.algorithms.mpo_algorithm import MpoAlgorithm
-from alfx.algorithms.policy_loss_addons import (AttractionToPolicy, PolicyLossAddOn, RepulsionFromPolicy,
+from alfx.algorithms.composition.policy_loss_addons import (AttractionToPolicy, PolicyLossAddOn, RepulsionFromPolicy,
                                                 kl_divergence)
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.algorithms.td3_algorithm import Td3Algorithm

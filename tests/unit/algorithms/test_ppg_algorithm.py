@@ -3,8 +3,8 @@ from functools import partial
 
 import pytest
 import torch
-from agents import make_agent, ppg
-from plans import warnings_in
+from helpers.agents import make_agent, ppg
+from helpers.plans import warnings_in
 
 from alfx import context, nest
 from alfx.algorithms.data_transformer import ObservationNormalizer
@@ -228,7 +228,7 @@ def test_an_algorithm_around_it_that_knows_no_phases_is_refused():
 
     class Around(RLAlgorithm):
         @property
-        def acting_part(self):
+        def policy_algorithm(self):
             return agent._rl_algorithm
 
     with pytest.raises(ConfError, match='PPGAlgorithm would have no auxiliary phase'):

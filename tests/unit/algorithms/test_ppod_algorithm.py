@@ -17,7 +17,8 @@ from alfx.gin_utils import ConfError
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.value_networks import ValueNetwork
-from alfx.offline import folder, recorder
+from alfx.offline import recorder
+from alfx.offline import dataset_folder
 from alfx.offline.pools import Demonstration, EpisodeTracker, Pools, Slots, score_of
 from alfx.optimizers import Adam
 
@@ -152,7 +153,7 @@ def demonstration(tmp_path_factory):
     on = torch.tensor(suite_exploration.CorridorEnv().actions_on + [0])
     episodes = recorder.record(env, lambda step: on[step.observation.argmax(-1)], len(on) - 1)
     path = str(tmp_path_factory.mktemp('data') / 'corridor')
-    folder.write(path, episodes, {})
+    dataset_folder.write(path, episodes, {})
     env.close()
     return path
 

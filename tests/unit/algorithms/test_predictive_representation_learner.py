@@ -2,9 +2,9 @@
 from functools import partial
 
 import pytest
-from plans import num_records
+from helpers.plans import num_records
 import torch
-from agents import make_agent
+from helpers.agents import make_agent
 from test_encoding_algorithm import sac_agent
 from torch import nn
 
@@ -359,10 +359,10 @@ def test_sequences_at_once_are_the_loop_over_steps(algorithm, use_rollout_state,
     experience = nest.map_structure(lambda x: x.transpose(0, 1), experience._replace(
         time_step=root_inputs, rollout_info=rollout_info))
     learner = agent._representation_learner
-    assert agent.traits.trains_sequences_at_once
+    assert agent.capabilities.trains_sequences_at_once
     losses = []
     for at_once in (True, False):
-        monkeypatch.setattr(agent, '_traits', agent.traits._replace(trains_sequences_at_once=at_once))
+        monkeypatch.setattr(agent, '_traits', agent.capabilities._replace(trains_sequences_at_once=at_once))
         losses.append(learner.calc_loss(agent.learner.train_info(experience).repr).loss)
     torch.testing.assert_close(*losses)
 

@@ -9,13 +9,13 @@ import torch
 from alfx import context, nest
 from alfx.algorithms.agent import Agent
 from alfx.algorithms.config import TrainerConfig
-from alfx.algorithms.q_learning_algorithm import QLearningAlgorithm, any_of_the_best, learn
+from alfx.algorithms.q_learning_algorithm import QLearningAlgorithm, random_argmax, learn
 from alfx.data_structures import StepType
 from alfx.environments.suite_gym import load, wrap_env
 from alfx.environments.suite_unittest import PolicyUnittestEnv
 from alfx.environments.vector_env import SerialVectorEnv
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
-from alfx.trainers import building
+from alfx.runs import building
 from alfx.utils.schedulers import LinearScheduler
 
 STATE = BoundedTensorSpec((), torch.int64, 0, 4)
@@ -183,7 +183,7 @@ def test_tuples_of_integers_and_boxes_have_tables(name, cells, arguments):
 
 def test_among_equally_good_actions_one_is_drawn_at_random():
     torch.manual_seed(0)
-    counts = torch.bincount(any_of_the_best(torch.tensor([[1.0, 2.0, 2.0, -5.0]]).expand(4000, 4)), minlength=4)
+    counts = torch.bincount(random_argmax(torch.tensor([[1.0, 2.0, 2.0, -5.0]]).expand(4000, 4)), minlength=4)
     assert counts[[0, 3]].tolist() == [0, 0] and abs(int(counts[1]) - 2000) < 150
 
 

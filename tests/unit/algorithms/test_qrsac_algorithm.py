@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 import torch
-from sac_agents import make_agent, random_steps
+from helpers.sac_agents import make_agent, random_steps
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm

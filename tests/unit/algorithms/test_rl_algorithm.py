@@ -1,7 +1,7 @@
 """The iteration: what parts with training of their own get, what a resume restores, who owns shared parameters."""
 import pytest
 import torch
-from agents import make_agent
+from helpers.agents import make_agent
 from torch import nn
 
 from alfx import nest

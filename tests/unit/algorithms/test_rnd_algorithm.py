@@ -1,13 +1,13 @@
 """Random network distillation: its arguments, and as part of an agent. The maths is in tests/numerics."""
 from functools import partial
 
-import agents
+from helpers import agents
 import pytest
 import torch
-from intrinsic_reward_contract import ACTION, OBSERVATION, IntrinsicRewardContract, random_steps
+from helpers.intrinsic_reward_contract import ACTION, OBSERVATION, IntrinsicRewardContract, random_steps
 from torch import nn
 
-from alfx.algorithms.intrinsic_reward import make_network
+from alfx.algorithms.intrinsic.intrinsic_reward import make_network
 from alfx.algorithms.rnd_algorithm import RNDAlgorithm
 from alfx.gin_utils import ConfError
 from alfx.layers import Cast, OneHot, Scale, Sequential

@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 import torch
-from sac_agents import ENVIRONMENTS, make_agent, networks, random_steps
+from helpers.sac_agents import ENVIRONMENTS, make_agent, networks, random_steps
 
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
@@ -13,7 +13,7 @@ from alfx.algorithms.sac.actions import ActionParts, ActionType, next_noise, tar
 from alfx.algorithms.sac_algorithm import SacActionState, SacAlgorithm, SacCriticState, SacInfo, SacState
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import BatchInfo, StepType, valid_masks
-from alfx.engine.update import reduce_loss
+from alfx.engine.loss_reduction import reduce_loss
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from deterministic_agents import ENVIRONMENTS, make_agent
+from helpers.deterministic_agents import ENVIRONMENTS, make_agent
 from torch import nn
 
 from alfx import context, nest
@@ -13,7 +13,7 @@ from alfx.algorithms.one_step_loss import OneStepTDLoss
 from alfx.algorithms.sarsa_algorithm import SarsaAlgorithm, SarsaInfo, SarsaState
 from alfx.algorithms.td_loss import TDLoss
 from alfx.data_structures import StepType, TimeStep, valid_masks
-from alfx.engine.update import reduce_loss
+from alfx.engine.loss_reduction import reduce_loss
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork, ActorDistributionRNNNetwork
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.networks.critic_networks import CriticNetwork

@@ -1,7 +1,7 @@
 """Gradients computed in one place and applied in another."""
 import pytest
 import torch
-from agents import make_agent
+from helpers.agents import make_agent
 
 from alfx.data_structures import LossInfo
 from alfx.engine.errors import NonFiniteLossError
@@ -34,7 +34,7 @@ def losses_of(agent):
 
 def test_one_gradient_for_each_parameter_and_none_where_there_is_none():
     agent, _ = make_agent('actor-critic', 'discrete')
-    names = [name for name, _ in agent.what_is_updated()[1]]
+    names = [name for name, _ in agent.optimized_parameters()[1]]
     loss_info, masks = losses(agent)
     of_value = LossInfo(loss=loss_info.extra['rl'].td_loss)
     gradients = agent.compute_gradients(of_value, torch.ones_like(of_value.loss))

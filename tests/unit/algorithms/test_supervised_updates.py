@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import warm_starts
+from helpers import warm_starts
 
-from alfx.engine.plan import FasterPlan
-from plans import warnings_in
-from supervised_ranks import KINDS, OWN_UPDATES, made, parameters, trained
+from alfx.engine.plan import TracedPlan
+from helpers.plans import warnings_in
+from helpers.supervised_ranks import KINDS, OWN_UPDATES, made, parameters, trained
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,7 +29,7 @@ def test_an_epoch_that_is_played_from_records_is_the_same_to_the_bit(kind, warm_
         found.append(parameters(algorithm))
     assert all(torch.equal(x, found[1][name]) for name, x in found[0].items())
     plan = algorithm.learner.step_plan
-    assert isinstance(plan, FasterPlan) and plan.played.num_records == 2, 'whole batches and the last one'
+    assert isinstance(plan, TracedPlan) and plan.played.num_records == 2, 'whole batches and the last one'
     assert not warnings_in(caplog)
 
 
@@ -52,7 +52,7 @@ def test_an_epoch_that_is_compiled_is_the_same_up_to_rounding(kind, played_at_on
 @pytest.mark.parametrize('kind', OWN_UPDATES)
 def test_what_makes_updates_of_its_own_is_trained_step_by_step(kind):
     algorithm = made(kind)
-    assert not algorithm.traits.fixed_update
+    assert not algorithm.capabilities.traceable_update
     before = parameters(algorithm)
     assert algorithm.train_iter() == 3
     assert any(not torch.equal(x, before[name]) for name, x in parameters(algorithm).items())
@@ -77,7 +77,8 @@ def test_two_ranks_with_half_of_each_batch_give_the_parameters_of_one_process(tm
         s.bind(('127.0.0.1', 0))
         port = s.getsockname()[1]
     processes = [warm_starts.Popen(
-        [sys.executable, str(ROOT / 'tests/supervised_ranks.py'), str(tmp_path / 'out')], stdout=subprocess.PIPE,
+        [sys.executable, str(ROOT / 'tests/helpers/supervised_ranks.py'),
+         str(tmp_path / 'out')], stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True,
         env={**os.environ, 'PYTHONPATH': str(ROOT), 'RANK': str(rank), 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1',
              'MASTER_PORT': str(port)}) for rank in range(2)]

@@ -2,9 +2,9 @@
 from unittest import mock
 
 import pytest
-from plans import forms
+from helpers.plans import forms
 import torch
-from deterministic_agents import make_agent
+from helpers.deterministic_agents import make_agent
 
 from alfx import context, nest
 from alfx.algorithms import td3_algorithm
@@ -201,7 +201,7 @@ def test_the_loss_of_the_policy_is_in_the_summaries_of_updates_that_have_none():
 @pytest.mark.slow
 def test_the_compiled_update_does_what_the_update_does():
     agents = [make_agent(Td3Algorithm, updates=2, compile=compile)[0] for compile in (False, True)]
-    assert all(agent.traits.fixed_update for agent in agents)
+    assert all(agent.capabilities.traceable_update for agent in agents)
     for agent in agents:
         torch.manual_seed(1)
         for _ in range(3):

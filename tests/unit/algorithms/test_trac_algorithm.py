@@ -2,11 +2,11 @@
 import math
 from functools import partial
 
-import agents
+from helpers import agents
 import pytest
 import torch
 import torch.distributions as td
-from agents import ENVIRONMENTS, make_agent
+from helpers.agents import ENVIRONMENTS, make_agent
 
 from alfx import context, nest
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm

@@ -15,15 +15,15 @@ from alfx.engine.contract import Settings
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
-from alfx.traits import Traits
+from alfx.engine.capabilities import Capabilities
 from tests.agents import ALGORITHMS, make_agent
 
 OBSERVATION, ACTION = TensorSpec((3, )), BoundedTensorSpec((2, ), minimum=-1.0, maximum=1.0)
-ANY = ('needs_previous_step', 'bootstraps_sequences', 'trains_after_iteration', 'completes_unrolls',
+ANY = ('needs_previous_step', 'bootstraps_sequences', 'trains_after_iteration', 'postprocesses_unrolls',
        'has_offline_hooks')
-ALL = ('fixed_update', 'trains_sequences_at_once')
-ACTING = ('recomputes_rollout_info', 'fixed_prediction')
-MOST = Traits(**dict.fromkeys((*ALL, *ACTING), True))
+ALL = ('traceable_update', 'trains_sequences_at_once')
+ACTING = ('recomputes_rollout_info', 'traceable_prediction')
+MOST = Capabilities(**dict.fromkeys((*ALL, *ACTING), True))
 
 
 class Inner(OffPolicyAlgorithm):
@@ -36,19 +36,19 @@ class Inner(OffPolicyAlgorithm):
         super().__init__(observation_spec, action_spec, train_state_spec=(), reward_spec=reward_spec, config=config,
                          name='inner')
 
-    def own_traits(self):
+    def own_capabilities(self):
         return self.said
 
 
-def inner(**traits):
+def inner(**capabilities):
     algorithm = Inner()
-    algorithm.said = MOST._replace(**traits)
+    algorithm.said = MOST._replace(**capabilities)
     return algorithm
 
 
 class Container(AlgorithmContainer):
-    def own_traits(self):
-        return super().own_traits()._replace(fixed_update=True)
+    def own_capabilities(self):
+        return super().own_capabilities()._replace(traceable_update=True)
 
 
 AROUND = {
@@ -67,30 +67,30 @@ everything_around = pytest.mark.parametrize('around', AROUND.values(), ids=AROUN
 
 
 def test_every_trait_has_a_rule():
-    assert {*ANY, *ALL, *ACTING} == set(Traits._fields)
+    assert {*ANY, *ALL, *ACTING} == set(Capabilities._fields)
 
 
 @everything_around
 @pytest.mark.parametrize('trait', ANY)
 def test_what_is_so_for_any_part_is_so_for_what_is_around_it(around, trait):
-    assert not getattr(around(inner()).traits, trait)
-    assert getattr(around(inner(**{trait: True})).traits, trait)
+    assert not getattr(around(inner()).capabilities, trait)
+    assert getattr(around(inner(**{trait: True})).capabilities, trait)
 
 
 @everything_around
 @pytest.mark.parametrize('trait', [*ALL, *ACTING])
 def test_what_is_not_so_for_a_part_is_not_so_for_what_is_around_it(around, trait):
-    assert not getattr(around(inner(**{trait: False})).traits, trait)
+    assert not getattr(around(inner(**{trait: False})).capabilities, trait)
 
 
 @pytest.mark.parametrize('name', ['agent', 'wrapper', 'twice'])
 def test_what_only_hands_on_is_what_it_is_around(name):
-    assert AROUND[name](inner()).traits == MOST
+    assert AROUND[name](inner()).capabilities == MOST
 
 
 @pytest.mark.parametrize('name', ['container', 'sequence', 'echo', 'action repeat'])
 def test_what_acts_in_its_own_way_neither_recomputes_nor_is_recorded(name):
-    assert not any(getattr(AROUND[name](inner()).traits, trait) for trait in ACTING)
+    assert not any(getattr(AROUND[name](inner()).capabilities, trait) for trait in ACTING)
 
 
 def test_what_a_subclass_changes_in_an_update_only_its_author_knows():
@@ -98,11 +98,11 @@ def test_what_a_subclass_changes_in_an_update_only_its_author_knows():
         pass
 
     class Outspoken(Inner):
-        own_traits = Inner.own_traits
+        own_capabilities = Inner.own_capabilities
 
-    assert Outspoken().traits == MOST
-    assert Silent().traits == MOST._replace(fixed_update=False, fixed_prediction=False)
-    assert not Agent(OBSERVATION, ACTION, rl_algorithm_cls=lambda **_: Silent()).traits.fixed_update
+    assert Outspoken().capabilities == MOST
+    assert Silent().capabilities == MOST._replace(traceable_update=False, traceable_prediction=False)
+    assert not Agent(OBSERVATION, ACTION, rl_algorithm_cls=lambda **_: Silent()).capabilities.traceable_update
 
 
 def test_a_container_whose_subclass_trains_after_the_iteration_says_so():
@@ -110,7 +110,7 @@ def test_a_container_whose_subclass_trains_after_the_iteration_says_so():
         def after_train_iter(self, root_inputs, rollout_info):
             pass
 
-    assert Trains({'a': inner()}).traits.trains_after_iteration
+    assert Trains({'a': inner()}).capabilities.trains_after_iteration
 
 
 def test_parts_are_found_wherever_modules_keep_them():
@@ -119,7 +119,7 @@ def test_parts_are_found_wherever_modules_keep_them():
             super().__init__()
             self.parts = torch.nn.ModuleDict({'x': torch.nn.ModuleList([inner(needs_previous_step=True)])})
 
-    assert Holds().traits.needs_previous_step
+    assert Holds().capabilities.needs_previous_step
 
 
 @pytest.mark.parametrize('settings', [{}, dict(mini_batch_length=2), dict(mini_batch_length=1)], ids=str)

@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from alfx.algorithms.maths.action_curves import LinearTrajectory, QuadraticTrajectory, Trajectory, action_scale
+from alfx.algorithms.taac.action_curves import LinearTrajectory, QuadraticTrajectory, Trajectory, action_scale
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec
 
 FORMS = [Trajectory(), LinearTrajectory(), LinearTrajectory(False), QuadraticTrajectory(), QuadraticTrajectory(False)]

@@ -112,7 +112,7 @@ class TestAnyLatent:
             assert torch.equal(a, b)
 
     def test_the_update_is_fixed(self, kind):
-        assert make(kind).traits.fixed_update
+        assert make(kind).capabilities.traceable_update
 
 
 class TestGaussian:
@@ -190,7 +190,7 @@ class TestDiscrete:
         context.reset()
         schedule = LinearScheduler(progress_type='percent', schedule=[(0.0, 1.0), (1.0, 0.1)])
         vae = make('st-gumbel', gumbel_temp_scheduler=schedule)
-        assert not vae.traits.fixed_update  # the number would be kept in the record of the update
+        assert not vae.capabilities.traceable_update  # the number would be kept in the record of the update
         gradients = []
         for progress in (0.0, 1.0):
             context.update_progress('percent', progress)

@@ -2,9 +2,9 @@
 from functools import partial
 
 import pytest
-from plans import num_records
+from helpers.plans import num_records
 import torch
-from agents import make_agent
+from helpers.agents import make_agent
 
 from alfx import nest
 from alfx.algorithms.agent import Agent

@@ -120,7 +120,7 @@ def test_only_the_rollout_counts_the_use_of_the_codes():
 
 
 def test_the_update_is_fixed():
-    assert make().traits.fixed_update
+    assert make().capabilities.traceable_update
 
 
 def test_what_does_not_fit_is_refused_by_name():

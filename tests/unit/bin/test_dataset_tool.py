@@ -10,12 +10,12 @@ import time
 import numpy as np
 import pytest
 from absl.testing import flagsaver
-import warm_starts
+from helpers import warm_starts
 
 from alfx.bin import dataset as tool
 from alfx.gin_utils import ConfError
-from alfx.offline import folder
-from alfx.offline.episodes import Episodes
+from alfx.offline import dataset_folder
+from alfx.offline.dataset_episodes import Episodes
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ def write(path, returns=(1.0, 2.0, 3.0, 4.0), columns=2, **about):
     n = len(returns)
     reward = np.repeat(returns, 2) / 2
     observation = np.arange(3 * n * columns, dtype=np.float32).reshape(3 * n, columns)
-    folder.write(str(path), Episodes({'': observation}, {'': np.zeros((2 * n, 1), np.float32)},
+    dataset_folder.write(str(path), Episodes({'': observation}, {'': np.zeros((2 * n, 1), np.float32)},
                                      reward.astype(np.float32), np.ones(2 * n, np.float32), np.full(n, 2)), about)
     return str(path)
 
 
 def returns_of(path):
-    return folder.read(str(path)).episodes.returns().tolist()
+    return dataset_folder.read(str(path)).episodes.returns().tolist()
 
 
 def test_a_dataset_is_shown_with_its_numbers(run, tmp_path):
@@ -56,19 +56,19 @@ def test_the_best_episodes_are_kept(run, tmp_path):
     path = write(tmp_path / 'a', returns=(1.0, 9.0, 3.0, 8.0))
     run('filter', path, output=str(tmp_path / 'best'), top=0.5)
     assert returns_of(tmp_path / 'best') == [9.0, 8.0]
-    assert folder.read(str(tmp_path / 'best')).episodes.observation[''][0].tolist() == [6.0, 7.0]
+    assert dataset_folder.read(str(tmp_path / 'best')).episodes.observation[''][0].tolist() == [6.0, 7.0]
     run('filter', path, output=str(tmp_path / 'middle'), min_return=2.0, max_return=8.0)
     assert returns_of(tmp_path / 'middle') == [3.0, 8.0]
     run('filter', path, output=str(tmp_path / 'start'), num_steps=5)
-    assert folder.read(str(tmp_path / 'start')).episodes.lengths.tolist() == [2, 1]
+    assert dataset_folder.read(str(tmp_path / 'start')).episodes.lengths.tolist() == [2, 1]
 
 
 def test_datasets_are_joined_and_remember_where_they_are_from(run, tmp_path):
     first, second = write(tmp_path / 'a', returns=(1.0, )), write(tmp_path / 'b', returns=(2.0, 3.0))
     run('mix', first, second, output=str(tmp_path / 'both'), reference_returns=['0', '10'])
-    found = folder.read(str(tmp_path / 'both'))
+    found = dataset_folder.read(str(tmp_path / 'both'))
     assert found.episodes.returns().tolist() == [1.0, 2.0, 3.0]
-    assert found.about['from'] == [[x, folder.read(x).fingerprint] for x in (first, second)]
+    assert found.about['from'] == [[x, dataset_folder.read(x).fingerprint] for x in (first, second)]
     assert found.reference_returns() == (0.0, 10.0)
 
 
@@ -120,7 +120,7 @@ def test_random_actions_are_recorded_and_not_over_another_dataset(tmp_path):
     arguments = ('--conf', 'sac_pendulum', '--mode', 'random', '--num_steps', '400', '--num_environments', '2',
                  '--random_seed', '5', '--dataset', str(tmp_path / 'a'), '--reference_returns=-1200,-150')
     said = program(*arguments).stdout
-    episodes = folder.read(str(tmp_path / 'a')).episodes
+    episodes = dataset_folder.read(str(tmp_path / 'a')).episodes
     assert episodes.lengths.tolist() == [200, 200] and '2 episodes' in said and 'normalized score' in said
     result = program(*arguments, code=2)
     assert 'there is a dataset already' in result.stderr and 'Traceback' not in result.stderr
@@ -139,7 +139,7 @@ def test_twenty_kills_of_the_recorder_leave_the_old_dataset_or_the_new_one(tmp_p
     for place, seed in ((old, 1), (new, 2)):
         program(*ARGUMENTS, '--random_seed', str(seed), '--dataset', place)
     seconds = (time.monotonic() - started) / 2
-    fingerprints = {folder.read(place).fingerprint: place for place in (old, new)}
+    fingerprints = {dataset_folder.read(place).fingerprint: place for place in (old, new)}
     assert len(fingerprints) == 2
     chance, found = random.Random(7), []
     for kill in range(20):
@@ -158,14 +158,14 @@ def test_twenty_kills_of_the_recorder_leave_the_old_dataset_or_the_new_one(tmp_p
                     time.sleep(1e-4)
                 time.sleep(chance.uniform(0, 0.01))
             process.kill()
-        if folder.is_dataset(path):
-            found.append(fingerprints[folder.read(path).fingerprint])
+        if dataset_folder.is_dataset(path):
+            found.append(fingerprints[dataset_folder.read(path).fingerprint])
         else:
             assert not has_old
             found.append(None)
     assert set(found) == {old if has_old else None, new}
     program(*ARGUMENTS, '--random_seed', '2', '--dataset', path, '--overwrite')
-    assert fingerprints[folder.read(path).fingerprint] == new
+    assert fingerprints[dataset_folder.read(path).fingerprint] == new
     assert len([name for name in os.listdir(path) if name.startswith('data-')]) == 1
 
 

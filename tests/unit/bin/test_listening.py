@@ -20,10 +20,10 @@ import torch
 from test_listening import listening
 from alfx.engine.remote import data_parallel
 ranks = data_parallel.join(torch.device('cpu'))
-ranks.from_first('all are here')
+ranks.broadcast_from_rank0('all are here')
 with open(os.path.join(sys.argv[1], os.environ['RANK']), 'w') as file:
     json.dump([listening(os.getpid()), listening(os.getppid())], file)
-ranks.from_first('all have looked')
+ranks.broadcast_from_rank0('all have looked')
 data_parallel.leave()
 """
 

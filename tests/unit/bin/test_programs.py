@@ -9,10 +9,10 @@ import sys
 import time
 
 import pytest
-import warm_starts
+from helpers import warm_starts
 
 from alfx.bin import flags
-from alfx.trainers import run_files
+from alfx.runs import run_files
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
 
 pytestmark = pytest.mark.processes

@@ -8,10 +8,12 @@ import xml.etree.ElementTree
 
 import numpy as np
 import pytest
-import warm_starts
+from helpers import warm_starts
 
 from alfx.gin_utils import ConfError
-from alfx.trainers.report import collecting, figure, page
+from alfx.reports import collecting
+from alfx.reports import figure
+from alfx.reports import page
 
 _VOID = {'meta', 'br'}
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import warm_starts
+from helpers import warm_starts
 
 pytestmark = pytest.mark.processes
 

@@ -7,7 +7,7 @@ import sys
 
 import gymnasium
 import pytest
-import warm_starts
+from helpers import warm_starts
 
 import alfx
 

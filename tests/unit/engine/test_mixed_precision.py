@@ -1,12 +1,12 @@
 """Networks that compute in 16 bits, and everything around them that does not."""
 import logging
 
-import agents
+from helpers import agents
 import pytest
-import sac_agents
+from helpers import sac_agents
 import torch
-from dqn_agents import make_agent as make_dqn_agent
-from plans import num_records
+from helpers.dqn_agents import make_agent as make_dqn_agent
+from helpers.plans import num_records
 
 from alfx import nest
 from alfx.algorithms.config import TrainerConfig
@@ -14,7 +14,7 @@ from alfx.data_structures import LossInfo
 from alfx.engine.errors import NonFiniteLossError
 from alfx.engine.learner import Learner
 from alfx.engine.mixed_precision import LossScaler, MixedPrecision
-from alfx.engine.plan import FasterPlan
+from alfx.engine.plan import TracedPlan
 from alfx.layers import FC
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import TensorSpec
@@ -54,7 +54,7 @@ def first_update(make, monkeypatch):
     """The gradients of the first update, and what it was stored from."""
     agent = make()
     gradients = []
-    for optimizer in agent.what_is_updated()[0]:
+    for optimizer in agent.optimized_parameters()[0]:
         optimizer.register_step_pre_hook(lambda o, args, kwargs: gradients.extend(
             p.grad.detach().clone() for group in o.param_groups for p in group['params'] if p.grad is not None))
     while not gradients:
@@ -163,7 +163,7 @@ class _Owner:
         self.learner.scaler = scaler
         self.optimizer = torch.optim.SGD([self.weight], lr=1.0)
 
-    def what_is_updated(self):
+    def optimized_parameters(self):
         return [self.optimizer], [('weight', self.weight)]
 
     def update(self, loss):
@@ -225,7 +225,7 @@ class TestLossScaling:
         with caplog.at_level(logging.INFO, 'alfx'):
             for _ in range(4):
                 agent.train_iter()
-        assert not isinstance(agent.learner.plan, FasterPlan) and 'made step by step' in caplog.text
+        assert not isinstance(agent.learner.plan, TracedPlan) and 'made step by step' in caplog.text
         assert agent.learner.scaler is agent._rl_algorithm.learner.scaler is not None
 
 

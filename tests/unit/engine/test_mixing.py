@@ -1,14 +1,15 @@
 """Minibatches from several sources: what is trained on when, and that the sum of the losses is what is minimised."""
-import offline_agents
+from helpers import offline_agents
 import pytest
 import torch
-from offline_agents import differences, make_agent, parameters
+from helpers.offline_agents import differences, make_agent, parameters
 
 from alfx import context, nest
 from alfx.algorithms.config import TrainerConfig
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.data_structures import BatchInfo, Experience, LossInfo, TimeStep
-from alfx.engine.mixing import Joiner, Origin, Share, Stage, side_by_side, stage_of, weights_of
+from alfx.engine.batch_sources import (BatchConcatenator, SampleOrigin, BatchSource, Stage, concatenate, stage_of,
+                                       weights_of)
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.utils.schedulers import LinearScheduler
 
@@ -40,7 +41,7 @@ def test_leaves_that_not_all_have_are_left_out_and_the_others_are_side_by_side()
     a = Experience(TimeStep(reward=torch.zeros(2, 3), env_info={'x': torch.zeros(2, 3)}), torch.zeros(2, 3, 1),
                    {'both': torch.zeros(2, 3), 'mine': torch.zeros(2, 3)})
     b = Experience(TimeStep(reward=torch.ones(2, 1)), torch.ones(2, 1, 1), {'both': torch.ones(2, 1)})
-    join = Joiner()
+    join = BatchConcatenator()
     for _ in range(2):
         found = join([a, b])
         assert found.time_step.reward.tolist() == [[0, 0, 0, 1]] * 2 and found.action.shape == (2, 4, 1)
@@ -49,32 +50,33 @@ def test_leaves_that_not_all_have_are_left_out_and_the_others_are_side_by_side()
 
 
 def test_weights_make_the_mean_over_all_columns_the_sum_of_means():
-    shares = Share(None, 3), Share(None, 1, weight=0.5)
-    weights = weights_of(config(), [Origin(share, BatchInfo()) for share in shares])
+    shares = BatchSource(None, 3), BatchSource(None, 1, weight=0.5)
+    weights = weights_of(config(), [SampleOrigin(share, BatchInfo()) for share in shares])
     loss = torch.tensor([1.0, 2.0, 3.0, 10.0])
     assert float((loss * weights).mean()) == pytest.approx(2.0 + 0.5 * 10.0)
-    assert weights_of(config(), [Origin(Share(None, 3), BatchInfo())]) == ()
-    mean = [Origin(Share(None, n, weight=n / 4), BatchInfo()) for n in (3, 1)]
+    assert weights_of(config(), [SampleOrigin(BatchSource(None, 3), BatchInfo())]) == ()
+    mean = [SampleOrigin(BatchSource(None, n, weight=n / 4), BatchInfo()) for n in (3, 1)]
     assert weights_of(config(), mean) == ()
 
 
 def test_weights_are_on_the_device_that_samples_come_to():
     with context.device('meta'):
-        assert weights_of(config(), [Origin(Share(None, n), BatchInfo()) for n in (3, 1)]).device.type == 'meta'
+        assert weights_of(config(), [SampleOrigin(BatchSource(None, n), BatchInfo())
+                                     for n in (3, 1)]).device.type == 'meta'
 
 
 def test_importance_weights_apply_besides():
-    origins = [Origin(Share(None, 2), BatchInfo(importance_weights=torch.tensor([4.0, 1.0]))),
-               Origin(Share(None, 2), BatchInfo())]
+    origins = [SampleOrigin(BatchSource(None, 2), BatchInfo(importance_weights=torch.tensor([4.0, 1.0]))),
+               SampleOrigin(BatchSource(None, 2), BatchInfo())]
     assert weights_of(config(priority_replay_beta=0.5), origins).tolist() == [1.0, 2.0, 2.0, 2.0]
 
 
 def test_losses_side_by_side_are_added_up():
     a = LossInfo(loss=torch.ones(2, 3), scalar_loss=torch.tensor(1.0), extra='a', priority=torch.ones(3))
-    found = side_by_side(a, LossInfo(loss=torch.zeros(2, 1), extra='b', priority=torch.zeros(1)))
+    found = concatenate(a, LossInfo(loss=torch.zeros(2, 1), extra='b', priority=torch.zeros(1)))
     assert found.loss.shape == (2, 4) and float(found.scalar_loss) == 1 and found.priority.tolist() == [1, 1, 1, 0]
     with pytest.raises(ValueError, match='both, or neither'):
-        side_by_side(a, LossInfo(scalar_loss=torch.tensor(0.0)))
+        concatenate(a, LossInfo(scalar_loss=torch.tensor(0.0)))
 
 
 # Iterations ----------------------------------------------------------------------------------------------------------
@@ -142,7 +144,7 @@ class Hooked(SacAlgorithm):
         super().__init__(*args, **kwargs)
         self.calls = []
 
-    own_traits = SacAlgorithm.own_traits
+    own_capabilities = SacAlgorithm.own_capabilities
 
     def train_step(self, inputs, state, rollout_info):
         self.calls.append('train_step')
@@ -175,7 +177,7 @@ def test_offline_hooks_are_called_with_the_phase(dataset):
         context.increment_global_counter()
         seen.append(rl.calls)
         rl.calls = []
-    assert agent.traits.has_offline_hooks
+    assert agent.capabilities.has_offline_hooks
     assert seen[0] == [('train_step_offline', True, True), ('calc_loss_offline', True, True), 'after_update',
                        ('after_train_iter', False)]
     assert seen[1] == [('train_step_offline', False, False), ('calc_loss_offline', False, False), 'after_update',
@@ -218,7 +220,7 @@ def test_a_hybrid_update_follows_the_sum_of_both_losses(name, dataset, monkeypat
 
 def test_hooks_that_do_the_same_make_the_same_update(dataset, monkeypatch):
     class HookedBc(offline_agents.BcAlgorithm):
-        own_traits = offline_agents.BcAlgorithm.own_traits
+        own_capabilities = offline_agents.BcAlgorithm.own_capabilities
 
         def calc_loss_offline(self, info, pre_train=False):
             return self.calc_loss(info)
@@ -232,7 +234,7 @@ def test_hooks_that_do_the_same_make_the_same_update(dataset, monkeypatch):
         if not made:
             sample = {buffer.name: buffer.get_batch(8, 2) for buffer in buffers}
         made.append((agent, gradients(agent, sample, monkeypatch)))
-    assert [agent.traits.has_offline_hooks for agent, _ in made] == [False, True]
+    assert [agent.capabilities.has_offline_hooks for agent, _ in made] == [False, True]
     for name in made[0][1]:
         torch.testing.assert_close(made[0][1][name], made[1][1][name], atol=1e-6, rtol=1e-5)
 
@@ -257,8 +259,8 @@ def test_an_algorithm_mixes_in_a_source_of_its_own(dataset, monkeypatch):
             asked.append((batch_size, batch_length))
             return agent.offline_replay_buffer.get_batch(batch_size, batch_length)
 
-    monkeypatch.setattr(agent, 'batch_shares', lambda share: [share._replace(batch_size=6, weight=0.75),
-                                                              Share(Source(), 2, weight=0.25)])
+    monkeypatch.setattr(agent, 'batch_sources', lambda share: [share._replace(batch_size=6, weight=0.75),
+                                                              BatchSource(Source(), 2, weight=0.25)])
     iterate(agent, 2)
     assert asked == [(2, 2)] * 2
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from alfx.data_structures import BatchInfo, LossInfo
-from alfx.engine.priorities import importance_weights, update_priorities
+from alfx.engine.priority_updates import importance_weights, update_priorities
 
 
 def _config(**changes):

@@ -15,7 +15,7 @@ from alfx.gin_utils import ConfError
 from alfx.metrics.metrics import AverageReturnMetric, EnvironmentSteps, MetricBuffer
 from alfx.optimizers import Adam
 from alfx.tensor_specs import TensorSpec
-from alfx.trainers.team.team import ParameterMismatchError, Together, check_config, check_data, check_layers
+from alfx.trainers.team.team import ParameterMismatchError, Distributed, check_config, check_data, check_layers
 from alfx.utils import running_stats
 from alfx.utils.processes import LostProcessError
 
@@ -27,7 +27,7 @@ class ThreadRanks(Ranks):
         super().__init__(rank, size, None, torch.device('cpu'))
         self.shared = shared
 
-    def add_up(self, tensor):
+    def all_reduce(self, tensor):
         self.shared.values[self.rank] = tensor.clone()
         self.shared.barrier.wait(30)
         total = sum(self.shared.values[r] for r in range(self.size))
@@ -196,7 +196,7 @@ def test_moments_of_nothing_at_all_are_none():
 
 
 def together(ranks, interval=2):
-    team = Together.__new__(Together)
+    team = Distributed.__new__(Distributed)
     team._ranks, team._config = ranks, SimpleNamespace(ddp_paras_check_interval=interval)
     return team
 

@@ -3,13 +3,13 @@ from functools import partial
 
 import pytest
 import torch
-from agents import make_agent
+from helpers.agents import make_agent
 from torch import nn
 
 from alfx import context
 from alfx.algorithms.data_transformer import FrameStacker
 from alfx.engine.gradient_noise import GradientNoiseScale
-from alfx.engine.replay import check_sequences
+from alfx.engine.minibatches import check_sequences
 from alfx.gin_utils import ConfError
 from alfx.optimizers import SGD
 

@@ -1,7 +1,7 @@
 """Reduction of losses, the gradient update, and what happens when a loss is not finite."""
 from unittest import mock
 
-import agents
+from helpers import agents
 import pytest
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from alfx.algorithms.algorithm import Algorithm, Loss
 from alfx.algorithms.base.ownership import OwnershipError
 from alfx.data_structures import BatchInfo, LossInfo, StepType, valid_masks
 from alfx.engine.errors import NonFiniteLossError
-from alfx.engine.update import reduce_loss
+from alfx.engine.loss_reduction import reduce_loss
 from alfx.optimizers import SGD, Adam
 
 
@@ -179,7 +179,7 @@ def test_extra_is_averaged_over_valid_steps_where_summaries_are_written():
 class Counting(Agent):
     """Counts the updates that pass by a method which it overrides."""
 
-    own_traits = Agent.own_traits
+    own_capabilities = Agent.own_capabilities
     passed = 0
 
     def update_with_gradient(self, *args, **kwargs):
@@ -194,7 +194,7 @@ def test_every_update_passes_by_an_overridden_method(algorithm, played_at_once, 
     for _ in range(4):
         agent.train_iter()
     assert agent.passed == (4 if algorithm == 'actor-critic' else 24)
-    assert not agent.traits.fixed_update
+    assert not agent.capabilities.traceable_update
 
 
 def test_the_weight_of_an_update_is_not_told_as_part_of_its_loss():

@@ -17,7 +17,7 @@ from alfx.environments.alf_wrappers import (
     CheckedEnvironment, CurriculumWrapper, DiscreteActionWrapper, MultitaskWrapper, NonEpisodicAgent,
     NormalizedActionWrapper, PerformanceProfiler, RandomFirstEpisodeLength, ScalarRewardWrapper,
     TemporallyCorrelatedNoiseWrapper, TimeLimit)
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.suite_unittest import (ActionType, MixedPolicyUnittestEnv, PolicyUnittestEnv, ValueUnittestEnv)
 from alfx.environments.suite_unittest_gym import ChainEnv, CountEnv, MultiRewardEnv

@@ -11,7 +11,7 @@ from alfx.environments import board_games, suite_tic_tac_toe
 from alfx.environments.board_games import BoardGame, GameModel, MinimaxOpponent, Rules, SearchOpponent, random_opponent
 from alfx.tensor_specs import SpecError, check_consistent
 from alfx.tree_search import build
-from alfx.tree_search.search import TreeSearch, gumbel_choice
+from alfx.tree_search.batched_search import TreeSearch, gumbel_choice
 from alfx.tree_search.trees import SearchSettings
 from alfx.utils.action_samplers import EpsilonGreedySampler
 

@@ -11,8 +11,8 @@ from alfx.environments.alf_wrappers import BatchEnvironmentWrapper, MultitaskWra
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.vector_env import SerialVectorEnv
-from alfx.trainers.evaluator import read_results
-from alfx.trainers.team.team import Together
+from alfx.runs.evaluator import read_results
+from alfx.trainers.team.team import Distributed
 
 
 class Reaching(gymnasium.Env):
@@ -123,7 +123,7 @@ def test_the_first_of_several_ranks_writes_what_all_of_them_tell():
     env.reset()
     for _ in range(2):
         env.step(torch.zeros(1, dtype=torch.int64))
-    team = Together.__new__(Together)
+    team = Distributed.__new__(Distributed)
     for rank, expected in (0, [1.0, 0.0]), (1, []):
         team._ranks = Others(rank)
         assert [info['is_success'] for info in team.final_infos(env)] == expected

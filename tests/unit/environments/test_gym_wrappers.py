@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from alfx.environments import gym_wrappers
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.gym_wrappers import (
     BaseObservationWrapper, ContinuousActionClip, ContinuousActionMapping, DMAtariPreprocessing,
     EpisodicRandomFrameCrop, FrameCrop, FrameFlip, FrameGrayScale, FrameResize, FrameSkip, FrameStack,

@@ -5,7 +5,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from alfx.environments.errors import EnvironmentStepError
+from alfx.environments.environment_errors import EnvironmentStepError
 from alfx.environments.gym_vector_environment import GymVectorEnvironment
 
 

@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 
 from alfx import nest
-from alfx.environments.errors import UnsupportedSpaceError
+from alfx.environments.environment_errors import UnsupportedSpaceError
 from alfx.environments.spaces import (ActionCodec, ObservationCodec, action_spec_from_gym_space, flatten_sample,
                                       tensor_spec_from_gym_space, unflatten_sample)
 from alfx.tensor_specs import BoundedTensorSpec, SpecError, TensorSpec

@@ -4,7 +4,7 @@ import torch
 
 from alfx.environments import suite_ale_vector, suite_atari, suite_gym
 from alfx.environments.alf_wrappers import AtariTerminalOnLifeLossWrapper, TimeLimit
-from alfx.environments.errors import EnvironmentLoadError, UnsupportedOperationError
+from alfx.environments.environment_errors import EnvironmentLoadError, UnsupportedOperationError
 
 pytest.importorskip('ale_py.vector_env')
 pytest.importorskip('cv2')

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip('sklearn')
 
 from alfx.environments import suite_digits
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.suite_digits import DigitsEnv, load_digits
 
 

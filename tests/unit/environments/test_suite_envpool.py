@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from alfx.environments import suite_envpool, suite_gym
-from alfx.environments.errors import EnvironmentLoadError, UnsupportedOperationError
+from alfx.environments.environment_errors import EnvironmentLoadError, UnsupportedOperationError
 from alfx.environments.utils import create_environment
 from alfx.gin_utils import ConfError
 

@@ -8,7 +8,7 @@ from test_suites import run, same_continuation
 
 from alfx import gin_utils
 from alfx.environments import suite_exploration
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.suite_exploration import CorridorEnv
 
 

@@ -9,7 +9,7 @@ import torch
 from test_suites import run, same_continuation
 
 from alfx.environments import suite_goals, suite_gym, suite_robotics
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.suite_goals import BitFlipEnv, PointGoalEnv
 from alfx.environments.suite_robotics import SuccessAtEnd
 from alfx.utils.extras import pip_install

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from alfx.environments import suite_memory
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.suite_memory import TMazeEnv
 
 FORWARD, LEFT, RIGHT = range(3)

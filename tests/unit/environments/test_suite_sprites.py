@@ -5,7 +5,7 @@ import torch
 from test_suites import run, same_continuation
 
 from alfx.environments import suite_sprites
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.suite_sprites import SpritesEnv, draw_sprites
 
 

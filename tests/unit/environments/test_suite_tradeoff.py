@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from alfx.environments import suite_tradeoff
-from alfx.environments.errors import EnvironmentLoadError
+from alfx.environments.environment_errors import EnvironmentLoadError
 from alfx.environments.suite_tradeoff import FuelEnv
 
 

@@ -14,7 +14,7 @@ from alfx import nest
 from alfx.environments import saved_state, suite_atari, suite_gym, suite_minigrid
 from alfx.environments.alf_gym_wrapper import AlfGymWrapper, tensor_spec_from_gym_space
 from alfx.environments.alf_wrappers import AtariTerminalOnLifeLossWrapper, CheckedEnvironment, TimeLimit
-from alfx.environments.errors import EnvironmentLoadError, UnsupportedOperationError
+from alfx.environments.environment_errors import EnvironmentLoadError, UnsupportedOperationError
 from alfx.environments.gym_wrappers import FrameStack, ObservationSubset
 from alfx.environments.making import find_spec
 from alfx.environments.parallel_environment import ParallelAlfEnvironment

@@ -10,7 +10,7 @@ from alfx.environments import suite_gym, suite_unittest
 from alfx.environments.alf_gym_wrapper import AlfGymWrapper
 from alfx.environments.alf_wrappers import (ActionObservationWrapper, BatchEnvironmentWrapper, CheckedEnvironment,
                                             MultitaskWrapper)
-from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError
+from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError
 from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.suite_unittest_gym import ChainEnv, CountEnv, RaisingEnv
 from alfx.environments.utils import create_environment, load_with_random_max_episode_steps

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from alfx.environments.environment_group import EnvironmentGroup
-from alfx.environments.errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError
+from alfx.environments.environment_errors import EnvironmentLoadError, EnvironmentStepError, UnsupportedOperationError
 from alfx.environments.process_vector_env import ProcessVectorEnv
 from alfx.environments.seeding import environment_seeds
 from alfx.environments.suite_unittest_gym import ChainEnv, CountEnv, DictEnv, RaisingEnv

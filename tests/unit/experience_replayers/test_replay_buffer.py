@@ -116,7 +116,7 @@ def play(buffer, reference, history, make_buffer):
                 reference.positions = [max(reference.positions)] * NUM_ENVS
         elif operation == 'rewind':
             try:
-                kept = buffer.rewind(argument)
+                kept = buffer.drop_all_but(argument)
             except ValueError:  # once environments were stored apart, until all are cleared
                 continue
             reference.contents = [items[:-1][max(len(items) - 1 - argument, 0):] for items in reference.contents]
@@ -327,11 +327,11 @@ def test_environment_ids_must_be_distinct_environments(env_ids):
 def test_environments_are_rewound_together_or_not_at_all():
     buffer = ReplayBuffer(TensorSpec(()), 2, 4)
     with pytest.raises(ValueError, match=r'rewind: .*found \[0, 0\]'):
-        buffer.rewind(1)
+        buffer.drop_all_but(1)
     buffer.add_batch(torch.zeros(2))
     buffer.add_batch(torch.zeros(1), torch.tensor([1]))
     with pytest.raises(ValueError, match=r'rewind: .*found \[1, 2\]'):
-        buffer.rewind(1)
+        buffer.drop_all_but(1)
 
 
 def test_a_position_that_was_overwritten_is_refused():

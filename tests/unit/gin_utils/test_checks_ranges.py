@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from alfx import gin_utils
-from alfx.gin_utils import ConfError, checks, configurable, registry, static_check
-from alfx.gin_utils.checks import Count, Fraction, NonNegative, Positive, Range
+from alfx.gin_utils import ConfError, configurable, registry, static_check
+from alfx.gin_utils import value_checks
+from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive, Range
 
 
 @configurable(module='ranges')
@@ -87,6 +88,7 @@ def test_every_argument_of_this_name_has_its_range(name):
     found = arguments_called(name)
     assert found
     # the settings of a run check themselves
-    without = [owner for owner, annotation in found if owner != 'TrainerConfig' and not checks._has_range(annotation)
+    without = [owner for owner, annotation in found if owner != 'TrainerConfig'
+               and not value_checks._has_range(annotation)
                and annotation is not Any]
     assert not without

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from alfx import gin_utils
 from alfx.gin_utils import ConfError, configurable, parsing, static_check
-from alfx.gin_utils.checks import Fraction, Range
+from alfx.gin_utils.value_checks import Fraction, Range
 from alfx.networks.actor_networks import ActorNetwork
 
 

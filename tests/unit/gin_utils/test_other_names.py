@@ -5,7 +5,7 @@ import pytest
 
 from alfx import gin_utils
 from alfx.gin_utils import ConfError, static_check
-from alfx.gin_utils.other_names import INSTEAD
+from alfx.gin_utils.aliases import INSTEAD
 
 OWNERS = {'*.torch_env_wrappers': 'suite_gym.load', '*.wrap_with_process': 'suite_gym.load',
           '*.actor_network': 'ActorCriticAlgorithm', '*.value_network': 'ActorCriticAlgorithm',

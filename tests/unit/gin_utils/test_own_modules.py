@@ -4,7 +4,7 @@ import os
 import sys
 
 import pytest
-import warm_starts
+from helpers import warm_starts
 
 from alfx import gin_utils
 from alfx.gin_utils import own_modules

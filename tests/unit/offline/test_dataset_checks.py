@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from alfx.offline import checks
-from alfx.offline.dataset import Dataset, DatasetError
-from alfx.offline.episodes import Episodes
+from alfx.offline import dataset_checks
+from alfx.offline.dataset_files import Dataset, DatasetError
+from alfx.offline.dataset_episodes import Episodes
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
 OBSERVATION = {'camera': BoundedTensorSpec((2, 2), torch.uint8, 0, 255), 'speed': TensorSpec((3, ))}
@@ -26,8 +26,8 @@ def with_speed(**kwargs):
 
 
 def check(dataset, action_spec=ACTION, reward_spec=TensorSpec(())):
-    checks.check_consistent(dataset)
-    return checks.fitted(dataset, OBSERVATION, action_spec, reward_spec)
+    dataset_checks.check_consistent(dataset)
+    return dataset_checks.fitted(dataset, OBSERVATION, action_spec, reward_spec)
 
 
 def bad_speed():
@@ -91,12 +91,12 @@ def test_other_sizes_of_the_same_kind_of_number_are_taken():
 
 
 def test_sequences_longer_than_every_episode_are_refused():
-    checks.check_long_enough(make(), make().episodes, 4)
+    dataset_checks.check_long_enough(make(), make().episodes, 4)
     with pytest.raises(DatasetError, match='longest episode has 4 steps'):
-        checks.check_long_enough(make(), make().episodes, 5)
+        dataset_checks.check_long_enough(make(), make().episodes, 5)
 
 
 def test_another_environment_that_fits_is_warned_of(caplog):
     with caplog.at_level(logging.WARNING):
-        checks.check_env_name(make()._replace(about={'env_name': 'Hopper-v4'}), 'Hopper-v5')
+        dataset_checks.check_env_name(make()._replace(about={'env_name': 'Hopper-v4'}), 'Hopper-v5')
     assert 'Hopper-v4' in caplog.text and 'Hopper-v5' in caplog.text

@@ -6,9 +6,10 @@ import signal
 import numpy as np
 import pytest
 
-from alfx.offline import folder, sources
-from alfx.offline.dataset import DatasetError, fingerprint, normalized_score
-from alfx.offline.episodes import Episodes
+from alfx.offline import dataset_folder
+from alfx.offline import dataset_sources
+from alfx.offline.dataset_files import DatasetError, fingerprint, normalized_score
+from alfx.offline.dataset_episodes import Episodes
 
 
 def make(value=1.0):
@@ -19,8 +20,8 @@ def make(value=1.0):
 
 def test_what_is_read_is_what_was_written(tmp_path):
     path = str(tmp_path / 'deep' / 'set')
-    folder.write(path, make(), {'env_name': 'x', 'reference_returns': [0.0, 2.0]})
-    found = sources.read(path)
+    dataset_folder.write(path, make(), {'env_name': 'x', 'reference_returns': [0.0, 2.0]})
+    found = dataset_sources.read(path)
     assert fingerprint(found.episodes) == fingerprint(make()) == found.fingerprint
     assert found.episodes.observation['a/b'].tolist() == [0, 1, 2, 3, 4] and found.is_vouched_for
     assert found.about['env_name'] == 'x' and found.reference_returns() == (0.0, 2.0)
@@ -32,24 +33,24 @@ def test_other_contents_have_another_fingerprint():
 
 def test_a_dataset_is_not_overwritten_by_chance(tmp_path):
     path = str(tmp_path)
-    folder.write(path, make(), {})
+    dataset_folder.write(path, make(), {})
     with pytest.raises(DatasetError, match='already'):
-        folder.write(path, make(2.0), {})
+        dataset_folder.write(path, make(2.0), {})
     with pytest.raises(DatasetError, match='already'):
-        folder.check_writable(path, overwrite=False)
-    folder.write(path, make(2.0), {}, overwrite=True)
-    assert folder.read(path).episodes.observation['position'][0, 0] == 2.0
+        dataset_folder.check_writable(path, overwrite=False)
+    dataset_folder.write(path, make(2.0), {}, overwrite=True)
+    assert dataset_folder.read(path).episodes.observation['position'][0, 0] == 2.0
     assert len([name for name in os.listdir(path) if name.startswith('data-')]) == 1
 
 
 def test_a_flipped_byte_is_found(tmp_path):
-    folder.write(str(tmp_path), make(), {})
+    dataset_folder.write(str(tmp_path), make(), {})
     file = next(tmp_path.glob('data-*/reward.npy'))
     contents = bytearray(file.read_bytes())
     contents[-2] ^= 1
     file.write_bytes(contents)
     with pytest.raises(DatasetError, match='(?s)reward.npy.*not those that were written'):
-        sources.read(str(tmp_path))
+        dataset_sources.read(str(tmp_path))
 
 
 @pytest.mark.parametrize('damage, message', [
@@ -62,22 +63,22 @@ def test_a_flipped_byte_is_found(tmp_path):
     (lambda path: (path / 'dataset.json').unlink(), 'holds no dataset.json'),
 ])
 def test_a_damaged_dataset_says_where(tmp_path, damage, message):
-    folder.write(str(tmp_path), make(), {})
+    dataset_folder.write(str(tmp_path), make(), {})
     damage(tmp_path)
     with pytest.raises(DatasetError, match=message):
-        sources.read(str(tmp_path))
+        dataset_sources.read(str(tmp_path))
 
 
 def test_a_missing_dataset_names_those_beside_it(tmp_path):
-    folder.write(str(tmp_path / 'pendulum'), make(), {})
+    dataset_folder.write(str(tmp_path / 'pendulum'), make(), {})
     with pytest.raises(DatasetError, match='(?s)pendulums.*beside it: pendulum'):
-        sources.read(str(tmp_path / 'pendulums'))
+        dataset_sources.read(str(tmp_path / 'pendulums'))
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_recorded(tmp_path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(DatasetError, match='not a folder'):
-        folder.check_writable(str(tmp_path / 'file' / 'set'), overwrite=False)
+        dataset_folder.check_writable(str(tmp_path / 'file' / 'set'), overwrite=False)
 
 
 def write_and_be_killed(path, episodes, kill_at):
@@ -98,7 +99,7 @@ def write_and_be_killed(path, episodes, kill_at):
         for module, names in ((os, ('fsync', 'replace', 'listdir', 'makedirs')), (np, ('save', ))):
             for name in names:
                 setattr(module, name, counted(getattr(module, name)))
-        folder.write(path, episodes, {}, overwrite=True)
+        dataset_folder.write(path, episodes, {}, overwrite=True)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -107,18 +108,18 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_dataset_or_the_new_one(tmp
     path, seen = str(tmp_path / 'set'), set()
     old, new = (Episodes({'': np.full((3, 1), value)}, {'': np.zeros((2, 1))}, np.ones(2), np.ones(2), np.array([2]))
                 for value in (1.0, 2.0))
-    folder.write(path, old, {})
+    dataset_folder.write(path, old, {})
     for kill_at in range(1, 16):
-        folder.write(path, old, {}, overwrite=True)
+        dataset_folder.write(path, old, {}, overwrite=True)
         code = write_and_be_killed(path, new, kill_at)
-        seen.add((code, float(folder.read(path).episodes.observation[''][0, 0])))
+        seen.add((code, float(dataset_folder.read(path).episodes.observation[''][0, 0])))
     assert seen == {(-signal.SIGKILL, 1.0), (-signal.SIGKILL, 2.0), (0, 2.0)}
-    folder.write(path, old, {}, overwrite=True)
+    dataset_folder.write(path, old, {}, overwrite=True)
     assert len([name for name in os.listdir(path) if name.startswith('data-')]) == 1
 
 
 def test_an_interrupt_when_the_new_one_is_in_place_does_not_take_it_away(tmp_path, monkeypatch):
-    folder.write(str(tmp_path), make(), {})
+    dataset_folder.write(str(tmp_path), make(), {})
     replace = os.replace
 
     def replace_and_be_interrupted(*paths):
@@ -127,13 +128,13 @@ def test_an_interrupt_when_the_new_one_is_in_place_does_not_take_it_away(tmp_pat
 
     monkeypatch.setattr(os, 'replace', replace_and_be_interrupted)
     with pytest.raises(KeyboardInterrupt):
-        folder.write(str(tmp_path), make(2.0), {}, overwrite=True)
-    assert folder.read(str(tmp_path)).episodes.observation['position'][0, 0] == 2.0
+        dataset_folder.write(str(tmp_path), make(2.0), {}, overwrite=True)
+    assert dataset_folder.read(str(tmp_path)).episodes.observation['position'][0, 0] == 2.0
 
 
 def test_two_writers_of_a_dataset_do_not_meet(tmp_path):
-    with folder._locked(str(tmp_path)), pytest.raises(DatasetError, match='another process'):
-        folder.write(str(tmp_path), make(), {})
+    with dataset_folder._locked(str(tmp_path)), pytest.raises(DatasetError, match='another process'):
+        dataset_folder.write(str(tmp_path), make(), {})
 
 
 def test_a_score_is_0_for_random_and_100_for_expert():

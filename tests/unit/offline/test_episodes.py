@@ -5,9 +5,9 @@ import torch
 
 from alfx import nest
 from alfx.data_structures import StepType, TimeStep
-from alfx.offline import episodes as stored
+from alfx.offline import dataset_episodes as stored
 from alfx.offline import recorder
-from alfx.offline.episodes import Episodes, from_steps, joined, shortened
+from alfx.offline.dataset_episodes import Episodes, from_steps, joined, shortened
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 
 FLOAT = TensorSpec(())

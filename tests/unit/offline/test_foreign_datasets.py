@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from alfx.offline import checks, sources
-from alfx.offline.dataset import DatasetError
+from alfx.offline import dataset_checks
+from alfx.offline import dataset_sources
+from alfx.offline.dataset_files import DatasetError
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.utils.extras import pip_install
 
@@ -34,7 +35,7 @@ def alf_state(prefix='_replay_buffer.'):
 def test_a_replay_buffer_of_alf_is_read_in_order_of_time(tmp_path, wrap):
     path = str(tmp_path / 'ckpt-9')
     torch.save(wrap(alf_state()), path)
-    episodes = sources.read(path).episodes
+    episodes = dataset_sources.read(path).episodes
     # steps 2, 3 (LAST) and 4, 5, 6 of the first environment, 0, 1, 2, 3 (LAST) of the second
     assert episodes.lengths.tolist() == [1, 2, 3]
     assert episodes.observation['arm'].ravel().tolist() == [2, 3, 4, 5, 6, 0, 1, 2, 3]
@@ -47,7 +48,7 @@ def test_a_replay_buffer_of_alf_without_rewards_is_refused_by_name(tmp_path):
     del state['_replay_buffer.time_step|reward']
     torch.save(state, str(tmp_path / 'ckpt-9'))
     with pytest.raises(DatasetError, match=r'lacks _replay_buffer.time_step\|reward'):
-        sources.read(str(tmp_path / 'ckpt-9'))
+        dataset_sources.read(str(tmp_path / 'ckpt-9'))
 
 
 class Evil:
@@ -63,7 +64,7 @@ def test_any_other_file_is_refused_and_nothing_in_it_executed(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     save(tmp_path / 'file')
     with pytest.raises(DatasetError, match='name a checkpoint'):
-        sources.read('file')
+        dataset_sources.read('file')
     assert not os.path.exists('executed')
 
 
@@ -72,10 +73,10 @@ def test_actions_in_units_of_the_environment_are_scaled_to_those_of_the_run():
     dataset = make(action={'': np.array([[-2.0], [6.0], [2.0], [2.0], [2.0]])})._replace(
         about={'action_bounds': {'': [[-2.0], [6.0]]}})
     unit = BoundedTensorSpec((1, ), torch.float32, -1, 1)
-    assert checks._in_units_of(unit, dataset).episodes.action[''].ravel().tolist() == [-1, 1, 0, 0, 0]
+    assert dataset_checks._in_units_of(unit, dataset).episodes.action[''].ravel().tolist() == [-1, 1, 0, 0, 0]
     own = BoundedTensorSpec((1, ), torch.float32, -2, 6)
-    assert checks._in_units_of(own, dataset).episodes.action[''].ravel().tolist() == [-2, 6, 2, 2, 2]
-    assert checks._in_units_of(TensorSpec((1, )), dataset).episodes.action[''][1, 0] == 6
+    assert dataset_checks._in_units_of(own, dataset).episodes.action[''].ravel().tolist() == [-2, 6, 2, 2, 2]
+    assert dataset_checks._in_units_of(TensorSpec((1, )), dataset).episodes.action[''][1, 0] == 6
 
 
 class PartOfMinari:
@@ -90,7 +91,7 @@ class PartOfMinari:
 def test_without_minari_or_what_it_needs_its_extra_is_named(monkeypatch, module):
     monkeypatch.setitem(__import__('sys').modules, 'minari', module)
     with pytest.raises(DatasetError, match=f'(?s)minari:x/y-v0: .*{re.escape(pip_install("offline"))}'):
-        sources.read('minari:x/y-v0')
+        dataset_sources.read('minari:x/y-v0')
 
 
 class Unreadable:
@@ -104,7 +105,7 @@ class Unreadable:
 def test_a_minari_file_that_ends_in_the_middle_is_refused(monkeypatch):
     monkeypatch.setitem(__import__('sys').modules, 'minari', Unreadable)
     with pytest.raises(DatasetError, match='(?s)minari:x/y-v0: cannot be read: .*truncated file.*minari download x/y'):
-        sources.read('minari:x/y-v0')
+        dataset_sources.read('minari:x/y-v0')
 
 
 ignores_warnings = pytest.mark.filterwarnings('ignore::UserWarning:minari')
@@ -135,7 +136,7 @@ def minari_set(tmp_path, monkeypatch):
 
 @ignores_warnings
 def test_a_minari_dataset_keeps_its_alignment(minari_set):
-    dataset = sources.read(minari_set)
+    dataset = dataset_sources.read(minari_set)
     episodes = dataset.episodes
     assert episodes.lengths.tolist() == [3, 2] and episodes.terminated().tolist() == [True, False]
     assert episodes.observation['a'][:, 0].tolist() == [0, 1, 2, 3, 0, 1, 2]
@@ -147,4 +148,4 @@ def test_a_minari_dataset_keeps_its_alignment(minari_set):
 @ignores_warnings
 def test_a_missing_minari_dataset_names_those_that_there_are(minari_set):
     with pytest.raises(DatasetError, match='(?s)found test/two-v0.*minari download'):
-        sources.read('minari:test/none-v0')
+        dataset_sources.read('minari:test/none-v0')

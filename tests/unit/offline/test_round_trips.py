@@ -5,16 +5,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from offline_agents import file_of_alf
+from helpers.offline_agents import file_of_alf
 
 from alfx import nest
 from alfx.algorithms.data_transformer import FrameStacker
 from alfx.data_structures import BasicRLInfo, Experience, StepType, add_batch_info, time_step_spec
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
-from alfx.offline import episodes as stored
-from alfx.offline import folder, loading, recorder, sources
+from alfx.offline import dataset_episodes as stored
+from alfx.offline import recorder
+from alfx.offline import dataset_folder
+from alfx.offline import dataset_loading
+from alfx.offline import dataset_sources
 from alfx.offline.buffer import make_buffer
-from alfx.offline.episodes import Episodes
+from alfx.offline.dataset_episodes import Episodes
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
 from alfx.utils.checkpoint_utils import Checkpointer
 
@@ -47,8 +50,8 @@ def test_what_is_recorded_and_loaded_is_what_went_by(kind, tmp_path):
     env.seed(0)
     env.reset()
     recorded, seen = as_online(env, 40)
-    folder.write(str(tmp_path), recorded, {})
-    dataset, = loading.load([str(tmp_path)], None, env.observation_spec(), env.action_spec(), env.reward_spec())
+    dataset_folder.write(str(tmp_path), recorded, {})
+    dataset, = dataset_loading.load([str(tmp_path)], None, env.observation_spec(), env.action_spec(), env.reward_spec())
     spec = Experience(time_step_spec(env.observation_spec(), env.action_spec(), env.reward_spec()),
                       env.action_spec(), BasicRLInfo(action=env.action_spec()))
     buffer = make_buffer([dataset], nest.map_structure(TensorSpec.from_spec, spec))
@@ -94,7 +97,7 @@ def steps_of(episodes):
 
 
 def through_a_folder(path, episodes):
-    folder.write(str(path), episodes, {})
+    dataset_folder.write(str(path), episodes, {})
     return str(path)
 
 
@@ -139,7 +142,7 @@ ROUTES = {'folder': through_a_folder, 'checkpoint': through_a_checkpoint, 'file 
 
 
 def buffer_of(names, **options):
-    datasets = loading.load(names, None, OBSERVATION, ACTION, TensorSpec(()))
+    datasets = dataset_loading.load(names, None, OBSERVATION, ACTION, TensorSpec(()))
     spec = Experience(time_step_spec(OBSERVATION, ACTION), ACTION, BasicRLInfo(action=ACTION))
     return make_buffer(datasets, nest.map_structure(TensorSpec.from_spec, spec), **options)
 
@@ -201,7 +204,7 @@ def test_a_dataset_may_lie_in_a_file_in_place_of_memory(tmp_path):
 
 
 def test_datasets_are_read_alike_by_every_route(tmp_path):
-    read = [sources.read(ROUTES[route](tmp_path / route.replace(' ', '_'), made_up(5))).episodes
+    read = [dataset_sources.read(ROUTES[route](tmp_path / route.replace(' ', '_'), made_up(5))).episodes
             for route in ('folder', 'checkpoint', 'file of ALF')]
     for other in read[1:]:
         assert np.array_equal(other.observation[''], read[0].observation[''])

@@ -4,7 +4,7 @@ import os
 
 from alfx import gin_utils
 from alfx.search import search_conf
-from alfx.search.folder import SearchFolder
+from alfx.search.search_folder import SearchFolder
 from alfx.search.searching import Searching
 from alfx.search.study import Study
 
@@ -100,7 +100,7 @@ class PlayedExecution:
 
     kill = stop
 
-    def last_words(self):
+    def log_tail(self):
         return 'ValueError: played to fail'
 
 

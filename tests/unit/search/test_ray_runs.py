@@ -9,7 +9,7 @@ from search_tools import BOWL, rows, search
 from alfx.search import ray_runs
 from alfx.search.ray_runs import RemoteRun, pack, unpack
 from alfx.search.run_process import Run
-from alfx.search.settings import Search
+from alfx.search.search_settings import Search
 from alfx.trainers.acting import ray_cluster
 
 pytestmark = pytest.mark.processes
@@ -62,7 +62,7 @@ class PlayedExecution:
     def stop(self):
         self.is_stopped = True
 
-    def last_words(self):
+    def log_tail(self):
         return 'the end'
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from alfx.search import runs
 from alfx.search.run_process import Run
-from alfx.search.runs import ProcessExecution, last_words
+from alfx.search.runs import ProcessExecution, log_tail
 
 
 @pytest.mark.parametrize('text, words', [
@@ -16,7 +16,7 @@ from alfx.search.runs import ProcessExecution, last_words
     ('Traceback (most recent call last):\n  File "a"\nValueError: no\n  In call to configurable \'f\' (<f>)\n',
      'ValueError: no'), (' 10%|#\r 20%|##\rtorch.OutOfMemoryError: full', 'torch.OutOfMemoryError: full')])
 def test_last_words_begin_with_the_last_error(text, words):
-    assert last_words(text) == words
+    assert log_tail(text) == words
 
 
 @pytest.fixture
@@ -58,15 +58,15 @@ def has_ended(pid):
 def test_the_words_of_a_process_are_those_since_it_was_started(program):
     assert code_of(program('import sys; sys.exit("ValueError: first")')) == 1
     second = program('import sys; print("hello"); sys.exit(3)')
-    assert code_of(second) == 3 and second.last_words() == 'hello'
+    assert code_of(second) == 3 and second.log_tail() == 'hello'
     silent = program('import sys; sys.exit(4)')
-    assert code_of(silent) == 4 and silent.last_words() == 'it ended with code 4 and said nothing'
+    assert code_of(silent) == 4 and silent.log_tail() == 'it ended with code 4 and said nothing'
 
 
 def test_a_process_that_a_signal_ended_says_which(program):
     execution = program('import os; print("at work", flush=True); os.kill(os.getpid(), 9)')
     assert code_of(execution) == -signal.SIGKILL
-    assert execution.last_words() == 'killed by SIGKILL; its last words: at work'
+    assert execution.log_tail() == 'killed by SIGKILL; its last words: at work'
 
 
 @pytest.mark.parametrize('how', ['kill', 'by itself', 'stop'])

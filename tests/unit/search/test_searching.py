@@ -14,7 +14,7 @@ from alfx import gin_utils
 from alfx.gin_utils import ConfError
 from alfx.search import results
 from alfx.search import searching as searching_module
-from alfx.search.folder import SearchFolder
+from alfx.search.search_folder import SearchFolder
 from alfx.search.searching import Searching
 from alfx.search.seeds import run_seed
 

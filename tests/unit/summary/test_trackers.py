@@ -10,7 +10,7 @@ from alfx.algorithms.config import LOGGERS, TrainerConfig
 from alfx.gin_utils import ConfError
 from alfx.summary import trackers
 from alfx.trainers.policy_trainer import RLTrainer
-from alfx.trainers.run_files import read_table
+from alfx.runs.run_files import read_table
 
 SMALL = ['create_environment.num_parallel_environments = 2', 'TrainerConfig.num_env_steps = 0',
          'TrainerConfig.unroll_length = 16', 'TrainerConfig.mini_batch_size = 8', 'TrainerConfig.random_seed = 1',

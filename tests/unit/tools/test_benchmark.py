@@ -11,7 +11,7 @@ TOOLS = pathlib.Path(__file__).parents[3] / 'tools'
 
 @pytest.fixture(autouse=True)
 def tools_on_path(monkeypatch):
-    monkeypatch.syspath_prepend(str(TOOLS))
+    monkeypatch.syspath_prepend(str(TOOLS / 'benchmarks'))
 
 
 def test_the_ratio_is_the_median_of_the_ratios_within_rounds():
@@ -67,9 +67,10 @@ def test_the_sources_that_are_measured_are_those_that_are_named(monkeypatch, tmp
 def test_eager_plays_nothing(monkeypatch):
     from benchmark_peers import WORKLOADS, run_alfx_eager
 
-    from alfx.engine.plan import forms, program
+    from alfx.engine.plan import program
+    from alfx.engine.plan import backends
 
-    monkeypatch.setattr(forms, 'WARM_UP', forms.WarmUp(0, 0, 0, 0, 0))  # put back after the test, too
+    monkeypatch.setattr(backends, 'WARM_UP', backends.WarmUp(0, 0, 0, 0, 0))  # put back after the test, too
     monkeypatch.setattr(program.Program, '__init__', None)
     updates, _ = run_alfx_eager(dataclasses.replace(WORKLOADS['sac_pendulum'], warm_up=120, layers=(8, )), 20, 0)
     assert updates >= 20
@@ -88,7 +89,8 @@ thread = threading.Thread(target=lambda: found.append(os.sched_getaffinity(0)))
 thread.start(), thread.join()
 assert len(found[0]) == 1 and found[0] == os.sched_getaffinity(0), found
 '''
-    subprocess.run([sys.executable, '-c', program], check=True, env={**os.environ, 'PYTHONPATH': str(TOOLS)})
+    subprocess.run([sys.executable, '-c', program], check=True, env={**os.environ,
+                                                                     'PYTHONPATH': str(TOOLS / 'benchmarks')})
 
 
 @needs_affinity

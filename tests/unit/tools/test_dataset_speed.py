@@ -1,17 +1,17 @@
-"""The lines of tools/dataset_speed.py."""
+"""The lines of tools/benchmarks/dataset_speed.py."""
 import os
 import re
 import subprocess
 import sys
 
 import pytest
-import warm_starts
+from helpers import warm_starts
 
 pytestmark = pytest.mark.processes
 
 
 def measured(repository, *arguments, run=warm_starts.run):
-    found = run([sys.executable, 'tools/dataset_speed.py', *arguments], cwd=repository, timeout=120,
+    found = run([sys.executable, 'tools/benchmarks/dataset_speed.py', *arguments], cwd=repository, timeout=120,
                            env={**os.environ, 'PYTHONPATH': repository}, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     return found.stdout.splitlines()

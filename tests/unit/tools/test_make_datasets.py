@@ -4,10 +4,10 @@ import pathlib
 import sys
 
 import pytest
-import warm_starts
+from helpers import warm_starts
 
 from alfx import gin_utils
-from alfx.offline import folder
+from alfx.offline import dataset_folder
 
 TOOLS = pathlib.Path(__file__).parents[3] / 'tools'
 TINY = ('create_environment.num_parallel_environments = 1', 'TrainerConfig.num_env_steps = 240',
@@ -76,7 +76,7 @@ def test_a_dataset_is_made_once_with_the_returns_that_scores_are_relative_to(mak
     monkeypatch.setattr(make_datasets.Maker, '_evaluation', evaluation)
     make_datasets.make(['tiny/replay'], tmp_path)
     assert commands == ['train', 'record', 'dataset', 'dataset'], 'the learner, random actions, what these get, replay'
-    replay = folder.read(str(tmp_path / 'tiny' / 'replay'))
+    replay = dataset_folder.read(str(tmp_path / 'tiny' / 'replay'))
     known = json.loads((tmp_path / 'tiny' / 'references.json').read_text())
     assert replay.reference_returns() == (known['random'], 0.0) and known['random'] < 0
     assert 100 <= replay.episodes.num_actions <= 140, 'half of what the learner saw: its first checkpoint is medium'

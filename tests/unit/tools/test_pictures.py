@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from alfx.trainers.curves import Curve
+from alfx.reports.curves import Curve
 
 TOOLS = pathlib.Path(__file__).parents[3] / 'tools'
 

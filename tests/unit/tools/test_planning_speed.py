@@ -7,7 +7,7 @@ TOOLS = pathlib.Path(__file__).parents[3] / 'tools'
 
 
 def test_a_plan_is_held_against_the_layers_that_it_consists_of(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(TOOLS))
+    monkeypatch.syspath_prepend(str(TOOLS / 'benchmarks'))
     import planning_speed
 
     sizes = '--population 8 --horizon 2 --iterations 2 --hidden 4 --rounds 1 --repetitions 1'
@@ -23,7 +23,7 @@ def test_a_plan_is_held_against_the_layers_that_it_consists_of(monkeypatch, caps
 
 
 def test_a_peer_that_is_not_installed_is_said(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(TOOLS))
+    monkeypatch.syspath_prepend(str(TOOLS / 'benchmarks'))
     import planning_speed
 
     monkeypatch.setattr(sys, 'argv', ['planning_speed.py', '--peers', 'mbrl'])

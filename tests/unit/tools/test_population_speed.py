@@ -9,7 +9,7 @@ TOOLS = pathlib.Path(__file__).parents[3] / 'tools'
 
 @pytest.fixture
 def population_speed(monkeypatch):
-    monkeypatch.syspath_prepend(str(TOOLS))
+    monkeypatch.syspath_prepend(str(TOOLS / 'benchmarks'))
     import population_speed
     return population_speed
 

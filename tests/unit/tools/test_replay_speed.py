@@ -1,11 +1,11 @@
-"""The table of tools/replay_speed.py."""
+"""The table of tools/benchmarks/replay_speed.py."""
 import os
 import subprocess
 import sys
 
 
 def test_it_measures_every_operation_for_every_kind_of_buffer(repository):
-    found = subprocess.run([sys.executable, 'tools/replay_speed.py', '--steps', '4000', '--repeats', '1'],
+    found = subprocess.run([sys.executable, 'tools/benchmarks/replay_speed.py', '--steps', '4000', '--repeats', '1'],
                            cwd=repository, env={**os.environ, 'PYTHONPATH': repository}, capture_output=True,
                            text=True, timeout=120)
     assert found.returncode == 0, found.stderr

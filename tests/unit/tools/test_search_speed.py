@@ -6,20 +6,20 @@ import sys
 import pytest
 import torch
 
-from alfx.engine.plan import forms
+from alfx.engine.plan import backends
 
 TOOLS = pathlib.Path(__file__).parents[3] / 'tools'
 
 
 @pytest.fixture(autouse=True)
 def tools_on_path(monkeypatch):
-    monkeypatch.syspath_prepend(str(TOOLS))
+    monkeypatch.syspath_prepend(str(TOOLS / 'benchmarks'))
 
 
 @pytest.mark.compiles
 def test_every_measured_run_is_a_search_of_its_own_and_takes_time(monkeypatch):
     import search_speed
-    monkeypatch.setattr(forms, 'WARM_UP', forms.WarmUp(calls=1, compiled_calls=1))
+    monkeypatch.setattr(backends, 'WARM_UP', backends.WarmUp(calls=1, compiled_calls=1))
     torch.manual_seed(0)
     runs = search_speed.alfx_runs(2, 3, 4, search_speed.Network(3), tensors=True)
     assert list(runs) == ['tree', 'net', 'alfx eager', 'alfx eager gumbel', 'alfx', 'alfx gumbel', 'alfx compiled',

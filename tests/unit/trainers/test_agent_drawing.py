@@ -1,6 +1,6 @@
 """The drawing of an agent: each part with what it sees, who trains it, and what the replay buffer keeps of it."""
 import torch
-from agents import make_agent
+from helpers.agents import make_agent
 from torch import nn
 
 from alfx.algorithms.algorithm import Algorithm

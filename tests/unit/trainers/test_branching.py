@@ -4,11 +4,13 @@ import sys
 
 import numpy as np
 import pytest
-import warm_starts
+from helpers import warm_starts
 
 import alfx
 from alfx import gin_utils
-from alfx.trainers import branching, comparing, run_files
+from alfx.runs import forking
+from alfx.reports import comparing
+from alfx.runs import run_files
 from alfx.utils.checkpoint_utils import Checkpointer, read_checkpoint
 
 SMALL = {'create_environment.num_parallel_environments': 2, 'TrainerConfig.num_iterations': 6,
@@ -48,7 +50,7 @@ def equal(a, b):
 
 def test_a_branch_that_changes_nothing_is_the_run_itself_to_the_last_bit(run, tmp_path):
     first = steps_of(run)[1]  # replay buffers are kept with the latest two
-    assert branching.branch(run, first, [], str(tmp_path / 'same')) == first
+    assert forking.branch(run, first, [], str(tmp_path / 'same')) == first
     go_on(str(tmp_path / 'same'))
     assert equal(parameters(str(tmp_path / 'same')), parameters(run))
     returns = [alfx.read_progress(folder)['average_return'] for folder in (run, str(tmp_path / 'same'))]
@@ -57,7 +59,7 @@ def test_a_branch_that_changes_nothing_is_the_run_itself_to_the_last_bit(run, tm
 
 def test_a_changed_learning_rate_takes_effect_at_the_branch(run, tmp_path):
     slow = str(tmp_path / 'slow')
-    branching.branch(run, steps_of(run)[0], ['ppo/Adam.lr = 0.0'], slow)
+    forking.branch(run, steps_of(run)[0], ['ppo/Adam.lr = 0.0'], slow)
     before = parameters(slow)
     go_on(slow, 'ppo/Adam.lr = 0.0')
     after = parameters(slow)
@@ -71,17 +73,17 @@ def test_a_changed_learning_rate_takes_effect_at_the_branch(run, tmp_path):
 
 def test_what_cannot_be_branched_is_refused(run, tmp_path):
     with pytest.raises(gin_utils.ConfError, match='has no checkpoint 1234567\n  it has '):
-        branching.branch(run, 1234567, [], str(tmp_path / 'new'))
+        forking.branch(run, 1234567, [], str(tmp_path / 'new'))
     with pytest.raises(gin_utils.ConfError, match="did you mean 'lr'"):
-        branching.branch(run, 'latest', ['ppo/Adam.lrr = 1'], str(tmp_path / 'new'))
+        forking.branch(run, 'latest', ['ppo/Adam.lrr = 1'], str(tmp_path / 'new'))
     assert not (tmp_path / 'new').exists()
     with pytest.raises(gin_utils.ConfError, match='exists already'):
-        branching.branch(run, 'latest', [], run)
+        forking.branch(run, 'latest', [], run)
 
 
 def test_the_command_makes_the_folder_and_tells_how_to_start_it(run, tmp_path):
     done = warm_starts.run([sys.executable, '-m', 'alfx', 'branch', run, '--set', 'ppo/Adam.lr=1e-5', '--nostart',
                            '--root_dir', str(tmp_path / 'new')], capture_output=True, text=True, check=True, timeout=60)
     assert f'train --root_dir {tmp_path / "new"}' in done.stdout and 'ppo/Adam.lr=1e-5' in done.stdout
-    assert branching.branched_at(str(tmp_path / 'new')) == steps_of(run)[-1]
-    assert branching.branched_at(run) is None
+    assert forking.branched_at(str(tmp_path / 'new')) == steps_of(run)[-1]
+    assert forking.branched_at(run) is None

@@ -3,9 +3,9 @@ import json
 import sys
 
 import pytest
-import warm_starts
+from helpers import warm_starts
 
-from alfx.trainers import comparing
+from alfx.reports import comparing
 
 
 def write_run(folder, returns, learning_rate, seed=0):

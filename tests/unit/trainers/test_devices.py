@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-import warm_starts
+from helpers import warm_starts
 
 from alfx import context, gin_utils
 from alfx.trainers import devices

@@ -13,10 +13,11 @@ from trainer_fakes import SmallPolicy, WalkEnv, make_config
 
 from alfx import AlgStep, context
 from alfx.engine.remote.policy_state import load_policy_state, policy_state
-from alfx.trainers import building, random_state
+from alfx.runs import building
+from alfx.utils import random_state
 from alfx.trainers.async_evaluator import Evaluator
-from alfx.trainers.evaluator import SyncEvaluator, evaluate, read_results
-from alfx.trainers.step_measures import EpisodeMeans
+from alfx.runs.evaluator import SyncEvaluator, evaluate, read_results
+from alfx.runs.step_measures import EpisodeMeans
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ import torch
 
 from alfx import gin_utils
 from alfx.gin_utils import ConfError
-from alfx.trainers import building, exporting, playing
-from alfx.trainers.policy import Policy
+from alfx.runs import building
+from alfx.runs import exporting
+from alfx.runs import playing
+from alfx.runs.policy import Policy
 
 REMEMBERING = '''
 include 'ppo_cart_pole_rnn.gin'

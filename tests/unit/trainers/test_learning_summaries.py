@@ -10,11 +10,12 @@ from PIL import Image
 
 import alfx
 from alfx.algorithms.ppo_loss import _summarize_change
-from alfx.environments.errors import UnsupportedOperationError
+from alfx.environments.environment_errors import UnsupportedOperationError
 from alfx.gin_utils import ConfError
 from alfx.summary import summary_utils
-from alfx.trainers import curves, run_files
-from alfx.trainers.eval_film import EvalFilm
+from alfx.reports import curves
+from alfx.runs import run_files
+from alfx.runs.eval_video import EvalVideo
 from alfx.trainers.run_summary import setting_of
 from alfx.utils.checkpoint_utils import Checkpointer, read_checkpoint
 
@@ -146,7 +147,7 @@ def test_an_environment_without_pictures_is_evaluated_without_a_film(caplog):
         def render(self, mode):
             raise UnsupportedOperationError('it is dark')
 
-    film = EvalFilm(Dark(), 5)
+    film = EvalVideo(Dark(), 5)
     for _ in range(3):
         film(None, None)
     film.write('episode', 0)

@@ -16,9 +16,11 @@ from trainer_fakes import make_config
 
 from alfx.gin_utils import ConfError
 from alfx import context
-from alfx.trainers import cpu_tuning, curves, progress_display, random_state
+from alfx.trainers import cpu_tuning, progress_display
+from alfx.reports import curves
+from alfx.utils import random_state
 from alfx.trainers.progress_display import ProgressDisplay, format_seconds
-from alfx.trainers.run_files import ProgressLog
+from alfx.runs.run_files import ProgressLog
 from alfx.trainers.run_summary import parameter_table
 
 

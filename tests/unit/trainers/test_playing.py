@@ -8,8 +8,9 @@ from trainer_fakes import SmallPolicy, WalkEnv, WalkTrainer, make_config
 from alfx import AlgStep, StepType
 from alfx.gin_utils import ConfError
 from alfx.summary import render
-from alfx.trainers import building, run_files
-from alfx.trainers.playing import _Narrator, load_for_play, play
+from alfx.runs import building
+from alfx.runs import run_files
+from alfx.runs.playing import _Narrator, load_for_play, play
 from alfx.utils.checkpoint_utils import Checkpointer, CheckpointError
 
 

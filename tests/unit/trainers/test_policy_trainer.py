@@ -19,8 +19,10 @@ from alfx import LossInfo, context, gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.engine.errors import NonFiniteLossError
 from alfx.engine.remote.data_parallel import Ranks
-from alfx.trainers import building, run_files, run_lock
-from alfx.trainers.evaluator import read_results
+from alfx.runs import building
+from alfx.runs import run_files
+from alfx.runs import run_lock
+from alfx.runs.evaluator import read_results
 from alfx.trainers.policy_trainer import RLTrainer, SLTrainer, compute_summary_or_eval_interval
 from alfx.trainers.signals import StopSignals
 from alfx.utils import checkpoint_utils
@@ -467,13 +469,13 @@ class LoneRank(Ranks):
     def __init__(self):
         super().__init__(0, 1, None, torch.device('cpu'))
 
-    def add_up(self, tensor):
+    def all_reduce(self, tensor):
         """There is nothing to add."""
 
     def gather_objects(self, thing):
         return [thing]
 
-    def from_first(self, thing):
+    def broadcast_from_rank0(self, thing):
         return thing
 
     def report(self, error):

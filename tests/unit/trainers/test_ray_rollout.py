@@ -10,17 +10,17 @@ import time
 import numpy as np
 import pytest
 import torch
-import warm_starts
-from unroll_fakes import SAMPLED, Writer, children_of, is_running, make_algorithm, run_folder, wait_for
+from helpers import warm_starts
+from helpers.unroll_fakes import SAMPLED, Writer, children_of, is_running, make_algorithm, run_folder, wait_for
 
 from alfx import StepType, context, gin_utils, nest, summary
 from alfx.algorithms.config import TrainerConfig
 from alfx.gin_utils import ConfError
-from alfx.trainers import building
+from alfx.runs import building
 from alfx.trainers.acting import ray_cluster
 from alfx.trainers.acting import ray_rollout
-from alfx.trainers.acting import sources as acting
-from alfx.trainers.playing import play
+from alfx.trainers.acting import unroll_sources as acting
+from alfx.runs.playing import play
 from alfx.utils.checkpoint_utils import Checkpointer
 from alfx.utils.processes import LostProcessError
 
@@ -154,8 +154,8 @@ def test_an_error_of_an_environment_ends_the_run_with_its_traceback(make):
     assert source.gather(5).env_steps.step_type.shape == (5, 3)  # what came before it
     with pytest.raises(LostProcessError, match=r'rollout worker 0 \(pid \d+ on \S+\) raised an error') as caught:
         source.gather(10)
-    assert 'ArithmeticError: the drift has no end' in caught.value.last_words
-    assert 'unroll_fakes.py' in caught.value.last_words and '\x1b' not in str(caught.value)
+    assert 'ArithmeticError: the drift has no end' in caught.value.log_tail
+    assert 'unroll_fakes.py' in caught.value.log_tail and '\x1b' not in str(caught.value)
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run(make, caplog):
     source.update_parameter(algorithm)
     with pytest.raises(LostProcessError, match='rollout worker 0 .* died without having delivered a step') as caught:
         source.gather(10)
-    assert 'worker process has died' in caught.value.last_words
+    assert 'worker process has died' in caught.value.log_tail
     assert len([r for r in caplog.records if 'takes its place' in r.getMessage()]) == ray_rollout.MAX_DEATHS - 1
 
 

@@ -3,11 +3,11 @@ import os
 
 import pytest
 import torch
-from unroll_fakes import SAMPLED, make_algorithm, run_folder
+from helpers.unroll_fakes import SAMPLED, make_algorithm, run_folder
 
 from alfx import context, nest
 from alfx.engine.remote.policy_state import policy_state
-from alfx.engine.remote.unroll import UnrollSource, worker_settings
+from alfx.engine.remote.remote_unroll import UnrollSource, worker_settings
 from alfx.engine.unroll import Steps, map_steps
 from alfx.trainers.acting.rollout_worker import RolloutWorker
 
@@ -220,7 +220,7 @@ def test_a_failed_unroll_leaves_the_share_of_a_step_that_is_due(tmp_path, monkey
 
 
 def test_training_that_changes_what_acting_changes_is_told_once(tmp_path, monkeypatch, caplog):
-    from alfx.engine.remote.unroll import ActingStatistics
+    from alfx.engine.remote.remote_unroll import ActingStatistics
     algorithm = make_algorithm(run_folder(tmp_path, monkeypatch, *SAMPLED))
     statistics = ActingStatistics(algorithm)
     statistics.write({'seen': torch.tensor(5)})

@@ -6,7 +6,7 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from alfx import context, summary
-from alfx.trainers.run_files import ProgressLog, StartRecord, cut_event_files, read_table
+from alfx.runs.run_files import ProgressLog, StartRecord, cut_event_files, read_table
 
 
 def rows(path):

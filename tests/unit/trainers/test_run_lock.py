@@ -13,7 +13,7 @@ import pytest
 
 from alfx import context
 from alfx.gin_utils import ConfError
-from alfx.trainers import run_lock
+from alfx.runs import run_lock
 
 HOLDER = """
 import sys, time
@@ -41,7 +41,7 @@ class Rank:
     def __init__(self, rank, said):
         self.is_first, self._said = rank == 0, said
 
-    def from_first(self, thing):
+    def broadcast_from_rank0(self, thing):
         if self.is_first:
             self._said.append(thing)
         return self._said[-1]

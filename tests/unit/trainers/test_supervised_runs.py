@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import warm_starts
+from helpers import warm_starts
 
 from alfx import context, gin_utils
 from alfx.algorithms.config import TrainerConfig
 from alfx.gin_utils import ConfError
 from alfx.search.measure import Measure
-from alfx.trainers import playing
+from alfx.runs import playing
 from alfx.trainers.policy_trainer import SLTrainer
 
 BASE = '''

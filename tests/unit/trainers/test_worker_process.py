@@ -7,7 +7,7 @@ import torch
 
 from alfx import BoundedTensorSpec, TensorSpec, context, summary
 from alfx.environments.described_environment import DescribedEnvironment
-from alfx.environments.errors import UnsupportedOperationError
+from alfx.environments.environment_errors import UnsupportedOperationError
 from alfx.environments.suite_unittest import ActionType, PolicyUnittestEnv
 from alfx.environments.utils import create_environment
 from alfx.trainers.acting.worker_process import LogForwarding, SummaryForwarding

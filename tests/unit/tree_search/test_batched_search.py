@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from alfx.engine.plan import Recorded, forms
-from alfx.tree_search.search import Prediction, TreeSearch
+from alfx.engine.plan import Recorded
+from alfx.engine.plan import backends
+from alfx.tree_search.batched_search import Prediction, TreeSearch
 from alfx.tree_search.trees import SearchSettings
 
 
@@ -89,7 +90,7 @@ GUMBEL, EXPANDED = dict(rule='gumbel', gumbel_scale=0.0), dict(expand_root=True,
     pytest.param(GUMBEL, False, True, marks=pytest.mark.compiles),
     pytest.param(EXPANDED, True, True, marks=pytest.mark.compiles)])
 def test_a_recorded_search_finds_what_one_step_by_step_finds(monkeypatch, caplog, options, names_actions, compiles):
-    monkeypatch.setattr(forms, 'WARM_UP', forms.WarmUp(calls=3, compiled_calls=3))
+    monkeypatch.setattr(backends, 'WARM_UP', backends.WarmUp(calls=3, compiled_calls=3))
     torch.manual_seed(0)
     network, settings, made = Network(names_actions), SearchSettings(8, **options), []
 

@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from alfx.utils.adjusted_rand_index import adjusted_rand_index
+from alfx.algorithms.monet.adjusted_rand_index import adjusted_rand_index
 
 
 def test_names_and_order_of_parts_do_not_matter():

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from alfx.tensor_specs import BoundedTensorSpec
-from alfx.utils.discrete_action import DiscreteAction, LongExploration, LongExplorationState
+from alfx.utils.discrete_action import DiscreteAction, EpsilonZGreedy, LongExplorationState
 
 
 def test_indices_count_from_the_minimum_and_back():
@@ -43,7 +43,7 @@ def test_any_other_action_is_refused(spec):
 
 def test_random_actions_are_repeated_for_lengths_of_the_zeta_distribution():
     torch.manual_seed(0)
-    explore = LongExploration(DiscreteAction(SPEC.replace(maximum=3), 'Owner'), 2.0, 'Owner')
+    explore = EpsilonZGreedy(DiscreteAction(SPEC.replace(maximum=3), 'Owner'), 2.0, 'Owner')
     count = 40000
     state = LongExplorationState(torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.int64))
     index, state = explore(torch.full((count, ), 3), 1.0, state)
@@ -54,7 +54,7 @@ def test_random_actions_are_repeated_for_lengths_of_the_zeta_distribution():
 
 
 def test_a_run_of_random_actions_is_ended_by_its_length_alone():
-    explore = LongExploration(DiscreteAction(SPEC.replace(maximum=3), 'Owner'), 2.0, 'Owner')
+    explore = EpsilonZGreedy(DiscreteAction(SPEC.replace(maximum=3), 'Owner'), 2.0, 'Owner')
     state = LongExplorationState(torch.tensor([2, 0]), torch.tensor([1, 0]))
     taken = []
     for _ in range(4):

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from alfx.utils.double_precision import LinearLayersInDouble
+from alfx.algorithms.taac.double_precision import LinearLayersInDouble
 
 
 def test_linear_layers_and_what_follows_them_are_float64_and_parameters_stay():

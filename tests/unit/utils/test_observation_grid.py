@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from alfx.tensor_specs import BoundedTensorSpec, TensorSpec
-from alfx.utils.observation_grid import ObservationGrid
+from alfx.algorithms.base.observation_grid import ObservationGrid
 
 
 def grid(spec, size=None, bounds=None):

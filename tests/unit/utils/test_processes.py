@@ -6,10 +6,10 @@ import sys
 import time
 
 import pytest
-from unroll_fakes import wait_for
+from helpers.unroll_fakes import wait_for
 
 from alfx.utils import processes
-from alfx.utils.processes import Child, LostProcessError, TalkingChild, describe_exit, is_running
+from alfx.utils.processes import Child, LostProcessError, MessagingProcess, describe_exit, is_running
 
 
 CHILD = '''
@@ -142,7 +142,7 @@ def talk(tell, how):
     ('exits', 'ended with exit code 1', 'SystemExit: 0'), ('faults', 'was killed by SIGSEGV', 'Segmentation fault'),
     ('is killed', 'was killed by SIGKILL (often for want of memory)', 'about to end')])
 def test_the_last_words_are_an_error_a_fault_or_the_end_of_the_log(how, ending, words, caplog):
-    child = TalkingChild(talk, (how, ), 'test process')
+    child = MessagingProcess(talk, (how, ), 'test process')
     heard = []
     wait_for(lambda: child.exitcode is not None)
     heard += child.listen()
@@ -150,7 +150,7 @@ def test_the_last_words_are_an_error_a_fault_or_the_end_of_the_log(how, ending, 
     child.end(0.0)
     assert heard == [('number', 3)] and caplog.messages == ['test process: about to end']
     assert str(lost).startswith(f'the test process (pid {child.pid}) {ending}\n  its last words:\n')
-    assert words in lost.last_words
+    assert words in lost.log_tail
     assert not os.path.exists(child._fault_file)
 
 

@@ -6,7 +6,7 @@ import torch
 
 from alfx.gin_utils import ConfError
 from alfx.utils import sl_utils
-from alfx.utils.datagen import load_curve, load_digits, load_test
+from alfx.environments.datagen import load_curve, load_digits, load_test
 from alfx.utils.tensor_loader import TensorLoader
 
 

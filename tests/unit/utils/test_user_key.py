@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from alfx.utils.user_key import NoKeyError, path, user_key
+from alfx.checkpoints.user_key import NoKeyError, path, user_key
 
 
 @pytest.fixture(autouse=True)

@@ -4,12 +4,12 @@ import functools
 
 import pytest
 import torch
-from plans import warnings_in
+from helpers.plans import warnings_in
 from torch import nn
 
 from alfx import context
 from alfx.engine.plan import Recorded, compile
-from alfx.engine.plan.forms import Played
+from alfx.engine.plan.backends import Replayed
 from alfx.utils.schedulers import LinearScheduler
 
 
@@ -167,14 +167,14 @@ def test_a_function_that_counts_its_calls_is_called_each_time(name, is_partial, 
 
 
 def test_a_wrong_record_is_never_used(net, monkeypatch, caplog):
-    make = Played._make
+    make = Replayed._make
 
     def spoiled(*args):
         kept = make(*args)
         play, kept.play = kept.play, lambda leaves: [x * 1.0001 for x in play(leaves)]
         return kept
 
-    monkeypatch.setattr(Played, '_make', spoiled)
+    monkeypatch.setattr(Replayed, '_make', spoiled)
     recorded = Recorded(lambda x: {'action': net(x)}, net)
     for result in calls(recorded, 6, torch.ones(1, 3)):
         assert torch.equal(result['action'], net(torch.ones(1, 3)))

@@ -2,11 +2,11 @@
 import logging
 
 import pytest
-from dqn_agents import make_agent, train
-from plans import forms
+from helpers.dqn_agents import make_agent, train
+from helpers.plans import forms
 
 from alfx.engine.plan import capture
-from alfx.engine.plan.forms import Kept
+from alfx.engine.plan.backends import CachedGraph
 
 pytestmark = pytest.mark.compiles
 
@@ -56,7 +56,8 @@ def test_what_is_captured_is_used_until_its_tensors_move(never_played, monkeypat
     train([agent], 1)
     captured, _ = capturing(agent)
     train([agent], 2)
-    assert captured.num_records == 1 and len(calls) == 5 and isinstance(next(iter(captured._kept.values())), Kept)
+    assert captured.num_records == 1 and len(calls) == 5 and isinstance(next(iter(captured._kept.values())),
+                                                                        CachedGraph)
     for p in agent.parameters():
         p.data = p.data.clone()
     (record, ) = [kept.record for kept in captured._kept.values()]

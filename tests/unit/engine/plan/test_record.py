@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from alfx.engine.plan.compare import State, difference, is_check_due
-from alfx.engine.plan.record import NotRecordableError, Recorder
+from alfx.engine.plan.verification import State, difference, is_check_due
+from alfx.engine.plan.recorder import NotRecordableError, Recorder
 
 
 class Net(nn.Module):

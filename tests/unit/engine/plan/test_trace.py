@@ -107,7 +107,7 @@ def test_what_no_graph_can_hold_is_refused():
 
 def test_the_compiler_is_not_imported():
     program = ('import sys, torch; from alfx.engine.plan.trace import make_graph; '
-               'from alfx.algorithms.maths.critic_maths import action_gradient; '
+               'from alfx.algorithms.base.critic_values import action_gradient; '
                'graph = make_graph(lambda x: [x.exp().sum()], [torch.ones(3)]); graph(torch.ones(3)); '
                'action = torch.ones(3, requires_grad=True); action_gradient(action * 2, action); '
                'sys.exit(any(name in sys.modules for name in ("torch._dynamo", "torch._inductor", "sympy")))')

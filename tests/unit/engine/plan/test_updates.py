@@ -2,11 +2,11 @@
 import copy
 from functools import partial
 
-import agents
+from helpers import agents
 import pytest
 import torch
-from dqn_agents import Fixed, assert_same_parameters, make_agent, sac, train
-from plans import forms, num_records, warnings_in
+from helpers.dqn_agents import Fixed, assert_same_parameters, make_agent, sac, train
+from helpers.plans import forms, num_records, warnings_in
 
 from alfx import context, summary
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
@@ -14,8 +14,8 @@ from alfx.algorithms.dqn_algorithm import DqnAlgorithm
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm
 from alfx.engine.errors import NonFiniteLossError
-from alfx.engine.plan import FasterPlan, compile
-from alfx.engine.plan.forms import Played
+from alfx.engine.plan import TracedPlan, compile
+from alfx.engine.plan.backends import Replayed
 from alfx.engine.remote.data_parallel import Ranks
 from alfx.environments.suite_unittest import ActionType
 from alfx.gin_utils import ConfError
@@ -34,7 +34,7 @@ class Changing(DqnAlgorithm):
 class Peeking(Fixed):
     """It says that its update is fixed, but the sign of a loss decides how it goes on."""
 
-    own_traits = Fixed.own_traits
+    own_capabilities = Fixed.own_capabilities
 
     def calc_loss(self, info):
         loss_info = super().calc_loss(info)
@@ -105,7 +105,7 @@ def test_samples_are_read_into_several_places_for_compiled_updates_and_one_for_p
 @pytest.mark.parametrize('how', ['data', 'object'])
 def test_tensors_that_have_moved_or_are_others_are_noticed(how, when, warm_up, caplog):
     class Exchanging(Fixed):
-        own_traits = Fixed.own_traits
+        own_capabilities = Fixed.own_capabilities
 
         def exchange(self):
             if how == 'object':
@@ -130,11 +130,11 @@ def test_tensors_that_have_moved_or_are_others_are_noticed(how, when, warm_up, c
 
 def test_updates_that_take_turns_only_later_have_a_record_each(played_at_once):
     class Turning(Fixed):
-        own_traits = Fixed.own_traits
+        own_capabilities = Fixed.own_capabilities
         turn = None
 
         @property
-        def update_variant(self):
+        def graph_key(self):
             return self.turn
 
     agent = make_agent(algorithm_cls=Turning, priority_replay=False)
@@ -205,9 +205,9 @@ def test_few_updates_are_not_worth_a_record():
 
 def test_a_subclass_has_to_say_again_that_its_update_is_fixed(played_at_once):
     agent = make_agent(algorithm_cls=Changing)
-    assert not agent._rl_algorithm.traits.fixed_update
+    assert not agent._rl_algorithm.capabilities.traceable_update
     train([agent], 3)
-    assert not isinstance(agent.learner.plan, FasterPlan)
+    assert not isinstance(agent.learner.plan, TracedPlan)
     with pytest.raises(ConfError, match='not the same operations'):
         make_agent(True, algorithm_cls=Changing)
 
@@ -251,7 +251,7 @@ class Reading:
 
 
 class ReadingDqn(Reading, DqnAlgorithm):
-    own_traits = DqnAlgorithm.own_traits
+    own_capabilities = DqnAlgorithm.own_capabilities
 
     def _q_values(self, observation, state):
         values, state = super()._q_values(observation, state)
@@ -259,18 +259,18 @@ class ReadingDqn(Reading, DqnAlgorithm):
 
 
 class ReadingSac(Reading, SacAlgorithm):
-    own_traits = SacAlgorithm.own_traits
+    own_capabilities = SacAlgorithm.own_capabilities
 
     def _sampled_actions(self, observation):
         return super()._sampled_actions(observation) / self.read(self)
 
 
 class ReadingPpo(Reading, PPOAlgorithm):
-    own_traits = PPOAlgorithm.own_traits
+    own_capabilities = PPOAlgorithm.own_capabilities
 
 
 class ReadingActorCritic(Reading, ActorCriticAlgorithm):
-    own_traits = ActorCriticAlgorithm.own_traits
+    own_capabilities = ActorCriticAlgorithm.own_capabilities
 
 
 READING = {
@@ -306,7 +306,7 @@ def test_a_number_that_changes_once_in_a_while_is_noticed_where_summaries_are_wr
             agent._rl_algorithm.number = 3.0
 
     class Constant(ReadingDqn):
-        own_traits = ReadingDqn.own_traits
+        own_capabilities = ReadingDqn.own_capabilities
 
         def after_update(self, root_inputs, info):
             number = self.number
@@ -333,7 +333,7 @@ class Silent:
 class Counting(Fixed):
     """Counts in Python how often its loss is calculated, draws numbers, and writes a buffer."""
 
-    own_traits = Fixed.own_traits
+    own_capabilities = Fixed.own_capabilities
     draws = True
 
     def __init__(self, *args, **kwargs):
@@ -396,7 +396,7 @@ def test_a_form_that_computes_something_else_is_never_used_and_the_warning_names
             return kept
         return spoiled
 
-    cls = Played if form == 'played' else compile.Compiled
+    cls = Replayed if form == 'played' else compile.Compiled
     monkeypatch.setattr(cls, '_make', spoil(cls._make))
     warm_up(10**9)
     plain = make_agent()
@@ -413,7 +413,7 @@ def test_a_form_that_computes_something_else_is_never_used_and_the_warning_names
 
 def test_a_buffer_that_is_written_to_in_python_only_is_noticed(warm_up, caplog):
     class Sometimes(Fixed):
-        own_traits = Fixed.own_traits
+        own_capabilities = Fixed.own_capabilities
 
         def calc_loss(self, info):
             if not torch.compiler.is_compiling() and type(info.reward) is torch.Tensor and not _is_recording():
@@ -482,14 +482,14 @@ class CountingRanks(Ranks):
         super().__init__(0, 1, None, torch.device('cpu'))
         self.sizes = []
 
-    def add_up(self, tensor):
+    def all_reduce(self, tensor):
         self.sizes.append(tensor.numel())
 
 
 class Asking(Fixed):
     """Its loss asks the other ranks."""
 
-    own_traits = Fixed.own_traits
+    own_capabilities = Fixed.own_capabilities
 
     def calc_loss(self, info):
         loss_info = super().calc_loss(info)
@@ -499,7 +499,7 @@ class Asking(Fixed):
 class Gathering(Fixed):
     """Its loss gathers the losses of all ranks."""
 
-    own_traits = Fixed.own_traits
+    own_capabilities = Fixed.own_capabilities
 
     def calc_loss(self, info):
         loss_info = super().calc_loss(info)
@@ -543,7 +543,7 @@ def test_every_update_asks_the_other_ranks_equally_often_also_where_it_is_record
 class Keeping(Fixed):
     """Keeps the rewards of each batch that its Python code sees."""
 
-    own_traits = Fixed.own_traits
+    own_capabilities = Fixed.own_capabilities
 
     def calc_loss(self, info):
         if hasattr(self, 'kept'):
@@ -562,7 +562,7 @@ def test_a_batch_that_an_algorithm_keeps_is_not_overwritten(never_played):
 class Shifting(DqnAlgorithm):
     """Trains on other rewards than those that are stored."""
 
-    own_traits = DqnAlgorithm.own_traits
+    own_capabilities = DqnAlgorithm.own_capabilities
 
     def preprocess_experience(self, root_inputs, rollout_info, batch_info):
         root_inputs, rollout_info = super().preprocess_experience(root_inputs, rollout_info, batch_info)
@@ -579,7 +579,7 @@ def test_samples_read_into_one_memory_give_the_parameters_of_others(algorithm_cl
         agent.train_iter()
         if not reuses:
             agent.replay_buffer.reader = lambda *_: None
-            agent.learner.forget_places()
+            agent.learner.invalidate_caches()
         for _ in range(4):
             agent.train_iter()
         assert num_records(agent)

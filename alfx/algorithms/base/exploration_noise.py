@@ -1,0 +1,196 @@
+"""Exploration of deterministic policies: noise added to their actions, and uniformly random actions.
+
+Noise is in units of half the range of each action, so that the same number suits any bounds: 0.1 is a twentieth of
+the way from one bound to the other. Noisy actions are clipped to the bounds.
+"""
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from alfx import nest
+from alfx.gin_utils import configurable
+from alfx.gin_utils.value_checks import Fraction, NonNegative
+from alfx.networks.action_specs import action_range, require_continuous
+from alfx.networks.ou_process import OUProcess
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec
+from alfx.utils.schedulers import as_scheduler
+
+
+class ActionBounds(nn.Module):
+    """The bounds of a nest of continuous actions.
+
+    Args:
+        action_spec: nest of ``BoundedTensorSpec`` of floats.
+        name: whose bounds they are, for messages.
+
+    Raises:
+        SpecError: an action is discrete, or a bound is missing or infinite.
+    """
+
+    def __init__(self, action_spec: NestedTensorSpec, name: str):
+        super().__init__()
+        self._structure = nest.structure(action_spec)
+        self._single = not nest.is_nested(action_spec)
+        for i, spec in enumerate(nest.flatten(action_spec)):
+            require_continuous(spec, name)
+            middle, half = action_range(spec, name, 'exploration noise is scaled to them; give the action bounds')
+            for bound, value in (('low', middle - half), ('high', middle + half), ('half', half)):
+                self.register_buffer(f'_{bound}_{i}', value, persistent=False)
+
+    def _map(self, func: Callable[..., Tensor], bounds: str, *nests: NestedTensor) -> Any:
+        """``func(*tensors, *bounds)`` for each action; ``bounds`` are names such as 'low high'."""
+        if self._single:
+            return func(*nests, *self._of(0, bounds))
+        leaves = zip(*(nest.flatten(nested) for nested in nests))
+        return self._structure.unflatten([func(*tensors, *self._of(i, bounds)) for i, tensors in enumerate(leaves)])
+
+    def _of(self, i: int, bounds: str) -> list[Tensor]:
+        return [self._buffers[f'_{bound}_{i}'] for bound in bounds.split()]  # type: ignore[misc]
+
+    def clip(self, action: NestedTensor) -> NestedTensor:
+        """The nearest actions ``[B, ...]`` within the bounds."""
+        return self._map(torch.clamp, 'low high', action)
+
+    def add_noise(self, action: NestedTensor, noise: NestedTensor) -> NestedTensor:
+        """``action`` plus ``noise``, clipped.
+
+        Args:
+            action: nest of ``[B, ...]``.
+            noise: the same, in units of half the range.
+        """
+        return self._map(_noisy, 'half low high', action, noise)
+
+    def sample_like(self, action: NestedTensor) -> NestedTensor:
+        """Uniformly random actions of the shape of ``action`` ``[B, ...]``."""
+        return self._map(lambda a, low, high: torch.rand_like(a).mul_(high - low).add_(low), 'low high', action)
+
+
+def _noisy(action: Tensor, noise: Tensor, half: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return torch.addcmul(action, noise, half).clamp(low, high)
+
+
+def choose(probability: float, first: NestedTensor, second: NestedTensor) -> NestedTensor:
+    """For each element of the batch ``first`` with the given probability, otherwise ``second``; nests of ``[B, ...]``.
+
+    All actions of a nest are chosen together.
+    """
+    leaf = nest.flatten(first)[0]
+    chosen = torch.rand(leaf.shape[0], device=leaf.device) < probability
+    return nest.map_structure(lambda a, b: torch.where(chosen.view(-1, *[1] * (a.ndim - 1)), a, b), first, second)
+
+
+class ExplorationNoise(nn.Module):
+    """Base of the kinds of noise; called as ``action, state = noise(action, state)``.
+
+    Args:
+        action_spec: nest of ``BoundedTensorSpec`` of floats.
+
+    Raises:
+        SpecError: an action is discrete, or a bound is missing or infinite.
+    """
+
+    def __init__(self, action_spec: NestedTensorSpec):
+        super().__init__()
+        self._bounds = ActionBounds(action_spec, type(self).__name__)
+
+    @property
+    def state_spec(self) -> NestedTensorSpec:
+        """Nest of specs of the state, which is zeros at the first step of an episode; ``()`` if there is none."""
+        return ()
+
+    def first_step(self, action: NestedTensor) -> NestedTensor:
+        """Noisy actions ``[B, ...]``, with the noise of the first step of an episode."""
+        leaf = nest.flatten(action)[0]
+        state = nest.map_structure(lambda spec: spec.zeros(leaf.shape[:1]).to(leaf.device), self.state_spec)
+        return self(action, state)[0]
+
+    def forward(self, action: NestedTensor, state: NestedTensor) -> tuple[NestedTensor, NestedTensor]:
+        """Add noise to actions.
+
+        Args:
+            action: nest of ``[B, ...]``.
+            state: nest of ``[B, ...]`` of ``state_spec``.
+
+        Returns:
+            The noisy actions within their bounds, and the state for the next step.
+        """
+        raise NotImplementedError(f'{type(self).__name__}.forward')
+
+
+@configurable
+class OrnsteinUhlenbeckNoise(ExplorationNoise):
+    """Noise that is correlated in time, see :class:`~alfx.networks.ou_process.OUProcess`.
+
+    Its state is the noise itself; that of each environment begins with zeros in every episode.
+
+    Args:
+        action_spec: nest of ``BoundedTensorSpec`` of floats.
+        stddev: standard deviation of what is added to the noise at each step, in units of half the range.
+        damping: share of the noise that is lost at each step, in [0, 1].
+
+    Raises:
+        SpecError: an action is discrete, or a bound is missing or infinite.
+        ValueError: a number is out of range.
+    """
+
+    def __init__(self, action_spec: NestedTensorSpec, stddev: NonNegative = 0.2, damping: Fraction = 0.15):
+        super().__init__(action_spec)
+        self._process = OUProcess(action_spec, damping=damping, stddev=stddev)
+
+    @property
+    def state_spec(self) -> NestedTensorSpec:
+        """Nest of specs like those of the action."""
+        return self._process.state_spec
+
+    def forward(self, action: NestedTensor, state: NestedTensor) -> tuple[NestedTensor, NestedTensor]:
+        """See the base class."""
+        noise, state = self._process(state)
+        return self._bounds.add_noise(action, noise), state
+
+
+@configurable
+class GaussianNoise(ExplorationNoise):
+    """Normally distributed noise, independent in time.
+
+    Args:
+        action_spec: nest of ``BoundedTensorSpec`` of floats.
+        stddev: standard deviation in units of half the range, a number or a schedule.
+
+    Raises:
+        SpecError: an action is discrete, or a bound is missing or infinite.
+        ValueError: ``stddev`` is negative.
+    """
+
+    def __init__(self, action_spec: NestedTensorSpec, stddev: NonNegative | Callable[[], NonNegative] = 0.1):
+        super().__init__(action_spec)
+        if not callable(stddev) and not stddev >= 0:
+            raise ValueError(f'GaussianNoise.stddev: expected a number of at least 0, found {stddev}')
+        self._stddev = as_scheduler(stddev)
+        self._is_scheduled = callable(stddev)
+        self._stddev_now: Tensor
+        self.register_buffer('_stddev_now', torch.tensor(0.0 if callable(stddev) else float(stddev)), persistent=False)
+
+    def forward(self, action: NestedTensor, state: NestedTensor) -> tuple[NestedTensor, NestedTensor]:
+        """See the base class."""
+        self.follow_schedule()
+        return self.noisy(action), state
+
+    def follow_schedule(self) -> None:
+        """Look up the standard deviation; what is played from a record does not."""
+        if self._is_scheduled:
+            self._stddev_now.fill_(self._stddev())
+
+    def noisy(self, action: NestedTensor) -> NestedTensor:
+        """Noisy actions ``[B, ...]`` with the standard deviation that was looked up last."""
+        return self._bounds.add_noise(action, gaussian_like(action, self._stddev_now))
+
+
+def gaussian_like(nested: NestedTensor, stddev: float | Tensor, clip: float | None = None) -> NestedTensor:
+    """A nest of normally distributed tensors of the shapes of ``nested``, clipped to ``[-clip, clip]``."""
+    def draw(x: Tensor) -> Tensor:
+        noise = torch.randn_like(x).mul_(stddev)
+        return noise if clip is None else noise.clamp_(-clip, clip)
+
+    return draw(nested) if isinstance(nested, Tensor) else nest.map_structure(draw, nested)

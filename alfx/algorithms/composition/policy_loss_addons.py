@@ -1,0 +1,273 @@
+"""Additional terms of the loss of a policy, whichever algorithm learns it: attraction to and repulsion from policies.
+
+A term is ``weight * D(policy || other)`` with the Kullback-Leibler divergence D and another, fixed policy: it keeps a
+policy near one that was trained before (as in Schmitt et al. 2018, arXiv:1803.03835, "kickstarting") or drives it away
+from one (as in Hong et al. 2018, arXiv:1802.04564, diversity-driven exploration). They are attached by
+``Agent.policy_loss_addons`` and look at the ``action_distribution`` that the policy algorithm reports in training; for
+a deterministic policy that is its action.
+"""
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributions as td
+from torch import Tensor, nn
+
+from alfx import context, nest, summary
+from alfx.algorithms.algorithm import Algorithm
+from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple, valid_masks
+from alfx.gin_utils import check_value, configurable, takes_arguments_of
+from alfx.gin_utils.value_checks import Count, Positive
+from alfx.networks.action_specs import action_range
+from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
+from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.utils import dist_utils
+from alfx.utils.checkpoint_utils import extract_sub_state_dict_from_checkpoint
+from alfx.utils.schedulers import as_scheduler
+
+PolicyLossAddOnInfo = namedtuple('PolicyLossAddOnInfo', ['step_type', 'term'], default_value=())
+"""``step_type`` and the unweighted loss ``term``, ``[B]`` each."""
+
+
+class PolicyLossAddOn(Algorithm):
+    """Base of the additional terms: a subclass defines :meth:`term`.
+
+    Args:
+        observation_spec: nest of specs of the observation, as the policy algorithm sees it.
+        action_spec: nest of ``BoundedTensorSpec``.
+        weight: factor of the term, a number or a schedule.
+        debug_summaries: write the weight and the mean of the term.
+        name: name of this term in summaries.
+
+    Raises:
+        ConfError: ``weight`` is negative.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 weight: float | Callable[[], float] = 1.0, debug_summaries: bool = False,
+                 name: str = 'PolicyLossAddOn'):
+        check_value(type(self).__name__, 'weight', weight, (float, callable), minimum=0)
+        super().__init__(debug_summaries=debug_summaries, name=name)
+        self._weight = as_scheduler(weight)
+
+    def term(self, observation: NestedTensor, action_distribution: NestedTensor) -> Tensor:
+        """The loss ``[B]`` to be added, before it is weighted.
+
+        Args:
+            observation: nest of ``[B, ...]``.
+            action_distribution: nest of distributions of batch shape ``[B]``, or of the actions ``[B, ...]`` of a
+                deterministic policy; gradients go through it to the policy.
+        """
+        raise NotImplementedError(f'{type(self).__name__}.term')
+
+    def train_step(self, inputs: tuple[TimeStep, Any], state: Any = (), rollout_info: Any = ()) -> AlgStep:
+        """``info`` is a ``PolicyLossAddOnInfo`` for ``inputs = (time_step, action_distribution)``."""
+        time_step, distribution = inputs
+        return AlgStep(info=PolicyLossAddOnInfo(time_step.step_type, self.term(time_step.observation, distribution)))
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The weighted term, ``[T, B]``."""
+        weight = self._weight()
+        if self._debug_summaries and context.should_record_summaries():
+            masks = valid_masks(info.step_type)
+            with summary.scope(self._name):
+                summary.scalar('weight', weight)
+                summary.scalar('term', (info.term.detach() * masks).sum() / masks.sum().clamp(min=1))
+        return LossInfo(loss=weight * info.term, extra=info.term.detach())
+
+
+class DivergenceFromPolicy(PolicyLossAddOn):
+    """Base of attraction and repulsion: another policy, which stays as it is, and the divergence from it.
+
+    Args:
+        observation_spec: nest of specs of the observation, as the policy algorithm sees it.
+        action_spec: nest of ``BoundedTensorSpec``.
+        actor_network_ctor: called as ``(input_tensor_spec=, action_spec=)``; makes the network of the other policy, of
+            distributions or of deterministic actions.
+        checkpoint_path: file of the checkpoint that it is loaded from; ``None``: it stays as it was made. It is
+            kept in the checkpoints of the run as well.
+        checkpoint_prefix: where the network is found in that checkpoint.
+        weight: factor of the term, a number or a schedule.
+        deterministic_stddev: a deterministic action counts as a normal distribution with this standard deviation, in
+            units of half the range of the action.
+        num_samples: number of samples that a divergence which has no closed form is estimated from.
+        debug_summaries: write the weight and the mean of the term.
+        name: name of this term in summaries.
+
+    Raises:
+        ConfError: a number is out of range.
+        CheckpointError: the checkpoint cannot be read, or has no such part.
+        ValueError: the other policy has memory.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+                 actor_network_ctor: Callable[..., Any] = ActorDistributionNetwork,
+                 checkpoint_path: str | None = None, checkpoint_prefix: str = 'alg._rl_algorithm._actor_network',
+                 weight: float | Callable[[], float] = 1.0, deterministic_stddev: Positive = 1.0,
+                 num_samples: Count = 1, debug_summaries: bool = False, name: str = 'DivergenceFromPolicy'):
+        owner = type(self).__name__
+        check_value(owner, 'deterministic_stddev', deterministic_stddev, float, above=0)
+        check_value(owner, 'num_samples', num_samples, int, minimum=1)
+        super().__init__(observation_spec, action_spec, weight, debug_summaries, name)
+        network = actor_network_ctor(input_tensor_spec=observation_spec, action_spec=action_spec)
+        if nest.flatten(network.state_spec):
+            raise ValueError(f'{owner}: the other policy, {network.name}, has memory; choose an actor_network_ctor '
+                             'without')
+        if checkpoint_path is not None:
+            network.load_state_dict(extract_sub_state_dict_from_checkpoint(checkpoint_prefix, checkpoint_path))
+        self._other_network = network.requires_grad_(False)
+        self._scales = [_deterministic_scale(spec, deterministic_stddev, owner) for spec in nest.flatten(action_spec)]
+        self._num_samples = num_samples
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        """The other policy."""
+        return ['_other_network']
+
+    def divergence(self, observation: NestedTensor, action_distribution: NestedTensor) -> Tensor:
+        """``D(policy || other)``, ``[B]``, summed over the actions of a nest.
+
+        Raises:
+            ValueError: the policies do not act alike.
+        """
+        with torch.no_grad():
+            other, _ = self._other_network(observation)
+        mine, theirs = (nest.flatten(policy, nest.is_distribution) for policy in (action_distribution, other))
+        if len(mine) != len(theirs) or len(mine) != len(self._scales):
+            raise ValueError(f'{self._name}: expected a distribution for each of {len(self._scales)} actions, found '
+                             f'{len(mine)} of the policy and {len(theirs)} of the other policy')
+        total: Any = 0.0
+        for policy, theirs_of_action, scale in zip(mine, theirs, self._scales):
+            total = total + self._of_action(policy, theirs_of_action, scale)
+        return total
+
+    def _of_action(self, policy: Any, other: Any, scale: Tensor | None) -> Tensor:
+        if isinstance(policy, td.Distribution):
+            if not isinstance(other, td.Distribution):
+                raise ValueError(f'{self._name}: the policy is stochastic, the other one deterministic; choose an '
+                                 'actor_network_ctor that makes distributions, such as ActorDistributionNetwork')
+            return kl_divergence(policy, other, self._num_samples)
+        if scale is None:
+            raise ValueError(f'{self._name}: the distance of deterministic actions needs continuous ones')
+        target = dist_utils.get_mode(other) if isinstance(other, td.Distribution) else other
+        difference = (policy - target) / scale.to(policy.device)
+        return 0.5 * difference.square().reshape(difference.shape[0], -1).sum(-1)
+
+
+def _deterministic_scale(spec: TensorSpec, stddev: float, owner: str) -> Tensor | None:
+    """The standard deviation of each element of a continuous action, ``None`` for a discrete one."""
+    if not spec.is_continuous:
+        return None
+    return stddev * action_range(spec, owner, 'distances are in units of half the range')[1]
+
+
+def kl_divergence(policy: td.Distribution, other: td.Distribution, num_samples: int = 1) -> Tensor:
+    """``KL(policy || other)``, in closed form where there is one, otherwise estimated from samples of ``policy``.
+
+    Distributions that are transformed in the same way are as far from each other as before the transformation.
+
+    Args:
+        policy: batch shape ``[B]`` or ``[B, ...]``.
+        other: the same.
+        num_samples: for an estimate.
+
+    Returns:
+        ``[B]``, summed over further batch dimensions.
+
+    Raises:
+        NotImplementedError: there is neither a closed form, nor can ``policy`` be sampled with reparameterization.
+    """
+    try:
+        divergence = td.kl_divergence(policy, other)
+    except NotImplementedError:
+        if not policy.has_rsample:
+            raise NotImplementedError(
+                f'the divergence of {type(policy).__name__} from {type(other).__name__} has no closed form, and '
+                f'{type(policy).__name__} cannot be sampled with reparameterization') from None
+        draws = [policy.rsample() for _ in range(num_samples)]
+        divergence = torch.stack([policy.log_prob(x) - other.log_prob(x) for x in draws]).mean(0)
+    return divergence.reshape(divergence.shape[0], -1).sum(-1)
+
+
+@configurable
+class AttractionToPolicy(DivergenceFromPolicy):
+    """Adds ``weight * D(policy || other)`` to the loss: keeps the policy near another one.
+
+    The arguments are those of :class:`DivergenceFromPolicy`.
+    """
+
+    def term(self, observation: NestedTensor, action_distribution: NestedTensor) -> Tensor:
+        """The divergence ``[B]``."""
+        return self.divergence(observation, action_distribution)
+
+
+@configurable
+class RepulsionFromPolicy(DivergenceFromPolicy):
+    """Adds ``-weight * min(D(policy || other), max_divergence)`` to the loss: drives the policy away from another one.
+
+    Args:
+        max_divergence: a policy that is further away than this is left alone; ``None``: there is no end.
+        kwargs: those of :class:`DivergenceFromPolicy`.
+
+    Raises:
+        ConfError: a number is out of range.
+    """
+
+    @takes_arguments_of(DivergenceFromPolicy, defaults={'name': 'RepulsionFromPolicy'},
+                        after={'max_divergence': 'name'})
+    def __init__(self, max_divergence: Positive | None = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._max_divergence = max_divergence
+
+    def term(self, observation: NestedTensor, action_distribution: NestedTensor) -> Tensor:
+        """Minus the divergence ``[B]``."""
+        divergence = self.divergence(observation, action_distribution)
+        return -divergence if self._max_divergence is None else -divergence.clamp(max=self._max_divergence)
+
+
+class PolicyLossAddOns(Algorithm):
+    """Several terms as one part of an agent. Their infos and losses are in tuples and dicts, in order.
+
+    Args:
+        addons: the terms.
+        name: name of this algorithm.
+    """
+
+    def __init__(self, addons: Sequence[PolicyLossAddOn], name: str = 'PolicyLossAddOns'):
+        super().__init__(name=name)
+        self._addons = nn.ModuleList(addons)
+        self._addons_in_order = list(addons)
+
+    def rollout_step(self, inputs: tuple[TimeStep, Any], state: Any = ()) -> AlgStep:
+        """As :meth:`train_step`; called if training is on-policy."""
+        return self.train_step(inputs)
+
+    def train_step(self, inputs: tuple[TimeStep, Any], state: Any = (), rollout_info: Any = ()) -> AlgStep:
+        """The infos of all terms.
+
+        Args:
+            inputs: the time step and the ``action_distribution`` that the policy algorithm reports, ``()`` in an
+                update in which it does not train its policy.
+            state: not used.
+            rollout_info: not used.
+
+        Returns:
+            ``info`` is a tuple of a ``PolicyLossAddOnInfo`` for each term, empty without a distribution.
+
+        Raises:
+            ValueError: the policy algorithm does not report its distribution.
+        """
+        distribution = inputs[1]
+        if distribution is None:
+            raise ValueError(f"{self._name}: policy_loss_addons need a policy algorithm whose info has an "
+                             "'action_distribution'; leave them out, or choose another rl_algorithm_cls")
+        if isinstance(distribution, tuple) and distribution == ():
+            return AlgStep()
+        return AlgStep(info=tuple(addon.train_step(inputs).info for addon in self._addons_in_order))
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The sum of the weighted terms ``[T, B]``, and each of them without weight in ``extra``."""
+        if not info:
+            return LossInfo()
+        losses = [addon.calc_loss(i) for addon, i in zip(self._addons_in_order, info)]
+        extra = {f'{i}_{addon.name}': loss.extra for i, (addon, loss) in enumerate(zip(self._addons_in_order, losses))}
+        return LossInfo(loss=sum(loss.loss for loss in losses), extra=extra)

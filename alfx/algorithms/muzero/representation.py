@@ -1,0 +1,404 @@
+"""The learner of the model of MuZero; see :mod:`alfx.algorithms.muzero_representation_learner`, where its names are.
+
+What the model is trained to predict is made in :mod:`alfx.algorithms.muzero.targets`.
+"""
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx import context, nest
+from alfx.algorithms.base.traceable_layers import is_traceable
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.data_transformer import DataTransformer, create_data_transformer
+from alfx.algorithms.muzero.model_targets import HeldSteps
+from alfx.algorithms.mcts_models import MCTSModel, ModelOutput, ModelState
+from alfx.algorithms.muzero import argument_checks
+from alfx.algorithms.muzero.reanalysis import Reanalyzer, inference, time_steps_at
+from alfx.algorithms.muzero.targets import TargetMaker, TargetSettings
+from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
+from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep, namedtuple
+from alfx.gin_utils import configurable
+from alfx.gin_utils.value_checks import Count, Fraction
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
+from alfx.engine.capabilities import Capabilities
+from alfx.algorithms.muzero.expressions import function_from_text
+from alfx.utils.target_updater import TargetUpdater
+
+_DOCUMENTED = 'alfx.algorithms.muzero_representation_learner'
+
+MuzeroInfo = namedtuple('MuzeroInfo', ['action', 'value', 'target', 'loss'], default_value=())
+"""What a step is trained on, ``[B, ...]``: ``action``, those taken in the R steps from it on, nest ``[B, R, ...]``;
+``value``, that of a search from it when it was stored, if there was one; ``target``, a ``ModelTarget`` of
+``[B, R + 1, ...]``; and in the place of these, after ``train_step``, the ``loss``, a ``LossInfo``."""
+
+
+@configurable(module=_DOCUMENTED)
+class LinearTdStepFunc:
+    """How many steps to look ahead, the fewer the older a sample is (Ye et al. 2021, arXiv:2111.00210, section 4.3).
+
+    From all at the age 0 linearly down to ``min_td_steps`` at ``max_bootstrap_age``, rounded.
+
+    Args:
+        max_bootstrap_age: in (0, 1], as a share of the training; from this age on it is ``min_td_steps``.
+        min_td_steps: at least 1.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(self, max_bootstrap_age: float, min_td_steps: int = 1):
+        if not 0 < max_bootstrap_age <= 1 or min_td_steps < 1:
+            raise ValueError('LinearTdStepFunc: expected max_bootstrap_age in (0, 1] and min_td_steps >= 1, found '
+                             f'{max_bootstrap_age} and {min_td_steps}')
+        self._max_bootstrap_age, self._min_td_steps = max_bootstrap_age, min_td_steps
+
+    def __call__(self, sample_age: Tensor, max_td_steps: int, current_max_age: float) -> Tensor:
+        """The numbers of steps.
+
+        Args:
+            sample_age: float ``[B]``, in [0, 1].
+            max_td_steps: at the age 0.
+            current_max_age: of the oldest sample that there could be.
+
+        Returns:
+            int64 ``[B]``.
+        """
+        del current_max_age  # ages are shares of the whole training, whatever part of it is over
+        fewest = min(self._min_td_steps, max_td_steps)
+        share = (sample_age / self._max_bootstrap_age).clamp(0.0, 1.0)
+        return (max_td_steps - (max_td_steps - fewest) * share).round().long()
+
+
+@configurable(module=_DOCUMENTED)
+class MuzeroRepresentationImpl(OffPolicyAlgorithm):
+    """Learns a model by unrolling it over stored steps.
+
+    The rewards in the replay buffer are those of the environment; they are changed by ``reward_transformer`` alone.
+
+    Args:
+        observation_spec: nest of specs of the observation.
+        action_spec: bounded spec of one action.
+        model_ctor: called as ``(observation_spec=, action_spec=, debug_summaries=)``; makes an ``MCTSModel``.
+        num_unroll_steps: R, the same as that of the model.
+        td_steps: n of the n-step values that are bootstrapped from those which were stored; -1: up to the end of the
+            episode. Of no effect with ``reanalyze_ratio = 1``.
+        discount: discount factor of the rewards.
+        reward_spec: of rank 0, or of rank 1: K rewards, which are added up by their weights.
+        recurrent_gradient_scaling_factor: of the gradient of a latent state on its way into the dynamics.
+        reward_transformer: called with rewards of any batch shape.
+        calculate_priority: whether the loss comes with a priority; ``None``: ``TrainerConfig.priority_replay``.
+        train_reward_function: as the model has it. Without it rewards are 0 but for the last step of an episode, and
+            values of steps at and behind the end are that reward.
+        train_game_over_function: as the model has it.
+        train_repr_prediction: as the model has it.
+        train_policy: as the model has it; the search needs a policy.
+        reanalyze_algorithm_ctor: makes what searches anew, called as ``(observation_spec=, action_spec=, discount=,
+            debug_summaries=, name=)``. For an ``MCTSAlgorithm`` the observation is the latent state, and it gets a
+            slowly moving copy of the model; so does any other algorithm that has an argument 'model'. Another one is
+            not trained here: its ``checkpoint`` brings what it knows.
+        reanalyze_ratio: share of each batch whose values and policies are reanalyzed.
+        reanalyze_td_steps: n of the values of that share; there is no -1.
+        reanalyze_td_steps_func: called as ``(sample_age, reanalyze_td_steps, current_max_age)``, returns n for each
+            sample, from 1 to ``reanalyze_td_steps``; ages ``[B]`` are shares of the training.
+        reanalyze_batch_size: how many steps are reanalyzed at once; ``None``: all of a batch.
+        full_reanalyze: bootstrap from values found by search as well, not from those that the model predicts.
+        priority_func: called with the ``LossInfo`` ``[T, B]``, returns priorities ``[B]``. A text is carried out as
+            :mod:`alfx.algorithms.muzero.expressions` says; it cannot do more than arithmetic.
+        data_transformer_ctor: makes the data transformer of what is trained on; ``None``: that of the run.
+        data_augmenter: called with observations that are trained on, ``[B, T, ...]``, or ``[B, T * (R + 1), ...]`` with
+            ``train_repr_prediction``.
+        target_update_tau: how far the copy of the model moves.
+        target_update_period: it moves at every so many updates.
+        config: the configuration of the run.
+        enable_amp: on a GPU, evaluate and reanalyze in 16 bits.
+        random_action_after_episode_end: unroll with random actions behind the end, not with the last one.
+        optimizer: owns the parameters of the model.
+        checkpoint: as in ``Algorithm``.
+        debug_summaries: write more summaries.
+        name: name of this algorithm.
+
+    Raises:
+        ConfError: a data transformer changes what has to be looked up as it is.
+        ValueError: an argument is out of range or disagrees with the model.
+    """
+
+    def __init__(self, observation_spec: NestedTensorSpec, action_spec: BoundedTensorSpec,
+                 model_ctor: Callable[..., MCTSModel], num_unroll_steps: int, td_steps: int, discount: float,
+                 reward_spec: TensorSpec = TensorSpec(()), recurrent_gradient_scaling_factor: float = 0.5,
+                 reward_transformer: Callable[[Tensor], Tensor] | None = None, calculate_priority: bool | None = None,
+                 train_reward_function: bool = True, train_game_over_function: bool = True,
+                 train_repr_prediction: bool = False, train_policy: bool = True,
+                 reanalyze_algorithm_ctor: Callable[..., Any] | None = None, reanalyze_ratio: float = 0.0,
+                 reanalyze_td_steps: int = 5, reanalyze_td_steps_func: Callable[..., Tensor] | None = None,
+                 reanalyze_batch_size: int | None = None, full_reanalyze: bool = False,
+                 priority_func: Callable[[LossInfo], Tensor] |
+                 str = "lambda loss_info: loss_info.extra['value'].sqrt().sum(dim=0)",
+                 data_transformer_ctor: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+                 data_augmenter: Callable[[NestedTensor], NestedTensor] | None = None,
+                 target_update_tau: Fraction = 1.0, target_update_period: Count = 1000,
+                 config: TrainerConfig | None = None, enable_amp: bool = True,
+                 random_action_after_episode_end: bool = False, optimizer: Any = None, checkpoint: str | None = None,
+                 debug_summaries: bool = False, name: str = 'MuzeroRepresentationImpl'):
+        settings = TargetSettings(num_unroll_steps, discount, self._scalar_reward, train_reward_function, td_steps,
+                                  reanalyze_ratio, reanalyze_td_steps, reanalyze_td_steps_func, full_reanalyze)
+        argument_checks.check_settings(name, settings, recurrent_gradient_scaling_factor, reanalyze_batch_size)
+        argument_checks.check_reanalysis(name, settings, reanalyze_algorithm_ctor)
+        super().__init__(observation_spec=observation_spec, action_spec=action_spec, train_state_spec=(),
+                         reward_spec=reward_spec, config=config, optimizer=optimizer, checkpoint=checkpoint,
+                         debug_summaries=debug_summaries, name=name)
+        make_model = functools.partial(model_ctor, observation_spec=observation_spec, action_spec=action_spec,
+                                       debug_summaries=debug_summaries)
+        self._model = make_model()
+        trains = dict(train_reward_function=train_reward_function, train_game_over_function=train_game_over_function,
+                      train_repr_prediction=train_repr_prediction, train_policy=train_policy)
+        argument_checks.check_model(name, self._model, num_unroll_steps, trains)
+        self._settings, self._trains = settings, trains
+        self._gradient_scale = recurrent_gradient_scaling_factor
+        self._reward_transformer = reward_transformer
+        if isinstance(priority_func, str):
+            priority_func = function_from_text(priority_func, f'{name}.priority_func')
+        if calculate_priority is None:
+            calculate_priority = config is not None and config.priority_replay
+        self._priority_func = priority_func if calculate_priority else None
+        self._own_transformer: DataTransformer | None = None
+        if data_transformer_ctor is not None:
+            self._own_transformer = create_data_transformer(data_transformer_ctor, context.get_raw_observation_spec())
+        self._data_augmenter = data_augmenter
+        self._random_action_after_episode_end = random_action_after_episode_end
+        self._enable_amp = enable_amp
+        self._reanalyze_batch_size = reanalyze_batch_size
+        self._has_searched = False
+        self._saved_replay: Any = None
+        self._target_maker: TargetMaker | None = None
+        self._reanalyze_algorithm: Any = None
+        self._target_model: Any = None
+        self._update_target_model: TargetUpdater | None = None
+        if reanalyze_algorithm_ctor is not None:
+            self._make_reanalyze_algorithm(reanalyze_algorithm_ctor, make_model)
+        if self._target_model is not None:
+            self._update_target_model = TargetUpdater(self._model, self._target_model, target_update_tau,
+                                                      target_update_period)
+
+    def _make_reanalyze_algorithm(self, ctor: Callable[..., Any], make_model: Callable[[], Any]) -> None:
+        arguments: dict[str, Any] = dict(observation_spec=self._observation_spec, action_spec=self._action_spec,
+                                         discount=self._settings.discount, debug_summaries=self._debug_summaries,
+                                         name=f'{self._name}.reanalyze')
+        if 'model' in inspect.signature(inspect.unwrap(ctor)).parameters:
+            arguments['model'] = self._target_model = make_model()
+        self._reanalyze_algorithm = ctor(**arguments)
+        if hasattr(self._reanalyze_algorithm, 'set_model'):
+            if self._target_model is None:
+                self._target_model = make_model()
+            self._reanalyze_algorithm.set_model(self._target_model)  # it stays a part of this algorithm alone
+
+    # What it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> MCTSModel:
+        """The model that is learned."""
+        return self._model
+
+    @property
+    def output_spec(self) -> NestedTensorSpec:
+        """Spec of the representation."""
+        return self._model.repr_spec
+
+    @property
+    def on_policy(self) -> bool | None:
+        """False: targets are looked up in the replay buffer."""
+        return False
+
+    @property
+    def data_transformer(self) -> Any:
+        """Its own data transformer, or that of the run."""
+        return super().data_transformer if self._own_transformer is None else self._own_transformer
+
+    def track_search(self) -> None:
+        """From now on the infos that are stored with the steps at its :attr:`path` are those of a search, and so are
+        the states."""
+        self._has_searched = True
+
+    def own_capabilities(self) -> Capabilities:
+        """True unless something in the model draws numbers or keeps statistics."""
+        return super().own_capabilities()._replace(traceable_update=is_traceable(self), trains_sequences_at_once=True)
+
+    def _capabilities_of_parts(self) -> dict[Any, Capabilities]:
+        """What reanalyzes has no part in an update."""
+        return {}
+
+    def _trainable_attributes_to_ignore(self) -> list[str]:
+        return ['_target_model', '_reanalyze_algorithm']
+
+    def check_config(self, config: TrainerConfig) -> None:
+        """Refuse a run in which the targets cannot be looked up in the replay buffer.
+
+        Raises:
+            ConfError: says what to change.
+        """
+        transformer = self.data_transformer
+        argument_checks.check_transformer(self._name, transformer, self._own_transformer is not None,
+                                          self._has_searched)
+        argument_checks.check_stored(self._settings, self._trains['train_policy'], self._has_searched,
+                                     self._stores_states,
+                            self._reanalyze_algorithm)
+        looks_up = self._reanalyze_algorithm is not None or self._trains['train_repr_prediction']
+        if looks_up and transformer is not None:
+            argument_checks.check_observations(self._name, transformer.transformed_observation_spec,
+                                               self._observation_spec)
+
+    @property
+    def _stores_states(self) -> bool:
+        return self._has_searched and self.use_rollout_state
+
+    # Steps -----------------------------------------------------------------------------------------------------
+
+    def predict_step(self, time_step: TimeStep, state: NestedTensor) -> AlgStep:
+        """The representation ``[B, ...]``."""
+        with inference(self._model, self._enable_amp):
+            latent = self._model.initial_representation(time_step.observation)
+        return AlgStep(latent, state)
+
+    def rollout_step(self, time_step: TimeStep, state: NestedTensor) -> AlgStep:
+        """The representation ``[B, ...]``; there is nothing to store."""
+        return AlgStep(self._model.initial_representation(time_step.observation), state)
+
+    def train_step(self, exp: TimeStep, state: NestedTensor, rollout_info: Any) -> AlgStep:
+        """Unroll the model over the actions that followed.
+
+        Args:
+            exp: ``[B, ...]``.
+            state: ``()``.
+            rollout_info: a ``MuzeroInfo``, as :meth:`preprocess_experience` made it.
+
+        Returns:
+            The representation ``[B, ...]``, and a ``MuzeroInfo`` with the loss.
+        """
+        model, target = self._model, rollout_info.target
+        latent = model.initial_representation(exp.observation)
+        output = model.initial_predict(latent)
+        outputs = [_for_loss(output)]
+        for i in range(self._settings.num_unroll_steps):
+            before = output.state._replace(state=_scaled_gradient(output.state.state, self._gradient_scale))
+            output = model.recurrent_inference(before, nest.map_structure(lambda x, i=i: x[:, i], rollout_info.action))
+            outputs.append(_for_loss(output))
+        if self._trains['train_repr_prediction']:
+            target = target._replace(observation=self._represented(target.observation))
+        loss_info = model.calc_loss(nest.stack(outputs, dim=1), target)
+        return AlgStep(latent, state, MuzeroInfo(loss=loss_info))
+
+    def _represented(self, observation: NestedTensor) -> Tensor:
+        """Latent states ``[B, R + 1, ...]`` of observations ``[B, R + 1, ...]``, which nothing flows back through."""
+        outer = nest.get_nest_shape(observation)[:2]
+        with torch.no_grad():
+            latent = self._model.initial_representation(nest.map_structure(lambda x: x.flatten(0, 1), observation))
+        return latent.unflatten(0, outer)
+
+    def calc_loss(self, info: Any) -> LossInfo:
+        """The losses ``[T, B]`` of the steps, with priorities ``[B]`` if they are asked for."""
+        loss_info = info.loss
+        if self._priority_func is None:
+            return loss_info
+        with torch.no_grad():
+            return loss_info._replace(priority=self._priority_func(loss_info))
+
+    def after_update(self, root_inputs: TimeStep, info: NestedTensor) -> None:
+        """Move the model that reanalyzes towards the one that is trained."""
+        if self._update_target_model is not None:
+            self._update_target_model()
+
+    # Targets ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
+                              batch_info: BatchInfo) -> tuple[TimeStep, Any]:
+        """Look up what followed each step ``[B, T]`` of a batch.
+
+        Returns:
+            ``root_inputs``, augmented if that is asked for, and a ``MuzeroInfo``.
+        """
+        buffer = batch_info.replay_buffer
+        if not buffer.keep_episodic_info:
+            buffer.keep_episodic_info = True
+        if self._target_maker is None:
+            self._target_maker = self._make_target_maker()
+        target, steps = self._target_maker.targets(batch_info, root_inputs.step_type.shape[1])
+        if self._trains['train_repr_prediction']:
+            target = target._replace(observation=self._observations(steps))
+            if self._data_augmenter is not None:
+                first = nest.map_structure(lambda x: x[:, :, 0], target.observation)
+                root_inputs = root_inputs._replace(observation=first)
+        elif self._data_augmenter is not None:
+            root_inputs = root_inputs._replace(observation=self._data_augmenter(root_inputs.observation))
+        value = rollout_info.value if self._has_searched else ()
+        return root_inputs, MuzeroInfo(action=self._actions(steps), value=value, target=target)
+
+    def _make_target_maker(self) -> TargetMaker:
+        info_path, state_path = (f'{field}.{self.path}' if self.path else field for field in ('rollout_info', 'state'))
+        reanalyzer = None
+        if self._reanalyze_algorithm is not None:
+            is_search = hasattr(self._reanalyze_algorithm, 'set_model')
+            reanalyzer = Reanalyzer(self._reanalyze_algorithm, self._target_model if is_search else None,
+                                    self.transform_experience, self._reanalyze_batch_size,
+                                    state_path if self._stores_states else None, self._enable_amp)
+        return TargetMaker(self._settings, info_path if self._has_searched else None, reanalyzer)
+
+    def _scalar_reward(self, reward: Tensor) -> Tensor:
+        """The reward ``[...]`` that counts of rewards of the environment, ``[...]`` or ``[..., K]``."""
+        if self._reward_transformer is not None:
+            reward = self._reward_transformer(reward)
+        return reward if self._reward_weights is None else (reward * self._reward_weights).sum(-1)
+
+    def _observations(self, steps: HeldSteps) -> NestedTensor:
+        """The observations of the steps, nest ``[B, T, R + 1, ...]``, augmented if that is asked for."""
+        shape = steps.positions.shape
+        found: Any = time_steps_at(steps.buffer, self.transform_experience, steps.env_ids.expand(shape).flatten(),
+                                   steps.positions.flatten()).observation
+        if self._data_augmenter is not None:
+            found = self._data_augmenter(nest.map_structure(lambda x: x.unflatten(0, (shape[0], -1)), found))
+            found = nest.map_structure(lambda x: x.flatten(0, 1), found)
+        return nest.map_structure(lambda x: x.unflatten(0, shape), found)
+
+    def _actions(self, steps: HeldSteps) -> NestedTensor:
+        """The actions to unroll with, nest ``[B, T, R, ...]``."""
+        actions = steps.actions()
+        if not self._random_action_after_episode_end:
+            return actions
+        behind = steps.at_end[..., :-1]
+        drawn = self._action_spec.sample(behind.shape).to(behind.device)
+        return torch.where(behind.reshape(*behind.shape, *[1] * self._action_spec.ndim), drawn, actions)
+
+    # A replay buffer of its own --------------------------------------------------------------------------------
+
+    def build_replay_buffer(self, experience_spec: NestedTensorSpec) -> None:
+        """As in ``Algorithm``; a run that goes on gets what was in it."""
+        super().build_replay_buffer(experience_spec)
+        if self._saved_replay is not None and self._replay_buffer is not None:
+            self._replay_buffer.load_state_dict(self._saved_replay)
+            self._saved_replay = None
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """As in ``Algorithm``; what was loaded for a replay buffer is kept until there is one."""
+        state = super().get_extra_state()
+        return state if self._saved_replay is None else {**state, 'replay_buffer': self._saved_replay}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """As in ``Algorithm``; a replay buffer of its own is made when the first steps have come."""
+        super().set_extra_state(state)
+        if self._replay_buffer is None:
+            self._saved_replay = state.get('replay_buffer')
+
+
+def _for_loss(output: Any) -> Any:
+    """What the loss needs of a ``ModelOutput``."""
+    return ModelOutput(state=ModelState(state=output.state.state), action_distribution=output.action_distribution,
+                       game_over_logit=output.game_over_logit, value_pred=output.value_pred,
+                       reward_pred=output.reward_pred)
+
+
+def _scaled_gradient(x: Tensor, scale: float) -> Tensor:
+    """``x``, whose gradient is multiplied by ``scale``."""
+    return x if scale == 1.0 else scale * x + (1.0 - scale) * x.detach()

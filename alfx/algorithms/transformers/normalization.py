@@ -1,0 +1,125 @@
+"""The running statistics of data transformers; for :mod:`alfx.algorithms.data_transformer`."""
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from alfx import context, nest
+from alfx.algorithms.transformers.field_checks import check_fields
+from alfx.data_structures import Experience
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec, TensorSpec
+from alfx.utils.normalizers import AdaptiveNormalizer, EMNormalizer, Normalizer, WindowNormalizer
+
+OFFLINE = 'offline'
+_UPDATE_MODES = {'replay': context.is_replay, 'rollout': context.is_rollout, 'pretrain': context.is_pretrain,
+                 OFFLINE: lambda: False}
+
+
+def update_condition(owner: str, update_mode: str, choices: Sequence[str] = tuple(_UPDATE_MODES)) -> Callable[[], bool]:
+    """The function that tells whether the process is in the run mode ``update_mode``.
+
+    Raises:
+        ValueError: it is not one of ``choices``.
+    """
+    if update_mode not in choices:
+        raise ValueError(f'{owner}.update_mode: expected one of {list(choices)}, found {update_mode!r}')
+    return _UPDATE_MODES[update_mode]
+
+
+def exact_moments(parts: Callable[[], Iterator[Sequence[Tensor]]], num_dims: int) -> list[tuple[Tensor, Tensor]]:
+    """Mean and variance of each leaf over everything.
+
+    Args:
+        parts: called twice; yields the leaves of one part after the other, of the same structure each.
+        num_dims: number of dimensions of a leaf that are averaged over.
+
+    Returns:
+        float64 ``[*spec.shape]`` each
+    """
+    def sums(of: Callable[[int, Tensor], Tensor]) -> list[Tensor]:
+        total: list[Any] = []
+        for leaves in parts():
+            values = [of(i, x.to(torch.float64).flatten(0, num_dims - 1)) for i, x in enumerate(leaves)]
+            found = [torch.cat([x.sum(0).flatten(), x.new_tensor([len(x)])]) for x in values]
+            total = [a + b for a, b in zip(total, found)] if total else found
+        return [x[:-1] / x[-1] for x in total]
+
+    shapes = [x.shape[num_dims:] for x in next(parts())]
+    means = [x.view(shape) for x, shape in zip(sums(lambda i, x: x), shapes)]
+    variances = sums(lambda i, x: (x - means[i]).square())
+    return [(mean, x.view(mean.shape)) for mean, x in zip(means, variances)]
+
+
+def plan_normalizing(owner: str, observation_spec: NestedTensorSpec, fields: Sequence[str] | None,
+                     clipping: float) -> tuple[list[str], list[TensorSpec], NestedTensorSpec]:
+    """What ``ObservationNormalizer`` normalizes.
+
+    Args:
+        owner: who asks, for errors.
+        observation_spec: nest of specs.
+        fields: paths in it; None for everything.
+        clipping: if above 0, the largest absolute value of a result.
+
+    Returns:
+        the paths, the spec of the statistics of each of them, and the spec of the normalized observation
+
+    Raises:
+        SpecError: a field does not exist.
+    """
+    if fields is None:
+        paths = [path for path, _ in nest.flatten_with_path(observation_spec)]
+    else:
+        paths = check_fields(owner, observation_spec, fields)
+    specs = [TensorSpec(nest.get_field(observation_spec, path).shape) for path in paths]
+    for path, spec in zip(paths, specs):
+        new = spec if clipping <= 0 else BoundedTensorSpec(spec.shape, spec.dtype, -clipping, clipping)
+        observation_spec = nest.set_field(observation_spec, path, new)
+    return paths, specs, observation_spec
+
+
+def make_normalizer(owner: str, mode: str, specs: NestedTensorSpec, zero_mean: bool, speed: float, window_size: int,
+                    update_rate: float) -> Normalizer:
+    """The normalizer of observations that ``mode`` names; it updates its statistics only when it is told to.
+
+    Raises:
+        ValueError: ``mode`` is not 'adaptive', 'window' or 'em'.
+    """
+    common: dict[str, Any] = dict(auto_update=False, zero_mean=zero_mean, name='observations')
+    normalizers: dict[str, Callable[[], Normalizer]] = {
+        'adaptive': lambda: AdaptiveNormalizer(specs, speed=speed, **common),
+        'window': lambda: WindowNormalizer(specs, window_size=window_size, **common),
+        'em': lambda: EMNormalizer(specs, update_rate=update_rate, **common),
+    }
+    if mode not in normalizers:
+        raise ValueError(f'{owner}.mode: expected one of {sorted(normalizers)}, found {mode!r}')
+    return normalizers[mode]()
+
+
+def make_reward_normalizer() -> Normalizer:
+    """One for the reward spec of the run; for scalars outside of a run."""
+    try:
+        spec = context.get_reward_spec()
+    except RuntimeError:
+        spec = TensorSpec(())
+    return AdaptiveNormalizer(spec, auto_update=False, name='rewards')
+
+
+def episode_returns(experiences: Iterable[Experience]) -> Tensor:
+    """float64 ``[E]``: the sum of the rewards of each episode, of several rewards all together.
+
+    Args:
+        experiences: ``[1, T, ...]`` each, one after the other; an episode may go on in the next one. The first step is
+            FIRST.
+    """
+    returns, going_on = [], torch.zeros((), dtype=torch.float64)
+    for experience in experiences:
+        is_first = experience.time_step.is_first()[0]
+        reward = experience.time_step.reward[0].double().reshape(len(is_first), -1).sum(1)
+        number = is_first.long().cumsum(0)  # 0: the episode that goes on
+        sums = torch.zeros(int(number[-1]) + 1, dtype=torch.float64, device=reward.device)
+        sums.index_add_(0, number, torch.where(is_first, 0.0, reward))
+        sums[0] += going_on.to(sums.device)
+        returns.append(sums[:-1])
+        going_on = sums[-1]
+    return torch.cat([*returns, going_on.unsqueeze(0)])[1:]  # before the first FIRST there was nothing

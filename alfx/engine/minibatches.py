@@ -1,0 +1,163 @@
+"""Cutting what the replay buffer holds into minibatches, and the infos that a minibatch is trained on.
+
+The order in which :class:`~alfx.engine.learner.Learner` does that is its own business.
+"""
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from alfx import context, gin_utils, nest
+from alfx.data_structures import AlgStep, BatchInfo, Experience, reset_at_first
+from alfx.engine.contract import Settings, Trains
+from alfx.experience_replayers.replay_buffer import ReplayBuffer
+from alfx.gin_utils.value_checks import problem_at
+from alfx.tensor_specs import NestedTensor
+
+_DRAWN_TOGETHER = 2**22  # bytes of small samples that are worth it to be drawn at once
+
+
+def check_sequences(settings: Settings, needs_previous_step: bool = False) -> None:
+    """Refuse lengths of sequences that nothing can be learned from, or that would fail in a later iteration.
+
+    Args:
+        settings: of the run.
+        needs_previous_step: see :class:`~alfx.engine.capabilities.Capabilities`.
+
+    Raises:
+        ConfError: ``mini_batch_length`` does not divide the steps of every unroll, or it is 1 and a part of the
+            algorithm learns from pairs of steps.
+    """
+    length = settings.mini_batch_length or (max(int(settings.unroll_length), 1) if settings.whole_replay_buffer_training
+                                          else 1)
+    if needs_previous_step and length < 2 and not settings.use_rollout_state:
+        raise gin_utils.ConfError([problem_at(
+            'TrainerConfig', 'mini_batch_length', f'= {length}: a part of the algorithm learns from a step and the one '
+            'before it, and finds none in sequences of one step',
+            'set TrainerConfig.mini_batch_length to 2 or more, or TrainerConfig.use_rollout_state = True')])
+    if settings.trains_on_whole_unrolls and length > 1 and not settings.unroll_length:
+        raise gin_utils.ConfError([problem_at(
+            'TrainerConfig', 'mini_batch_length', f'= {length} with TrainerConfig.unroll_length = 0: unrolls of any '
+            'length cannot be cut into sequences of that one', 'set mini_batch_length to 1, or unroll_length')])
+    if settings.trains_on_whole_unrolls and length > 1 and settings.unroll_length % length:
+        raise gin_utils.ConfError([problem_at(
+            'TrainerConfig', 'mini_batch_length', f'= {length} does not divide TrainerConfig.unroll_length = '
+            f'{settings.unroll_length}: an unroll cannot be cut into sequences of that length',
+            'make unroll_length a multiple of it')])
+
+
+def has_collected(buffer: ReplayBuffer, steps: int) -> bool:
+    """Whether so many steps have been stored, in all environments together, overwritten ones included."""
+    return not steps or buffer.total_size >= steps or int(buffer.current_pos.sum()) >= steps
+
+
+def can_sample(buffer: ReplayBuffer, length: int, initial_steps: int) -> bool:
+    """Whether ``initial_steps`` have been collected, and there are sequences of ``length`` steps."""
+    return steps_in(buffer) - buffer.num_earliest_frames_ignored >= length and has_collected(buffer, initial_steps)
+
+
+def steps_in(buffer: ReplayBuffer) -> int:
+    """How many steps of each environment are stored, on average."""
+    return buffer.total_size // buffer.num_environments
+
+
+def sequence_length(settings: Settings, steps: int) -> int:
+    """``mini_batch_length``; by default that of an unroll. There are ``steps`` to train on."""
+    if settings.mini_batch_length:
+        return settings.mini_batch_length
+    return steps if settings.clear_replay_buffer else min(max(int(settings.unroll_length), 1), steps)
+
+
+def drop_context(experience: Experience, batch_info: BatchInfo, count: int) -> tuple[Experience, BatchInfo]:
+    """Leave out the first ``count`` steps, which are kept for the frame stacks of those that follow."""
+    if not count:
+        return experience, batch_info
+    batch_info = batch_info._replace(positions=batch_info.positions + count)
+    return nest.map_structure(lambda x: x[:, count:], experience), batch_info
+
+
+def as_sequences(experience: Experience, length: int, overlap: bool = False) -> Experience:
+    """Cut ``[B, T, ...]`` into sequences of ``length`` steps, time-major: ``[length, B * (T // length), ...]``.
+
+    With ``overlap`` each has one step more, which is the first one of the next: ``[length + 1, B * ((T - 1) // length),
+    ...]``. The oldest steps are left out if ``length`` does not divide T (T - 1).
+    """
+    first = (experience.time_step.step_type.shape[1] - overlap) % length
+
+    def cut(x: torch.Tensor) -> torch.Tensor:
+        x = x[:, first:].transpose(0, 1)  # [T, B, ...]
+        if length == 1 and not overlap:
+            return x.reshape(1, -1, *x.shape[2:])
+        x = x.unfold(0, length + overlap, length).movedim(-1, 0)  # [length, T // length, B, ...]
+        return x.reshape(x.shape[0], -1, *x.shape[3:])
+
+    return nest.map_structure(cut, experience)
+
+
+def minibatches(sequences: Experience, count: int, batch_size: int) -> Iterator[tuple[Experience, bool]]:
+    """Yield the ``count`` sequences (dimension 1) in random order, and whether these are the last ones.
+
+    All at once, order does not matter.
+    """
+    if batch_size == count:
+        yield sequences, True
+        return
+    order = torch.randperm(count)
+    for start in range(0, count, batch_size):
+        index = order[start:start + batch_size]
+        yield (nest.map_structure(lambda x, index=index: x.index_select(1, index.to(x.device)), sequences),
+               start + batch_size >= count)
+
+
+def samples_per_draw(buffer: ReplayBuffer, steps: int) -> int:
+    """How many samples of so many steps are drawn at once: drawing many small ones takes little longer than one.
+
+    One at a time where an update changes what is drawn for the next.
+    """
+    return 1 if buffer.prioritized_sampling else max(_DRAWN_TOGETHER // (steps * buffer.bytes_per_step), 1)
+
+
+def compute_train_info(algorithm: Trains, experience: Experience, independent: bool, offline: bool = False
+                       ) -> NestedTensor:
+    """The infos ``[T, B, ...]`` of ``train_step`` for experience ``[T, B, ...]``.
+
+    Args:
+        algorithm: trains.
+        experience: ``[T, B, ...]``.
+        independent: compute all steps at once, otherwise one after the other, as a state connects them.
+        offline: the infos of ``train_step_offline`` instead.
+    """
+    length, batch = experience.time_step.step_type.shape
+    train_step: Any = algorithm.train_step
+    train_sequence: Any = algorithm.train_sequence
+    if offline:
+        train_step, train_sequence = (partial(step, pre_train=context.is_pretrain()) for step in
+                                      (algorithm.train_step_offline, algorithm.train_sequence_offline))
+    if independent:
+        return _train_info_at_once(algorithm, train_sequence, experience, length, batch)
+    initial_state = algorithm.get_initial_train_state(batch)
+    state = initial_state
+    if algorithm.use_rollout_state and nest.flatten(experience.state):
+        first = nest.map_structure(lambda x: x[0], experience.state)
+        state = nest.prune_nest_like(first, algorithm.train_state_spec)
+    infos = []
+    for t in range(length):
+        time_step, rollout_info = nest.map_structure(
+            lambda x, t=t: x[t], (experience.time_step, experience.rollout_info))
+        step = train_step(time_step, reset_at_first(state, initial_state, time_step), rollout_info)
+        state = step.state
+        infos.append(step.info)
+    return nest.stack(infos)
+
+
+def _train_info_at_once(algorithm: Trains, train_sequence: Callable[..., AlgStep], experience: Experience, length: int,
+                        batch: int) -> NestedTensor:
+    """``train_sequence``, with the state of the rollout or zeros at each step."""
+    state = algorithm.get_initial_train_state(length * batch)
+    if nest.flatten(state):
+        if algorithm.use_rollout_state and nest.flatten(experience.state):
+            state = nest.prune_nest_like(experience.state, algorithm.train_state_spec)
+        else:
+            state = nest.map_structure(lambda x: x.reshape(length, batch, *x.shape[1:]), state)
+    return train_sequence(experience.time_step, state, experience.rollout_info).info

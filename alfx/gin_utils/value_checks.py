@@ -1,0 +1,246 @@
+"""Checks of the value of a constructor argument, with a message that points at the conf.
+
+:func:`check_value` is for any constructor that documents the type or range of an argument::
+
+    check_value('SacAlgorithm', 'target_update_tau', target_update_tau, float, minimum=0, maximum=1)
+
+A range in the annotation of an argument needs no call: it holds for what a conf binds to the argument, which is told
+before anything is built, and for what callers of a configurable constructor or factory pass::
+
+    def __init__(self, gamma: Fraction = 0.99, size: Count = 8, scale: Annotated[float, Range(below=2)] = 1.0):
+"""
+
+import inspect
+import numbers
+import types
+import typing
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Annotated, Any, NamedTuple, Optional, Union
+
+from alfx.gin_utils import locations
+from alfx.gin_utils.conf_error import ConfError, Problem, hint_nearest
+
+__all__ = ['Count', 'Fraction', 'NonNegative', 'Positive', 'Range', 'StepLimit', 'check_value', 'problem_of',
+           'problem_at']
+
+Kinds = Union[type, Callable, Sequence[Union[type, Callable]]]  # a Callable: the function ``callable``
+
+
+class Range(NamedTuple):
+    """The numbers that an argument takes; None for no end.
+
+    Attributes:
+        minimum: the smallest.
+        maximum: the largest.
+        above: which all of them exceed.
+        below: which exceeds all of them.
+    """
+
+    minimum: Optional[float] = None
+    maximum: Optional[float] = None
+    above: Optional[float] = None
+    below: Optional[float] = None
+
+    def __contains__(self, number: Any) -> bool:
+        return ((self.minimum is None or number >= self.minimum) and (self.maximum is None or number <= self.maximum)
+                and (self.above is None or number > self.above) and (self.below is None or number < self.below))
+
+    def __str__(self) -> str:
+        if self.minimum is not None and self.maximum is not None:
+            return f'in [{self.minimum}, {self.maximum}]'
+        signs = (('>=', self.minimum), ('>', self.above), ('<=', self.maximum), ('<', self.below))
+        return ' and '.join(f'{sign} {limit}' for sign, limit in signs if limit is not None)
+
+
+Fraction = Annotated[float, Range(0, 1)]
+"""A probability, a discount, a weight of an average."""
+Count = Annotated[int, Range(minimum=1)]
+"""How many of something that there is at least one of; a size, a period."""
+NonNegative = Annotated[float, Range(minimum=0)]
+"""A learning rate, a deviation, a distance."""
+Positive = Annotated[float, Range(above=0)]
+"""A scale, a temperature."""
+StepLimit = Annotated[int, Range(minimum=0)]
+"""Steps after which an episode is truncated, or before which something begins; 0 for none."""
+
+
+def check_value(owner: str, name: str, value: Any, kind: Kinds = object, *, minimum: Optional[float] = None,
+                maximum: Optional[float] = None, above: Optional[float] = None,
+                choices: Optional[Collection] = None, optional: bool = False) -> Any:
+    """Raise a ConfError unless an argument has the right type and range.
+
+    Args:
+        owner: name of the class or factory, as a conf writes it.
+        name: name of the argument.
+        value: what was given.
+        kind: the type, or several. ``float`` admits int, neither admits bool; ``callable`` admits what
+            can be called.
+        minimum: smallest allowed number.
+        maximum: largest allowed number.
+        above: number that ``value`` has to exceed.
+        choices: the allowed values.
+        optional: whether None is allowed.
+
+    Returns:
+        ``value``.
+
+    Raises:
+        ConfError: it has not; the message names file and line if a conf set the argument.
+    """
+    problem = problem_of(owner, name, value, kind, minimum=minimum, maximum=maximum, above=above,
+                         choices=choices, optional=optional)
+    if problem is not None:
+        raise ConfError([problem])
+    return value
+
+
+def problem_of(owner: str, name: str, value: Any, kind: Kinds = object, *, minimum: Optional[float] = None,
+               maximum: Optional[float] = None, above: Optional[float] = None,
+               choices: Optional[Collection] = None, optional: bool = False) -> Optional[Problem]:
+    """Like :func:`check_value`, but returns the problem (or None) for callers that collect several."""
+    if value is None and optional:
+        return None
+    kinds = tuple(kind) if isinstance(kind, Sequence) else (kind,)
+    limits = Range(minimum, maximum, above)
+    if any(_is_a(value, k) for k in kinds):
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if (not is_number or value in limits) and (choices is None or value in choices):
+            return None
+    expected = _expected(kinds, limits, choices, optional)
+    hint = hint_nearest(value, [c for c in choices if isinstance(c, str)]) if choices and isinstance(value, str) else ''
+    return problem_at(owner, name, f'must be {expected}, found {describe(value)}', hint)
+
+
+def problem_at(owner: str, name: str, message: str, hint: str = '') -> Problem:
+    """A problem of one argument, located where the conf binds it.
+
+    Args:
+        owner: name of the class or factory.
+        name: name of the argument.
+        message: continues ``owner.name ...``.
+        hint: what to do.
+    """
+    binding = locations.location_of(owner, name)
+    return Problem(binding.location if binding else '', f'{owner}.{name} {message}', hint)
+
+
+def describe(value: Any) -> str:
+    """A value and its type, as an error message shows it."""
+    if value is None or isinstance(value, bool):
+        return repr(value)
+    text = repr(value)
+    return f'{type(value).__name__} {text if len(text) <= 60 else text[:57] + "..."}'
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if kind is callable:
+        return callable(value)
+    if kind in (int, float):
+        base = numbers.Integral if kind is int else numbers.Real
+        return isinstance(value, base) and not isinstance(value, bool) and value == value
+    return isinstance(value, kind)
+
+
+def _expected(kinds, limits, choices, optional) -> str:
+    if choices is not None:
+        text = f'one of {sorted(choices, key=str)}'
+    else:
+        text = ' or '.join(_NAMES.get(k, f'a {getattr(k, "__name__", k)}') for k in kinds)
+        text = f'{text} {limits}'.rstrip()
+    return f'{text} or None' if optional else text
+
+
+_NAMES: dict[Any, str] = {int: 'an int', float: 'a number', bool: 'True or False', str: 'a string',
+                          callable: 'a callable', Callable: 'a callable', type(None): 'None'}
+
+
+# Annotations as written and as read: every binding of a conf asks for those of its function, and to read them takes
+# part of a millisecond each time. What could not be read is not kept, for a name may be defined later.
+_hints: weakref.WeakKeyDictionary[Callable, tuple[Any, dict[str, Any]]] = weakref.WeakKeyDictionary()
+
+
+def limits_of(fn: Callable) -> dict[str, Any]:
+    """The arguments of a function whose annotation has a range, with their annotations."""
+    return {name: hint for name, hint in annotations_of(fn).items() if name != 'return' and _has_range(hint)}
+
+
+def annotations_of(fn: Callable) -> dict[str, Any]:
+    """The annotations of a function by argument, and 'return', as far as they can be read."""
+    fn = inspect.unwrap(fn)
+    written = getattr(fn, '__annotations__', None)
+    known = _hints.get(fn) if inspect.isfunction(fn) else None
+    if known is not None and known[0] is written:
+        hints = known[1]
+    else:
+        try:
+            hints = typing.get_type_hints(fn, include_extras=True)
+        except (NameError, TypeError, AttributeError):  # names under TYPE_CHECKING, functions written in C
+            return {}
+        if inspect.isfunction(fn):
+            _hints[fn] = (written, hints)
+    parameters = getattr(getattr(fn, '__signature__', None), 'parameters', {})  # of what takes the arguments of others
+    return {**{name: p.annotation for name, p in parameters.items()
+               if p.annotation is not p.empty and not isinstance(p.annotation, str)}, **hints}
+
+
+def check_limits(owner: str, limits: dict[str, Any], arguments: dict[str, Any]) -> None:
+    """Raise a ConfError if a number, or one in a list or tuple, is not in the range of its annotation.
+
+    Args:
+        owner: name of the class or factory.
+        limits: of :func:`limits_of`.
+        arguments: some of its arguments; what is none of these is left to the constructor.
+
+    Raises:
+        ConfError: as that of :func:`check_value`.
+    """
+    problems = [problem_at(owner, name, f'must be {_describe_annotation(limits[name])}, found {describe(value)}')
+                for name, value in arguments.items() if name in limits and not _admits(limits[name], value)]
+    if problems:
+        raise ConfError(problems)
+
+
+def _has_range(annotation: Any) -> bool:
+    if typing.get_origin(annotation) is Annotated:
+        return any(isinstance(limits, Range) for limits in annotation.__metadata__)
+    return any(_has_range(argument) for argument in typing.get_args(annotation))
+
+
+def _admits(annotation: Any, value: Any) -> bool:
+    """Whether ``value`` may be in ``annotation``; only numbers, and lists and tuples of them, may not."""
+    if isinstance(value, bool) or not isinstance(value, (numbers.Real, list, tuple)):
+        return True
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return any(_admits(argument, value) for argument in arguments)
+    if origin is Annotated:
+        return _is_a(value, arguments[0]) and all(value in limits for limits in arguments[1:]
+                                                  if isinstance(limits, Range))
+    base = origin or annotation
+    if base in (Any, object):
+        return True
+    if base is typing.Literal:
+        return value in arguments
+    if isinstance(value, numbers.Real):
+        return inspect.isclass(base) and _is_a(value, base)
+    if not inspect.isclass(base) or not isinstance(value, base) and not issubclass(base, (list, tuple)):
+        return False
+    if base is tuple and Ellipsis not in arguments:
+        return len(value) == len(arguments) and all(map(_admits, arguments, value))
+    return all(_admits(argument, item) for argument in arguments[:1] for item in value)
+
+
+def _describe_annotation(annotation: Any) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return ' or '.join(_describe_annotation(argument) for argument in arguments)
+    if origin is Annotated:
+        return ' '.join([_NAMES[arguments[0]], *(str(limits) for limits in arguments[1:])])
+    if origin is typing.Literal:
+        return ' or '.join(map(repr, arguments))
+    if origin is tuple and Ellipsis not in arguments:
+        return f'({", ".join(_describe_annotation(argument) for argument in arguments)})'
+    if origin is not None and origin is not Callable and arguments:
+        return f'a sequence, each {_describe_annotation(arguments[0])}'
+    return _NAMES.get(origin or annotation, str(getattr(annotation, '__name__', annotation)))

@@ -1,0 +1,205 @@
+"""What stored experience has to be like, so that it can be trained on in place of live experience."""
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from alfx import nest
+from alfx.offline.dataset_files import Dataset, DatasetError
+from alfx.offline.dataset_episodes import Episodes
+from alfx.tensor_specs import BoundedTensorSpec, NestedTensorSpec, TensorSpec
+
+logger = logging.getLogger(__name__)
+_TOLERANCE = 1e-4  # of the range of an action: as much as rounding makes of it
+_ROWS_AT_ONCE = 2**15
+
+
+def check_consistent(dataset: Dataset) -> None:
+    """Refuse a dataset whose arrays contradict each other or hold what is no number.
+
+    Raises:
+        DatasetError: says which array, and of bad numbers which episode and step.
+    """
+    episodes, name = dataset.episodes, dataset.name
+    lengths = episodes.lengths
+    if lengths.ndim != 1 or lengths.dtype.kind not in 'iu' or not len(lengths):
+        raise DatasetError(f'{name}: expected the lengths of one episode or more, found {_describe(lengths)}',
+                           'record some episodes')
+    if lengths.min() < 1:
+        raise DatasetError(f'{name}: episode {int(lengths.argmin())} has {int(lengths.min())} actions; expected at '
+                           'least 1', 'leave it out')
+    total, count = int(lengths.sum()), len(lengths)
+    arrays = [('reward', episodes.reward, total, 'actions'), ('discount', episodes.discount, total, 'actions')]
+    arrays += [(_name('action', path), x, total, 'actions') for path, x in episodes.action.items()]
+    arrays += [(_name('observation', path), x, total + count, 'actions and one more observation an episode')
+               for path, x in episodes.observation.items()]
+    for what, array, rows, unit in arrays:
+        if not array.ndim or len(array) != rows:
+            hint = ('each episode of T actions needs T + 1 observations: the final one is missing'
+                    if what.startswith('observation') and array.ndim and len(array) == total else
+                    'the file is not what its lengths say')
+            raise DatasetError(f'{name}: {what}: expected {rows} rows, for {count} episodes of {total} {unit}, found '
+                               f'{_describe(array)}', hint)
+        if array.dtype.kind not in 'fiub':
+            raise DatasetError(f'{name}: {what}: expected numbers, found {_describe(array)}', 'convert it')
+        bad = _first_bad(array)
+        if bad is not None:
+            episode, step = _place(lengths + what.startswith('observation'), bad)
+            raise DatasetError(f'{name}: {what}: NaN or infinite in episode {episode}, step {step}',
+                               'leave that episode out')
+    if episodes.discount.min() < 0 or episodes.discount.max() > 1:
+        raise DatasetError(f'{name}: discount: expected numbers from 0 to 1, found {episodes.discount.min()} to '
+                           f'{episodes.discount.max()}', 'it is 0 where an episode terminates, otherwise 1')
+
+
+def fitted(dataset: Dataset, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
+           reward_spec: TensorSpec) -> Dataset:
+    """The dataset for a run with these specs, its actions clipped to their bounds where rounding took them beyond.
+
+    Args:
+        dataset: is consistent.
+        observation_spec: of the environment, before any data transformer.
+        action_spec: of the environment.
+        reward_spec: likewise.
+
+    Raises:
+        DatasetError: names each leaf that differs, what is expected and what is found.
+    """
+    dataset = _in_units_of(action_spec, dataset)
+    episodes, name = dataset.episodes, dataset.name
+    problems = [*_differences('observation', episodes.observation, observation_spec),
+                *_differences('action', episodes.action, action_spec)]
+    if episodes.reward.shape[1:] != tuple(reward_spec.shape):
+        problems.append(f'reward: expected {_numbers(tuple(reward_spec.shape))} a step, found '
+                        f'{_numbers(episodes.reward.shape[1:])}')
+    if problems:
+        raise DatasetError(f'{name}: does not fit the environment of this run:\n  ' + '\n  '.join(problems),
+                           'choose the environment, with its wrappers, that it was recorded in, or another dataset')
+    bounded = {path: _within_bounds(name, _name('action', path), episodes.action[path], spec)
+               for path, spec in nest.flatten_with_path(action_spec)}
+    return dataset._replace(episodes=episodes._replace(action=bounded))
+
+
+def _in_units_of(action_spec: NestedTensorSpec, dataset: Dataset) -> Dataset:
+    """Actions that were recorded in the units of a gymnasium environment, in [-1, 1] where the spec is so."""
+    bounds, action = dataset.about.get('action_bounds', {}), dict(dataset.episodes.action)
+    for path, spec in nest.flatten_with_path(action_spec):
+        if path not in bounds or path not in action or not isinstance(spec, BoundedTensorSpec):
+            continue
+        low, high = (np.asarray(x, np.float64) for x in bounds[path])
+        is_unit = np.all(spec.minimum == -1) and np.all(spec.maximum == 1)
+        if is_unit and low.shape == tuple(spec.shape) and not (np.all(low == -1) and np.all(high == 1)):
+            action[path] = ((action[path] - (low + high) / 2) / ((high - low) / 2)).astype(np.float32)
+    return dataset._replace(episodes=dataset.episodes._replace(action=action))
+
+
+def check_env_name(dataset: Dataset, env_name: str) -> None:
+    """Warn if a dataset that fits was recorded in another environment."""
+    recorded = dataset.about.get('env_name')
+    if recorded and env_name and recorded != env_name:
+        logger.warning('%s was recorded in %s; this run is in %s', dataset.name, recorded, env_name)
+
+
+def _differences(what: str, arrays: dict[str, np.ndarray], specs: NestedTensorSpec) -> Iterator[str]:
+    wanted = dict(nest.flatten_with_path(specs))
+    for path in sorted(wanted.keys() | arrays.keys()):
+        name, spec, array = _name(what, path), wanted.get(path), arrays.get(path)
+        if array is None:
+            yield f'{name}: expected {spec}, found nothing'
+        elif spec is None:
+            yield f'{name}: expected nothing, found {_describe(array)}'
+        elif array.shape[1:] != tuple(spec.shape):
+            yield f'{name}: expected shape {tuple(spec.shape)}, found {array.shape[1:]}'
+        elif not _is_convertible(array, np.dtype(spec.dtype_str)):
+            yield f'{name}: expected {spec.dtype_str}, found {array.dtype}'
+        elif spec.is_discrete and (reach := _reach(array, spec)) is not None:
+            yield f'{name}: expected numbers from {reach[0]} to {reach[1]}, found {reach[2]} to {reach[3]}'
+
+
+def _is_convertible(array: np.ndarray, dtype: np.dtype) -> bool:
+    """Whether it is the same kind of number, if perhaps with more bits."""
+    if dtype.kind == 'f':
+        return array.dtype.kind == 'f'
+    if array.dtype.kind == 'f' or dtype == np.uint8 != array.dtype:
+        return False
+    return array.dtype.kind in 'iub'
+
+
+def _reach(array: np.ndarray, spec: TensorSpec) -> tuple[int, int, int, int] | None:
+    """What integers may be and what they are, least and most; ``None`` if they are what they may be."""
+    limits = np.iinfo(spec.dtype_str)
+    low, high = limits.min, limits.max
+    if isinstance(spec, BoundedTensorSpec):
+        low, high = int(np.min(spec.minimum)), int(np.max(spec.maximum))
+        if not array.size or ((array >= spec.minimum) & (array <= spec.maximum)).all():
+            return None
+    least, most = int(array.min()), int(array.max())
+    return None if low <= least and most <= high and not isinstance(spec, BoundedTensorSpec) else (low, high, least,
+                                                                                                  most)
+
+
+def _within_bounds(name: str, what: str, array: np.ndarray, spec: TensorSpec) -> np.ndarray:
+    if not isinstance(spec, BoundedTensorSpec) or not spec.is_continuous:
+        return array
+    low, high = (np.asarray(x, np.float64) for x in (spec.minimum, spec.maximum))
+    count, most, is_far = 0, 0.0, False
+    for start in range(0, len(array), _ROWS_AT_ONCE):
+        rows = np.asarray(array[start:start + _ROWS_AT_ONCE])
+        beyond = np.maximum(low - rows, rows - high)
+        count += int((beyond > 0).reshape(len(rows), -1).any(1).sum())
+        most = max(most, float(beyond.max()))
+        is_far |= bool((beyond > _TOLERANCE * (high - low)).any())
+    if not count:
+        return array
+    if is_far:
+        raise DatasetError(f'{name}: {what}: {count} of {len(array)} are out of bounds, by up to {most:.4g}; '
+                           f'expected {low.min():g} to {high.max():g}',
+                           'it was recorded with other bounds, or before actions were clipped')
+    logger.warning('%s: %s: %d of %d are out of bounds, by up to %.2g: they are clipped', name, what, count,
+                   len(array), most)
+    return np.clip(array, low, high).astype(array.dtype)
+
+
+def _first_bad(array: np.ndarray) -> int | None:
+    """The first row that holds what is not finite."""
+    if array.dtype.kind != 'f':
+        return None
+    for start in range(0, len(array), _ROWS_AT_ONCE):
+        rows = np.asarray(array[start:start + _ROWS_AT_ONCE])
+        if not torch.isfinite(torch.from_numpy(rows.copy())).all():
+            finite = np.isfinite(rows).reshape(len(rows), -1).all(1)
+            return start + int(finite.argmin())
+    return None
+
+
+def _place(lengths: np.ndarray, row: int) -> tuple[int, int]:
+    """Episode and step of a row."""
+    ends = np.cumsum(lengths)
+    episode = int(np.searchsorted(ends, row, side='right'))
+    return episode, row - int(ends[episode] - lengths[episode])
+
+
+def _name(field: str, path: str) -> str:
+    return f'{field}.{path}' if path else field
+
+
+def _numbers(shape: tuple[int, ...]) -> str:
+    return 'one number' if not shape else f'an array of shape {shape}'
+
+
+def _describe(array: np.ndarray) -> str:
+    return f'{array.dtype} of shape {array.shape}'
+
+
+def check_long_enough(dataset: Dataset, episodes: Episodes, batch_length: int) -> None:
+    """Refuse a dataset without a single sequence of ``batch_length`` steps.
+
+    Raises:
+        DatasetError: says how many there are.
+    """
+    longest = int(episodes.lengths.max()) + 1
+    if longest < batch_length:
+        raise DatasetError(f'{dataset.name}: its longest episode has {longest} steps, fewer than a sequence to train '
+                           f'on: TrainerConfig.mini_batch_length = {batch_length}',
+                           'shorten the sequences, or load more (TrainerConfig.offline_buffer_length)')

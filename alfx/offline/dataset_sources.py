@@ -1,0 +1,54 @@
+"""From a name in a conf to a dataset, wherever it lies."""
+import os
+from collections.abc import Sequence
+
+from alfx.offline import alf_buffers, minari_sets, saved_replay
+from alfx.offline import dataset_folder
+from alfx.offline.dataset_files import Dataset, DatasetError
+
+
+def read(name: str) -> Dataset:
+    """Read a dataset.
+
+    Args:
+        name: the path of a folder that ``python -m alfx.bin.record`` has written, of a run, or of a checkpoint with a
+            replay buffer, of alfx or ALF; ``~`` is expanded. Or ``minari:ID``.
+
+    Raises:
+        DatasetError: there is none, or it is damaged.
+    """
+    if name.startswith(minari_sets.PREFIX):
+        return minari_sets.read(name)
+    path = os.path.expanduser(name)
+    if dataset_folder.is_dataset(path):
+        return dataset_folder.read(path)._replace(name=name)
+    if saved_replay.is_run(path):
+        return saved_replay.read(path)._replace(name=name)
+    if os.path.isfile(path):
+        return (alf_buffers.read(path) or saved_replay.read(path))._replace(name=name)
+    raise DatasetError(f'{name}: {_what_is_there(path)}', 'record one with python -m alfx.bin.record --dataset '
+                       f'{name}')
+
+
+def reference_returns(names: Sequence[str]) -> tuple[float, float] | None:
+    """The returns of a random and of an expert policy, as the first of these datasets that knows them says.
+
+    ``None`` if none does. A dataset that is not there any more is passed over: scores do without it.
+    """
+    for name in names:
+        path = os.path.expanduser(name)
+        if dataset_folder.is_dataset(path):
+            found = dataset_folder.read_manifest(path)['about'].get('reference_returns')
+            if found and found[0] < found[1]:
+                return found[0], found[1]
+    return None
+
+
+def _what_is_there(path: str) -> str:
+    if os.path.isdir(path):
+        return f'this folder holds no {dataset_folder.MANIFEST}, so it is no dataset, or its writer was killed'
+    parent = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(parent):
+        return f'there is no such folder, nor {parent}'
+    near = sorted(entry for entry in os.listdir(parent) if dataset_folder.is_dataset(os.path.join(parent, entry)))
+    return f'there is no such folder; datasets beside it: {", ".join(near) or "none"}'

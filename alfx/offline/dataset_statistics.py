@@ -1,0 +1,50 @@
+"""What a dataset is like, in numbers."""
+from alfx.offline.dataset_files import Dataset, normalized_score
+from alfx.offline.dataset_episodes import Episodes
+
+
+def summary(dataset: Dataset) -> dict[str, float]:
+    """Numbers of episodes and actions, returns, lengths, how many episodes terminated; scores if they are known."""
+    episodes = dataset.episodes
+    returns = episodes.returns()
+    returns = returns if returns.ndim == 1 else returns.sum(1)
+    found = {'episodes': len(episodes.lengths), 'actions': episodes.num_actions,
+             'return_mean': returns.mean(), 'return_std': returns.std(), 'return_min': returns.min(),
+             'return_max': returns.max(), 'length_mean': episodes.lengths.mean(),
+             'length_min': episodes.lengths.min(), 'length_max': episodes.lengths.max(),
+             'terminated': episodes.terminated().mean()}
+    reference = dataset.reference_returns()
+    if reference is not None:
+        found['normalized_score'] = normalized_score(float(returns.mean()), reference)
+    return {name: float(x) for name, x in found.items()}
+
+
+def lines(dataset: Dataset) -> list[str]:
+    """The same in words."""
+    x = summary(dataset)
+    result = [f'{dataset.name}: {x["episodes"]:,.0f} episodes, {x["actions"]:,.0f} actions',
+              f'  return {x["return_mean"]:.6g} +- {x["return_std"]:.4g}, from {x["return_min"]:.6g} to '
+              f'{x["return_max"]:.6g}',
+              f'  length {x["length_mean"]:.6g}, from {x["length_min"]:.0f} to {x["length_max"]:.0f}',
+              f'  terminated: {x["terminated"]:.1%} of the episodes' + (
+                  '' if x['terminated'] else ' (none: all were cut off, and are bootstrapped from)')]
+    given = dataset.about.get('reference_returns')
+    if 'normalized_score' in x:
+        result.append(f'  normalized score {x["normalized_score"]:.1f}')
+    elif given:
+        result.append(f'  no normalized score: expected the return of a random policy and a higher one, found '
+                      f'{", ".join(map(str, given))}')
+    else:
+        result.append('  no normalized score: it is not known what a random and an expert policy get '
+                      '(--reference_returns)')
+    return result
+
+
+def array_lines(episodes: Episodes) -> list[str]:
+    """Type, shape and range of each leaf of observation and action, a line each."""
+    result = []
+    for field in ('observation', 'action'):
+        for path, array in getattr(episodes, field).items():
+            name = f'{field}.{path}' if path else field
+            result.append(f'{name}: {array.dtype} {array.shape[1:]}, from {array.min():.6g} to {array.max():.6g}')
+    return result

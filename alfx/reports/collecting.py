@@ -1,0 +1,250 @@
+"""What a report tells of runs, read from their folders; nothing that is in one is executed.
+
+Runs whose confs differ in nothing but the seed and the environment are one method; the environment is the task.
+"""
+import datetime
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from alfx import gin_utils
+from alfx.reports import comparing
+from alfx.reports import curves
+from alfx.runs import run_files
+from alfx.reports.aggregates import (bootstrap_interval, interquartile_mean, interquartile_mean_interval,
+                                   probability_of_improvement)
+from alfx.utils.checkpoint_utils import Checkpointer
+
+_POINTS = 100
+_TASK = re.compile(r'(^|/)create_environment\.env_name$')
+_TASK_LINE = re.compile(r'^\s*(?:\w+\.)*create_environment\.env_name\s*=')
+
+
+class Interval(NamedTuple):
+    """A number with its 95% interval; NaN where it has none."""
+    value: float
+    low: float
+    high: float
+
+
+class Curves(NamedTuple):
+    """The curves of one method on one task.
+
+    Attributes:
+        x: ``[P]``.
+        center: ``[P]`` interquartile mean over the runs.
+        low: ``[P]`` lower end of its 95% interval; NaN for a single run.
+        high: ``[P]`` upper end.
+        runs: the curve of each run as it was recorded.
+    """
+    x: np.ndarray
+    center: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    runs: list[curves.Curve]
+
+
+class Run(NamedTuple):
+    """One run.
+
+    Attributes:
+        folder: its path as given.
+        method: the method it is a run of.
+        task: its environment.
+        row: what :func:`alfx.reports.comparing.read_run` tells.
+        finals: the last value in training and in evaluation, by panel; of the quantity the report is on.
+        versions: of packages, by name.
+        threads: how many threads torch computed with; None if not recorded.
+        starts: when the run was started, and started again, as text.
+        checkpoints: the numbers of its checkpoints.
+        changed: when its table was written last.
+        bindings: of its conf.
+    """
+    folder: str
+    method: str
+    task: str
+    row: dict[str, Any]
+    finals: dict[str, float]
+    versions: dict[str, str | None]
+    threads: int | None
+    starts: list[str]
+    checkpoints: list[int]
+    changed: str
+    bindings: dict[str, str]
+
+
+class Score(NamedTuple):
+    """How good a method is on a task at the end of its runs.
+
+    Attributes:
+        method: the method.
+        task: the task.
+        panel: 'training' or 'evaluation'.
+        runs: the last value of each run, ``[N]``.
+        iqm: their interquartile mean.
+    """
+    method: str
+    task: str
+    panel: str
+    runs: np.ndarray
+    iqm: Interval
+
+
+class Improvement(NamedTuple):
+    """How likely a run of one method is better than one of another.
+
+    Attributes:
+        better: the method whose chance it is.
+        other: the other method.
+        tasks: those that both have runs on.
+        panel: 'training' or 'evaluation'.
+        chance: in ``[0, 1]``.
+    """
+    better: str
+    other: str
+    tasks: list[str]
+    panel: str
+    chance: Interval
+
+
+class Report(NamedTuple):
+    """All that is in a report.
+
+    Attributes:
+        x: column of the horizontal axes.
+        y: column of the vertical axes.
+        runs: in the order given.
+        curves: by panel ('training', 'evaluation'), task and method.
+        scores: for each panel, task and method that has them.
+        improvements: for each panel and pair of methods that have a task in common.
+        differences: bindings that differ between methods: name, then the value of each method.
+        methods: in the order given.
+    """
+    x: str
+    y: str
+    runs: list[Run]
+    curves: dict[str, dict[str, dict[str, Curves]]]
+    scores: list[Score]
+    improvements: list[Improvement]
+    differences: list[tuple[str, list[str]]]
+    methods: list[str]
+
+
+def collect(folders: Sequence[str], x: str = 'env_steps', y: str = 'average_return') -> Report:
+    """Read runs.
+
+    Args:
+        folders: run folders, each with a ``progress.csv``.
+        x: column for the horizontal axes.
+        y: column for the vertical axes; more of it is better.
+
+    Raises:
+        ConfError: no run has such columns, or any row of them.
+    """
+    methods = _methods(folders)
+    runs, recorded = [], {}
+    for folder in folders:
+        found = {panel: curve for panel, evaluation in (('training', False), ('evaluation', True))
+                 if (curve := _read_curve(folder, x, y, evaluation)) is not None}
+        recorded[folder] = found
+        runs.append(_read_run(folder, methods[folder], {panel: float(c.y[-1]) for panel, c in found.items()}))
+    if not any(recorded.values()):
+        raise gin_utils.ConfError(f'none of the runs has a curve of {y} over {x}',
+                                  'train longer, or choose other columns with --x and --y')
+    names = list(dict.fromkeys(methods.values()))
+    by_place: dict[str, dict[str, dict[str, Curves]]] = {}
+    scores = []
+    for panel in ('training', 'evaluation'):
+        for task in dict.fromkeys(run.task for run in runs):
+            for method in names:
+                own = [run for run in runs if (run.task, run.method) == (task, method) and panel in run.finals]
+                if own:
+                    by_place.setdefault(panel, {}).setdefault(task, {})[method] = _aggregate(
+                        [recorded[run.folder][panel] for run in own])
+                    scores.append(_score(method, task, panel, np.array([run.finals[panel] for run in own])))
+    first = [next(run for run in runs if run.method == name) for name in names]
+    differences = comparing.differences([{k: v for k, v in run.bindings.items() if not _TASK.search(k)}
+                                         for run in first])
+    return Report(x, y, runs, by_place, scores, _improvements(scores, names), differences, names)
+
+
+def _methods(folders: Sequence[str]) -> dict[str, str]:
+    """The name of the method of each run."""
+    keys: dict[str, list[str]] = {}
+    for group in curves.group_runs(list(folders)).values():
+        keys.setdefault(_without_task(group[0]), []).extend(group)
+    first = [group[0] for group in keys.values()]
+    labels = comparing.labels(first, [curves.conf_name(folder) for folder in first])
+    named = {}
+    for label, group in zip(labels, keys.values()):
+        name = label if labels.count(label) == 1 else group[0]
+        named.update(dict.fromkeys(group, name))
+    return named
+
+
+def _without_task(folder: str) -> str:
+    path = os.path.join(folder, 'conf', 'config.gin')
+    if not os.path.isfile(path):
+        return os.path.dirname(os.path.abspath(folder))
+    with open(path, encoding='utf8') as file:
+        return ''.join(sorted(line for line in file if not line.startswith('#') and not _TASK_LINE.match(line)
+                              and not curves.is_seed_binding(line)))
+
+
+def _read_curve(folder: str, x: str, y: str, evaluation: bool) -> curves.Curve | None:
+    path = run_files.eval_table(folder) if evaluation else os.path.join(folder, 'progress.csv')
+    rows = run_files.read_table(path) if os.path.isfile(path) else []
+    return curves.read_curve(folder, x, y, evaluation) if rows and x in rows[0] and y in rows[0] else None
+
+
+def _read_run(folder: str, method: str, finals: dict[str, float]) -> Run:
+    bindings = comparing.read_bindings(folder)
+    task = next((value for name, value in bindings.items() if _TASK.search(name)), '')
+    try:
+        info = gin_utils.stored_info(folder)
+    except ValueError as error:
+        raise gin_utils.ConfError(f'{folder}/conf/versions.json is damaged: {error}',
+                                  'remove it; the report then tells no versions of that run') from error
+    tuning = run_files.StartRecord(folder).read().get('tuning')
+    table = os.path.join(folder, 'progress.csv')
+    changed = datetime.datetime.fromtimestamp(os.path.getmtime(table)).strftime('%Y-%m-%d %H:%M:%S')
+    return Run(folder, method, task.strip('\'"') or 'one task', comparing.read_run(folder), finals,
+               _versions(info['versions']), tuning[0] if tuning else None,
+               [line.split('  ')[0] for line in info['command_lines'] or []],
+               Checkpointer(run_files.checkpoint_dir(folder)).steps(), changed, bindings)
+
+
+def _versions(found: Any) -> dict[str, str | None]:
+    return {str(name): None if value is None else str(value) for name, value in found.items()} \
+        if isinstance(found, dict) else {}
+
+
+def _aggregate(found: list[curves.Curve]) -> Curves:
+    """Curves over the range that all of them cover; a single one as it is."""
+    low, high = max(curve.x[0] for curve in found), min(curve.x[-1] for curve in found)
+    x = found[0].x if len(found) == 1 or high <= low else np.linspace(low, high, _POINTS)
+    values = np.stack([np.interp(x, curve.x, curve.y) for curve in found])
+    return Curves(x, interquartile_mean(values), *interquartile_mean_interval(values), found)
+
+
+def _score(method: str, task: str, panel: str, finals: np.ndarray) -> Score:
+    interval = bootstrap_interval(lambda runs: float(interquartile_mean(runs[0])), [finals])
+    return Score(method, task, panel, finals, Interval(float(interquartile_mean(finals)), *interval))
+
+
+def _improvements(scores: list[Score], methods: list[str]) -> list[Improvement]:
+    found = []
+    for panel in ('training', 'evaluation'):
+        for i, other in enumerate(methods):
+            for better in methods[i + 1:]:
+                pairs = {a.task: (a.runs, b.runs) for a in scores for b in scores if a.task == b.task
+                         and (a.panel, b.panel, a.method, b.method) == (panel, panel, better, other)}
+                if pairs:
+                    chance = probability_of_improvement(list(pairs.values()))
+                    interval = bootstrap_interval(lambda runs: probability_of_improvement(
+                        list(zip(runs[::2], runs[1::2]))), [runs for pair in pairs.values() for runs in pair])
+                    found.append(Improvement(better, other, list(pairs), panel, Interval(chance, *interval)))
+    return found

@@ -1,0 +1,261 @@
+"""Learning curves of several runs: read from run folders, grouped by conf, averaged over seeds, drawn.
+
+A curve is read from ``progress.csv`` (or from the event files of a run that has none); runs that differ only in their
+seed and folder are one group. The band around the mean of a group is its 95% confidence interval (Student's t).
+"""
+import glob
+import os
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from alfx.gin_utils import ConfError
+from alfx.runs import run_files
+from alfx.utils.confidence import confidence_interval
+
+_POINTS = 200
+_SEED_BINDING = re.compile(r'^\s*(?:\w+\.)*TrainerConfig\.(random_seed|root_dir|conf_file)\s*=')
+_EVENT_TAG = 'Metrics/AverageReturn'
+_EVENT_TAG_OVER_STEPS = 'Metrics_vs_EnvironmentSteps/AverageReturn'  # where the other is drawn over iterations
+
+
+class Curve(NamedTuple):
+    """One quantity of one run.
+
+    Attributes:
+        x: float64 ``[N]``, ascending.
+        y: float64 ``[N]``.
+    """
+    x: np.ndarray
+    y: np.ndarray
+
+
+class Band(NamedTuple):
+    """The mean of the curves of a group.
+
+    Attributes:
+        x: ``[N]``.
+        mean: ``[N]``.
+        margin: ``[N]`` half the width of the 95% confidence interval; NaN for a single run.
+        num_runs: number of runs.
+    """
+    x: np.ndarray
+    mean: np.ndarray
+    margin: np.ndarray
+    num_runs: int
+
+
+def read_curve(root_dir: str, x: str, y: str, evaluation: bool) -> Curve | None:
+    """A curve of a run, or None if the run has none.
+
+    Args:
+        root_dir: the run folder.
+        x: column for the horizontal axis.
+        y: column for the vertical axis.
+        evaluation: from the evaluations of the run instead of its training.
+
+    Raises:
+        ConfError: there is no such column.
+    """
+    path = _table(root_dir, evaluation)
+    if not os.path.isfile(path):
+        folder = run_files.eval_dir(root_dir) if evaluation else run_files.train_dir(root_dir)
+        return _read_events(folder) if (x, y) == ('env_steps', 'average_return') else None
+    rows = run_files.read_table(path)
+    if not rows:
+        return None
+    x, y = (_full_name(column, list(rows[0]), path) for column in (x, y))
+    points = np.array([(float(row[x]), float(row[y])) for row in rows if row[x] and row[y]])
+    return _sorted_curve(points) if len(points) else None
+
+
+def _meant_by(name: str, columns: list[str]) -> list[str]:
+    """The column that is called so, else those with that part in their names: ``approx_kl`` of ``train/approx_kl``."""
+    return [column for column in columns if column == name] or [
+        column for column in columns if column.endswith(f'/{name}') or f'/{name}/' in column]
+
+
+def _full_name(name: str, columns: list[str], path: str) -> str:
+    """The column that is meant by a name.
+
+    Raises:
+        ConfError: there is none, or there are several.
+    """
+    meant = _meant_by(name, columns)
+    if len(meant) == 1:
+        return meant[0]
+    raise ConfError(f'{path} has ' + (f'several columns {name!r}' if meant else f'no column {name!r}'),
+                    f'there are {", ".join(meant)}' if meant else f'its columns are {", ".join(columns)}')
+
+
+def _read_events(folder: str) -> Curve | None:
+    if not glob.glob(os.path.join(folder, '*tfevents*')):
+        return None
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    events = EventAccumulator(folder, size_guidance={'scalars': 0}).Reload()
+    tag = next((tag for tag in (_EVENT_TAG_OVER_STEPS, _EVENT_TAG) if tag in events.Tags()['scalars']), None)
+    if tag is None:
+        return None
+    points = [(float(event.step), event.value) for event in events.Scalars(tag)]
+    return _sorted_curve(np.array(points))
+
+
+def _sorted_curve(points: np.ndarray) -> Curve:
+    points = points[np.argsort(points[:, 0], kind='stable')]
+    return Curve(points[:, 0], points[:, 1])
+
+
+def group_runs(root_dirs: list[str]) -> dict[str, list[str]]:
+    """Put runs of the same conf together.
+
+    Returns:
+        For each group its name (of the conf file, with a number if several confs have that name) and its run folders.
+    """
+    keys: dict[str, list[str]] = {}
+    for root_dir in root_dirs:
+        keys.setdefault(_conf_key(root_dir), []).append(root_dir)
+    groups: dict[str, list[str]] = {}
+    for folders in keys.values():
+        name = base = conf_name(folders[0])
+        number = 1
+        while name in groups:
+            number += 1
+            name = f'{base} ({number})'
+        groups[name] = folders
+    return groups
+
+
+def _conf_key(root_dir: str) -> str:
+    path = os.path.join(root_dir, 'conf', 'config.gin')
+    if not os.path.isfile(path):
+        return os.path.dirname(os.path.abspath(root_dir))
+    with open(path, encoding='utf8') as file:
+        return ''.join(line for line in file if not is_seed_binding(line) and not line.startswith('#'))
+
+
+def is_seed_binding(line: str) -> bool:
+    """Whether a line of a conf says what runs of the same conf may differ in."""
+    return _SEED_BINDING.match(line) is not None
+
+
+def conf_name(root_dir: str) -> str:
+    """The name of the conf file of a run; that of the folder, if it does not tell."""
+    path = os.path.join(root_dir, 'conf', 'config.gin')
+    if os.path.isfile(path):
+        with open(path, encoding='utf8') as file:
+            match = re.match('# From (.+)', file.readline())
+        if match:
+            return os.path.splitext(os.path.basename(match[1].strip()))[0]
+    path = os.path.join(root_dir, 'conf', 'command_line.txt')
+    if os.path.isfile(path):
+        with open(path, encoding='utf8') as file:
+            match = re.search(r'--(?:conf|gin_file)[= ](\S+)', file.read())
+        if match:
+            return os.path.splitext(os.path.basename(match[1].strip('\'"')))[0]
+    return os.path.basename(os.path.normpath(root_dir))
+
+
+def average(curves: list[Curve], smoothing: int = 1) -> Band:
+    """The mean of curves over the range that all of them cover.
+
+    Args:
+        curves: at least one.
+        smoothing: each curve is averaged over so many of its points first.
+    """
+    smoothed = [Curve(curve.x, _moving_average(curve.y, smoothing)) for curve in curves]
+    low, high = max(curve.x[0] for curve in smoothed), min(curve.x[-1] for curve in smoothed)
+    x = smoothed[0].x if len(smoothed) == 1 or high <= low else np.linspace(low, high, _POINTS)
+    values = np.stack([np.interp(x, curve.x, curve.y) for curve in smoothed])
+    return Band(x, values.mean(0), confidence_interval(values), len(curves))
+
+
+def _moving_average(y: np.ndarray, width: int) -> np.ndarray:
+    """Mean of the last ``width`` values."""
+    total = np.concatenate([[0.0], np.cumsum(y)])
+    index = np.arange(1, len(y) + 1)
+    start = np.maximum(index - width, 0)
+    return (total[index] - total[start]) / (index - start)
+
+
+_NO_QUANTITY = ('env_steps', 'iteration', 'global_counter', 'seconds')  # what a curve is drawn over
+_MOST_COLUMNS = 4
+
+
+def _table(root_dir: str, evaluation: bool) -> str:
+    return run_files.eval_table(root_dir) if evaluation else os.path.join(root_dir, 'progress.csv')
+
+
+def axis_of(root_dirs: list[str]) -> str:
+    """What the curves of these runs are drawn over: 'env_steps', or 'iteration' if one of them has trained without.
+
+    Training on a dataset takes no environment steps: over these, all of it would be one point.
+    """
+    for path in (_table(root_dir, evaluation) for root_dir in root_dirs for evaluation in (False, True)):
+        rows = run_files.read_table(path) if os.path.isfile(path) else []
+        if sum(row.get('env_steps') in ('0', '0.0', '') for row in rows) > 1:
+            return 'iteration'
+    return 'env_steps'
+
+
+def has_column(root_dir: str, column: str, evaluation: bool) -> bool:
+    """Whether a run has a column, or a curve that is read without one."""
+    path = _table(root_dir, evaluation)
+    if not os.path.isfile(path):
+        return column == 'average_return'
+    rows = run_files.read_table(path)
+    return bool(rows) and bool(_meant_by(column, list(rows[0])))
+
+
+def columns(root_dirs: list[str]) -> list[str]:
+    """Every quantity that any of the runs has numbers of, in the order of their tables."""
+    found: dict[str, None] = {}
+    for path in (_table(root_dir, evaluation) for root_dir in root_dirs for evaluation in (False, True)):
+        rows = run_files.read_table(path) if os.path.isfile(path) else []
+        found.update(dict.fromkeys(name for name in (rows[0] if rows else ()) if name not in _NO_QUANTITY
+                                   and any(row[name] for row in rows)))
+    return list(found)
+
+
+def draw(panels: dict[str, dict[str, Band]], x_label: str, path: str) -> None:
+    """Draw bands.
+
+    Args:
+        panels: for each panel, by its title ``'QUANTITY in ...'``, the bands by the names of their groups.
+        x_label: of the horizontal axis.
+        path: of the picture; its suffix says its format.
+    """
+    import matplotlib
+    matplotlib.use('Agg')
+    from matplotlib import pyplot
+    from matplotlib.ticker import EngFormatter
+    formats = pyplot.figure().canvas.get_supported_filetypes()
+    pyplot.close()
+    if os.path.isdir(path) or os.path.splitext(path)[1].lower().removeprefix('.') not in formats:
+        raise ConfError(f'--output {path}: expected the name of a picture that ends with one of '
+                        f'{", ".join(f".{name}" for name in sorted(formats))}')
+    across = min(len(panels), _MOST_COLUMNS)
+    down = -(-len(panels) // across)
+    figure, axes = pyplot.subplots(down, across, figsize=(6.4 * across, 4.4 * down), squeeze=False)
+    for axis in axes.flat[len(panels):]:
+        axis.set_axis_off()
+    for axis, (title, bands) in zip(axes.flat, panels.items()):
+        for name, band in bands.items():
+            _draw_band(axis, name, band)
+        axis.set_title(title)
+        axis.set_xlabel(x_label.replace('_', ' '))
+        axis.set_ylabel(title.rpartition(' in ')[0].replace('_', ' '))
+        axis.xaxis.set_major_formatter(EngFormatter(sep=''))  # 100k
+        axis.grid(alpha=0.3)
+        axis.legend(loc='best', fontsize='small')
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _draw_band(axis: Any, name: str, band: Band) -> None:
+    label = name if band.num_runs == 1 else f'{name} ({band.num_runs} runs)'
+    line, = axis.plot(band.x, band.mean, label=label)
+    if np.isfinite(band.margin).all():
+        axis.fill_between(band.x, band.mean - band.margin, band.mean + band.margin, color=line.get_color(), alpha=0.2,
+                          linewidth=0)

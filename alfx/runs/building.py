@@ -1,0 +1,80 @@
+"""From a configuration to an environment and an algorithm; shared by training, evaluation and play."""
+from typing import Any
+
+from alfx import context
+from alfx.algorithms.config import TrainerConfig
+from alfx.algorithms.rl_algorithm import RLAlgorithm
+from alfx.gin_utils import ConfError
+from alfx.runs import start_checks
+
+
+def create_algorithm(config: TrainerConfig, env: Any, trains: bool) -> Any:
+    """The algorithm of a run, ready to be used.
+
+    Its ``data_transformer`` is made and put into ``config``, and the specs of the run are made known to what the conf
+    constructs.
+
+    Args:
+        config: the configuration of the run.
+        env: the environment that it acts in; None in supervised learning.
+        trains: whether the algorithm trains: it then gets the environment, metrics and a replay buffer.
+
+    Raises:
+        ConfError: the algorithm could not make its first update, see :mod:`alfx.runs.start_checks`.
+    """
+    if env is None:
+        algorithm = _required_ctor(config)(config=config)
+    else:
+        observation_spec = _create_data_transformer(config, env)
+        algorithm = _required_ctor(config)(observation_spec=observation_spec, action_spec=env.action_spec(),
+                                           reward_spec=env.reward_spec(), env=env if trains else None, config=config,
+                                           debug_summaries=config.debug_summaries)
+        if trains:
+            start_checks.check_learning(algorithm, config, env)
+    algorithm.to(context.get_default_device())
+    algorithm.set_path('')
+    algorithm.finalize()
+    return algorithm
+
+
+def create_eval_environment(config: TrainerConfig, num_environments: int, nonparallel: bool | None = None) -> Any:
+    """Environments to evaluate or play in, with other random numbers than those of training.
+
+    Args:
+        config: ``random_seed``.
+        num_environments: how many.
+        nonparallel: step them in this process; None for what the conf says, if there is more than one.
+    """
+    from alfx.environments.utils import create_environment
+    options = {'nonparallel': True} if num_environments == 1 or nonparallel else {}
+    return create_environment(for_evaluation=True, num_parallel_environments=num_environments,
+                              seed=config.random_seed, **options)
+
+
+def set_epsilon_greedy(algorithm: Any, epsilon_greedy: float) -> None:
+    """Let ``predict_step`` sample an action with this probability, and take the most likely one otherwise."""
+    for part in algorithm.modules():
+        if isinstance(part, RLAlgorithm):
+            part.set_epsilon_greedy(epsilon_greedy)
+
+
+def _create_data_transformer(config: TrainerConfig, env: Any) -> Any:
+    """Make the data transformer; returns the spec of the observation that comes out of it."""
+    raw_spec = env.observation_spec()
+    context.set_run_specs(raw_spec, raw_spec, env.action_spec(), env.reward_spec())
+    ctors = config.data_transformer_ctors()
+    if not ctors:
+        start_checks.check_observation(raw_spec)
+        return raw_spec
+    from alfx.algorithms.data_transformer import create_data_transformer
+    config.data_transformer = create_data_transformer(ctors, raw_spec)
+    spec = config.data_transformer.transformed_observation_spec
+    start_checks.check_observation(spec)
+    context.set_run_specs(raw_spec, spec, env.action_spec(), env.reward_spec())
+    return spec
+
+
+def _required_ctor(config: TrainerConfig) -> Any:
+    if config.algorithm_ctor is None:
+        raise ConfError('TrainerConfig.algorithm_ctor is not set', 'set it to the algorithm, such as @Agent')
+    return config.algorithm_ctor

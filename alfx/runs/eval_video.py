@@ -1,0 +1,50 @@
+"""An episode of an evaluation as an animation for TensorBoard."""
+import logging
+from typing import Any
+
+import numpy as np
+
+from alfx import summary
+from alfx.data_structures import TimeStep
+from alfx.environments.environment_errors import UnsupportedOperationError
+
+logger = logging.getLogger(__name__)
+
+_LONGER_SIDE = 300  # pixels, at most
+_DEFAULT_FPS = 30.0
+
+
+class EvalVideo:
+    """Takes a picture of the first environment at each step of its first episode; to be called with each step.
+
+    An environment that cannot be rendered is told once; there is no film then.
+
+    Args:
+        env: what is evaluated in.
+        num_steps: how many steps at most.
+    """
+
+    def __init__(self, env: Any, num_steps: int):
+        self._env, self._num_steps = env, num_steps
+        self._frames: list[np.ndarray] = []
+        self._is_over = False
+
+    def __call__(self, time_step: TimeStep, alg_step: Any) -> None:
+        """Take a picture of what ``time_step`` shows."""
+        if self._is_over:
+            return
+        try:
+            frame = self._env.render('rgb_array')
+        except UnsupportedOperationError as error:
+            logger.warning('TrainerConfig.eval_video_steps = %d, but there is no video: %s', self._num_steps, error)
+            self._is_over = True
+            return
+        stride = -(-max(frame.shape[:2]) // _LONGER_SIDE)
+        self._frames.append(frame[::stride, ::stride])
+        self._is_over = len(self._frames) == self._num_steps or bool(time_step.is_last()[0])
+
+    def write(self, name: str, step: int) -> None:
+        """Write the animation, if there is one, as a summary."""
+        if self._frames:
+            frames = np.stack(self._frames).transpose(0, 3, 1, 2)[None]
+            summary.video(name, frames, step, float(self._env.metadata.get('render_fps', _DEFAULT_FPS)))

@@ -1,0 +1,299 @@
+"""A trained policy as a file that runs without alfx: ``torch.export``, or ONNX.
+
+What is exported is one step of :class:`~alfx.runs.policy.Policy`: data transformers, normalizers, the policy
+itself, and the mapping of its actions to the bounds of the environment. What it remembers goes in and comes out::
+
+    step(is_first [1], reward [1], *observations [1, ...], *state) -> (*actions [1, ...], *state)
+
+``is_first`` makes it forget: then the state that goes in has no part in what comes out. Which tensors these are stands
+in the file itself (see :class:`Signature`).
+"""
+import contextlib
+import importlib.util
+import inspect
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import alfx
+from alfx import nest
+from alfx.data_structures import StepType
+from alfx.gin_utils import ConfError
+from alfx.runs.policy import Policy
+
+METADATA = 'alfx.json'  # the name of the description of a signature in a file
+_FORMAT = 1
+
+
+class ExportError(ConfError):
+    """A policy cannot be exported; the message names it and says why."""
+
+
+class Signature(NamedTuple):
+    """What the tensors of an exported step are, each as a dict of ``name``, ``shape`` and ``dtype``.
+
+    Attributes:
+        observations: those of the observation, after ``is_first`` and ``reward``.
+        state: what goes in after the observations, and comes out after the actions; zeros do at the beginning.
+        actions: those of the action, in the bounds of the environment.
+    """
+    observations: list[dict[str, Any]]
+    state: list[dict[str, Any]]
+    actions: list[dict[str, Any]]
+
+    def to_json(self, about: dict[str, Any]) -> str:
+        """As text, together with what else there is to say."""
+        return json.dumps({'format': _FORMAT, 'alfx': alfx.__version__, **about, **self._asdict()}, indent=2)
+
+
+class PolicyStep(nn.Module):
+    """One step of a policy as a function of tensors alone.
+
+    Args:
+        policy: it is left as it is.
+    """
+
+    def __init__(self, policy: Policy):
+        super().__init__()
+        self._policy = [policy]  # in a list: parameters that no step makes use of are no part of what is exported
+        self._initial = policy.initial_state()
+        self._num_observations = len(nest.flatten(policy.observation_spec))
+
+    def example(self) -> tuple[Tensor, ...]:
+        """Arguments for :meth:`forward`."""
+        policy = self._policy[0]
+        observations = [spec.zeros((1, )) for spec in nest.flatten(policy.observation_spec)]
+        state = [x.clone() for x in nest.flatten(self._initial)]
+        return torch.ones(1, dtype=torch.bool), policy.reward_spec.zeros((1, )), *observations, *state
+
+    def signature(self) -> Signature:
+        """What the arguments and results of :meth:`forward` are."""
+        policy = self._policy[0]
+        specs = nest.flatten_with_path(policy.action_spec)
+        actions = [_describe(path, x) for (path, _), x in zip(specs, self(*self.example()))]
+        observations = [_describe(path, spec.zeros((1, )))
+                        for path, spec in nest.flatten_with_path(policy.observation_spec)]
+        return Signature(observations, [_describe(path, x) for path, x in nest.flatten_with_path(self._initial)],
+                         actions)
+
+    def forward(self, is_first: Tensor, reward: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        """See the module."""
+        policy = self._policy[0]
+        observations, leaves = rest[:self._num_observations], rest[self._num_observations:]
+        state = [torch.where(is_first.view(-1, *[1] * (x.ndim - 1)), start, x)
+                 for start, x in zip(nest.flatten(self._initial), leaves)]
+        step_type = torch.where(is_first, StepType.FIRST, StepType.MID).to(torch.int32)
+        action, new_state = policy.step(step_type, reward,
+                                        nest.pack_sequence_as(policy.observation_spec, list(observations)),
+                                        nest.pack_sequence_as(self._initial, state))
+        results = [*nest.flatten(policy.in_bounds(action)), *nest.flatten(new_state)]
+        # each is a tensor of its own, as not every format lets a result be an argument, or be there twice
+        return tuple(x.clone() for x in results)
+
+
+def _describe(name: str, tensor: Tensor) -> dict[str, Any]:
+    return {'name': name, 'shape': list(tensor.shape), 'dtype': str(tensor.dtype).removeprefix('torch.')}
+
+
+def export(policy: Policy, name: str) -> torch.export.ExportedProgram:
+    """Record one step of a policy.
+
+    Args:
+        policy: acting greedily.
+        name: what to call it where it cannot be exported.
+
+    Raises:
+        ExportError: what it computes depends on more than tensors, or it draws random numbers.
+    """
+    step = PolicyStep(policy)
+    try:
+        with torch.no_grad():
+            program = torch.export.export(step, step.example(), strict=False)
+    except Exception as error:  # whatever a network does that cannot be recorded: torch has no class for it
+        raise ExportError(f'the policy of {name} cannot be exported: {_reason(error)}',
+                          'use it with alfx.load(run).predict') from error
+    drawn = sorted({str(node.target) for node in _used_nodes(program) if _draws(node.target)})
+    if drawn:
+        raise ExportError(f'the policy of {name} cannot be exported: it draws random numbers also when it acts '
+                          f'greedily ({", ".join(drawn)})', 'use it with alfx.load(run).predict')
+    return program
+
+
+def _reason(error: Exception) -> str:
+    kind = type(error).__name__
+    if 'DataDependent' in kind or 'data-dependent' in str(error):
+        return 'what it computes next depends on what it has computed before, as in a search or after a draw'
+    text = str(error).strip() or kind
+    if '.numpy()' in text:
+        return 'it computes outside of torch, as a search in a tree does'
+    return f'{kind}: {text.splitlines()[0]}'
+
+
+def _draws(target: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(target, 'tags', ())
+
+
+def _used_nodes(program: torch.export.ExportedProgram) -> set[torch.fx.Node]:
+    """The nodes that the results depend on."""
+    found: set[torch.fx.Node] = set()
+    waiting = [node for node in program.graph.nodes if node.op == 'output']
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
+def export_to(path: str, policy: Policy, env: Any, name: str, about: dict[str, Any], num_steps: int = 10_000,
+              tolerance: float = 1e-5) -> float:
+    """Write the file of a policy, if it computes what the policy does.
+
+    Args:
+        path: of the file, see :func:`save`.
+        policy: acting greedily.
+        env: one environment, to compare them in.
+        name: what to call the policy where it cannot be exported.
+        about: further entries of the description.
+        num_steps: how many observed steps to compare.
+        tolerance: how much anything may differ.
+
+    Returns:
+        The greatest difference.
+
+    Raises:
+        ExportError: it cannot be exported, or the file computes something else; then there is none.
+        ConfError: see :func:`check_path`.
+    """
+    check_path(path)
+    program = export(policy, name)
+    stem, suffix = os.path.splitext(path)
+    unproven = f'{stem}.unproven{suffix}'
+    try:
+        save(program, PolicyStep(policy).signature().to_json(about), unproven)
+        difference, = greatest_differences(policy, [load(unproven)], env, num_steps)
+        if not difference <= tolerance:
+            raise ExportError(f'the policy of {name} is not exported: what the file computes differs from it by '
+                              f'{difference:.3g}, more than {tolerance:.3g}', 'use it with alfx.load(run).predict')
+        os.replace(unproven, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(unproven)
+    return difference
+
+
+def check_path(path: str) -> None:
+    """Refuse a file that cannot be written.
+
+    Raises:
+        ConfError: its name does not tell a format, a package is missing, or there is no such folder.
+    """
+    suffix = os.path.splitext(path)[1]
+    if suffix not in ('.pt2', '.onnx'):
+        raise ConfError(f'{path}: expected a name that ends with .pt2 or .onnx')
+    if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+        raise ConfError(f'there is no folder {os.path.dirname(path)}', 'make it, or name another file')
+    missing = [name for name in ('onnxscript', 'onnxruntime') if importlib.util.find_spec(name) is None]
+    if suffix == '.onnx' and missing:
+        raise ConfError(f'{path}: ONNX needs {" and ".join(missing)}, not installed here',
+                        f"pip install {' '.join(missing)}, or name a file that ends with .pt2")
+
+
+def save(program: torch.export.ExportedProgram, signature: str, path: str) -> None:
+    """Write a recorded step.
+
+    Args:
+        program: the step.
+        signature: text that describes it.
+        path: of the file; ``.onnx`` for ONNX, which needs the package onnxscript.
+    """
+    if not path.endswith('.onnx'):
+        torch.export.save(program, path, extra_files={METADATA: signature})
+        return
+    described = json.loads(signature)
+    names = [[f'{kind}.{i}' for i in range(len(described[kind]))] for kind in ('observations', 'state', 'actions')]
+    observations, state, actions = names
+    onnx_program = torch.onnx.export(
+        program, dynamo=True, verbose=False, input_names=['is_first', 'reward', *observations, *state],
+        output_names=[*actions, *(f'next_{name}' for name in state)])
+    assert onnx_program is not None
+    onnx_program.model.metadata_props[METADATA] = signature
+    onnx_program.save(path)
+
+
+def load(path: str) -> Callable[..., Sequence[Tensor]]:
+    """What a file computes: a function of tensors as of :meth:`PolicyStep.forward`."""
+    if not path.endswith('.onnx'):
+        make = torch.export.load(path).module
+        quick = 'check_guards' in inspect.signature(make).parameters  # since torch 2.9 it checks shapes at each step
+        return make(check_guards=False) if quick else make()
+    import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # for a single observation others would only wait, and busily so
+    session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
+    names = [entry.name for entry in session.get_inputs()]
+    positions = _onnx_positions(session)
+
+    def run(*arguments: Tensor) -> list[Tensor]:
+        found = session.run(None, {name: arguments[positions[name]].numpy() for name in names})
+        return [torch.from_numpy(np.asarray(x)) for x in found]
+
+    return run
+
+
+def _onnx_positions(session: Any) -> dict[str, int]:
+    """Which argument each input is; those that nothing depends on may be left out of the file."""
+    described = json.loads(session.get_modelmeta().custom_metadata_map[METADATA])
+    names = ['is_first', 'reward', *(f'{kind}.{i}' for kind in ('observations', 'state')
+                                     for i in range(len(described[kind])))]
+    return {name: i for i, name in enumerate(names)}
+
+
+def greatest_differences(policy: Policy, steps: Sequence[Callable[..., Sequence[Tensor]]], env: Any,
+                         num_steps: int) -> list[float]:
+    """How far exported steps are from the policy, in any element of actions and state.
+
+    All act from their own state; the environment takes the actions of the policy.
+
+    Args:
+        policy: the original.
+        steps: what :func:`load` returned, for each file.
+        env: one environment.
+        num_steps: how many observed steps to compare.
+
+    Returns:
+        The greatest absolute difference of each.
+    """
+    time_step = env.reset()
+    expected_state, worst = policy.initial_state(), [0.0] * len(steps)
+    states = [nest.flatten(expected_state)] * len(steps)
+    for _ in range(num_steps):
+        while bool(time_step.is_last()):  # the action at the end of an episode does nothing
+            time_step = env.step(expected_state.prev_action)
+        if bool(time_step.is_first()):
+            expected_state = policy.initial_state()
+        action, expected_state = policy.step(time_step.step_type, time_step.reward, time_step.observation,
+                                             expected_state)
+        expected = [*nest.flatten(policy.in_bounds(action)), *nest.flatten(expected_state)]
+        given = time_step.is_first(), time_step.reward, *nest.flatten(time_step.observation)
+        for i, step in enumerate(steps):
+            results = list(step(*given, *states[i]))
+            worst[i] = max([worst[i], *(_distance(x, y) for x, y in zip(expected, results, strict=True))])
+            states[i] = results[len(expected) - len(states[i]):]
+        time_step = env.step(action)
+    return worst
+
+
+def _distance(x: Tensor, y: Tensor) -> float:
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return math.inf
+    if torch.equal(x, y):
+        return 0.0
+    difference = float((x.double() - y.double()).abs().max())
+    return math.inf if math.isnan(difference) else difference

@@ -1,0 +1,90 @@
+"""A run that begins where another one was: the same history and random numbers, and some bindings changed.
+
+What two such runs differ by is what was changed, and not chance: up to the branch they are one.
+"""
+import glob
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from alfx import gin_utils
+from alfx.runs import run_files
+from alfx.utils.checkpoint_utils import Checkpointer
+
+_RECORD = 'branch.json'
+
+
+def branch(run: str, step: int | str, params: Sequence[str], root_dir: str) -> int:
+    """Make a run folder that goes on from a checkpoint of another one.
+
+    Args:
+        run: the folder of the other run.
+        step: the N of its ``ckpt-N``, or 'latest'.
+        params: the bindings that are changed, as ``--conf_param``.
+        root_dir: the new folder.
+
+    Returns:
+        The step of the checkpoint.
+
+    Raises:
+        ConfError: there is no such checkpoint, a binding is wrong, or the new folder exists.
+    """
+    steps = Checkpointer(run_files.checkpoint_dir(run)).steps() if os.path.isdir(run_files.checkpoint_dir(run)) else []
+    step = steps[-1] if step == 'latest' and steps else step
+    if step not in steps:
+        raise gin_utils.ConfError(f'{run} has no checkpoint {step}', 'it has ' + (', '.join(map(str, steps)) or 'none'))
+    if os.path.exists(root_dir) and (not os.path.isdir(root_dir) or os.listdir(root_dir)):
+        raise gin_utils.ConfError(f'{root_dir} exists already', 'name another folder for the new run')
+    with gin_utils.loaded(None, params, run, same_run=False) as conf:
+        gin_utils.copy_conf(run, root_dir, conf)
+    source, target = run_files.checkpoint_dir(run), run_files.checkpoint_dir(root_dir)
+    os.makedirs(target)
+    for path in glob.glob(os.path.join(glob.escape(source), f'ckpt-{step}*')):
+        if os.path.basename(path).partition('.')[0] == f'ckpt-{step}':
+            shutil.copy2(path, target)
+    for name in ('progress.csv', os.path.join('train', 'start.json'), os.path.join('eval', 'progress.csv')):
+        _copy(run, root_dir, name)
+    for folder in ('train', 'eval'):  # what is later than the checkpoint is cut off when the run goes on
+        for path in glob.glob(os.path.join(glob.escape(os.path.join(run, folder)), '*.tfevents.*')):
+            _copy(run, root_dir, os.path.join(folder, os.path.basename(path)))
+    with open(os.path.join(run_files.train_dir(root_dir), _RECORD), 'w', encoding='utf8') as file:
+        json.dump({'run': os.path.abspath(run), 'step': step, 'set': list(params)}, file, indent=2)
+    return int(step)
+
+
+def _copy(run: str, root_dir: str, name: str) -> None:
+    if os.path.isfile(os.path.join(run, name)):
+        os.makedirs(os.path.dirname(os.path.join(root_dir, name)), exist_ok=True)
+        shutil.copy2(os.path.join(run, name), os.path.join(root_dir, name))
+
+
+def branched_at(root_dir: str) -> int | None:
+    """The step of the checkpoint that a run branched off at; None for a run that began by itself."""
+    path = os.path.join(run_files.train_dir(root_dir), _RECORD)
+    if not os.path.isfile(path):
+        return None
+    with open(path, encoding='utf8') as file:
+        return int(json.load(file)['step'])
+
+
+class OptimizerSettings:
+    """Learning rates and the like as the conf says; a checkpoint has those of the run that wrote it.
+
+    Args:
+        algorithm: made as the conf says, nothing loaded yet.
+    """
+
+    def __init__(self, algorithm: Any):
+        self._algorithm = algorithm
+        self._settings = [{key: value for key, value in group.items() if key != 'params'} for group in self._groups()]
+
+    def restore(self) -> None:
+        """Put them back after a checkpoint was loaded."""
+        for group, settings in zip(self._groups(), self._settings):
+            group.update(settings)
+
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        for optimizer in self._algorithm.optimizers(include_ignored_attributes=True):
+            yield from optimizer.param_groups

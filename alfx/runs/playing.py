@@ -1,0 +1,208 @@
+"""Playing a trained policy: in a window, or into a video file."""
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from alfx.algorithms.config import TrainerConfig
+from alfx.data_structures import TimeStep
+from alfx.gin_utils import ConfError
+from alfx.summary.render import Image, enable_rendering, is_rendering_enabled
+from alfx.runs import building
+from alfx.utils import random_state
+from alfx.runs import run_files
+from alfx.runs.evaluator import EvalResult, evaluate
+from alfx.utils.checkpoint_utils import Checkpointer
+
+_DEFAULT_FPS = 30.0
+_FORMATS = ('.mp4', '.gif')
+
+
+def load_for_play(root_dir: str, algorithm: Any, checkpoint_step: int | str = 'latest',
+                  ignored_parameter_prefixes: Sequence[str] = ()) -> int:
+    """Load a checkpoint of a run into an algorithm that does not train.
+
+    Args:
+        root_dir: the run folder.
+        algorithm: made by the conf of that run.
+        checkpoint_step: which checkpoint.
+        ignored_parameter_prefixes: parameters ``alg.<name>`` that begin with one of these are not loaded.
+
+    Returns:
+        The step of the checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or it does not fit.
+    """
+    checkpointer = Checkpointer(run_files.checkpoint_dir(root_dir), alg=algorithm)
+    return checkpointer.load(checkpoint_step, ignored_parameter_prefixes, ignore_unexpected=True,
+                             load_options={'alg': {'skip_preloded': False}})
+
+
+def run_config(root_dir: str, random_seed: int | None = None) -> TrainerConfig:
+    """The configuration of a run by the loaded conf; the generators are seeded as it says.
+
+    Args:
+        root_dir: the run folder.
+        random_seed: the seed; None for that of the run.
+    """
+    config = TrainerConfig(root_dir=root_dir)
+    if random_seed is not None:
+        config.random_seed = random_seed
+    elif config.random_seed is None:
+        config.random_seed = run_files.StartRecord(root_dir).read().get('random_seed')
+    config.random_seed = random_state.set_random_seed(config.random_seed)
+    return config
+
+
+def make_policy(root_dir: str, num_environments: int, random_seed: int | None = None,
+                epsilon_greedy: float | None = None) -> tuple[Any, Any]:
+    """What the loaded conf of a run plays with.
+
+    Args:
+        root_dir: the run folder.
+        num_environments: how many environments.
+        random_seed: of the environments and of sampled actions; None for that of the run.
+        epsilon_greedy: chance of sampling an action instead of taking the most likely one; None for what the conf says.
+
+    Returns:
+        The environments, and the algorithm without its checkpoint.
+
+    Raises:
+        ConfError: the folder holds no run in environments.
+    """
+    config = run_config(root_dir, random_seed)
+    if config.ml_type != 'rl':
+        raise ConfError(f'{root_dir} holds a run of supervised learning: there is no policy to play',
+                        f'python -m alfx.bin.evaluate --root_dir {root_dir} tells how good it is')
+    env = building.create_eval_environment(config, num_environments)
+    algorithm = building.create_algorithm(config, env, trains=False)
+    if epsilon_greedy is not None:
+        building.set_epsilon_greedy(algorithm, epsilon_greedy)
+    return env, algorithm
+
+
+def play(root_dir: str, env: Any, algorithm: Any, checkpoint_step: int | str = 'latest', num_episodes: int = 10,
+         sleep_time_per_step: float = 0.01, record_file: str | None = None, last_step_repeats: int = 0,
+         append_blank_frames: int = 0, render: bool = True, ignored_parameter_prefixes: Sequence[str] = (),
+         report: Callable[[str], None] | None = None) -> EvalResult:
+    """Load a checkpoint and play episodes.
+
+    Args:
+        root_dir: the run folder.
+        env: one environment (a batch of 1).
+        algorithm: made by the conf of that run. The pictures (``summary.render.Image``) that its ``predict_step``
+            returns somewhere in its info are shown beside the environment in a video.
+        checkpoint_step: which checkpoint.
+        num_episodes: how many.
+        sleep_time_per_step: seconds to wait after each step that is shown in a window.
+        record_file: write a video of this name, ``.mp4`` or ``.gif``, in place of opening a window.
+        last_step_repeats: how often the last picture of an episode is repeated in the video.
+        append_blank_frames: black pictures after each episode in the video.
+        render: False to show nothing.
+        ignored_parameter_prefixes: see :func:`load_for_play`.
+        report: called with a line about each episode.
+
+    Returns:
+        Returns and lengths.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it does not fit.
+        ValueError: ``env`` is a batch of several; or the video has an unknown format (a ``ConfError``).
+    """
+    if env.batch_size != 1:
+        raise ValueError(f'play needs a single environment, found a batch of {env.batch_size}')
+    load_for_play(root_dir, algorithm, checkpoint_step, ignored_parameter_prefixes)
+    fps = float(env.metadata.get('render_fps', _DEFAULT_FPS))
+    with video_writer(record_file, fps) as add_frame, _rendering(record_file is not None):
+
+        def show(time_step: TimeStep, info: Any) -> None:
+            if record_file is not None:
+                frame = beside(env.render('rgb_array'), info)
+                is_last = bool(time_step.is_last()[0])
+                for _ in range(1 + (last_step_repeats if is_last else 0)):
+                    add_frame(frame)
+                for _ in range(append_blank_frames if is_last else 0):
+                    add_frame(np.zeros_like(frame))
+            elif render:
+                env.render('human')
+                time.sleep(sleep_time_per_step)
+
+        return evaluate(env, algorithm, num_episodes, _Narrator(show, report))
+
+
+class _Narrator:
+    """Shows each step, and tells of each episode when it ends."""
+
+    def __init__(self, show: Callable[[TimeStep, Any], None], report: Callable[[str], None] | None):
+        self._show, self._report = show, report
+        self._episode, self._return, self._length = 0, 0.0, 0
+
+    def __call__(self, time_step: TimeStep, alg_step: Any) -> None:
+        self._show(time_step, alg_step.info)
+        if bool(time_step.is_first()[0]):
+            self._return, self._length = 0.0, 0
+            return
+        self._return = self._return + time_step.reward[0].double().numpy()
+        self._length += 1
+        if bool(time_step.is_last()[0]) and self._report is not None:
+            self._episode += 1
+            returned = np.asarray(self._return)
+            value = f'{returned:.6g}' if returned.ndim == 0 else np.array2string(returned, precision=6)
+            self._report(f'episode {self._episode}: return {value}, length {self._length}')
+
+
+def beside(frame: np.ndarray, info: Any) -> np.ndarray:
+    """``frame``, uint8 ``[H, W, 3]``, with the pictures found in ``info`` to the right of it."""
+    pictures = Image.pack_image_nest((Image(frame), info))
+    assert pictures is not None, 'the frame is one of them'
+    return pictures.data
+
+
+@contextlib.contextmanager
+def _rendering(flag: bool) -> Iterator[None]:
+    before = is_rendering_enabled()
+    enable_rendering(flag)
+    try:
+        yield
+    finally:
+        enable_rendering(before)
+
+
+@contextlib.contextmanager
+def video_writer(path: str | None, fps: float) -> Iterator[Callable[[np.ndarray], None]]:
+    """Context manager for writing a video; yields a function that adds a picture, uint8 ``[H, W, 3]``.
+
+    Args:
+        path: ``.mp4`` or ``.gif``; None to write nothing.
+        fps: pictures a second.
+
+    Raises:
+        ConfError: another format.
+    """
+    if path is None:
+        yield lambda frame: None
+        return
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix not in _FORMATS:
+        raise ConfError(f'the name of a video ends with one of {", ".join(_FORMATS)}, found {path!r}')
+    if os.path.isdir(path):
+        raise ConfError(f'{path} is a folder', 'give the video another name')
+    import imageio
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    options: dict[str, Any] = {'fps': fps, 'macro_block_size': 1}
+    if suffix == '.gif':
+        options = {'duration': 1000 / fps, 'loop': 0}
+    writer = imageio.get_writer(path, **options)
+    try:
+        yield lambda frame: writer.append_data(_even(frame))
+    finally:
+        writer.close()
+
+
+def _even(frame: np.ndarray) -> np.ndarray:
+    """``frame`` with a black row and column added where its size is odd, which video formats do not take."""
+    return np.pad(frame, ((0, frame.shape[0] % 2), (0, frame.shape[1] % 2), (0, 0)))

@@ -1,0 +1,75 @@
+"""Who acts in a run: this process, or others that the conf asks for."""
+from functools import partial
+from typing import Any
+
+from alfx.algorithms.config import TrainerConfig
+from alfx.engine.remote.remote_unroll import UnrollSource, check_source
+from alfx.gin_utils import ConfError
+from alfx.gin_utils.value_checks import problem_at
+
+
+def create_environment(config: TrainerConfig) -> Any:
+    """The environments to train in; where other processes act, only their description.
+
+    Args:
+        config: of the run.
+
+    Raises:
+        ConfError, EnvironmentLoadError: there can be none.
+    """
+    from alfx.environments import utils
+    from alfx.environments.described_environment import DescribedEnvironment
+    from alfx.offline.dataset_spaces import RecordedEnvironment
+    options: dict[str, Any] = {'only_described': True} if config.who_acts else {}
+    if datasets := config.offline_datasets():
+        options['described_by'] = partial(RecordedEnvironment, datasets)
+    env = utils.create_environment(seed=config.random_seed, **options)
+    if isinstance(env, RecordedEnvironment) and (config.collects or config.evaluate):
+        setting = 'evaluate' if config.evaluate else 'unroll_length'
+        raise ConfError([problem_at('create_environment', 'env_name', "= 'offline': there is nothing to act in, but "
+                                    f'TrainerConfig.{setting} = {getattr(config, setting)}',
+                                    f'set TrainerConfig.{setting} to {type(getattr(config, setting))()}, or name an '
+                                    'environment')])
+    return DescribedEnvironment(env, config.num_ray_workers * env.batch_size) if config.num_ray_workers else env
+
+
+def check(algorithm: Any, config: TrainerConfig) -> None:
+    """Refuse an algorithm that cannot learn from what other processes did, if they act.
+
+    Raises:
+        ConfError: that is so, or what they need is not installed.
+    """
+    if config.who_acts:
+        check_source(algorithm, config, config.who_acts)
+    if config.num_ray_workers:
+        from alfx.trainers.acting.ray_cluster import import_ray
+        import_ray(f'TrainerConfig.num_ray_workers = {config.num_ray_workers}')
+
+
+def act_here(config: TrainerConfig) -> None:
+    """Change a configuration so that this process acts, for a run that is only a trial."""
+    config.unroll_length = config.unroll_length or config.max_unroll_length
+    config.async_unroll, config.num_ray_workers = False, 0
+
+
+def start(algorithm: Any, config: TrainerConfig) -> UnrollSource | None:
+    """Start the processes that act; ``None`` if this one does.
+
+    Args:
+        algorithm: the root algorithm, with the weights and counters that the run goes on from.
+        config: of the run.
+
+    Raises:
+        ConfError: they cannot be started.
+    """
+    source: UnrollSource
+    if config.num_ray_workers:
+        from alfx.trainers.acting.ray_rollout import RayRollout
+        source = RayRollout(algorithm, config)
+    elif config.async_unroll:
+        from alfx.algorithms.async_unroller import AsyncUnroller
+        source = AsyncUnroller(algorithm, config)
+    else:
+        return None
+    algorithm.learner.use_source(source, config.unroll_parameter_update_period)
+    return source

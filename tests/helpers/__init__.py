@@ -1,0 +1,1 @@
+"""Agents, environments and programs that several test modules use."""

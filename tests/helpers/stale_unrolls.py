@@ -1,0 +1,34 @@
+"""Unrolls of a policy as it was some iterations ago, in this process."""
+import torch
+
+from alfx.engine.remote.remote_unroll import UnrollSource
+from alfx.engine.unroll import Steps, start, unroll
+
+
+class StaleUnrolls(UnrollSource):
+    """Steps that a copy of the learner takes, with the weights that it was handed last.
+
+    Args:
+        actor: the same algorithm as the learner's, in an environment of its own.
+    """
+
+    def __init__(self, actor):
+        self.actor, self._env = actor, actor._env
+        self._cursor = None
+        self.num_updates = 0
+
+    def gather(self, length, at_least=None):
+        if self._cursor is None:
+            self._cursor = start(self.actor, self._env)
+        steps = unroll(self.actor, self._env, self._cursor, length, with_grad=False, bootstrap=False,
+                       transformed=bool(self.actor.on_policy), keep_inputs=self.actor.capabilities.needs_unroll_inputs)
+        return Steps(*steps)
+
+    def update_parameter(self, algorithm):
+        self.num_updates += 1
+        with torch.no_grad():
+            for old, new in zip(self.actor.parameters(), algorithm.parameters(), strict=True):
+                old.copy_(new)
+
+    def close(self):
+        """There is no process to end."""

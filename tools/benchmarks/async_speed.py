@@ -1,0 +1,173 @@
+"""How much faster a run is in which another process acts, where a step of the environment takes its time.
+
+    python tools/benchmarks/async_speed.py [--env_ms 5] [--updates 1] [--rounds 7] [--seconds 6] [--json FILE]
+
+Soft actor-critic of the usual size (two layers of 256, minibatches of 256) on Pendulum with a step that sleeps: once
+with the environment stepped between the updates, once with it stepped in another process
+(``TrainerConfig.async_unroll``); as many updates for each step in both. Both runs are made in this process and take
+turns, ``--rounds`` times for ``--seconds`` each, after the queue of the second has been emptied; the figures are the
+medians, the ratio is that of the two turns of a round. 'At best' is what there would be to gain if all of the shorter
+of acting and training happened during the longer. Prints a row in Markdown.
+"""
+import argparse
+import json
+import logging
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import torch
+
+from alfx import context, gin_utils
+from alfx.algorithms.config import TrainerConfig
+from alfx.gin_utils import configurable
+from alfx.trainers.policy_trainer import RLTrainer
+
+HERE = str(Path(__file__).resolve().parent)
+QUEUE = 10
+CONF = '''
+import async_speed
+include 'sac_pendulum.gin'
+suite_gym.load.gym_env_wrappers = (@async_speed.SleepingStep, )
+async_speed.SleepingStep.milliseconds = {env_ms}
+create_environment.num_parallel_environments = {envs}
+ActorDistributionNetwork.fc_layer_params = ({hidden}, {hidden})
+CriticNetwork.joint_fc_layer_params = ({hidden}, {hidden})
+TrainerConfig.mini_batch_size = {batch}
+TrainerConfig.num_updates_per_train_iter = {updates}
+TrainerConfig.unroll_length = 1
+TrainerConfig.initial_collect_steps = 300
+TrainerConfig.num_env_steps = 100000000
+TrainerConfig.random_seed = 0
+TrainerConfig.evaluate = False
+'''
+ASYNC = ('TrainerConfig.async_unroll=True', f'TrainerConfig.unroll_queue_size={QUEUE}')
+
+
+@configurable
+class SleepingStep(gymnasium.Wrapper):
+    """Takes its time, without using the processor.
+
+    Args:
+        env: the environment.
+        milliseconds: how long a step sleeps.
+    """
+
+    def __init__(self, env: gymnasium.Env, milliseconds: float = 5.0):
+        super().__init__(env)
+        self._seconds = milliseconds / 1e3
+
+    def step(self, action: Any) -> tuple:
+        """Sleep, then step."""
+        time.sleep(self._seconds)
+        return self.env.step(action)
+
+
+class Run:
+    """A run whose iterations are made one by one.
+
+    Args:
+        folder: the run folder.
+        conf: text of the conf.
+        params: further bindings.
+    """
+
+    def __init__(self, folder: Path, conf: str, params: tuple[str, ...]):
+        folder.mkdir()
+        (folder / 'speed.gin').write_text(conf)
+        gin_utils.clear()
+        context.reset()
+        gin_utils.write_conf(str(folder), gin_utils.load(str(folder / 'speed.gin'), params))
+        self._trainer = RLTrainer(TrainerConfig(root_dir=str(folder)))
+        self._source = self._trainer._start_acting()
+        self.algorithm = self._trainer.algorithm
+
+    def steps_per_second(self, seconds: float) -> float:
+        """Of all environments together, while it trains."""
+        before, started = self._steps(), time.perf_counter()
+        while time.perf_counter() - started < seconds:
+            self.algorithm.train_iter()
+        return (self._steps() - before) / (time.perf_counter() - started)
+
+    def iterate(self, count: int) -> None:
+        """Make so many iterations."""
+        for _ in range(count):
+            self.algorithm.train_iter()
+
+    def _steps(self) -> int:
+        return int(self.algorithm.replay_buffer.current_pos.sum())
+
+    def close(self) -> None:
+        """End what it has started."""
+        self._trainer._unroll_source = self._source
+        self._trainer._close(wait=False)
+
+
+def parts(run: Run) -> tuple[float, float]:
+    """Milliseconds of one iteration of a run that acts itself: acting and stepping, and training."""
+    spent = [0.0, 0.0]
+    for _ in range(100):
+        times = [time.perf_counter()]
+        run.algorithm._unroll_if_due()
+        times.append(time.perf_counter())
+        run.algorithm.train_from_replay_buffer()
+        times.append(time.perf_counter())
+        spent = [total + b - a for total, a, b in zip(spent, times, times[1:])]
+    return spent[0] * 10, spent[1] * 10
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """The figures."""
+    settings = {name: getattr(options, name) for name in ('env_ms', 'envs', 'hidden', 'batch', 'updates')}
+    conf = CONF.format(**settings)
+    os.environ['PYTHONPATH'] = os.pathsep.join([HERE, str(Path(HERE).parents[1]), os.environ.get('PYTHONPATH', '')])
+    rates: dict[str, list[float]] = {'synchronous': [], 'asynchronous': []}
+    with tempfile.TemporaryDirectory() as folder:
+        runs = {}
+        try:
+            for name, params in (('synchronous', ()), ('asynchronous', ASYNC)):
+                runs[name] = Run(Path(folder) / name, conf, params)
+                runs[name].iterate(1200)  # the first steps, then until updates and acting are recorded
+            acting, training = parts(runs['synchronous'])
+            for _ in range(options.rounds):
+                rates['synchronous'].append(runs['synchronous'].steps_per_second(options.seconds))
+                runs['asynchronous'].iterate(4 * QUEUE)  # the steps that have waited meanwhile do not count
+                rates['asynchronous'].append(runs['asynchronous'].steps_per_second(options.seconds))
+        finally:
+            for run in runs.values():
+                run.close()
+    ratios = [b / a for a, b in zip(*rates.values())]
+    return {**settings, 'threads': torch.get_num_threads(), 'acting_ms': acting, 'training_ms': training,
+            **{name: statistics.median(values) for name, values in rates.items()},
+            'ratio': statistics.median(ratios), 'ratios': ratios,
+            'at_best': (acting + training) / max(acting, training)}
+
+
+def main() -> None:
+    """Measure as the flags say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--env_ms', type=float, default=5.0, help='how long a step of an environment sleeps')
+    parser.add_argument('--envs', type=int, default=1, help='number of environments, stepped one after the other')
+    parser.add_argument('--updates', type=int, default=1, help='updates for each step')
+    parser.add_argument('--hidden', type=int, default=256, help='size of the layers')
+    parser.add_argument('--batch', type=int, default=256, help='size of the minibatches')
+    parser.add_argument('--rounds', type=int, default=7)
+    parser.add_argument('--seconds', type=float, default=6.0, help='length of a turn')
+    parser.add_argument('--json', type=Path, help='keeps the numbers here')
+    options = parser.parse_args()
+    logging.getLogger('alfx').setLevel(logging.ERROR)
+    found = measure(options)
+    print('| step sleeps | updates a step | acting + stepping | training | synchronous | asynchronous | ratio | '
+          'at best |\n|---:|---:|---:|---:|---:|---:|---:|---:|')
+    print('| {env_ms:g} ms | {updates} | {acting_ms:.1f} ms | {training_ms:.1f} ms | {synchronous:.0f} steps/s | '
+          '{asynchronous:.0f} steps/s | **{ratio:.2f}** | {at_best:.2f} |'.format(**found))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + '\n')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,168 @@
+"""Hand-written PPO and A2C for CartPole: the peer that has no framework around it.
+
+Each function is the loop that a careful person would write for this one task: a gymnasium vector environment,
+preallocated storage, one forward pass for each environment step, one crossing between numpy and torch each way,
+fused or foreach optimizers, no logging. ``tools/benchmarks/benchmark.py`` times them; nothing imports them otherwise.
+"""
+import time
+from typing import Callable, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from torch import nn
+
+
+class Rollout(NamedTuple):
+    """One unroll: time-major storage, ``[T, B, ...]``, and the value of the observation after it, ``[B]``."""
+
+    observation: torch.Tensor
+    action: torch.Tensor
+    log_prob: torch.Tensor
+    value: torch.Tensor
+    reward: torch.Tensor
+    discount: torch.Tensor
+    next_value: torch.Tensor
+
+
+def _mlp(inputs: int, outputs: int, gain: float) -> nn.Sequential:
+    """Two hidden layers of 64 tanh units, orthogonal initial weights."""
+    layers = [nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)]
+    for layer, scale in zip(layers[::2], (2 ** 0.5, 2 ** 0.5, gain)):
+        nn.init.orthogonal_(layer.weight, scale)
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(*layers)
+
+
+class Collector:
+    """Steps the environments with the current policy and stores what happened.
+
+    Args:
+        env_name: gymnasium id of a task with a flat observation and discrete actions.
+        num_envs: B, environments stepped together.
+        length: T, steps of one rollout.
+        gamma: discount.
+        seed: seeds the environments.
+    """
+
+    def __init__(self, env_name: str, num_envs: int, length: int, gamma: float, seed: int):
+        self.envs = SyncVectorEnv([lambda: gymnasium.make(env_name)] * num_envs,
+                                  autoreset_mode=AutoresetMode.SAME_STEP)
+        self.gamma = gamma
+        observation_size = self.envs.single_observation_space.shape[0]
+        self.actor = _mlp(observation_size, int(self.envs.single_action_space.n), 0.01)
+        self.critic = _mlp(observation_size, 1, 1.0)
+        shape = (length, num_envs)
+        self.observation = torch.empty(*shape, observation_size)
+        self.action = torch.empty(shape, dtype=torch.int64)
+        self.log_prob, self.value, self.reward, self.discount = (torch.empty(shape) for _ in range(4))
+        self.reward_array, self.discount_array = self.reward.numpy(), self.discount.numpy()
+        self.latest = torch.from_numpy(self.envs.reset(seed=seed)[0])
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters of the policy and of the value network."""
+        return [*self.actor.parameters(), *self.critic.parameters()]
+
+    @torch.no_grad()
+    def collect(self) -> Rollout:
+        """Fills the storage with the next T steps of every environment."""
+        for t in range(len(self.observation)):
+            self.observation[t] = self.latest
+            log_probs = torch.log_softmax(self.actor(self.latest), -1)
+            action = torch.multinomial(log_probs.exp(), 1)
+            self.action[t] = action[:, 0]
+            self.log_prob[t] = log_probs.gather(1, action)[:, 0]
+            self.value[t] = self.critic(self.latest)[:, 0]
+            observation, reward, terminated, truncated, info = self.envs.step(self.action[t].numpy())
+            self.reward_array[t] = reward
+            self.discount_array[t] = np.where(terminated | truncated, 0.0, self.gamma)
+            if truncated.any():  # the episode goes on beyond its time limit: its value belongs to the return
+                for i in np.flatnonzero(truncated & ~terminated):
+                    final = torch.from_numpy(info['final_obs'][i])
+                    self.reward[t, i] += self.gamma * self.critic(final)[0]
+            self.latest = torch.from_numpy(observation)
+        return Rollout(self.observation, self.action, self.log_prob, self.value, self.reward, self.discount,
+                       self.critic(self.latest)[:, 0])
+
+
+def advantages(rollout: Rollout, td_lambda: float) -> torch.Tensor:
+    """Generalized advantage estimates of every step of the rollout, ``[T, B]``."""
+    next_value = torch.cat([rollout.value[1:], rollout.next_value[None]])
+    delta = (rollout.reward + rollout.discount * next_value - rollout.value).numpy()
+    decay = (td_lambda * rollout.discount).numpy()
+    result = np.empty_like(delta)
+    running = np.zeros_like(delta[0])
+    for t in range(len(delta) - 1, -1, -1):
+        running = delta[t] + decay[t] * running
+        result[t] = running
+    return torch.from_numpy(result)
+
+
+def _apply(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], loss: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(parameters, 0.5)
+    optimizer.step()
+
+
+def _timed(iteration: Callable[[], None], steps_each: int, steps: int) -> tuple[int, float]:
+    count = max(1, steps // steps_each)
+    start = time.perf_counter()
+    for _ in range(count):
+        iteration()
+    return count * steps_each, time.perf_counter() - start
+
+
+def ppo(env_name: str, steps: int, seed: int, epochs: int = 20) -> tuple[int, float]:
+    """Proximal policy optimization: 8 environments, 32 steps, one minibatch of 256.
+
+    Returns:
+        environment steps taken and the seconds that they and the training took.
+    """
+    collector = Collector(env_name, num_envs=8, length=32, gamma=0.99, seed=seed)
+    parameters = collector.parameters()
+    optimizer = torch.optim.Adam(parameters, lr=3e-4, eps=1e-5, fused=True)
+
+    def iteration() -> None:
+        rollout = collector.collect()
+        advantage = advantages(rollout, 0.95)
+        target = (advantage + rollout.value).flatten()
+        advantage = advantage.flatten()
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        observation, action = rollout.observation.flatten(0, 1), rollout.action.view(-1, 1)
+        old_log_prob = rollout.log_prob.flatten()
+        for _ in range(epochs):
+            log_prob = torch.log_softmax(collector.actor(observation), -1).gather(1, action)[:, 0]
+            ratio = torch.exp(log_prob - old_log_prob)
+            policy_loss = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+            value_loss = nn.functional.mse_loss(collector.critic(observation)[:, 0], target)
+            _apply(optimizer, parameters, policy_loss + 0.5 * value_loss)
+
+    return _timed(iteration, 8 * 32, steps)
+
+
+def a2c(env_name: str, steps: int, seed: int) -> tuple[int, float]:
+    """Advantage actor-critic: 8 environments, 5 steps, one update each, RMSprop.
+
+    Returns:
+        environment steps taken and the seconds that they and the training took.
+    """
+    collector = Collector(env_name, num_envs=8, length=5, gamma=0.99, seed=seed)
+    parameters = collector.parameters()
+    optimizer = torch.optim.RMSprop(parameters, lr=7e-4, alpha=0.99, eps=1e-5, foreach=True)
+
+    def iteration() -> None:
+        rollout = collector.collect()
+        advantage = advantages(rollout, 1.0)
+        target = (advantage + rollout.value).flatten()
+        observation, action = rollout.observation.flatten(0, 1), rollout.action.view(-1, 1)
+        log_prob = torch.log_softmax(collector.actor(observation), -1).gather(1, action)[:, 0]
+        policy_loss = -(log_prob * advantage.flatten()).mean()
+        value_loss = nn.functional.mse_loss(collector.critic(observation)[:, 0], target)
+        _apply(optimizer, parameters, policy_loss + 0.5 * value_loss)
+
+    return _timed(iteration, 8 * 5, steps)
+
+
+LOOPS: dict[str, Callable[[str, int, int], tuple[int, float]]] = {'ppo_cart_pole': ppo, 'a2c_cart_pole': a2c}

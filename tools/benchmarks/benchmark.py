@@ -1,0 +1,201 @@
+"""Environment steps or updates per second and peak memory of alfx and its peers on identical work.
+
+    python tools/benchmarks/benchmark.py                                   # every workload, three rounds
+    python tools/benchmarks/benchmark.py ppo_cart_pole --rounds 5 --json docs/benchmark.json
+    python tools/benchmarks/benchmark.py a2c_cart_pole --peers alfx bare --steps 40000
+    # what RND and ICM add to the time of an iteration
+    python tools/benchmarks/benchmark.py ppo_cart_pole_bonus --rounds 5
+    # where libraries that have more threads may use them
+    python tools/benchmarks/benchmark.py sac_pendulum --cores 2
+    # other sources
+    python tools/benchmarks/benchmark.py td3_pendulum --peers alfx eager compiled --rounds 6 --against ../before
+
+'eager' is alfx without the records that it plays. With --against, each peer that is alfx is also measured with the alfx
+of another source tree, in the same rounds, by these tools and with the packages installed here: 'alfx before'.
+
+Each measurement is a process of its own, so that memory is counted for each peer alone, and held to one core, since XLA
+computes in threads of its own whatever its flags say; a round runs every peer once and the next round begins with the
+next peer, so that a machine that grows slower or faster meanwhile favours none. Ratios are taken within a round, then
+their median.
+"""
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ONE_THREAD = {**{name: '1' for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS')},
+              'XLA_FLAGS': '--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1'}
+HERE = Path(__file__).resolve().parents[2]
+BEFORE = ' before'
+
+
+def hold_to_cores(number: int) -> None:
+    """Keep this process, with all threads that it will start, on its last so many cores.
+
+    Raises:
+        SystemExit: the system cannot do that, or there are fewer.
+    """
+    if not hasattr(os, 'sched_setaffinity'):
+        raise SystemExit('this system cannot hold a process to some cores; measure on Linux, or with --cores 0')
+    cores = sorted(os.sched_getaffinity(0))
+    if not 0 < number <= len(cores):
+        raise SystemExit(f'--cores {number}: expected a number from 1 to {len(cores)}, the cores that this process may '
+                         'use, or 0 for all of them')
+    os.sched_setaffinity(0, cores[-number:])
+
+
+def _measure_here(peer: str, workload_name: str, steps: int, seed: int, cores: int) -> None:
+    """Runs in the subprocess: prints one JSON line with what was measured."""
+    if cores:
+        hold_to_cores(cores)
+    from benchmark_peers import PEERS, WORKLOADS
+
+    import torch
+    torch.set_num_threads(1)
+    started, processor_seconds = time.perf_counter(), time.process_time()
+    taken, seconds = PEERS[peer](WORKLOADS[workload_name], steps, seed)
+    busy = (time.process_time() - processor_seconds) / (time.perf_counter() - started)  # cores, building included
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({'steps': taken, 'seconds': seconds, 'rate': taken / seconds, 'peak_mib': peak,
+                      'cores_busy': round(busy, 2)}))
+
+
+def measure(peer: str, workload_name: str, steps: int, seed: int, cores: int = 1,
+            against: Path | None = None) -> dict[str, float]:
+    """One measurement in a process of its own, which may use so many cores; 0: all.
+
+    alfx is that of the source tree ``against`` if the name of the peer says so, else of the one that this file is in.
+
+    Raises:
+        SystemExit: the process failed; its own output is shown.
+    """
+    command = [sys.executable, str(Path(__file__).resolve()), workload_name, '--measure', peer.removesuffix(BEFORE),
+               '--steps', str(steps), '--seed', str(seed), '--cores', str(cores)]
+    environment = {**os.environ, **ONE_THREAD, 'PYTHONPATH': str(against if peer.endswith(BEFORE) else HERE)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          check=False)
+    if done.returncode:
+        raise SystemExit(f'{peer} on {workload_name} failed:\n{done.stdout}{done.stderr}')
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def summarise(rounds: list[dict[str, dict[str, float]]], reference: str) -> dict[str, dict[str, float]]:
+    """Median rate, its range, median peak memory and the median ratio reference / peer of each peer.
+
+    Before a change, the reference is the same peer after it.
+    """
+    rows = {}
+    for peer in rounds[0]:
+        rates = [r[peer]['rate'] for r in rounds]
+        rows[peer] = {'rate': statistics.median(rates), 'lowest': min(rates), 'highest': max(rates),
+                      'peak_mib': statistics.median(r[peer]['peak_mib'] for r in rounds)}
+        other = peer.removesuffix(BEFORE) if peer.endswith(BEFORE) else reference
+        if other in rounds[0]:
+            rows[peer]['ratio'] = statistics.median(r[other]['rate'] / r[peer]['rate'] for r in rounds)
+    return rows
+
+
+def format_table(rows: dict[str, dict[str, float]], reference: str, unit: str = 'steps') -> str:
+    """The rows as a Markdown table."""
+    lines = [f'| peer | {unit}/s (median) | range | {reference} is faster by | peak memory |',
+             '| --- | ---: | ---: | ---: | ---: |']
+    for peer, row in rows.items():
+        ratio = f"{row['ratio']:.2f}" if 'ratio' in row and peer != reference else ''
+        ratio += f' ({peer.removesuffix(BEFORE)})' if peer.endswith(BEFORE) and ratio else ''
+        lines.append(f"| {peer} | {row['rate']:,.0f} | {row['lowest']:,.0f} to {row['highest']:,.0f} | {ratio} "
+                     f"| {row['peak_mib']:.0f} MiB |")
+    return '\n'.join(lines)
+
+
+def _versions() -> dict[str, str]:
+    found = {'python': platform.python_version()}
+    for name in ('alfx', 'torch', 'gymnasium', 'numpy', 'stable-baselines3', 'sbx-rl'):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    try:
+        text = Path('/proc/cpuinfo').read_text()
+    except OSError:
+        return platform.processor()
+    return next((line.split(':', 1)[1].strip() for line in text.splitlines() if line.startswith('model name')), '')
+
+
+def run_workload(name: str, peers: list[str], rounds: int, steps: int | None, seed: int, cores: int = 1,
+                 against: Path | None = None) -> dict:
+    """Every round of one workload; prints as it goes and returns what the JSON file keeps."""
+    from benchmark_peers import OF_ALFX, WORKLOADS, unavailable
+
+    workload = WORKLOADS[name]
+    print(f'\n{name}: {workload.description}')
+    here = []
+    for peer in peers:
+        reason = unavailable(peer, workload)
+        print(f'  {peer} is left out: {reason}' if reason else f'  {peer}', flush=True)
+        here += [] if reason else [peer, peer + BEFORE] if against and peer in OF_ALFX else [peer]
+    if not here:
+        raise SystemExit(f'no peer can run {name}')
+    unit = workload.unit
+    results = []
+    for i in range(rounds):
+        order = here[i % len(here):] + here[:i % len(here)]
+        measured = {peer: measure(peer, name, steps or workload.steps, seed + i, cores, against) for peer in order}
+        results.append({peer: measured[peer] for peer in here})
+        rates = '   '.join(f"{peer} {results[-1][peer]['rate']:,.0f}" for peer in here)
+        print(f'  round {i + 1}/{rounds}: {rates} {unit}/s', flush=True)
+    rows = summarise(results, here[0])
+    print('\n' + format_table(rows, here[0], unit))
+    return {'unit': unit, 'description': workload.description, 'cores': cores,
+            **({'against': str(against)} if against else {}), 'summary': rows, 'rounds': results,
+            'date': datetime.date.today().isoformat(), 'processor': _processor(), 'versions': _versions()}
+
+
+def main() -> None:
+    """Parses the command line and runs what it asks for."""
+    from benchmark_peers import PEERS, WORKLOADS
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('workloads', nargs='*', metavar='workload',
+                        help=f'{", ".join(WORKLOADS)}; default: all of them')
+    parser.add_argument('--peers', nargs='+', choices=list(PEERS), default=list(PEERS),
+                        help='the first is the one that the others are compared with')
+    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--steps', type=int, help='environment steps of one measurement')
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--cores', type=int, default=int(hasattr(os, 'sched_setaffinity')),
+                        help='how many each measurement may use; 0: all')
+    parser.add_argument('--against', type=Path, metavar='FOLDER', help='another source tree of alfx to compare with')
+    parser.add_argument('--json', type=Path, help='keeps the numbers here; other workloads in the file stay')
+    parser.add_argument('--measure', choices=list(PEERS), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    names = args.workloads or list(WORKLOADS)
+    for name in names:
+        if name not in WORKLOADS:
+            parser.error(f'there is no workload {name!r}; there are {", ".join(WORKLOADS)}')
+    if args.against and not (args.against / 'alfx' / '__init__.py').is_file():
+        parser.error(f'--against {args.against}: expected the folder of a source tree, but there is no alfx in it')
+    if args.measure:
+        _measure_here(args.measure, names[0], args.steps, args.seed, args.cores)
+        return
+    kept = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
+    for name in names:
+        kept[name] = run_workload(name, args.peers, args.rounds, args.steps, args.seed, args.cores,
+                                  args.against and args.against.resolve())
+        if args.json:
+            args.json.write_text(json.dumps(kept, indent=1) + '\n')
+
+
+if __name__ == '__main__':
+    main()

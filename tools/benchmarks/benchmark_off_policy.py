@@ -1,0 +1,157 @@
+"""The off-policy workloads of `tools/benchmarks/benchmark.py` and how each peer does them.
+
+What is counted are updates. Every peer first takes ``warm_up`` environment steps, which are not timed: the first random
+ones, the first updates, compilation where there is any. Environment steps and the peer's default logging are inside the
+time.
+"""
+import dataclasses
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class OffPolicyWorkload:
+    """One task with everything that decides the amount of work.
+
+    Attributes:
+        algorithm: 'sac', 'td3' or 'dqn'.
+        env_name: gymnasium id; one environment.
+        batch_size: transitions in a minibatch.
+        layers: hidden layers of every network.
+        every: environment steps from one training to the next.
+        updates: updates of a training.
+        warm_up: environment steps that are not timed.
+        steps: environment steps of one measurement unless the command says otherwise.
+        description: one line for the table.
+        unit: what is counted.
+    """
+
+    algorithm: str
+    env_name: str
+    batch_size: int
+    layers: tuple[int, ...]
+    every: int
+    updates: int
+    warm_up: int
+    steps: int
+    description: str
+    unit: str = 'updates'
+
+
+WORKLOADS = {
+    'sac_half_cheetah': OffPolicyWorkload('sac', 'HalfCheetah-v5', 256, (256, 256), 1, 1, 500, 2500,
+                                          'SAC, one update a step, batch 256, 2 x 256, Adam 3e-4'),
+    'sac_pendulum': OffPolicyWorkload('sac', 'Pendulum-v1', 256, (256, 256), 1, 1, 500, 2500,
+                                      'SAC, one update a step, batch 256, 2 x 256, Adam 3e-4'),
+    'sac_pendulum_small': OffPolicyWorkload('sac', 'Pendulum-v1', 64, (100, 100), 1, 1, 500, 6000,
+                                            'SAC, one update a step, batch 64, 2 x 100, Adam 3e-4'),
+    'td3_pendulum': OffPolicyWorkload('td3', 'Pendulum-v1', 256, (256, 256), 1, 1, 500, 4000,
+                                      'TD3, one update a step, batch 256, 2 x 256, Adam 1e-3'),
+    'dqn_cart_pole': OffPolicyWorkload('dqn', 'CartPole-v1', 64, (256, 256), 256, 128, 2048, 15_360,
+                                       'DQN, 128 updates every 256 steps, batch 64, 2 x 256, Adam 2.3e-3'),
+}
+
+_COMMON = """
+create_environment.env_name = '{env_name}'
+create_environment.num_parallel_environments = 1
+create_environment.nonparallel = True
+TrainerConfig.unroll_length = {every}
+TrainerConfig.num_updates_per_train_iter = {updates}
+TrainerConfig.mini_batch_size = {batch_size}
+TrainerConfig.initial_collect_steps = 100
+TrainerConfig.num_env_steps = {total}
+TrainerConfig.num_iterations = 0
+TrainerConfig.num_summaries = None
+TrainerConfig.summarize_first_interval = True
+TrainerConfig.random_seed = {seed}
+TrainerConfig.compile = {compile}
+TrainerConfig.float32_matmul_precision = {precision!r}
+"""
+_CONFS = {
+    'sac': """include 'sac_continuous.gin'
+ActorDistributionNetwork.fc_layer_params = {layers}
+CriticNetwork.joint_fc_layer_params = {layers}
+TrainerConfig.replay_buffer_length = 1000000
+""",
+    'td3': """include 'td3.gin'
+ActorNetwork.fc_layer_params = {layers}
+CriticNetwork.joint_fc_layer_params = {layers}
+TrainerConfig.replay_buffer_length = 1000000
+""",
+    'dqn': """include 'dqn.gin'
+QNetwork.fc_layer_params = {layers}
+DqnAlgorithm.target_net_target_action = True
+DqnAlgorithm.target_update_tau = 1.0
+DqnAlgorithm.target_update_period = {updates}
+DqnAlgorithm.rollout_epsilon_greedy = 0.04
+dqn/Adam.lr = 2.3e-3
+TrainerConfig.replay_buffer_length = 100000
+""",
+}
+
+
+def run_bare(workload: OffPolicyWorkload, steps: int, seed: int) -> tuple[int, float]:
+    """The hand-written loop of `tools/benchmarks/bare_off_policy_loops.py`; it logs nothing."""
+    import bare_off_policy_loops
+
+    loop = getattr(bare_off_policy_loops, workload.algorithm)
+    return loop(workload.env_name, workload.warm_up, steps, seed, workload.batch_size, workload.layers)
+
+
+def run_stable_baselines(package: Any, workload: OffPolicyWorkload, steps: int, seed: int) -> tuple[int, float]:
+    """stable-baselines3 or sbx with its csv and TensorBoard logger."""
+    from stable_baselines3.common.logger import configure
+
+    settings: dict[str, Any] = {'batch_size': workload.batch_size, 'learning_starts': 100, 'seed': seed,
+                                'policy_kwargs': {'net_arch': list(workload.layers)}}
+    if workload.algorithm == 'dqn':
+        settings.update(learning_rate=2.3e-3, buffer_size=100_000, train_freq=workload.every,
+                        gradient_steps=workload.updates, target_update_interval=workload.every,
+                        exploration_initial_eps=0.04, exploration_final_eps=0.04)
+    else:
+        settings.update(buffer_size=1_000_000, train_freq=1, gradient_steps=1)
+    if workload.algorithm == 'td3':
+        import numpy as np
+        from stable_baselines3.common.noise import NormalActionNoise
+
+        settings['action_noise'] = NormalActionNoise(np.zeros(1), 0.1 * np.ones(1))
+    agent = getattr(package, workload.algorithm.upper())('MlpPolicy', workload.env_name, **settings)
+    with tempfile.TemporaryDirectory() as folder:
+        agent.set_logger(configure(folder, ['csv', 'tensorboard']))
+        agent.learn(workload.warm_up)
+        before = agent._n_updates
+        start = time.perf_counter()
+        agent.learn(steps, reset_num_timesteps=False)
+        return agent._n_updates - before, time.perf_counter() - start
+
+
+def run_alfx(workload: OffPolicyWorkload, steps: int, seed: int, compile: bool = False,
+             precision: str | None = None) -> tuple[int, float]:
+    """alfx as `python -m alfx.bin.train` runs it: summaries, progress.csv and checkpoints included."""
+    from alfx import gin_utils
+    from alfx.algorithms.config import TrainerConfig
+    from alfx.trainers.policy_trainer import RLTrainer
+
+    fields = {**dataclasses.asdict(workload), 'total': workload.warm_up + steps, 'seed': seed, 'compile': compile,
+              'precision': precision}
+    with tempfile.TemporaryDirectory() as folder:
+        conf = Path(folder, 'benchmark.gin')
+        conf.write_text((_CONFS[workload.algorithm] + _COMMON).format(**fields))
+        gin_utils.write_conf(f'{folder}/run', gin_utils.load(str(conf)))
+        trainer = RLTrainer(TrainerConfig(root_dir=f'{folder}/run'))
+        algorithm = trainer.algorithm
+        train, clock = algorithm.train_from_replay_buffer, {'updates': 0, 'start': 0.0}
+
+        def counted(*args: Any, **kwargs: Any) -> int:
+            if not clock['start'] and trainer.current_env_steps() >= workload.warm_up:
+                clock['start'] = time.perf_counter()
+            steps_trained = train(*args, **kwargs)
+            if clock['start']:
+                clock['updates'] += steps_trained // (2 * workload.batch_size)
+            return steps_trained
+
+        algorithm.train_from_replay_buffer = counted
+        trainer.train()
+        return int(clock['updates']), time.perf_counter() - clock['start']

@@ -1,0 +1,252 @@
+"""What `tools/benchmarks/benchmark.py` runs in each of its processes: one peer doing one workload, timed.
+
+A workload fixes everything that decides how much work there is: task, number of environments, network, rollout
+length, minibatches, epochs, optimizer. A peer is a function (workload, steps, seed) -> (environment steps taken,
+seconds), or (updates, seconds) for the workloads of `benchmark_off_policy.py` and `benchmark_offline.py`, or
+(iterations, seconds) where what is compared is what an exploration bonus costs; building the environments and the
+networks is outside the seconds, training and the peer's own default logging are inside.
+"""
+import dataclasses
+import importlib
+import importlib.util
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import benchmark_off_policy
+import benchmark_offline
+from benchmark_off_policy import OffPolicyWorkload
+from benchmark_offline import OfflineWorkload
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """One task with everything that decides the amount of work.
+
+    Attributes:
+        algorithm: 'ppo' or 'a2c'.
+        env_name: gymnasium id.
+        num_envs: environments stepped together.
+        unroll_length: steps of each environment in an iteration.
+        epochs: updates on the whole rollout, as one minibatch, in an iteration.
+        steps: environment steps of one measurement unless the command says otherwise.
+        description: one line for the table.
+        unit: what is counted: 'steps' of the environment; 'iterations' where alfx with and without exploration bonuses
+            is compared, and with nothing else: episodes of different lengths shall not count.
+    """
+
+    algorithm: str
+    env_name: str
+    num_envs: int
+    unroll_length: int
+    epochs: int
+    steps: int
+    description: str
+    unit: str = 'steps'
+
+
+WORKLOADS: dict[str, Any] = {
+    'ppo_cart_pole': Workload('ppo', 'CartPole-v1', 8, 32, 20, 60_000,
+                              'PPO, 8 x 32 steps, one minibatch of 256, 20 epochs, 2 x 64 tanh, Adam 3e-4'),
+    'a2c_cart_pole': Workload('a2c', 'CartPole-v1', 8, 5, 1, 100_000,
+                              'A2C, 8 x 5 steps, one update each, 2 x 64 tanh, RMSprop 7e-4'),
+    'ppo_cart_pole_bonus': Workload('ppo', 'CartPole-v1', 8, 32, 20, 60_000,
+                                    'PPO as in ppo_cart_pole, alone and with a bonus whose networks are as large; '
+                                    'that alfx is faster by 1.3 means that the bonus adds 30%', 'iterations'),
+    **benchmark_off_policy.WORKLOADS,
+    **benchmark_offline.WORKLOADS,
+}
+
+# Networks and environments as in the other peers; summaries and progress.csv as TrainerConfig has them by default.
+_ALFX_COMMON = """
+create_environment.env_name = '{env_name}'
+create_environment.num_parallel_environments = {num_envs}
+create_environment.nonparallel = True
+ActorDistributionNetwork.fc_layer_params = (64, 64)
+ActorDistributionNetwork.activation = @torch.tanh
+ValueNetwork.fc_layer_params = (64, 64)
+ValueNetwork.activation = @torch.tanh
+TrainerConfig.unroll_length = {unroll_length}
+TrainerConfig.num_env_steps = {steps}
+TrainerConfig.num_iterations = 0
+TrainerConfig.num_summaries = None
+TrainerConfig.summarize_first_interval = True
+TrainerConfig.random_seed = {seed}
+TrainerConfig.compile = {compile}
+"""
+_ALFX_CONFS = {
+    'ppo': """include 'ppo.gin'
+ppo/Adam.lr = 3e-4
+TrainerConfig.mini_batch_size = {batch_size}
+TrainerConfig.num_updates_per_train_iter = {epochs}
+""",
+    'a2c': """include 'ac_simple.gin'
+Agent.optimizer = @ac/RMSprop()
+ac/RMSprop.lr = 7e-4
+ac/RMSprop.alpha = 0.99
+ac/RMSprop.eps = 1e-5
+ac/RMSprop.gradient_clipping = 0.5
+ac/RMSprop.clip_by_global_norm = True
+ActorCriticLoss.td_lambda = 1.0
+""",
+}
+# Two networks of two layers of 64 each, as policy and value: target and predictor, or forward and inverse model.
+_BONUSES = {
+    '': '',
+    'rnd': """include 'rnd.gin'
+rnd_target/EncodingNetwork.fc_layer_params = (64, )
+rnd_target/EncodingNetwork.last_layer_size = 64
+rnd_predictor/EncodingNetwork.fc_layer_params = (64, )
+rnd_predictor/EncodingNetwork.last_layer_size = 64
+""",
+    'icm': """Agent.intrinsic_reward_module = @ICMAlgorithm
+ICMAlgorithm.hidden_size = (64, 64)
+ICMAlgorithm.optimizer = @icm/Adam()
+icm/Adam.lr = 1e-3
+""",
+}
+
+
+def run_bare(workload: Any, steps: int, seed: int) -> tuple[int, float]:
+    """The hand-written loop of `tools/benchmarks/bare_loops.py` and its neighbours; it logs nothing."""
+    if isinstance(workload, OfflineWorkload):
+        return benchmark_offline.run_bare(workload, steps, seed)
+    if isinstance(workload, OffPolicyWorkload):
+        return benchmark_off_policy.run_bare(workload, steps, seed)
+    import bare_loops
+
+    loop = {'ppo': bare_loops.ppo, 'a2c': bare_loops.a2c}[workload.algorithm]
+    return loop(workload.env_name, steps, seed)
+
+
+def _stable_baselines(package: Any, workload: Any, steps: int, seed: int, warm_up: int) -> tuple[int, float]:
+    if isinstance(workload, OffPolicyWorkload):
+        return benchmark_off_policy.run_stable_baselines(package, workload, steps, seed)
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.logger import configure
+
+    environment = make_vec_env(workload.env_name, workload.num_envs, seed=seed)
+    if workload.algorithm == 'ppo':
+        agent = package.PPO('MlpPolicy', environment, n_steps=workload.unroll_length, n_epochs=workload.epochs,
+                            batch_size=workload.num_envs * workload.unroll_length, seed=seed, device='cpu')
+    else:
+        agent = package.A2C('MlpPolicy', environment, n_steps=workload.unroll_length, seed=seed, device='cpu')
+    with tempfile.TemporaryDirectory() as folder:
+        agent.set_logger(configure(folder, ['csv', 'tensorboard']))
+        if warm_up:
+            agent.learn(warm_up)
+        before = agent.num_timesteps if warm_up else 0
+        start = time.perf_counter()
+        agent.learn(steps, reset_num_timesteps=not warm_up)
+        return agent.num_timesteps - before, time.perf_counter() - start
+
+
+def run_sb3(workload: Any, steps: int, seed: int) -> tuple[int, float]:
+    """stable-baselines3 with its own vector environment and its csv and TensorBoard logger."""
+    import stable_baselines3
+
+    return _stable_baselines(stable_baselines3, workload, steps, seed, warm_up=0)
+
+
+def run_sbx(workload: Any, steps: int, seed: int) -> tuple[int, float]:
+    """sbx (stable-baselines on jax); two iterations beforehand let it compile outside the timing."""
+    import sbx
+
+    warm_up = 0 if isinstance(workload, OffPolicyWorkload) else 2 * workload.num_envs * workload.unroll_length
+    return _stable_baselines(sbx, workload, steps, seed, warm_up)
+
+
+_COMPILED_AFTER = 60  # iterations: by then acting and the update are compiled
+
+
+def run_alfx(workload: Any, steps: int, seed: int, bonus: str = '', compile: bool = False) -> tuple[int, float]:
+    """alfx as `python -m alfx.bin.train` runs it: summaries, progress.csv and checkpoints included.
+
+    The clock starts when compilation is over, as that of sbx does.
+    """
+    if isinstance(workload, OfflineWorkload):
+        return benchmark_offline.run_alfx(workload, steps, seed, compile=compile)
+    if isinstance(workload, OffPolicyWorkload):
+        return benchmark_off_policy.run_alfx(workload, steps, seed, compile=compile)
+    from alfx import gin_utils
+    from alfx.algorithms.config import TrainerConfig
+    from alfx.trainers.policy_trainer import RLTrainer
+
+    batch_size = workload.num_envs * workload.unroll_length
+    untimed = _COMPILED_AFTER if compile else 0
+    fields = {**dataclasses.asdict(workload), 'batch_size': batch_size, 'steps': steps + untimed * batch_size,
+              'seed': seed, 'compile': compile}
+    with tempfile.TemporaryDirectory() as folder:
+        conf = Path(folder, 'benchmark.gin')
+        conf.write_text((_ALFX_CONFS[workload.algorithm] + _BONUSES[bonus] + _ALFX_COMMON).format(**fields))
+        gin_utils.write_conf(f'{folder}/run', gin_utils.load(str(conf)))
+        trainer = RLTrainer(TrainerConfig(root_dir=f'{folder}/run'))
+        counter = trainer.current_iterations if workload.unit == 'iterations' else trainer.current_env_steps
+        train_iter, before, start = trainer.algorithm.train_iter, 0, time.perf_counter()
+
+        def timed() -> int:
+            nonlocal before, start
+            if trainer.current_iterations() == untimed:
+                before, start = counter(), time.perf_counter()
+            return train_iter()
+
+        if untimed:
+            trainer.algorithm.train_iter = timed
+        trainer.train()
+        return counter() - before, time.perf_counter() - start
+
+
+def run_alfx_bfloat16(workload: Any, steps: int, seed: int) -> tuple[int, float]:
+    """The same, and matrix products of numbers that are rounded to bfloat16, which is not what the others compute."""
+    return benchmark_off_policy.run_alfx(workload, steps, seed, compile=True, precision='medium')
+
+
+def play_nothing() -> None:
+    """From now on alfx computes every update and every action in this process step by step, also the thousandth."""
+    from alfx.engine.plan import backends
+    backends.WARM_UP = backends.WarmUp(*[sys.maxsize] * len(backends.WarmUp._fields))
+
+
+def run_alfx_eager(workload: Any, steps: int, seed: int) -> tuple[int, float]:
+    """As ``run_alfx`` without records: what playing them saves is the difference."""
+    play_nothing()
+    return run_alfx(workload, steps, seed)
+
+
+PEERS: dict[str, Callable[[Any, int, int], tuple[int, float]]] = {
+    'alfx': run_alfx, 'eager': run_alfx_eager, 'compiled': partial(run_alfx, compile=True),
+    'bfloat16': run_alfx_bfloat16, 'sb3': run_sb3, 'bare': run_bare, 'sbx': run_sbx,
+    'd3rlpy': benchmark_offline.run_d3rlpy,
+    'rnd': partial(run_alfx, bonus='rnd'), 'icm': partial(run_alfx, bonus='icm')}
+
+OF_ALFX = ('alfx', 'eager', 'compiled', 'bfloat16', 'rnd', 'icm')  # what an older source tree can be compared in
+
+
+def unavailable(peer: str, workload: Any) -> str:
+    """Why the peer cannot do the workload, or ''."""
+    compares_bonuses = workload.unit == 'iterations'
+    if peer in _BONUSES:
+        return '' if compares_bonuses else 'it is measured by ppo_cart_pole_bonus'
+    if compares_bonuses and peer != 'alfx':
+        return 'alfx is compared with alfx'
+    is_offline = isinstance(workload, OfflineWorkload)
+    if peer == 'd3rlpy':
+        return ('it learns from datasets alone' if not is_offline else '' if 'D3RLPY_PYTHON' in os.environ else
+                'the environment variable D3RLPY_PYTHON names no Python')
+    if is_offline and peer not in ('alfx', 'eager', 'compiled', 'bare'):
+        return 'it does not learn from datasets'
+    if peer in ('compiled', 'bfloat16'):
+        return '' if peer == 'compiled' or isinstance(workload, OffPolicyWorkload) else 'its products are small'
+    if peer == 'eager':
+        return ''
+    module = {'alfx': 'alfx', 'sb3': 'stable_baselines3', 'sbx': 'sbx', 'bare': 'torch'}[peer]
+    if importlib.util.find_spec(module) is None:
+        return f'{module} is not installed (make install-bench)'
+    if peer == 'sbx' and workload.algorithm == 'a2c':
+        return 'sbx has no A2C'
+    return ''

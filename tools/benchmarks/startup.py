@@ -1,0 +1,71 @@
+"""How long alfx keeps a person waiting before it trains.
+
+    python tools/benchmarks/startup.py                # the import, and the time to the first training iteration
+    python tools/benchmarks/startup.py --max 0.5      # exit 1 if `import alfx` costs more than half a second of its own
+
+The import is counted less that of torch and gymnasium, which any reinforcement-learning program pays for. Every
+figure is the least of several processes, files being in the page cache.
+"""
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+LIBRARIES = 'import torch, gymnasium'
+FIRST_ITERATION = ('create_environment.num_parallel_environments=8', 'TrainerConfig.num_iterations=1')
+
+
+def import_seconds(statements: str, repeats: int) -> float:
+    """Least wall time in seconds of a Python process that runs only the statements."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, '-c', statements], check=True)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def first_iteration_seconds(conf: str) -> tuple[float, float]:
+    """Seconds from the command to the end of the first training iteration, and to the end of the command."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, '-m', 'alfx.bin.train', '--conf', conf, '--root_dir', f'{folder}/run']
+        for parameter in FIRST_ITERATION:
+            command += ['--conf_param', parameter]
+        progress = Path(folder, 'run', 'progress.csv')
+        start = time.perf_counter()
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True)
+        first = None
+        while process.poll() is None:
+            if first is None and progress.exists() and progress.read_text().count('\n') > 1:
+                first = time.perf_counter() - start
+            time.sleep(0.01)
+        total = time.perf_counter() - start
+        if process.returncode:
+            raise SystemExit(f'{" ".join(command)} failed:\n{process.stdout.read()}')
+    return (total if first is None else first), total
+
+
+def main() -> int:
+    """Prints the figures; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--conf', default='ppo_cart_pole', help='conf of the first iteration')
+    parser.add_argument('--repeats', type=int, default=5, help='processes for each import')
+    parser.add_argument('--import-only', action='store_true', help='do not train')
+    parser.add_argument('--max', type=float, help='exit 1 if the import of alfx alone takes longer (seconds)')
+    args = parser.parse_args()
+    libraries = import_seconds(LIBRARIES, args.repeats)
+    own = import_seconds(f'{LIBRARIES}\nimport alfx', args.repeats) - libraries
+    print(f'torch and gymnasium        {libraries:6.2f} s')
+    print(f'alfx on top of them        {own:6.2f} s')
+    if not args.import_only:
+        first, total = first_iteration_seconds(args.conf)
+        print(f'to the first iteration     {first:6.2f} s')
+        print(f'whole command, one iteration {total:4.2f} s')
+    return int(args.max is not None and own > args.max)
+
+
+if __name__ == '__main__':
+    sys.exit(main())
