@@ -13,7 +13,7 @@ from torch.distributions import TransformedDistribution
 from alfx import nest
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable

@@ -24,14 +24,14 @@ import time
 from typing import Any, NamedTuple
 
 from alfx import context, nest, summary
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep
 from alfx.engine.contract import Acts
 from alfx.engine.remote.channel import Timing, UnrollChannel
 from alfx.engine.remote.policy_state import look_up_buffers, policy_buffers, policy_tensors
 from alfx.engine.remote.remote_unroll import ActingStatistics, UnrollSource, check_source, conf_file_of, worker_settings
-from alfx.engine.unroll import Steps
+from alfx.engine.rollout import Steps
 from alfx.tensor_specs import NestedTensor
 from alfx.utils import processes
 from alfx.utils.processes import LostProcessError, MessagingProcess

@@ -9,7 +9,7 @@ from typing import Any
 
 from alfx import nest
 from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.offline.offline_losses import StoredActions
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, BasicRLInfo, LossInfo, TimeStep, namedtuple

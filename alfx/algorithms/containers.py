@@ -16,7 +16,7 @@ from alfx import gin_utils, nest
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.composition.container_elements import Selector, parse_elements
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, TimeStep
 from alfx.gin_utils import configurable

@@ -14,7 +14,7 @@ import torch
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.bc_algorithm import BcAlgorithm
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.base.exploration_noise import choose
 from alfx.data_structures import AlgStep, BasicRLInfo, TimeStep
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of

@@ -16,7 +16,7 @@ from torch import Tensor
 from alfx import nest
 from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.base.exploration_noise import ActionBounds, GaussianNoise, OrnsteinUhlenbeckNoise, choose
 from alfx.algorithms.base import critic_values
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm

@@ -25,7 +25,7 @@ from alfx import context, nest
 from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.base import q_values
 from alfx.algorithms.base.time_slices import steps, pad_end
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm

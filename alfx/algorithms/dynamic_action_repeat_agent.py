@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from alfx import context, nest, summary
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.data_transformer import HindsightExperienceTransformer
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.sac_algorithm import SacAlgorithm

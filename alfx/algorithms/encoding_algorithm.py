@@ -12,7 +12,7 @@ from torch import Tensor
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, LossInfo, StepType, TimeStep, time_step_spec
 from alfx.gin_utils import configurable
 from alfx.nest.utils import get_nested_field

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from alfx import context, nest, summary
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.data_transformer import RewardTransformer
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, namedtuple

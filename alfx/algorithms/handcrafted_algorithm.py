@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep
 from alfx.gin_utils import configurable, takes_arguments_of

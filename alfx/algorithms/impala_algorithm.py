@@ -15,7 +15,7 @@ import torch
 
 from alfx import nest
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm, ActorCriticState
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.vtrace_loss import VTraceLoss
 from alfx.data_structures import AlgStep, BatchInfo, TimeStep, namedtuple
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from alfx import context, gin_utils, summary
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.data_transformer import RewardTransformer, UntransformedTimeStep
 from alfx.data_structures import AlgStep, StepType, TimeStep, namedtuple
 from alfx.gin_utils import configurable, takes_arguments_of

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.dynamics_learning_algorithm import (DeterministicDynamicsAlgorithm, DynamicsLearningAlgorithm,
                                                          DynamicsState)
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm

@@ -35,7 +35,7 @@ from alfx.algorithms.actor_critic_algorithm import ActorCriticInfo
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.decoding_algorithm import DecodingAlgorithm
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.algorithms.vae import VariationalAutoEncoder

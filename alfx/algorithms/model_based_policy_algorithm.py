@@ -22,7 +22,7 @@ from torch import Tensor
 
 from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.containers import RLAlgWrapper
 from alfx.algorithms.data_transformer import IdentityDataTransformer, RewardTransformer, SequentialDataTransformer
 from alfx.algorithms.model_based.imagination import TransitionStore, imagined_transitions

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from alfx import context, nest
 from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.mpo import mpo_loss
 from alfx.algorithms.base.critic_values import min_q, sequence_priority, weighted_sum
 from alfx.algorithms.mpo.mpo_loss import Multiplier, Temperature
@@ -432,7 +432,7 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
             loss, _ = self._policy_loss(states, weights, policy, mask)
             self._actor_optimizer.zero_grad()
             ((loss * mask).sum() / count).backward()
-            self.learner.average(self._actor_optimizer)
+            self.updater.average_gradients(self._actor_optimizer)
             self._actor_optimizer.step()
             self._move_multipliers()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.mcts_algorithm import MCTSAlgorithm
 from alfx.algorithms.muzero.reanalysis import half_precision, search_observation, search_observation_spec
 from alfx.algorithms.muzero_representation_learner import MuzeroRepresentationImpl

@@ -25,7 +25,7 @@ import torch
 
 from alfx import context, nest, summary
 from alfx.algorithms.base.ownership import assign_optimizers
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.data_transformer import DataTransformer, UntransformedTimeStep
 from alfx.algorithms.mcts_models import MCTSModel
 from alfx.algorithms.muzero.representation import LinearTdStepFunc, MuzeroInfo, MuzeroRepresentationImpl
@@ -201,7 +201,7 @@ class MuzeroRepresentationLearner(OffPolicyAlgorithm):
         if self._impl.replay_buffer is None or self._iterations.add() % self._options.interval:
             return
         ranks = context.get_ranks()
-        if ranks is not None and self._impl.learner.averager is None:
+        if ranks is not None and self._impl.updater.averager is None:
             self._impl.activate_ddp(ranks.rank)
         with summary.scope(self._name):  # the losses of the policy have the same names
             self._impl.train_from_replay_buffer()
@@ -210,7 +210,7 @@ class MuzeroRepresentationLearner(OffPolicyAlgorithm):
         """Keep time steps ``[T, B, ...]`` as the environment gave them."""
         if isinstance(time_steps.untransformed, TimeStep):
             time_steps = time_steps.untransformed
-        if self.learner.unrolls_end_with_bootstrap:  # that step comes again, as the first one of the next unroll
+        if self.unrolls_end_with_bootstrap:  # that step comes again, as the first one of the next unroll
             time_steps = nest.map_structure(lambda x: x[:-1], time_steps)
         experience = Experience(time_step=time_steps._replace(env_info=(), untransformed=()))
         if self._impl.replay_buffer is None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from alfx.algorithms.actor_critic_algorithm import ActorCriticState
 from alfx.algorithms.base.ownership import parameters_of
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.ppg_loss import PPGAuxPhaseLoss
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm, PPOInfo
 from alfx.algorithms.ppo_loss import PPOLoss

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from alfx import nest, summary
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.ppo_algorithm import PPOAlgorithm
 from alfx.data_structures import BatchInfo, Experience, TimeStep
 from alfx.gin_utils import ConfError, configurable, takes_arguments_of
@@ -155,7 +155,7 @@ class PpodAlgorithm(PPOAlgorithm):
         template = nest.map_structure(lambda x: x.new_zeros(count, *x.shape[1:]), collected)
         beside = template._replace(action=action, time_step=template.time_step._replace(
             **{name: x for name, x in time_step._asdict().items() if nest.flatten(x)}))
-        beside = root.learner.transformed(beside, BatchInfo(), ())
+        beside = root.transform_batch(beside, BatchInfo(), ())
         slots.note_values(self._values(beside.time_step).cpu())
         self._num_beside = count
         for name, value in (('reward', len(pools.with_reward)), ('value', len(pools.with_value)), ('rho', pools.rho),

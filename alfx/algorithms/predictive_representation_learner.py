@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from alfx import context, nest, summary
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.decoding_algorithm import loss_of_samples
 from alfx.algorithms.encoding_algorithm import EncoderAlgorithm
 from alfx.algorithms.base.future_steps import FutureSteps

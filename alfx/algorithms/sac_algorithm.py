@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from alfx import nest, summary
 from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.base import critic_values
 from alfx.algorithms.base.time_slices import pad_end, pad_start
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from alfx import nest, summary
 from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.base import critic_values
 from alfx.algorithms.taac.action_curves import (LinearTrajectory, QuadraticTrajectory, Trajectory, action_scale,
                                                  choose, trajectory_encoder)

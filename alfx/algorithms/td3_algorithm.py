@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from alfx import context
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.ddpg_algorithm import DdpgAlgorithm
 from alfx.algorithms.base.exploration_noise import GaussianNoise, gaussian_like
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, valid_masks

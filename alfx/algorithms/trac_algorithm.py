@@ -15,7 +15,7 @@ from torch import Tensor
 
 from alfx import context, nest, summary
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, BatchInfo, LossInfo, StepType, TimeStep, namedtuple, reset_at_first
 from alfx.gin_utils import check_value, configurable

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
 from alfx.algorithms.base.traceable_layers import is_traceable
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.vae import VariationalAutoEncoder, check_decoder
 from alfx.algorithms.vq_vae import Vqvae
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from alfx import context, nest
 from alfx.algorithms.base.traceable_layers import is_traceable
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.data_transformer import DataTransformer, create_data_transformer
 from alfx.algorithms.muzero.model_targets import HeldSteps
 from alfx.algorithms.mcts_models import MCTSModel, ModelOutput, ModelState

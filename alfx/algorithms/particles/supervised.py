@@ -207,6 +207,10 @@ class SupervisedEnsemble:
         loader = self._task.train_loader
         return self._entropy_regularization, None if loader is None else self._task.train_size
 
+    def _batch_losses(self, batch: tuple[Tensor, ...]) -> tuple[Any, None, Any]:
+        info = self.train_step(batch).info  # type: ignore[attr-defined]
+        return info, None, info
+
     def _own_rows(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The rows of a batch that are this process's to compute the loss of."""
         return tuple(map(context.own_rows, batch))
@@ -228,7 +232,7 @@ class SupervisedEnsemble:
                 total += float(self._task.loss(answers, batch[1]).mean())
                 correct += self._task.quality(answers, batch[1])
             with context.record_if(recording and is_last):  # so that the others may be played from a record
-                loss_info = algorithm.learner.train_on_batch(batch)
+                loss_info = algorithm.updater.train_on_batch(self._batch_losses, batch)
             num += 1
             if self._config is not None and self._config.update_counter_every_mini_batch:
                 context.increment_global_counter()

@@ -509,7 +509,7 @@ def test_an_agent_trains_an_algorithm_with_an_echo():
     before = parameters(root)
     root.train_iter()
     assert not any(torch.equal(a, b) for a, b in zip(before, parameters(root)))
-    echo = root.learner.cursor.state.rl['echo']
+    echo = root.learner.collector.position.state.rl['echo']
     torch.testing.assert_close(echo.sum(-1), torch.ones(4))
 
 

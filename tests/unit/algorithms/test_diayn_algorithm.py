@@ -191,7 +191,7 @@ def test_the_discriminator_learns_from_the_end_of_an_episode_too():
     experience, _ = agent.replay_buffer.get_batch(64, 2)
     experience = nest.map_structure(lambda x: x.transpose(0, 1), experience)
     is_end = experience.step_type[1] == StepType.LAST
-    loss = agent._irm.calc_loss(agent.learner.train_info(experience).irm).loss
+    loss = agent._irm.calc_loss(agent.learner.losses.train_info(experience).irm).loss
     assert is_end.any() and (loss[0][is_end] > 0).all()
     assert (experience.step_type[0][loss[0] > 0] != StepType.LAST).all() and (loss[1] == 0).all()
 

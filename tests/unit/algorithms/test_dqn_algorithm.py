@@ -485,7 +485,7 @@ def test_steps_do_not_change_their_inputs(kind):
             assert torch.equal(old, new)
     experience = agent.unroll(5)
     copies = nest.map_structure(torch.clone, experience)
-    agent._rl_algorithm.calc_loss(agent.learner.train_info(experience).rl)
+    agent._rl_algorithm.calc_loss(agent.learner.losses.train_info(experience).rl)
     for old, new in zip(nest.flatten(copies), nest.flatten(experience)):
         assert torch.equal(old, new)
 
@@ -503,7 +503,7 @@ def test_a_checkpoint_restores_the_next_update(kind):
     experience = agent.unroll(5)
     for each in (agent, copy):
         torch.manual_seed(0)
-        loss_info = each.calc_loss(each.learner.train_info(experience))
+        loss_info = each.calc_loss(each.learner.losses.train_info(experience))
         each.update_with_gradient(loss_info)
         each.after_update(experience.time_step, AgentInfo())
     for a, b in zip(parameters(agent), parameters(copy)):

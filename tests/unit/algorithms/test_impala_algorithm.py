@@ -72,7 +72,7 @@ def test_the_step_after_a_sequence_is_bootstrapped_from_and_has_no_loss_of_its_o
     agent.unroll(6)
     seen = losses_seen(one_update(agent), monkeypatch)
     reduced = []
-    losses = agent.learner.losses
+    losses = agent.learner.losses.collected
 
     def record(experience):
         loss_info, masks, train_info = losses(experience)
@@ -148,7 +148,7 @@ def test_unrolls_of_a_policy_of_ten_iterations_ago_are_learned_from():
     learner, env = make_agent('impala', 'discrete', batch_size=16, unroll_length=10, mini_batch_size=None)
     actor, _ = make_agent('impala', 'discrete', batch_size=16, unroll_length=10, seed=1)
     source = StaleUnrolls(actor)
-    learner.learner.use_source(source, 10)
+    learner.learner.collector.use_source(source, 10)
     assert not learner.on_policy
     for _ in range(200):
         learner.train_iter()
@@ -187,7 +187,7 @@ def test_a_recurrent_policy_is_recomputed_from_the_state_it_acted_from(length, m
     agent, env = make_agent('impala', 'recurrent', mini_batch_length=length, mini_batch_size=None)
     agent.unroll(6)  # so that the next one begins within an episode of 5 steps
     agent.replay_buffer.clear()
-    start = nest.map_structure(torch.clone, agent.learner.cursor.state)
+    start = nest.map_structure(torch.clone, agent.learner.collector.position.state)
     experience = agent.unroll(6)
     assert any(x.abs().max() > 0 for x in nest.flatten(start))
     seen = losses_seen(one_update(agent), monkeypatch)

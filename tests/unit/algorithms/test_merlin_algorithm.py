@@ -173,7 +173,7 @@ def test_gradients_flow_through_time_within_an_unroll_but_not_into_the_next():
 
     # the memory is empty at step 0; a key matters as soon as there are two slots to choose from
     assert not reaches(0) and reaches(2)
-    assert all(not x.requires_grad for x in nest.flatten(agent.learner.cursor.state))
+    assert all(not x.requires_grad for x in nest.flatten(agent.learner.collector.position.state))
 
 
 def test_the_loss_is_the_sum_of_the_parts_with_their_weights():

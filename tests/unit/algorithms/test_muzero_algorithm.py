@@ -75,7 +75,7 @@ def learner_of(agent):
 def processed(agent, count=12, length=1):
     """A batch as it is trained on, and where it came from."""
     experience, info = agent.replay_buffer.get_batch(count, length)
-    return agent.learner.processed(experience, info), info
+    return agent.learner.batches.processed(experience, info), info
 
 
 def first_of(batch):
@@ -205,7 +205,7 @@ def test_priorities_are_those_of_the_function():
     agent.train_iter()
     batch, _ = processed(agent)
     time_major = nest.map_structure(lambda x: x.transpose(0, 1), batch)
-    info = agent.learner.train_info(time_major)
+    info = agent.learner.losses.train_info(time_major)
     loss_info = agent.calc_loss(info)
     torch.testing.assert_close(loss_info.priority, loss_info.extra['rl']['value'][0] + 3)
     assert muzero(calculate_priority=False)[0]._rl_algorithm._representation_learner._priority_func is None

@@ -362,8 +362,8 @@ def test_sequences_at_once_are_the_loop_over_steps(algorithm, use_rollout_state,
     assert agent.capabilities.trains_sequences_at_once
     losses = []
     for at_once in (True, False):
-        monkeypatch.setattr(agent, '_traits', agent.capabilities._replace(trains_sequences_at_once=at_once))
-        losses.append(learner.calc_loss(agent.learner.train_info(experience).repr).loss)
+        monkeypatch.setattr(agent, '_capabilities', agent.capabilities._replace(trains_sequences_at_once=at_once))
+        losses.append(learner.calc_loss(agent.learner.losses.train_info(experience).repr).loss)
     torch.testing.assert_close(*losses)
 
 

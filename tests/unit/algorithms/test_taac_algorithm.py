@@ -368,7 +368,7 @@ def test_a_checkpoint_restores_the_next_action_and_the_next_update(cls):
     experience = nest.map_structure(lambda x: x.transpose(0, 1), experience)
     for each in (agent, copy):
         torch.manual_seed(0)
-        info = each.learner.train_info(experience)
+        info = each.learner.losses.train_info(experience)
         each.update_with_gradient(each.calc_loss(info))
         each.after_update(experience.time_step, info)
     assert all(torch.equal(a, b) for a, b in zip(parameters(agent), parameters(copy)))

@@ -182,7 +182,7 @@ def test_steps_at_which_an_episode_ended_do_not_count(monkeypatch):
     agent, _ = make(monkeypatch, 'actor-critic', 'discrete')
     experience = agent.unroll(6)  # episodes of 5 steps
     trac = agent._rl_algorithm
-    info = agent.learner.train_info(experience).rl
+    info = agent.learner.losses.train_info(experience).rl
     assert experience.time_step.is_last().any()
     seen = []
     monkeypatch.setattr(trac, '_policies_now', lambda e: e.action_param._like(
