@@ -355,8 +355,9 @@ def page_of(name: str, target: type, head: Sequence[str], uses: Sequence[Use], s
         lines += ['## Confs and results', '', *textwrap.wrap(_EXPECTED, 120), '', *_conf_rows(uses, stored), '',
                   *(f'![Learning curve of {path.stem}](../{path.relative_to(ROOT / "docs")})' for path in pictures
                     if path.exists()), '']
-    lines += ['## Arguments', '', f'`alfx help {name}` prints these arguments. Those that alfx passes itself are omitted.',
-              '', *reference.arguments(entries[name])]
+    lines += ['## Arguments', '',
+              f'`alfx help {name}` prints these arguments. Those that alfx passes itself are omitted.', '',
+              *reference.arguments(entries[name])]
     losses = losses_of(target, {loss for use in uses for loss in use.classes} if head else set())
     links = [f'[{loss.__name__}](../reference/algorithms.md#{loss.__name__.lower()})' for loss in losses
              if loss.__name__ in entries]
@@ -371,7 +372,8 @@ def _tag_lines(*targets: type) -> list[str]:
         lines += ['| tag | meaning | healthy | otherwise |', '| --- | --- | --- | --- |',
                   *(row.replace('](', '](../') for row in explained), '']
     if further:
-        lines += textwrap.wrap(f"Under the name of the algorithm, its loss or a part: {', '.join(f'`{x}`' for x in further)}. "
+        lines += textwrap.wrap('Under the name of the algorithm, its loss or a part: '
+                               f"{', '.join(f'`{x}`' for x in further)}. "
                                'Some of them need `TrainerConfig.debug_summaries`.', 120)
     return lines if explained or further else []
 
@@ -383,8 +385,8 @@ class, and `alfx show CONF` a conf in full. The columns of the table are
 
 - *actions*: supported kinds of actions; *mixed* is a nest of a discrete and a continuous action;
 - *recurrent*: *yes* if recurrent networks are supported, *built in* if the algorithm has a memory without them;
-- *learns from*: *unrolls*, the latest rollout, which is then discarded; *replay*, samples from a replay buffer; *dataset*,
-  stored data, in at least one shipped conf;
+- *learns from*: *unrolls*, the latest rollout, which is then discarded; *replay*, samples from a replay buffer;
+  *dataset*, stored data, in at least one shipped conf;
 - *compiled*: the update is the same operations every time, so `TrainerConfig.compile` supports it.
 
 `python tools/algorithm_table.py` writes this page and the page of each algorithm.
@@ -397,8 +399,8 @@ _EXPECTED = ('*Expected* is the value in the header comment of the conf. *Measur
 _PARTS = """
 ## Parts and other algorithms
 
-These are intrinsic rewards, representations, models, planners and imitation rewards, which are parts of an
-[`Agent`](compose_an_agent.md), and algorithms for supervised learning.
+These are parts of an [`Agent`](compose_an_agent.md) (intrinsic rewards, representations, models, planners, imitation
+rewards) and algorithms for supervised learning.
 
 """
 
