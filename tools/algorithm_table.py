@@ -394,8 +394,8 @@ class, and `alfx show CONF` a conf in full. The columns of the table are
 """
 _SPECS = 'observation_spec', 'action_spec', 'reward_spec'
 _COLUMNS = '| actions | recurrent | learns from | compiled |', '| --- | --- | --- | --- |'
-_EXPECTED = ('*Expected* is the value in the header comment of the conf. *Measured* is the mean over seeds with its 95% '
-             'interval, from [the results](../results.md); empty if there is no result.')
+_EXPECTED = ('*Expected* is the value in the header comment of the conf. *Measured* is the mean over seeds with its '
+             '95% interval, from [the results](../results.md); empty if there is no result.')
 _PARTS = """
 ## Parts and other algorithms
 
