@@ -136,7 +136,8 @@ class AdversarialRewardAlgorithm(BatchRewards, RewardEstimationAlgorithm):
         own = self._transitions(root, inputs)
         logit = self._logit(nest.map_structure(lambda x: x.flatten(0, 1), own)).unflatten(0, (batch, length - 1))
         reward = self._reward(logit) * own.is_valid
-        own = nest.map_structure(lambda x: torch.cat((x, torch.zeros_like(x[:, :1])), 1), own)  # no transition starts at the last step
+        # no transition starts at the last step
+        own = nest.map_structure(lambda x: torch.cat((x, torch.zeros_like(x[:, :1])), 1), own)
         pairs = self._demonstrations.draw(batch * length, 2).time_step
         demonstrated = nest.map_structure(lambda x: x[:, 0].unflatten(0, shape), self._transitions(root, pairs))
         return AlgStep(torch.cat((torch.zeros_like(reward[:, :1]), reward), 1), (), AdversarialInfo(own, demonstrated))
@@ -157,7 +158,8 @@ class AdversarialRewardAlgorithm(BatchRewards, RewardEstimationAlgorithm):
         """
         own, demonstrated = rollout_info
         f_own, f_demonstrated = self._logit(own), self._logit(demonstrated)
-        is_pair = own.is_valid * demonstrated.is_valid  # equal numbers of both kinds: otherwise f is off by the log of their ratio
+        # equal numbers of both kinds: otherwise f is off by the log of their ratio
+        is_pair = own.is_valid * demonstrated.is_valid
         loss = (F.softplus(f_own) + F.softplus(-f_demonstrated)) * is_pair
         right = ((f_own < 0) * is_pair, (f_demonstrated > 0) * is_pair)
         penalty: Any = ()
@@ -270,8 +272,8 @@ class AirlAlgorithm(AdversarialRewardAlgorithm):
             ConfError: the policy is recurrent.
         """
         if nest.flatten(root.policy_algorithm.predict_state_spec):
-            raise ConfError([problem_at('Agent', 'intrinsic_reward_module', f'= @{type(self).__name__}, which needs the '
-                                        "policy's probability of demonstrated actions, but the policy is recurrent",
+            raise ConfError([problem_at('Agent', 'intrinsic_reward_module', f'= @{type(self).__name__}, which needs '
+                                        "the policy's probability of demonstrated actions, but the policy is recurrent",
                                         'choose feed-forward networks, or @GailAlgorithm')])
         super().prepare(root)
 
