@@ -24,7 +24,7 @@ def project_distribution(probs: Tensor, reward: Tensor, discount: Tensor, v_min:
     """Project the distribution of ``reward + discount Z`` onto the atoms of Z.
 
     Bellemare et al. 2017 (arXiv:1707.06887), eq. 7 and algorithm 1: probability between two atoms is split between them
-    in inverse proportion to distance; probability outside the range goes to the nearest atom.
+    by linear interpolation; probability outside the range goes to the nearest atom.
 
     Args:
         probs: ``[..., N]``: probabilities of Z for N atoms evenly spaced from ``v_min`` to ``v_max``, N at least 2.
