@@ -1,6 +1,6 @@
 """DAgger, imitation of an expert that can be queried (Ross et al. 2011, arXiv:1011.0686).
 
-A cloned policy reaches states that its demonstrations do not cover, because of its own mistakes. In DAgger the policy
+A cloned policy reaches states that its demonstrations do not cover, because it makes mistakes. In DAgger the policy
 itself acts, and the expert labels each step with the action that it would take. The policy clones these labels from all
 data collected so far (algorithm 3.1). The replay buffer is the aggregated dataset, and samples from it are trained on
 as in :mod:`alfx.algorithms.bc_algorithm`. Whether the expert or the policy acts is drawn at each step:
