@@ -15,7 +15,7 @@ with h(s') = 0 where the task ended; g and h remain meaningful without the polic
 trained on, by the current discriminator, not when the step is collected.
 
 Rewards of one sign are biased: where episodes can end early, the policy is paid for staying alive (GAIL's reward) or
-for ending the episode (``reward_form = 'negative'``), whatever has been demonstrated (Kostrikov et al. 2019,
+for ending the episode (``reward_form = 'negative'``), regardless of the demonstrations (Kostrikov et al. 2019,
 arXiv:1809.02925, section 4.1). A good return then does not prove imitation. A warning is logged in this case.
 """
 import logging

@@ -153,7 +153,7 @@ class AsyncUnroller(UnrollSource):
         return results
 
     def _gather(self, length: int, at_least: int) -> tuple[Steps, Timing] | None:
-        self._listen_now_and_then()
+        self._listen_at_intervals()
         out, count = self._channel.ring.empty_steps(length), 0
         while True:
             count += self._channel.get(out, count, length - count, processes.POLL_SECONDS if count < at_least else 0.0)
@@ -179,7 +179,7 @@ class AsyncUnroller(UnrollSource):
         if algorithm is not self._algorithm:
             raise ValueError('update_parameter: expected the algorithm that the AsyncUnroller was created for, found '
                              f'another one ({algorithm.name})')
-        self._listen_now_and_then()
+        self._listen_at_intervals()
         look_up_buffers(self._tensors, self._buffers)
         self._send(UnrollJob('update_parameter', context.get_all_progresses(), context.get_global_counter(),
                              self._tensors))
@@ -197,7 +197,7 @@ class AsyncUnroller(UnrollSource):
 
     # The process -----------------------------------------------------------------------------------------------
 
-    def _listen_now_and_then(self) -> None:
+    def _listen_at_intervals(self) -> None:
         """Call :meth:`_listen` at intervals: at each step it would take longer than fetching the step."""
         if time.monotonic() - self._listened_at > _LISTEN_SECONDS:
             self._listen()
@@ -213,12 +213,12 @@ class AsyncUnroller(UnrollSource):
         if process is None:
             raise LostProcessError('the unroll process', 'has been closed')
         has_ended = process.exitcode is not None
-        self._take_in(process)
+        self._handle_messages(process)
         if has_ended:
             self._listened_at = -math.inf  # the next call must notice that the process is gone
             raise process.lost()
 
-    def _take_in(self, process: MessagingProcess) -> None:
+    def _handle_messages(self, process: MessagingProcess) -> None:
         for kind, content in process.listen():
             if kind == 'ready':
                 self.is_ready = True
@@ -236,4 +236,4 @@ class AsyncUnroller(UnrollSource):
         if process is not None:
             atexit.unregister(self.close)
             self._send(UnrollJob('stop'))
-            process.end(time.monotonic() + processes.GRACE_SECONDS, lambda: self._take_in(process))
+            process.end(time.monotonic() + processes.GRACE_SECONDS, lambda: self._handle_messages(process))

@@ -6,8 +6,8 @@ Rainbow: Hessel et al. 2018 (arXiv:1710.02298). Differs from the papers:
 - With several critics the minimum of their values is used, for acting and in targets, as in TD3 (Fujimoto et al. 2018,
   arXiv:1802.09477); ``num_critic_replicas = 1`` is the DQN of the papers.
 - Every step of a sampled sequence is trained on. With multi-step targets each step is trained towards the return up to
-  the end of the sequence; ``train_first_step_only`` gives the n-step target of Rainbow, with n = ``mini_batch_length -
-  1``.
+  the end of the sequence; ``train_first_step_only`` gives the n-step target of Rainbow, where n is
+  ``mini_batch_length - 1``.
 - The loss is the mean over all T steps of a sequence although the last step has no loss: a factor of ``(T - 1) / T``.
 
 Rainbow is a conf with ``target_net_target_action = False`` (double), ``QNetwork.dueling``, ``QNetwork.noisy`` with

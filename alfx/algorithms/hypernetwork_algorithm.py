@@ -209,7 +209,7 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         with torch.no_grad():
             return self.predict_step(inputs).output
 
-    def _answers_of_one_draw(self, num_particles: int | None) -> Callable[[Tensor], Tensor]:
+    def _outputs_of_fixed_sample(self, num_particles: int | None) -> Callable[[Tensor], Tensor]:
         """Return a function that computes outputs with the same sampled networks for all batches."""
         with torch.no_grad():
             params = self.sample_parameters(num_particles=num_particles, training=False)
@@ -281,7 +281,7 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         Args:
             num_particles: N; ``None``: :attr:`num_particles`.
         """
-        return self._evaluate_with(self._answers_of_one_draw(num_particles))
+        return self._evaluate_with(self._outputs_of_fixed_sample(num_particles))
 
     def eval_uncertainty(self, num_particles: int | None = None) -> Uncertainty:
         """Evaluate how well a sampled ensemble detects outliers and how well its outputs are calibrated.
@@ -292,7 +292,7 @@ class HyperNetwork(SupervisedEnsemble, Algorithm):
         Raises:
             ConfError: there are no outliers, or no classes.
         """
-        return self._uncertainty_with(self._answers_of_one_draw(num_particles))
+        return self._uncertainty_with(self._outputs_of_fixed_sample(num_particles))
 
     def summarize_train(self, loss_info: LossInfo, params: Any,  # type: ignore[override]
                         cum_loss: float | None = None, avg_acc: float | None = None,
