@@ -1,4 +1,4 @@
-"""Which modules do the same at every call, so that what is made of them can be recorded and compiled."""
+"""Checks of modules that compute the same operations at every call, so that they can be traced and compiled."""
 from typing import Any
 
 from torch import nn
@@ -13,16 +13,19 @@ _VARYING = (NoisyFC, Normalizer, AdaptiveAverager, EMAverager, WindowAverager, n
 
 
 def is_traceable(module: nn.Module) -> bool:
-    """Whether no part of ``module`` draws numbers of its own or keeps statistics.
+    """Return whether no part of ``module`` samples random numbers or keeps statistics.
 
-    Of modules that come neither with alfx nor with torch this is not known: it is taken for not so.
+    Parts that come neither from alfx nor from torch count as not traceable.
     """
     return all(type(part).__module__.split('.')[0] in ('alfx', 'torch') and not isinstance(part, _VARYING)
                for part in module.modules() if part is not module)
 
 
 def has_fixed_prediction(algorithm: Any, cls: type) -> bool:
-    """Whether ``predict_step`` of ``algorithm`` is that of ``cls``, which reads observation and action mask, and it has
-    no memory and no part that draws numbers of its own or keeps statistics."""
+    """Return whether ``predict_step`` of ``algorithm`` can be traced.
+
+    It has to be the ``predict_step`` of ``cls``, which reads observation and action mask, without recurrent state and
+    without parts that sample random numbers or keep statistics.
+    """
     own = type(algorithm).predict_step is cls.predict_step  # type: ignore[attr-defined]
     return own and not nest.flatten(algorithm.predict_state_spec) and is_traceable(algorithm)

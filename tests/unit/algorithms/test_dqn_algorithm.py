@@ -379,7 +379,7 @@ def test_other_actions_than_one_discrete_one_are_refused(spec):
     (dict(rollout_epsilon_greedy=1.5), 'rollout_epsilon_greedy'),
     (dict(epsilon_greedy=-0.1), 'epsilon_greedy'),
     (dict(num_atoms=51), 'v_min'),
-    (dict(v_min=0.0, v_max=1.0), 'num_atoms is not given'),
+    (dict(v_min=0.0, v_max=1.0), 'num_atoms is not; set num_atoms'),
     (dict(num_atoms=51, v_min=1.0, v_max=0.0), 'v_min < v_max'),
     (dict(num_atoms=1, v_min=0.0, v_max=1.0), 'at least 2'),
     (dict(reward_spec=TensorSpec((2, )), **C51), 'scalar reward'),

@@ -214,8 +214,8 @@ def test_a_recurrent_policy_is_recomputed_from_the_state_it_acted_from(length, m
 
 
 def test_a_recurrent_policy_without_the_states_of_the_rollout_is_refused_by_name():
-    with pytest.raises(ConfError, match='use_rollout_state = False does not go with ImpalaAlgorithm: its networks are '
-                                        'recurrent'):
+    with pytest.raises(ConfError, match='use_rollout_state = False is not supported by ImpalaAlgorithm: its '
+                                        'networks are recurrent'):
         make_agent('impala', 'recurrent', use_rollout_state=False)
 
 
@@ -254,14 +254,14 @@ def test_the_trust_region_goes_around_it():
 
 def test_a_loss_that_does_not_correct_for_age_is_refused_by_name():
     env = ENVIRONMENTS['discrete'](batch_size=1)
-    with pytest.raises(ValueError, match='has to be a VTraceLoss, .* found ActorCriticLoss'):
+    with pytest.raises(ValueError, match='expected a VTraceLoss, .* found ActorCriticLoss'):
         ImpalaAlgorithm(env.observation_spec(), env.action_spec(), loss_class=ActorCriticLoss)
 
 
 @pytest.mark.parametrize('settings, message', [
-    (dict(whole_replay_buffer_training=False, mini_batch_length=1), 'mini_batch_length = 1 does not go with'),
+    (dict(whole_replay_buffer_training=False, mini_batch_length=1), 'mini_batch_length = 1 is not supported by'),
     (dict(whole_replay_buffer_training=False, mini_batch_length=2, priority_replay=True),
-     'priority_replay = True does not go with'),
+     'priority_replay = True is not supported by'),
 ])
 def test_settings_that_nothing_could_be_learned_with_are_refused_by_name(settings, message):
     agent, _ = make_agent('impala', 'discrete')
