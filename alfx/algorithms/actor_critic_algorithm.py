@@ -12,7 +12,6 @@ from torch.distributions import TransformedDistribution
 
 from alfx import nest
 from alfx.algorithms.actor_critic_loss import ActorCriticLoss
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.config import TrainerConfig
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
@@ -57,6 +56,8 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
         debug_summaries: write more summaries.
         name: name of this algorithm.
     """
+
+    predicts_from_observation = True
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), reward_weights: list[float] | None = None,
@@ -121,9 +122,7 @@ class ActorCriticAlgorithm(OnPolicyAlgorithm):
         update is fixed unless something in a network draws numbers or keeps statistics."""
         recomputes = (self._is_stateless and not self._has_batch_dependence
                       and self._has_own_steps(ActorCriticAlgorithm))
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self),
-                                                   recomputes_rollout_info=recomputes,
-                                             traceable_prediction=has_fixed_prediction(self, ActorCriticAlgorithm))
+        return super().own_capabilities()._replace(recomputes_rollout_info=recomputes)
 
     def _has_own_steps(self, cls: type) -> bool:
         """Return whether the algorithm can be trained and all steps that must agree with each other are those of

@@ -13,7 +13,6 @@ from alfx.algorithms.algorithm import Loss
 from alfx.data_structures import LossInfo, StepType, namedtuple
 from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Fraction, NonNegative, Positive
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils, value_ops
 from alfx.utils.losses import element_wise_squared_loss
 from alfx.utils.tensor_utils import explained_variance
@@ -81,10 +80,6 @@ class ActorCriticLoss(Loss):
         self._entropy_regularization = entropy_regularization
         self._td_loss_weight = td_loss_weight
         self._debug_summaries = debug_summaries
-
-    def own_capabilities(self) -> Capabilities:
-        """A loss of tensors alone."""
-        return super().own_capabilities()._replace(traceable_update=True)
 
     @property
     def gamma(self) -> torch.Tensor:

@@ -27,7 +27,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from alfx import nest
-from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.intrinsic.intrinsic_reward import BatchRewards
 from alfx.algorithms.offline.offline_losses import StoredActions
 from alfx.algorithms.reward_learning_algorithm import RewardEstimationAlgorithm
@@ -84,7 +83,7 @@ class AdversarialRewardAlgorithm(BatchRewards, RewardEstimationAlgorithm):
 
     def own_capabilities(self) -> Capabilities:
         """Fixed unless something in a network draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self), trains_sequences_at_once=True)
+        return super().own_capabilities()._replace(trains_sequences_at_once=True)
 
     def set_on_policy(self, is_on_policy: bool) -> None:
         """Reject on-policy training: steps are rewarded as they are read from a replay buffer.
@@ -217,8 +216,6 @@ class GailAlgorithm(AdversarialRewardAlgorithm):
             observation_spec, self._encoder.output_spec))
         self._add_given_optimizers((optimizer, self._discriminator))
 
-    own_capabilities = AdversarialRewardAlgorithm.own_capabilities
-
     def _logit(self, steps: Any) -> Tensor:
         return self._discriminator((steps.observation, steps.action))[0]
 
@@ -262,8 +259,6 @@ class AirlAlgorithm(AdversarialRewardAlgorithm):
             self.add_optimizer(optimizer, [self._reward_network, self._potential])
         self._stored_actions = StoredActions(action_spec)
         self._gamma, self._depends_on_action = gamma, depends_on_action
-
-    own_capabilities = AdversarialRewardAlgorithm.own_capabilities
 
     def prepare(self, root: Any) -> None:
         """Read the demonstrations.

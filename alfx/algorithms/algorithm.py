@@ -16,6 +16,7 @@ from torch import nn
 
 from alfx import context, nest
 from alfx.algorithms.algorithm_interface import AlgorithmInterface
+from alfx.algorithms.base.traceable_layers import has_traceable_prediction, is_traceable
 from alfx.algorithms.base.ownership import algorithms_in, assign_optimizers, describe_owners, optimizers_of
 from alfx.algorithms.documented_loops import DocumentedLoops, make_learner, overridden_loops
 from alfx.config import TrainerConfig
@@ -147,16 +148,24 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
         """Whether ``rollout_step`` has to return all of the state that ``train_step`` needs."""
         return bool(nest.flatten(self._rollout_state_spec)) and (self.use_rollout_state or bool(self.on_policy))
 
-    def own_capabilities(self) -> Capabilities:
-        """What its class says of itself, see :class:`~alfx.engine.capabilities.Capabilities`; that of its parts is
-        joined to it.
+    @property
+    def updates_are_traceable(self) -> bool:
+        """Whether the code of an update is the same tensor operations every time; layers are checked separately."""
+        return True
 
-        A subclass that says nothing inherits all but ``traceable_update`` and ``traceable_prediction``: what it
-        changes only its author knows.
+    def own_capabilities(self) -> Capabilities:
+        """Capabilities of this algorithm without those of its parts, which are joined to them by rule.
+
+        A class of alfx has traceable updates unless :attr:`updates_are_traceable` is False or a layer draws numbers or
+        keeps statistics. A class from elsewhere does not have them unless it overrides this method,
+        because only its author knows what it changes.
         """
-        return Capabilities(trains_sequences_at_once=not nest.flatten(self._train_state_spec),
-                      trains_after_iteration=type(self).after_train_iter is not Algorithm.after_train_iter,
-                      has_offline_hooks=self._has_offline_hooks())
+        return Capabilities(
+            traceable_update=self.updates_are_traceable and is_traceable(self),
+            trains_sequences_at_once=not nest.flatten(self._train_state_spec),
+            trains_after_iteration=type(self).after_train_iter is not Algorithm.after_train_iter,
+            traceable_prediction=has_traceable_prediction(self),
+            has_offline_hooks=self._has_offline_hooks())
 
     _delegates_offline = True  # in a class itself: its offline hooks do nothing but call others
 
@@ -173,7 +182,7 @@ class Algorithm(DocumentedLoops, AlgorithmInterface):
 
     def _joined_capabilities(self) -> Capabilities:
         own, acting = self.own_capabilities(), self.policy_algorithm
-        if 'own_capabilities' not in vars(type(self)):
+        if not type(self).__module__.startswith('alfx.') and 'own_capabilities' not in vars(type(self)):
             own = own._replace(traceable_update=False, traceable_prediction=False)
         if overridden_loops(self).keys() & {'update_with_gradient', 'train_from_unroll'}:  # a graph would bypass them
             own = own._replace(traceable_update=False)

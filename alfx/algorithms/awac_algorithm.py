@@ -58,8 +58,6 @@ class AwacAlgorithm(SacAlgorithm):
         self._stored_actions = StoredActions(action_spec)
         self._temperature, self._max_weight = temperature, max_exp_advantage
 
-    own_capabilities = SacAlgorithm.own_capabilities
-
     def policy_loss(self, rows: Rows, policy: Any, details: Choice, state: Any) -> tuple[Any, Any]:
         """Compute the loss of the policy ``[N]``: minus the weighted log-probability of the action taken."""
         weights, actor_state = self._weights(rows, details, state)

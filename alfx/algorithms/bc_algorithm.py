@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from alfx import nest
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.config import TrainerConfig
 from alfx.algorithms.offline.offline_losses import StoredActions
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
@@ -17,7 +16,6 @@ from alfx.gin_utils import ConfError, configurable
 from alfx.gin_utils.value_checks import Fraction, problem_at
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.tensor_specs import NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 
 BcInfo = namedtuple('BcInfo', ['actor'], default_value=())
@@ -55,6 +53,13 @@ class BcAlgorithm(OffPolicyAlgorithm):
         ConfError: the network outputs actions, and an action is discrete.
     """
 
+    predicts_from_observation = True
+
+    @property
+    def updates_are_traceable(self) -> bool:
+        """Whether the policy is feed-forward."""
+        return not nest.flatten(self.train_state_spec)
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), actor_network_cls: Callable[..., Any] = ActorNetwork,
                  actor_optimizer: Any = None, env: Any = None, config: TrainerConfig | None = None,
@@ -73,12 +78,6 @@ class BcAlgorithm(OffPolicyAlgorithm):
         self._gives_distributions = actor.is_distribution_output
         self._add_given_optimizers((actor_optimizer, actor))
         self.set_epsilon_greedy(epsilon_greedy)
-
-    def own_capabilities(self) -> Capabilities:
-        """True without memory, and unless something in the network draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=not nest.flatten(self.train_state_spec)
-                                                   and is_traceable(self),
-                                             traceable_prediction=has_fixed_prediction(self, BcAlgorithm))
 
     @property
     def supports_action_mask(self) -> bool:  # type: ignore[override]

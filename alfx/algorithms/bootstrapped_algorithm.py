@@ -88,6 +88,11 @@ class BootstrappedAlgorithm(Algorithm):
     _update_target: TargetUpdater
     _bootstraps_from_first_step = False  # compute bootstrap_values at the first step
 
+    @property
+    def updates_are_traceable(self) -> bool:
+        """Whether no state connects the steps of a sequence."""
+        return not nest.flatten(self.train_state_spec)
+
     def preprocess_experience(self, root_inputs: TimeStep, rollout_info: Any,
                               batch_info: BatchInfo) -> tuple[TimeStep, Any]:
         """Pass on the discounted returns ``[B, T]`` of the replay buffer, if it has any, to losses that read them."""

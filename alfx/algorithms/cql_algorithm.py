@@ -112,8 +112,6 @@ class CqlAlgorithm(SacAlgorithm):
                                  for spec in nest.flatten(action_spec))
         self._penalty_weight, self._num_samples, self._calibrated = penalty_weight, num_sampled_actions, calibrated
 
-    own_capabilities = SacAlgorithm.own_capabilities
-
     def trained_values(self, rows: Rows, details: Choice, state: Any) -> tuple[Any, Any]:
         """Compute the critics ``[N, n]`` of the action taken (``[N, n, K]``), and the penalty ``[N]``."""
         observation, critics_state = rows.observation, state.critic.critics
@@ -175,8 +173,6 @@ class DiscreteCqlAlgorithm(DqnAlgorithm):
     def __init__(self, penalty_weight: NonNegative = 1.0, calibrated: bool = False, **kwargs: Any):
         super().__init__(**kwargs)
         self._penalty_weight, self._calibrated = penalty_weight, calibrated
-
-    own_capabilities = DqnAlgorithm.own_capabilities
 
     def _of_action_taken(self, outputs: Tensor, rows: Rows) -> Any:
         """Return the values to train towards targets, and the penalty ``[N]``."""

@@ -60,10 +60,6 @@ class DaggerAlgorithm(BcAlgorithm):
                                         'is recurrent', 'choose a feed-forward expert')])
         self._expert_probability = as_scheduler(expert_probability)
 
-    def own_capabilities(self) -> Capabilities:
-        """Those of cloning."""
-        return super().own_capabilities()
-
     def _capabilities_of_parts(self) -> dict[Algorithm, Capabilities]:
         """Return the capabilities of the parts without the expert, which is not trained."""
         return {part: capabilities for part, capabilities in super()._capabilities_of_parts().items()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
+from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.config import TrainerConfig
 from alfx.algorithms.base.exploration_noise import ActionBounds, GaussianNoise, OrnsteinUhlenbeckNoise, choose
@@ -27,7 +27,6 @@ from alfx.networks.action_specs import check_actor
 from alfx.networks.actor_networks import ActorNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.schedulers import as_scheduler
 from alfx.utils.target_updater import TargetUpdater
 
@@ -107,6 +106,8 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         SpecError: an action is discrete, or has no finite bounds.
     """
 
+    predicts_from_observation = True
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), actor_network_ctor: Callable[..., Any] = ActorNetwork,
                  critic_network_ctor: Callable[..., Any] = CriticNetwork, reward_weights: list[float] | None = None,
@@ -170,11 +171,6 @@ class DdpgAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def _trainable_attributes_to_ignore(self) -> list[str]:
         """Return the attributes of the target networks."""
         return ['_target_actor_network', '_target_critic_networks']
-
-    def own_capabilities(self) -> Capabilities:
-        """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=not self._is_recurrent and is_traceable(self),
-                                             traceable_prediction=has_fixed_prediction(self, DdpgAlgorithm))
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """Return the state of the actor."""

@@ -5,11 +5,9 @@ from typing import Any
 from torch import Tensor
 
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.data_structures import AlgStep, LossInfo
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import NestedTensor, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.losses import element_wise_squared_loss
 
 
@@ -40,10 +38,6 @@ class DecodingAlgorithm(Algorithm):
     def output_spec(self) -> TensorSpec:
         """Spec of the decoded output."""
         return self._decoder.output_spec
-
-    def own_capabilities(self) -> Capabilities:
-        """True unless something in the network draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     def predict_step(self, inputs: NestedTensor, state: NestedTensor = ()) -> AlgStep:
         """Decode an input.

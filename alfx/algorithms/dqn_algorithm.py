@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
+from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.algorithms.categorical_td_loss import CategoricalTDLoss, bootstrap_steps
 from alfx.config import TrainerConfig
@@ -37,7 +37,6 @@ from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Count, Fraction
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.discrete_action import mask_invalid, DiscreteAction, EpsilonZGreedy
 from alfx.utils.schedulers import as_scheduler
 from alfx.utils.target_updater import TargetUpdater
@@ -104,6 +103,8 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     Raises:
         ValueError: the action is not a single discrete one, the networks do not fit it, or a number is out of range.
     """
+
+    predicts_from_observation = True
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), q_network_cls: Callable[..., Any] = QNetwork,
@@ -174,12 +175,6 @@ class DqnAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def convert_train_state_to_predict_state(self, state: Any) -> NestedTensor:
         """Return the state of the critics."""
         return state.critic
-
-    def own_capabilities(self) -> Capabilities:
-        """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=not self._critic_networks.is_rnn
-                                                   and is_traceable(self),
-                                             traceable_prediction=has_fixed_prediction(self, DqnAlgorithm))
 
     # Acting ----------------------------------------------------------------------------------------------------
 

@@ -423,10 +423,6 @@ class StochasticDynamicsAlgorithm(DeterministicDynamicsAlgorithm):
         return DynamicsNetwork(input_spec, output_spec, joint_fc_layer_params=sizes, activation=F.silu, prob=True,
                                continuous_projection_net_ctor=head)
 
-    def own_capabilities(self) -> Capabilities:
-        """True unless something in the network draws numbers or keeps statistics."""
-        return super().own_capabilities()
-
     def _distribution(self, predicted: Any) -> DiagMultivariateNormal:
         """Return the distribution of the change ``[N, (n,) D]``."""
         if self._scaling is None:

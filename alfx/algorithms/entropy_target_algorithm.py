@@ -35,6 +35,8 @@ _LOWEST_LOG_ALPHA = -100.
 class _EntropyAlgorithm(Algorithm):
     """Base class with steps that compute the entropy of the policy and have no output."""
 
+    updates_are_traceable = False
+
     def _entropy_step(self, distribution_and_step_type: tuple[Any, Tensor]) -> AlgStep:
         distribution, step_type = distribution_and_step_type
         entropy, entropy_for_gradient = dist_utils.entropy_with_fallback(distribution)
@@ -262,6 +264,8 @@ class NestedEntropyTargetAlgorithm(Algorithm):
     Raises:
         ValueError: the structures differ, or an argument is out of range.
     """
+
+    updates_are_traceable = False
 
     @takes_arguments_of(EntropyTargetAlgorithm)
     def __init__(self, action_spec: NestedTensorSpec, max_entropy: Nested, target_entropy: Nested,

@@ -28,7 +28,6 @@ from alfx.gin_utils.value_checks import Fraction, Positive, problem_at
 from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.param_networks import StackedParameters
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.algorithms.evolution import evolution
 from alfx.utils.running_stats import updated_at_the_end
@@ -78,6 +77,8 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
     Raises:
         ConfError: an argument is out of range or contradicts another.
     """
+
+    updates_are_traceable = False
 
     _seed: Tensor
     _generation: Tensor
@@ -162,10 +163,6 @@ class EvolutionStrategyAlgorithm(OnPolicyAlgorithm):
             raise ConfError([problem_at(type(self).__name__, 'num_agents', f'= {self._num_agents} members cannot be '
                                         f'distributed evenly over {context.num_ranks()} processes', 'make it a '
                                         'multiple of the number of processes')])
-
-    def own_capabilities(self) -> Capabilities:
-        """It has no updates by gradients of a loss."""
-        return super().own_capabilities()._replace(traceable_update=False)
 
     # Acting ----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.rl_algorithm import RLAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
@@ -96,10 +95,6 @@ class RandomCategoricalGoalGenerator(_RandomGoalGenerator):
         super().__init__(observation_spec, BoundedTensorSpec((num_of_goals, ), torch.float32, 0.0, 1.0), name)
         self._num_of_goals = num_of_goals
 
-    def own_capabilities(self) -> Capabilities:
-        """True: training repeats the goals of the rollout."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
-
     def _draw(self, batch_size: int, device: torch.device) -> Tensor:
         goals = torch.zeros(batch_size, self._num_of_goals, device=device)
         return goals.scatter_(1, torch.randint(self._num_of_goals, (batch_size, 1), device=device), 1.0)
@@ -120,10 +115,6 @@ class RandomContinuousGoalGenerator(_RandomGoalGenerator):
                  name: str = 'RandomContinuousGoalGenerator', action_spec: NestedTensorSpec = None):
         super().__init__(observation_spec, BoundedTensorSpec((goal_size, ), torch.float32, -1.0, 1.0), name)
         self._goal_size = goal_size
-
-    def own_capabilities(self) -> Capabilities:
-        """True: training repeats the goals of the rollout."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     def _draw(self, batch_size: int, device: torch.device) -> Tensor:
         return torch.rand(batch_size, self._goal_size, device=device) * 2.0 - 1.0

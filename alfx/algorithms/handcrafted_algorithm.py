@@ -20,7 +20,6 @@ from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.data_structures import AlgStep, LossInfo, TimeStep
 from alfx.gin_utils import configurable, takes_arguments_of
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.spec_utils import clip_to_spec
 
 
@@ -54,10 +53,6 @@ class HandcraftedAlgorithm(OffPolicyAlgorithm):
             The action, nest ``[B, ...]`` of ``action_spec``.
         """
         raise NotImplementedError(f'{type(self).__name__}._policy_func')
-
-    def own_capabilities(self) -> Capabilities:
-        """True: nothing is trained."""
-        return super().own_capabilities()._replace(traceable_update=True)
 
     def predict_step(self, inputs: TimeStep, state: NestedTensor = ()) -> AlgStep:
         """Return the action ``[B, ...]`` for ``inputs.observation``."""
@@ -104,10 +99,6 @@ class RandomAlgorithm(HandcraftedAlgorithm):
                                 f'finite bounds to sample from uniformly, found {spec}; bound the action space, '
                                 'for example with a wrapper that rescales actions')
         super().__init__(action_spec=action_spec, name=name, **kwargs)
-
-    def own_capabilities(self) -> Capabilities:
-        """True: nothing is trained."""
-        return super().own_capabilities()._replace(traceable_update=True)
 
     def _policy_func(self, observation: NestedTensor) -> NestedTensor:
         """Sample uniformly between the bounds of each action, for integers including both; ``[B, ...]``."""
@@ -158,10 +149,6 @@ class SimpleCarlaAlgorithm(HandcraftedAlgorithm):
         self._distance_to_decelerate = distance_to_decelerate
         self._distance_to_stop = distance_to_stop
 
-    def own_capabilities(self) -> Capabilities:
-        """True: nothing is trained."""
-        return super().own_capabilities()._replace(traceable_update=True)
-
     def _policy_func(self, observation: NestedTensor) -> Tensor:
         """Compute speed, direction and reverse ``[B, 3]`` for the goal in ``observation``."""
         ahead, right = observation['goal'][:, :2].unbind(-1)
@@ -204,8 +191,6 @@ class LinearFeedbackAlgorithm(HandcraftedAlgorithm):
         super().__init__(observation_spec=observation_spec, action_spec=action_spec, name=name, **kwargs)
         self._gains: Tensor
         self.register_buffer('_gains', torch.tensor(gains, dtype=torch.float32), persistent=False)
-
-    own_capabilities = HandcraftedAlgorithm.own_capabilities
 
     def _policy_func(self, observation: NestedTensor) -> Tensor:
         spec = self._action_spec
@@ -267,8 +252,6 @@ class WaypointAlgorithm(HandcraftedAlgorithm):
         self._waypoints: Tensor
         self.register_buffer('_waypoints', torch.tensor(waypoints, dtype=torch.float32), persistent=False)
         self._gain, self._damping = gain, damping
-
-    own_capabilities = HandcraftedAlgorithm.own_capabilities
 
     def _policy_func(self, observation: NestedTensor) -> Tensor:
         position, velocity = observation['observation'].chunk(2, -1)

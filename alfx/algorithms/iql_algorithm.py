@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from alfx import nest
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.config import TrainerConfig
 from alfx.algorithms.base import critic_values
@@ -32,7 +31,6 @@ from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.value_networks import ValueNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.utils.target_updater import TargetUpdater
 
@@ -100,6 +98,8 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         ConfError: a number is out of range, an action is discrete, or the actor network does not output distributions.
     """
 
+    predicts_from_observation = True
+
     _train_actor_on_last_step = False
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -155,11 +155,6 @@ class IqlAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def _trainable_attributes_to_ignore(self) -> list[str]:
         """Return the attribute of the target critics."""
         return ['_target_critic_networks']
-
-    def own_capabilities(self) -> Capabilities:
-        """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=not self._is_recurrent and is_traceable(self),
-                                             traceable_prediction=has_fixed_prediction(self, IqlAlgorithm))
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """Return the state of the actor."""

@@ -264,10 +264,6 @@ class LatentMbrlAlgorithm(MbrlAlgorithm):
     def _make_dynamics(self, ctor: Any, feature_spec: Any, action_spec: Any) -> None:
         return None
 
-    def own_capabilities(self) -> Capabilities:
-        """There is nothing to learn here."""
-        return super().own_capabilities()
-
     def on_parts_built(self, parts: Mapping[str, Algorithm]) -> None:
         """Plan with the representation learner of the agent.
 

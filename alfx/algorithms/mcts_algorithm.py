@@ -139,6 +139,8 @@ class MCTSAlgorithm(OffPolicyAlgorithm):
         ValueError: an argument is out of range, or does not go with another.
     """
 
+    updates_are_traceable = False
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, num_simulations: Count,
                  root_dirichlet_alpha: Positive, root_exploration_fraction: Fraction, pb_c_init: float,
                  pb_c_base: float, discount: Fraction, is_two_player_game: bool,

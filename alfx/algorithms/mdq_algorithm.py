@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.config import TrainerConfig
 from alfx.algorithms.base.exploration_noise import ActionBounds, choose, gaussian_like
@@ -36,7 +35,6 @@ from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Count, Fraction
 from alfx.networks.mdq_critic_networks import MdqCriticNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.entropy_targets import calc_default_target_entropy_quantized
 from alfx.utils.target_updater import TargetUpdater
 
@@ -96,6 +94,8 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         ValueError: ``distill_noise`` is negative, or ``critic_network`` is something else.
     """
 
+    predicts_from_observation = True
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  critic_network: MdqCriticNetwork | Callable[..., MdqCriticNetwork],
                  reward_spec: TensorSpec = TensorSpec(()), epsilon_greedy: Fraction | None = None, env: Any = None,
@@ -127,11 +127,6 @@ class MdqAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_free_form']
-
-    def own_capabilities(self) -> Capabilities:
-        """True unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self),
-                                             traceable_prediction=has_fixed_prediction(self, MdqAlgorithm))
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """There is none."""

@@ -188,6 +188,8 @@ class MemoryBasedPredictor(Algorithm):
         ValueError: an encoder is no network, a decoder no algorithm, or one of them has memory.
     """
 
+    updates_are_traceable = False
+
     def __init__(self, action_spec: NestedTensorSpec, encoders: Nested, decoders: Nested, num_read_keys: Count = 3,
                  lstm_size: Sequence[Count] | Count = (256, 256), latent_dim: Count = 200, memory_size: Count = 1350,
                  loss_weight: float = 1.0, name: str = 'mbp'):
@@ -327,6 +329,8 @@ class MemoryBasedActor(OnPolicyAlgorithm):
         SpecError: ``observation_spec`` is something else.
     """
 
+    updates_are_traceable = False
+
     def __init__(self, observation_spec: TensorSpec, action_spec: NestedTensorSpec, memory: MemoryWithUsage,
                  reward_spec: TensorSpec = TensorSpec(()), epsilon_greedy: Fraction | None = None,
                  num_read_keys: Count = 1, lstm_size: Sequence[Count] | Count = (256, 256), latent_dim: Count = 200,
@@ -425,6 +429,8 @@ class MerlinAlgorithm(OnPolicyAlgorithm):
         ValueError: an encoder or a decoder is something else or has memory, or their structure is not that of the
             observation.
     """
+
+    updates_are_traceable = False
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec, encoders: Nested,
                  decoders: Nested, reward_spec: TensorSpec = TensorSpec(()), env: Any = None,

@@ -92,6 +92,8 @@ class MIEstimator(Algorithm):
         ValueError: an unknown estimator or sampler.
     """
 
+    updates_are_traceable = False
+
     def __init__(self, x_spec: NestedTensorSpec, y_spec: NestedTensorSpec, model: Network | None = None,
                  fc_layers: Sequence[Count] | Count = (256, ), sampler: str = 'buffer', buffer_size: Count = 65536,
                  optimizer: Any = None, estimator_type: str = 'DV',

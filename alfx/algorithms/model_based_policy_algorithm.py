@@ -31,7 +31,6 @@ from alfx.data_structures import TimeStep
 from alfx.gin_utils import ConfError, configurable
 from alfx.gin_utils.value_checks import check_value, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils.schedulers import as_scheduler
 
 _CHECK_PERIOD = 50  # updates of the model between two looks at what is held out
@@ -111,10 +110,6 @@ class ModelBasedPolicyAlgorithm(RLAlgWrapper):
     # What it is ------------------------------------------------------------------------------------------------
 
     _delegates_offline = True
-
-    def own_capabilities(self) -> Capabilities:
-        """That of the policy algorithm."""
-        return super().own_capabilities()
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_world_model']

@@ -29,7 +29,6 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.config import TrainerConfig
 from alfx.algorithms.vae import VAEOutput, gaussian_kld
 from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
@@ -262,10 +261,6 @@ class MoNetAlgorithm(Algorithm):
     def slot_size(self) -> int:
         """Size of the latent vector of a slot."""
         return self._slot_size
-
-    def own_capabilities(self) -> Capabilities:
-        """True unless something in a network draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     # What a step is made of ------------------------------------------------------------------------------------
 

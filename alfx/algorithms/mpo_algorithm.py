@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from alfx import context, nest
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.config import TrainerConfig
 from alfx.algorithms.mpo import mpo_loss
@@ -34,7 +33,6 @@ from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.utils.target_updater import TargetUpdater
 from alfx.utils.tensor_utils import tensor_prepend_zero
@@ -242,12 +240,12 @@ class MpoAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         """Of a discrete action."""
         return self._is_discrete
 
-    def own_capabilities(self) -> Capabilities:
-        """Fixed without memory and further iterations of the M-step, and unless something in a network or a loss draws
-        numbers or keeps statistics."""
-        fixed = not self._is_recurrent and self._mstep_iterations == 1 and is_traceable(self)
-        return super().own_capabilities()._replace(traceable_update=fixed,
-                                             traceable_prediction=has_fixed_prediction(self, MpoAlgorithm))
+    predicts_from_observation = True
+
+    @property
+    def updates_are_traceable(self) -> bool:
+        """Whether the policy is feed-forward and the M-step is a single update."""
+        return not self._is_recurrent and self._mstep_iterations == 1
 
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """The state of the policy network."""

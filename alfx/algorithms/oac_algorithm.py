@@ -41,8 +41,6 @@ class OacAlgorithm(SacAlgorithm):
         ValueError: ``explore`` with another kind of action, policy or critic, or an argument out of range.
     """
 
-    own_capabilities = SacAlgorithm.own_capabilities
-
     @takes_arguments_of(
         SacAlgorithm, without=('normalize_entropy_reward', 'reproduce_locomotion', 'rollout_noise_correlation'),
         defaults={'name': 'OacAlgorithm'}, after={'explore': 'initial_log_alpha'})

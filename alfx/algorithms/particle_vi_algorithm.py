@@ -81,6 +81,8 @@ class ParVIAlgorithm(Algorithm):
         ConfError: an unknown method, 'minmax' without ``critic_optimizer``, or a number that is no positive int.
     """
 
+    updates_are_traceable = False
+
     def __init__(self, particle_dim: Count, num_particles: Count = 10, entropy_regularization: NonNegative = 1.0,
                  par_vi: str | None = 'gfsf', critic_input_dim: Count | None = None,
                  critic_hidden_layers: Sequence[Count] = (100, 100), critic_l2_weight: NonNegative = 10.0,

@@ -190,10 +190,6 @@ class RandomShootingAlgorithm(_TrajectoryPlanner):
     def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
         return RandomOptimizer(**problem)
 
-    def own_capabilities(self) -> Capabilities:
-        """Nothing is learned."""
-        return super().own_capabilities()
-
     def after_update(self, root_inputs: NestedTensor, info: NestedTensor) -> None:
         """Nothing to do."""
 
@@ -234,10 +230,6 @@ class CEMPlanAlgorithm(RandomShootingAlgorithm):
     def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
         return CEMOptimizer(**problem, **self._cem_arguments)
 
-    def own_capabilities(self) -> Capabilities:
-        """Nothing is learned."""
-        return super().own_capabilities()
-
 
 @configurable
 class ICEMPlanAlgorithm(CEMPlanAlgorithm):
@@ -270,10 +262,6 @@ class ICEMPlanAlgorithm(CEMPlanAlgorithm):
     def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
         return ICEMOptimizer(**problem, **self._cem_arguments, **self._icem_arguments)
 
-    def own_capabilities(self) -> Capabilities:
-        """Nothing is learned."""
-        return super().own_capabilities()
-
 
 @configurable
 class MPPIPlanAlgorithm(RandomShootingAlgorithm):
@@ -304,7 +292,3 @@ class MPPIPlanAlgorithm(RandomShootingAlgorithm):
 
     def _make_optimizer(self, problem: dict[str, Any]) -> TrajOptimizer:
         return MPPIOptimizer(**problem, **self._mppi_arguments)
-
-    def own_capabilities(self) -> Capabilities:
-        """Nothing is learned."""
-        return super().own_capabilities()

@@ -8,7 +8,6 @@ from alfx.algorithms.algorithm import Loss
 from alfx.data_structures import LossInfo, namedtuple
 from alfx.gin_utils import configurable
 from alfx.tensor_specs import NestedTensor
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.utils.losses import element_wise_squared_loss
 
@@ -36,10 +35,6 @@ class PPGAuxPhaseLoss(Loss):
             raise ValueError(f'{name}.policy_kl_loss_weight has to be at least 0, found {policy_kl_loss_weight}')
         self._td_error_loss_fn = td_error_loss_fn
         self._policy_kl_loss_weight = policy_kl_loss_weight
-
-    def own_capabilities(self) -> Capabilities:
-        """A loss of tensors alone."""
-        return super().own_capabilities()._replace(traceable_update=True)
 
     def forward(self, info: Any, policy_before: NestedTensor) -> LossInfo:  # type: ignore[override]
         """The loss of each step.

@@ -76,8 +76,6 @@ class PpodAlgorithm(PPOAlgorithm):
         self._num_beside = 0
         self._state_to_load: dict[str, Any] | None = None
 
-    own_capabilities = PPOAlgorithm.own_capabilities
-
     def check_config(self, config: TrainerConfig) -> None:
         """Refuse to be trained on samples.
 

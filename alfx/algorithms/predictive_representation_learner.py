@@ -113,10 +113,6 @@ class SimpleDecoder(Algorithm):
         """Spec of the prediction."""
         return self._decoder_net.output_spec
 
-    def own_capabilities(self) -> Capabilities:
-        """True unless something in the network draws numbers, or statistics are kept."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
-
     def predict_step(self, repr: Tensor, state: NestedTensor = ()) -> AlgStep:
         """The prediction ``[B, ...]`` for representations ``[B, ...]``."""
         return AlgStep(self._decoder_net(repr)[0], state)

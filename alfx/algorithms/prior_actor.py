@@ -18,7 +18,6 @@ from alfx.distributions import nests as dist_nests
 from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Fraction, NonNegative
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 
 _UNBOUNDED = 1e30
@@ -152,10 +151,6 @@ class _PriorActor(Algorithm):
                 self.register_buffer(f'_low_{i}', low, persistent=False)
                 self.register_buffer(f'_high_{i}', high, persistent=False)
 
-    def own_capabilities(self) -> Capabilities:
-        """A prior of the time step alone, of which nothing is trained."""
-        return super().own_capabilities()._replace(traceable_update=True)
-
     def _range(self, i: int) -> tuple[Tensor, Tensor]:
         """Lower and upper bounds of the ``i``-th action, each of its shape."""
         return getattr(self, f'_low_{i}'), getattr(self, f'_high_{i}')
@@ -219,8 +214,6 @@ class SameActionPriorActor(_PriorActor):
         ValueError: ``same_action_noise`` is not above 0, or ``same_action_prob`` is not in [0, 1].
     """
 
-    own_capabilities = _PriorActor.own_capabilities
-
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  same_action_noise: NonNegative = 0.1, same_action_prob: Fraction = 0.9, debug_summaries: bool = False,
                  name: str = 'SameActionPriorActor'):
@@ -273,8 +266,6 @@ class UniformPriorActor(_PriorActor):
     Raises:
         SpecError: an action is not bounded.
     """
-
-    own_capabilities = _PriorActor.own_capabilities
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  debug_summaries: bool = False, name: str = 'UniformPriorActor'):

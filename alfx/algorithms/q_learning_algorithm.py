@@ -70,6 +70,8 @@ class QLearningAlgorithm(OnPolicyAlgorithm):
             there is no table of them; the message names it.
     """
 
+    updates_are_traceable = False
+
     _q_table: Tensor
     _num_episodes: Tensor
 

@@ -38,8 +38,6 @@ class QrsacAlgorithm(SacAlgorithm):
         ValueError: the action is not continuous.
     """
 
-    own_capabilities = SacAlgorithm.own_capabilities
-
     @takes_arguments_of(
         SacAlgorithm, without=('q_network_cls', ), defaults={'use_entropy_reward': False, 'name': 'QrsacAlgorithm'},
         after={'min_critic_by_critic_mean': 'num_critic_replicas'})

@@ -85,10 +85,6 @@ class FixedRewardFunction(RewardEstimationAlgorithm):
             reward_func = REWARDS[reward_func]
         self._reward_func = check_value(owner, 'reward_func', reward_func, callable)
 
-    def own_capabilities(self) -> Capabilities:
-        """Nothing is learned."""
-        return super().own_capabilities()._replace(traceable_update=True, trains_sequences_at_once=True)
-
     def compute_reward(self, obs: NestedTensor, action: NestedTensor, state: NestedTensor) -> tuple[Tensor, Any]:
         """See the base class.
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
+from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.config import TrainerConfig
 from alfx.algorithms.base import critic_values
@@ -45,7 +45,6 @@ from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.networks.q_networks import QNetwork
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.utils.averager import ScalarAdaptiveAverager
 from alfx.utils.target_updater import TargetUpdater
@@ -137,6 +136,8 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         ValueError: arguments that contradict each other or are out of range.
     """
 
+    predicts_from_observation = True
+
     _log_alpha: Any
     _target_entropy: Tensor
     _training_started: Tensor
@@ -225,11 +226,6 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def convert_train_state_to_predict_state(self, state: NestedTensor) -> NestedTensor:
         """The state of choosing an action."""
         return SacState(action=state.action)
-
-    def own_capabilities(self) -> Capabilities:
-        """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=not self._is_recurrent and is_traceable(self),
-                                             traceable_prediction=has_fixed_prediction(self, SacAlgorithm))
 
     # Acting ----------------------------------------------------------------------------------------------------
 

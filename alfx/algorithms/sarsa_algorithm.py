@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.base.traceable_layers import has_fixed_prediction, is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.config import TrainerConfig
 from alfx.algorithms.base.exploration_noise import OrnsteinUhlenbeckNoise, choose
@@ -33,7 +32,6 @@ from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import configurable
 from alfx.gin_utils.value_checks import Count, Fraction, NonNegative, Positive
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.utils.target_updater import TargetUpdater
 
@@ -107,6 +105,8 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
         ValueError: arguments that contradict each other or are out of range.
     """
 
+    predicts_from_observation = True
+
     _target_entropy: float
 
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
@@ -177,11 +177,6 @@ class SarsaAlgorithm(BootstrappedAlgorithm, RLAlgorithm):
 
     def _trainable_attributes_to_ignore(self) -> list[str]:
         return ['_target_critic_networks', '_smoothed_actor_network']
-
-    def own_capabilities(self) -> Capabilities:
-        """True without memory, and unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=not self._is_recurrent and is_traceable(self),
-                                             traceable_prediction=has_fixed_prediction(self, SarsaAlgorithm))
 
     def convert_train_state_to_predict_state(self, state: Any) -> Any:
         """The state of the actor."""

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from alfx import nest, summary
-from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.bootstrapped_algorithm import BootstrappedAlgorithm, Rows, Terms
 from alfx.config import TrainerConfig
 from alfx.algorithms.base import critic_values
@@ -42,7 +41,6 @@ from alfx.networks.actor_distribution_networks import ActorDistributionNetwork
 from alfx.networks.critic_networks import CriticNetwork
 from alfx.summary import summary_utils
 from alfx.tensor_specs import BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec
-from alfx.engine.capabilities import Capabilities
 from alfx.utils import dist_utils
 from alfx.algorithms.taac.double_precision import LinearLayersInDouble
 from alfx.utils.target_updater import TargetUpdater
@@ -248,10 +246,6 @@ class TaacAlgorithmBase(BootstrappedAlgorithm, OffPolicyAlgorithm):
     def _trainable_attributes_to_ignore(self) -> list[str]:
         """The target critics."""
         return ['_target_critic_networks']
-
-    def own_capabilities(self) -> Capabilities:
-        """True unless something in a network or a loss draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     # Acting ----------------------------------------------------------------------------------------------------
 
@@ -467,8 +461,6 @@ class TaacAlgorithm(TaacAlgorithmBase):
     def __init__(self, name: str = 'TaacAlgorithm', *args: Any, **kwargs: Any):
         super().__init__(*args, trajectory=Trajectory(), name=name, **kwargs)  # type: ignore[misc]
 
-    own_capabilities = TaacAlgorithmBase.own_capabilities
-
 
 @configurable
 class TaacLAlgorithm(TaacAlgorithmBase):
@@ -488,8 +480,6 @@ class TaacLAlgorithm(TaacAlgorithmBase):
         trajectory = self._trajectory_cls(inverse_mode)
         super().__init__(*args, trajectory=trajectory, name=name, **kwargs)  # type: ignore[misc]
 
-    own_capabilities = TaacAlgorithmBase.own_capabilities
-
 
 @configurable
 class TaacQAlgorithm(TaacLAlgorithm):
@@ -507,5 +497,3 @@ class TaacQAlgorithm(TaacLAlgorithm):
     @_with_parameters_of_base
     def __init__(self, name: str = 'TaacQAlgorithm', inverse_mode: bool = True, *args: Any, **kwargs: Any):
         super().__init__(name, inverse_mode, *args, **kwargs)
-
-    own_capabilities = TaacAlgorithmBase.own_capabilities

@@ -104,8 +104,6 @@ class Td3Algorithm(DdpgAlgorithm):
             return action
         return self._bounds.add_noise(action, gaussian_like(action, self._target_noise, self._noise_clip))
 
-    own_capabilities = DdpgAlgorithm.own_capabilities
-
     @property
     def graph_key(self) -> Hashable:
         """Whether the next update trains the policy."""

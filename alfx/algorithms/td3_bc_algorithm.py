@@ -57,8 +57,6 @@ class Td3BcAlgorithm(Td3Algorithm):
         self._actor_penalty, self._critic_penalty = actor_penalty, critic_penalty
         self._normalize_value = normalize_value
 
-    own_capabilities = Td3Algorithm.own_capabilities
-
     def _regularized_loss(self, loss: Tensor, value: Tensor, action: NestedTensor, rows: Rows) -> Tensor:
         if self._normalize_value:
             loss = loss / value.detach().abs().mean().clamp(min=1e-6)

@@ -105,6 +105,8 @@ class TracAlgorithm(RLAlgorithm):
         SpecError: there is no distance between distributions such as those of the policy.
     """
 
+    updates_are_traceable = False
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  reward_spec: TensorSpec = TensorSpec(()), env: Any = None, config: TrainerConfig | None = None,
                  ac_algorithm_cls: Callable[..., Any] = ActorCriticAlgorithm, action_dist_clip_per_dim: Positive = 0.01,

@@ -310,10 +310,6 @@ class VariationalAutoEncoder(_LatentEncoder):
         self._z_dim = z_dim
         self._mean_and_log_var = FC(size, 2 * z_dim, identity)
 
-    def own_capabilities(self) -> Capabilities:
-        """True, unless something in a network draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
-
     @property
     def output_spec(self) -> TensorSpec:
         """Spec of each field of the output: a vector of ``z_dim``."""

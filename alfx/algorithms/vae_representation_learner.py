@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from alfx import nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.config import TrainerConfig
 from alfx.algorithms.vae import VariationalAutoEncoder, check_decoder
 from alfx.algorithms.vq_vae import Vqvae
@@ -23,7 +22,6 @@ from alfx.data_structures import AlgStep, LossInfo, TimeStep, namedtuple
 from alfx.gin_utils import check_value, configurable
 from alfx.gin_utils.value_checks import Positive
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, SpecError, TensorSpec
-from alfx.engine.capabilities import Capabilities
 
 VAERepresentationInfo = namedtuple(
     'VAERepresentationInfo', ['reconstruction', 'kld', 'elbo', 'beta', 'perplexity', 'codebook_use', 'vae'],
@@ -137,10 +135,6 @@ class VAERepresentationLearner(Algorithm):
             raise ValueError(f'{owner}.vae_ctor: found a learned prior, which the observation alone has no input for; '
                              'leave out the prior network')
         return vae.output_spec
-
-    def own_capabilities(self) -> Capabilities:
-        """Whether that is so for the autoencoder and the decoder."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     @property
     def output_spec(self) -> NestedTensorSpec:

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from alfx import context, summary
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.base.traceable_layers import is_traceable
 from alfx.algorithms.vae import check_decoder, check_encoder, straight_through
 from alfx.data_structures import AlgStep, LossInfo, namedtuple
 from alfx.gin_utils import configurable
@@ -28,7 +27,6 @@ from alfx.gin_utils.value_checks import Count, NonNegative
 from alfx.networks.encoding_networks import EncodingNetwork
 from alfx.networks.network import Network
 from alfx.tensor_specs import NestedTensor, SpecError, TensorSpec
-from alfx.engine.capabilities import Capabilities
 
 VqvaeInfo = namedtuple('VqvaeInfo', ['quantization', 'commitment', 'reconstruction', 'perplexity', 'codebook_use'],
                        default_value=())
@@ -120,10 +118,6 @@ class Vqvae(Algorithm):
         self._codebook = nn.Parameter(torch.empty(num_embeddings, embedding_dim).uniform_(-1, 1) / num_embeddings)
         self._commitment_loss_weight = commitment_loss_weight
         self.register_buffer('_usage', torch.zeros(num_embeddings))
-
-    def own_capabilities(self) -> Capabilities:
-        """True, unless something in a network draws numbers or keeps statistics."""
-        return super().own_capabilities()._replace(traceable_update=is_traceable(self))
 
     @property
     def output_spec(self) -> TensorSpec:

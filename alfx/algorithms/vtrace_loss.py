@@ -48,8 +48,6 @@ class VTraceLoss(ActorCriticLoss):
                                         f'thres = {clip_rho_thres}: the values need not converge then',
                                         'lower it, or raise clip_rho_thres')])
 
-    own_capabilities = ActorCriticLoss.own_capabilities
-
     def forward(self, info: Any) -> LossInfo:  # type: ignore[override]
         """The loss of each step.
 

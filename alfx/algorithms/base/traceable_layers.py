@@ -21,11 +21,12 @@ def is_traceable(module: nn.Module) -> bool:
                for part in module.modules() if part is not module)
 
 
-def has_fixed_prediction(algorithm: Any, cls: type) -> bool:
-    """Return whether ``predict_step`` of ``algorithm`` can be traced.
+def has_traceable_prediction(algorithm: Any) -> bool:
+    """Return whether ``predict_step`` can run from a traced graph.
 
-    It has to be the ``predict_step`` of ``cls``, which reads observation and action mask, without recurrent state and
-    without parts that sample random numbers or keep statistics.
+    That is so if the class that defines it sets ``predicts_from_observation = True``, which states that it reads only
+    the observation and the action mask, if it is not recurrent, and if all layers are traceable.
     """
-    own = type(algorithm).predict_step is cls.predict_step  # type: ignore[attr-defined]
-    return own and not nest.flatten(algorithm.predict_state_spec) and is_traceable(algorithm)
+    owner = next((cls for cls in type(algorithm).__mro__ if 'predict_step' in vars(cls)), object)
+    return (vars(owner).get('predicts_from_observation', False) and not nest.flatten(algorithm.predict_state_spec)
+            and is_traceable(algorithm))

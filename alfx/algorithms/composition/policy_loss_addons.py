@@ -43,6 +43,8 @@ class PolicyLossAddOn(Algorithm):
         ConfError: ``weight`` is negative.
     """
 
+    updates_are_traceable = False
+
     def __init__(self, observation_spec: NestedTensorSpec, action_spec: NestedTensorSpec,
                  weight: float | Callable[[], float] = 1.0, debug_summaries: bool = False,
                  name: str = 'PolicyLossAddOn'):
@@ -232,6 +234,8 @@ class PolicyLossAddOns(Algorithm):
         addons: the terms.
         name: name of this algorithm.
     """
+
+    updates_are_traceable = False
 
     def __init__(self, addons: Sequence[PolicyLossAddOn], name: str = 'PolicyLossAddOns'):
         super().__init__(name=name)

@@ -45,6 +45,8 @@ class IntrinsicRewardAlgorithm(Algorithm):
         ConfError: a number is out of range, or ``observation_spec`` is missing although observations are normalized.
     """
 
+    updates_are_traceable = False
+
     def __init__(self, observation_spec: NestedTensorSpec | None, observation_adapt_speed: float | None,
                  observation_clip_value: float | None, reward_adapt_speed: float | None, reward_zero_mean: bool,
                  reward_clip_value: float = -1.0, train_state_spec: NestedTensorSpec = (), optimizer: Any = None,

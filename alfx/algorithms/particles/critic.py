@@ -52,6 +52,8 @@ class CriticAlgorithm(Algorithm):
             number of inputs.
     """
 
+    updates_are_traceable = False
+
     _center: Tensor
     _spread: Tensor
     _has_seen_points: Tensor

@@ -45,6 +45,8 @@ class InverseMVPAlgorithm(Algorithm):
         name: name of this algorithm.
     """
 
+    updates_are_traceable = False
+
     def __init__(self, input_dim: int, output_dim: int, hidden_size: int = 100, num_hidden_layers: int = 1,
                  activation: Activation = torch.relu_, optimizer: Any = None, name: str = 'InverseMVPAlgorithm'):
         super().__init__(optimizer=optimizer, name=name)
