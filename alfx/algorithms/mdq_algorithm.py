@@ -46,9 +46,9 @@ MdqCriticState = namedtuple('MdqCriticState', ['critic', 'target_critic'], defau
 MdqCriticInfo = namedtuple('MdqCriticInfo', ['critic_free_form', 'target_critic_free_form', 'critic_adv_form',
                                              'distill_target', 'kl_wrt_prior'], default_value=())
 """``critic_free_form``: ``[B, n]`` at the action taken; ``target_critic_free_form``: ``[B]``, the lowest target critic
-at an action of the policy; ``critic_adv_form`` and ``distill_target``: ``[B, 2]``, the advantage form and its target, at
-the action taken and at an action of the policy; ``kl_wrt_prior``: ``[B]``, the divergence of the policy from uniformly
-random bins."""
+at an action of the policy; ``critic_adv_form`` and ``distill_target``: ``[B, 2]``, the advantage form and its target,
+at the action taken and at an action of the policy; ``kl_wrt_prior``: ``[B]``, the divergence of the policy from
+uniformly random bins."""
 
 MdqAlphaInfo = namedtuple('MdqAlphaInfo', ['alpha_loss', 'neg_entropy'], default_value=())
 """Loss and negative entropy of the bins in nats, ``[B]`` each."""

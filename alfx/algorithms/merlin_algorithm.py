@@ -117,7 +117,7 @@ class ResnetEncodingNetwork(Network):
 class ResnetDecodingNetwork(Network):
     """Image decoder of MERLIN (section 2.2.1 of its supplement): the mirror image of the encoder.
 
-    Two linear layers with ReLU, the first one with 500 units, produce an image of an eighth of the height and width. Six
+    Two linear layers with ReLU, the first one with 500 units, produce an image with an eighth of the size. Six
     transposed bottleneck blocks enlarge it, and a convolution of kernel size 1 produces the channels. The output is
     unbounded: it is compared with images of any range by the squared error, or holds the logits of a Bernoulli
     likelihood.
@@ -291,15 +291,15 @@ def _check_parts(encoders: Nested, decoders: Nested, name: str) -> None:
         if not isinstance(encoder, Network):
             raise ValueError(f'{where}: expected a Network, found {encoder!r}')
         if encoder.is_rnn:
-            raise ValueError(f'{where}: {encoder.name} is recurrent; encoders process one observation at a time, because '
-                             'the predictor provides the memory: choose a network that is not recurrent')
+            raise ValueError(f'{where}: {encoder.name} is recurrent; encoders process one observation at a time, '
+                             'because the predictor provides the memory: choose a network that is not recurrent')
     for path, decoder in nest.flatten_with_path(decoders):
         where = f"{name}.decoders{'.' + path if path else ''}"
         if not isinstance(decoder, Algorithm):
             raise ValueError(f'{where}: expected an algorithm such as DecodingAlgorithm, found {decoder!r}')
         if nest.flatten(decoder.train_state_spec):
-            raise ValueError(f'{where}: {decoder.name} is recurrent; each latent vector is decoded separately: choose a '
-                             'decoder that is not recurrent')
+            raise ValueError(f'{where}: {decoder.name} is recurrent; each latent vector is decoded separately: choose '
+                             'a decoder that is not recurrent')
 
 
 @configurable

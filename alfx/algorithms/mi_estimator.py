@@ -14,7 +14,7 @@ the product of their marginals and T a network,
 Difference from the papers: the logarithm of DV is replaced by its tangent at a running average m of ``E_Q[exp(T)]``,
 ``log E <= log m + E / m - 1``. The gradient is that in MINE, section 3.2, where the average removes the bias of
 minibatches. The value stays a lower bound, and unlike the logarithms of batch means, the mean of the values of many
-batches is not biased upwards. Above ``T = 20`` the exponential continues as a straight line, so that it cannot overflow.
+batches is not biased upwards. Above ``T = 20`` the exponential continues as a straight line, so it cannot overflow.
 KLD and JSD, whose T has ``E_Q[exp(T)] = 1`` when it is learned, can be given an average of it too: T is then relative
 to ``log m``, which is also a valid bound. KLD with an average is DV.
 """
