@@ -9,8 +9,8 @@ the book, delayed by one step if environments act in parallel. Differences: if s
 action in the same state at once, the table moves to the mean of the separate results; the rollout breaks ties between
 the best actions at random; continuous observations are discretized into a grid.
 
-The algorithm learns the greedy policy, but trains on the latest unroll without a replay buffer, so that for the engine it
-is an on-policy algorithm. The table is a buffer without gradient and optimizer.
+The algorithm learns the greedy policy, but trains on the latest unroll without a replay buffer, so that for the engine
+it is an on-policy algorithm. The table is a buffer without gradient and optimizer.
 :mod:`alfx.algorithms.base.observation_grid` numbers the observations.
 """
 from collections.abc import Callable, Sequence

@@ -1,9 +1,9 @@
 """Soft actor-critic whose critics learn the distribution of returns by quantile regression.
 
 The critics are those of QR-DQN (Dabney et al. 2018, arXiv:1710.10044) with an action as input, combined with soft
-actor-critic (Haarnoja et al. 2018, arXiv:1812.05905). Each critic has N quantiles of the distribution of returns, at the
-fractions ``(i + 0.5) / N``. The actor maximises the lowest mean of several critics. Targets bootstrap from the lowest
-distribution, where soft actor-critic uses the lowest value.
+actor-critic (Haarnoja et al. 2018, arXiv:1812.05905). Each critic has N quantiles of the distribution of returns, at
+the fractions ``(i + 0.5) / N``. The actor maximises the lowest mean of several critics. Targets bootstrap from the
+lowest distribution, where soft actor-critic uses the lowest value.
 """
 from collections.abc import Callable
 from functools import partial

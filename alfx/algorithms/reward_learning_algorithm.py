@@ -1,8 +1,8 @@
 """Rewards of imagined steps: a given function, or a network trained on rewards of the environment.
 
 A reward belongs to arriving at an observation: ``compute_reward(obs, action, state)`` receives the action and the
-resulting observation. ``state`` holds everything else that the reward depends on, such as the previous observation. Read
-next: :mod:`alfx.algorithms.mbrl_algorithm`.
+resulting observation. ``state`` holds everything else that the reward depends on, such as the previous observation.
+Read next: :mod:`alfx.algorithms.mbrl_algorithm`.
 """
 from collections.abc import Callable, Sequence
 from typing import Any
