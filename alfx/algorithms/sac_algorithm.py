@@ -336,7 +336,7 @@ class SacAlgorithm(BootstrappedAlgorithm, OffPolicyAlgorithm):
         return critic_values.min_q(critics, self._reward_weights)
 
     def _actor_value(self, critics: Tensor) -> Tensor:
-        """Reduce ``[N, n]`` (or ``[N, n, A]``, both also with K) to the objective ``[N]`` (``[N, A]``) of the policy."""
+        """Reduce ``[N, n]`` (or ``[N, n, A]``, both also with K) to the policy's objective ``[N]`` (``[N, A]``)."""
         return critic_values.min_weighted_q(critics, self._reward_weights)
 
     def _with_critic_states(self, observation: NestedTensor, action: NestedTensor, state: Any) -> Any:
