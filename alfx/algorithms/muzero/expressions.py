@@ -140,7 +140,7 @@ class _Parser:
             try:
                 return collection[key]  # type: ignore[index]
             except (KeyError, IndexError):
-                have = f'keys {sorted(collection)}' if isinstance(collection, Mapping) else f'{len(collection)} elements'
+                have = sorted(collection) if isinstance(collection, Mapping) else f'{len(collection)} elements'
                 raise ExpressionError(f'{self._where}: [{key!r}] in {self._text!r}: found {have}') from None
 
         return look_up

@@ -187,8 +187,8 @@ def is_normal(distribution: Any) -> bool:
 def next_noise(noise: Tensor, correlation: float, is_first: Tensor) -> Tensor:
     """Return the next state of a stationary autoregressive process of standard normal numbers.
 
-    The process is ``e[t] = c e[t-1] + sqrt(1 - c^2) z[t]`` with standard normal z, and ``e[0] = z[0]`` at the first step
-    of an episode. It is the Ornstein-Uhlenbeck process sampled once per step. Each ``e[t]`` is standard normal.
+    The process is ``e[t] = c e[t-1] + sqrt(1 - c^2) z[t]`` with standard normal z, and ``e[0] = z[0]`` at the first
+    step of an episode. It is the Ornstein-Uhlenbeck process sampled once per step. Each ``e[t]`` is standard normal.
 
     Args:
         noise: ``e[t-1]``, ``[B, ...]``.
