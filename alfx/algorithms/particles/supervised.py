@@ -169,7 +169,7 @@ class SupervisedEnsemble:
     networks to the methods here.
 
     If several processes train together, all of them draw the same batches and the same noise. Each computes the loss of
-    its own rows, or the outputs of its own networks; the averaged gradients equal those of the whole batch.
+    its own rows, or the outputs of its networks; the averaged gradients equal those of the whole batch.
     """
 
     divides_batches = True
