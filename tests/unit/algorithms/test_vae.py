@@ -164,7 +164,7 @@ class TestGaussian:
             VariationalAutoEncoder(2, IMAGE, z_prior_network=EncodingNetwork(PRIOR_INPUT, fc_layer_params=(5, )))
         with pytest.raises(ValueError, match='z_prior_network: expected a Network'):
             VariationalAutoEncoder(2, IMAGE, z_prior_network=EncodingNetwork)
-        with pytest.raises(ValueError, match='memory'):
+        with pytest.raises(ValueError, match='is recurrent'):
             memory = Sequential(LSTMCell(3, 4), input_tensor_spec=TensorSpec((3, )))
             VariationalAutoEncoder(2, preprocess_network=memory)
         with pytest.raises(ValueError, match='beta_optimizer has no parameters'):
