@@ -398,7 +398,7 @@ def policy_loss(distribution: Any, action: Any, action_policy: Tensor) -> Tensor
 
 @configurable
 class SimpleMCTSModel(MCTSModel):
-    """Model made of three fully connected networks.
+    """Model made of three networks, fully connected by default.
 
     Set the other arguments of :class:`MCTSModel` on that class.
 

@@ -434,8 +434,8 @@ class MerlinAlgorithm(OnPolicyAlgorithm):
                  optimizer: Any = None, debug_summaries: bool = False, name: str = 'Merlin'):
         vector = TensorSpec((latent_dim, ))
         mbp = MemoryBasedPredictor(
-            action_spec, _made(encoders, observation_spec, 'encoders', _make_encoder),
-            _made(decoders, observation_spec, 'decoders', lambda x, spec: _make_decoder(x, vector, spec)),
+            action_spec, _build_parts(encoders, observation_spec, 'encoders', _make_encoder),
+            _build_parts(decoders, observation_spec, 'decoders', lambda x, spec: _make_decoder(x, vector, spec)),
             lstm_size=lstm_size, latent_dim=latent_dim, memory_size=memory_size)
         mba = MemoryBasedActor(vector, action_spec, mbp.memory, reward_spec=reward_spec, lstm_size=lstm_size,
                                epsilon_greedy=None if config is None else config.epsilon_greedy,
@@ -480,7 +480,7 @@ class MerlinAlgorithm(OnPolicyAlgorithm):
                                                        mbp=loss_info.extra['mbp_info']))
 
 
-def _made(parts: Nested, observation_spec: NestedTensorSpec, argument: str, make: Callable[..., Any]) -> Nested:
+def _build_parts(parts: Nested, observation_spec: NestedTensorSpec, argument: str, make: Callable[..., Any]) -> Nested:
     """Return the nest of ``make(part, spec)``, with the part of the observation spec that belongs to each part."""
     try:
         specs = nest.flatten_up_to(parts, observation_spec)

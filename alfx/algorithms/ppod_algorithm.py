@@ -4,9 +4,9 @@ policy optimization using a single demonstration", arXiv:2007.03328).
 This algorithm is for rewards so rare that exploration does not find them. It trains on demonstrated episodes in
 addition to collected ones, as if the policy had chosen the demonstrated actions with probability 1 (section 3.1). Two
 pools of episodes are replayed. The first pool holds episodes with reward: initially the demonstrations, later also
-collected episodes with the same return. The second pool holds collected episodes without reward in which the value
-function predicts high values, so that the policy does not forget the way to the next reward. rho and phi are the shares
-of the pools in all episodes; each collected success moves some of phi to rho.
+collected episodes with a return of at least ``reward_threshold``. The second pool holds other collected episodes, those
+in which the value function predicts the highest values, so that the policy does not forget the way to the next reward.
+rho and phi are the shares of the pools in all episodes; each collected success moves some of phi to rho.
 
 Difference from the paper: there, an environment that is reset may continue with a replayed instead of a new episode.
 Here ``B (rho + phi) / (1 - rho - phi)`` additional columns next to those of the B environments replay one episode after

@@ -91,10 +91,10 @@ class VTraceLoss(ActorCriticLoss):
         """Log the distance of the current policy from the policy that acted, over the steps that are trained on."""
         mask = info.step_type[:-1] != StepType.LAST
         ratio = self._ratio(info)[:-1]
-        behind = (info.rollout_log_prob - info.log_prob.detach())[:-1]
+        log_ratio = (info.rollout_log_prob - info.log_prob.detach())[:-1]
         with context.summary_scope(self._name):
             summary_utils.safe_mean_hist_summary('importance_ratio', ratio, mask)
-            summary_utils.safe_mean_summary('kl_of_rollout_policy', behind, mask)
+            summary_utils.safe_mean_summary('kl_of_rollout_policy', log_ratio, mask)
             for symbol, threshold in self._thresholds.items():
                 clipped = ratio if threshold is None else ratio.clamp(max=threshold)
                 summary_utils.safe_mean_summary(f'{symbol}/mean', clipped, mask)

@@ -366,9 +366,9 @@ class MuzeroRepresentationImpl(OffPolicyAlgorithm):
         actions = steps.actions()
         if not self._random_action_after_episode_end:
             return actions
-        behind = steps.at_end[..., :-1]
-        drawn = self._action_spec.sample(behind.shape).to(behind.device)
-        return torch.where(behind.reshape(*behind.shape, *[1] * self._action_spec.ndim), drawn, actions)
+        after_end = steps.at_end[..., :-1]
+        drawn = self._action_spec.sample(after_end.shape).to(after_end.device)
+        return torch.where(after_end.reshape(*after_end.shape, *[1] * self._action_spec.ndim), drawn, actions)
 
     # Own replay buffer -----------------------------------------------------------------------------------------
 
