@@ -137,9 +137,9 @@ def test_a_learned_reward_sees_where_a_step_began_and_where_it_led():
     for t in (1, 2):
         step = nest.map_structure(lambda x, t=t: x[t], inputs)
         torch.testing.assert_close(module.train_step(step, inputs.observation[t - 1]).info, at_once[t])
-    with pytest.raises(ValueError, match=r'previous observations, of shape \[64, 2\], found \(\)'):
+    with pytest.raises(ValueError, match=r'previous observations, of shape \[64, 2\], as state, found \(\)'):
         module.compute_reward(after, torch.rand(64, 1), ())
-    with pytest.raises(ValueError, match=r'previous observations, of shape \[64, 2\], found \(\)'):
+    with pytest.raises(ValueError, match=r'previous observations, of shape \[64, 2\], as state, found \(\)'):
         module.train_step(step)
 
 
