@@ -568,7 +568,7 @@ def test_what_is_for_continuous_actions_is_refused_for_discrete_ones(arguments, 
 
 
 def test_several_iterations_of_the_m_step_need_networks_without_memory():
-    with pytest.raises(ConfError, match='memory'):
+    with pytest.raises(ConfError, match='recurrent'):
         make_agent('recurrent', mstep_iterations=2, actor_optimizer=Adam())
 
 

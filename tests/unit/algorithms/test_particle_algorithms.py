@@ -59,7 +59,7 @@ def test_a_loss_function_may_return_a_tuple_with_more():
     info = algorithm.train_step(lambda x: LossInfo(loss=squares(x), extra={'a': x.sum(-1)})).info
     assert info.loss.shape == (3, ) and 'a' in info.extra['more']
     torch.testing.assert_close(info.extra['neg_log_density'], squares(algorithm.particles.detach()))
-    with pytest.raises(ValueError, match=r'expected of loss_func a loss \[3\].*found \[3, 2\]'):
+    with pytest.raises(ValueError, match=r'expected loss_func to return a loss \[3\].*found \[3, 2\]'):
         algorithm.train_step(lambda x: x)
 
 
@@ -199,7 +199,7 @@ def test_ensembles_that_make_no_sense_are_refused(cls, kwargs, message):
 
 @pytest.mark.parametrize('kwargs, message', [
     (dict(data_creator_outlier=None), 'bind it, such as FuncParVIAlgorithm.data_creator_outlier'),
-    (dict(data_creator=load_test, loss_type='regression', num_train_classes=2), 'is that of classes')])
+    (dict(data_creator=load_test, loss_type='regression', num_train_classes=2), 'evaluated only for classification')])
 def test_uncertainty_without_what_it_needs_is_refused(kwargs, message):
     with pytest.raises(ConfError, match=message):
         made(FuncParVIAlgorithm, **kwargs).eval_uncertainty()
