@@ -288,5 +288,6 @@ def test_what_it_cannot_do_is_refused(expert, random_actions):
 def test_a_learned_reward_can_be_computed_of_any_step(expert):
     for module in (gail(expert), airl(expert, depends_on_action=False, reward_network_cls=VALUE)):
         agent = ppo_agent(module)
-        reward, state = agent.intrinsic_reward.compute_reward(torch.ones(3, 1), torch.ones(3, dtype=torch.int64), -torch.ones(3, 1))
+        reward, state = agent.intrinsic_reward.compute_reward(torch.ones(3, 1), torch.ones(3, dtype=torch.int64),
+                                                              -torch.ones(3, 1))
         assert reward.shape == (3, ) and torch.equal(state, torch.ones(3, 1))

@@ -230,7 +230,8 @@ def test_the_action_recorded_may_be_that_of_whoever_acted(algorithm):
 
 def test_a_checkpoint_path_may_contain_an_at_sign(tmp_path):
     from alfx.algorithms.algorithm import _prefix_and_path
-    assert _prefix_and_path('alg.intrinsic_reward@/runs/me@home/ckpt-1') == ('alg.intrinsic_reward', '/runs/me@home/ckpt-1')
+    assert _prefix_and_path('alg.intrinsic_reward@/runs/me@home/ckpt-1') == ('alg.intrinsic_reward',
+                                                                             '/runs/me@home/ckpt-1')
     file = tmp_path / 'me@home'
     file.write_text('')
     assert _prefix_and_path(str(file)) == ('', str(file))
