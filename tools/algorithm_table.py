@@ -143,7 +143,7 @@ class Row(NamedTuple):
 
     Attributes:
         kinds: of actions, a subset of :data:`TASKS`.
-        memory: 'yes' with recurrent networks, 'its own' if it has a memory without them, or ''.
+        memory: 'yes' with recurrent networks, 'built in' if it has a memory without them, or ''.
         data: see :class:`Made`; 'dataset' is added where a shipped conf trains it on one.
         compiles: see :class:`Made`.
     """
@@ -215,7 +215,7 @@ def row_of(name: str, trains_on_dataset: bool) -> Row:
     first = next(found for found in plain.values() if found is not None)
     recurrent = any(made[kind, True] is not None for kind in TASKS)
     data = ', '.join([first.data] * (_DATA not in PROBES[name].bindings) + ['dataset'] * trains_on_dataset)
-    memory = 'its own' if PROBES[name].remembers else 'yes' if recurrent else ''
+    memory = 'built in' if PROBES[name].remembers else 'yes' if recurrent else ''
     return Row(tuple(plain), memory, data, first.compiles)
 
 
@@ -355,46 +355,52 @@ def page_of(name: str, target: type, head: Sequence[str], uses: Sequence[Use], s
         lines += ['## Confs and results', '', *textwrap.wrap(_EXPECTED, 120), '', *_conf_rows(uses, stored), '',
                   *(f'![Learning curve of {path.stem}](../{path.relative_to(ROOT / "docs")})' for path in pictures
                     if path.exists()), '']
-    lines += ['## Arguments', '', f'As `alfx help {name}` prints them, but for those that alfx itself gives.', '',
+    lines += ['## Arguments', '',
+              f'`alfx help {name}` prints these arguments. Those that alfx passes itself are omitted.', '',
               *reference.arguments(entries[name])]
     losses = losses_of(target, {loss for use in uses for loss in use.classes} if head else set())
     links = [f'[{loss.__name__}](../reference/algorithms.md#{loss.__name__.lower()})' for loss in losses
              if loss.__name__ in entries]
-    lines += [f"Losses that it makes, or that confs give it: {', '.join(links)}.", ''] if links else []
+    lines += [f"Losses: {', '.join(links)}.", ''] if links else []
     return re.sub('\n{3,}', '\n\n', '\n'.join(lines + _tag_lines(target, *losses))).rstrip() + '\n'
 
 
 def _tag_lines(*targets: type) -> list[str]:
     explained, further = tags_of(*targets)
-    lines = ['## Tags', '', 'What it writes at summaries, besides [what others like it do](../what_tags_mean.md).', '']
+    lines = ['## Tags', '', 'Logged at summaries, in addition to the [common tags](../what_tags_mean.md):', '']
     if explained:
-        lines += ['| tag | what it is | healthy | otherwise |', '| --- | --- | --- | --- |',
+        lines += ['| tag | meaning | healthy | otherwise |', '| --- | --- | --- | --- |',
                   *(row.replace('](', '](../') for row in explained), '']
     if further:
-        lines += textwrap.wrap(f"Under its name, or that of its loss or part: {', '.join(f'`{x}`' for x in further)}; "
-                               'some of them with `TrainerConfig.debug_summaries` alone.', 120)
+        lines += textwrap.wrap('Under the name of the algorithm, its loss or a part: '
+                               f"{', '.join(f'`{x}`' for x in further)}. "
+                               'Some of them need `TrainerConfig.debug_summaries`.', 120)
     return lines if explained or further else []
 
 
 _HEAD = """# Algorithms
 
-Made by `python tools/algorithm_table.py`, as is the page of each: paper, arguments, confs, results, tags. *Actions*:
-for which it could be made; *mixed* is a nest of a discrete and a continuous one. *Memory*: *yes*, its networks may be
-recurrent; *its own*, it remembers without that. *Learns from*: *unrolls*, what was collected last, then dropped;
-*replay*, samples of what is stored; *dataset*, a shipped conf trains it on stored data. *Compiled*: its update is the
-same operations every time, so that `TrainerConfig.compile` takes it. `alfx help NAME` prints all arguments of a class,
-`alfx show CONF` a conf in full.
+Each algorithm has a page with its paper, arguments, confs, results and tags. `alfx help NAME` prints all arguments of a
+class, and `alfx show CONF` a conf in full. The columns of the table are
+
+- *actions*: supported kinds of actions; *mixed* is a nest of a discrete and a continuous action;
+- *recurrent*: *yes* if recurrent networks are supported, *built in* if the algorithm has a memory without them;
+- *learns from*: *unrolls*, the latest rollout, which is then discarded; *replay*, samples from a replay buffer;
+  *dataset*, stored data, in at least one shipped conf;
+- *compiled*: the update is the same operations every time, so `TrainerConfig.compile` supports it.
+
+`python tools/algorithm_table.py` writes this page and the page of each algorithm.
 
 """
 _SPECS = 'observation_spec', 'action_spec', 'reward_spec'
-_COLUMNS = '| actions | memory | learns from | compiled |', '| --- | --- | --- | --- |'
-_EXPECTED = ('*Expected* is what the head of the conf states. *Measured* is the mean over seeds with its 95% interval, '
-             'from [the results](../results.md); empty where nothing is stored.')
+_COLUMNS = '| actions | recurrent | learns from | compiled |', '| --- | --- | --- | --- |'
+_EXPECTED = ('*Expected* is the value in the header comment of the conf. *Measured* is the mean over seeds with its 95% '
+             'interval, from [the results](../results.md); empty if there is no result.')
 _PARTS = """
 ## Parts and other algorithms
 
-Intrinsic rewards, representations, models, planners, imitation rewards, supervised learning: what goes into an
-[`Agent`](compose_an_agent.md), or trains without actions.
+These are parts of an [`Agent`](compose_an_agent.md) (intrinsic rewards, representations, models, planners, imitation
+rewards) and algorithms for supervised learning.
 
 """
 
@@ -409,7 +415,7 @@ def pages() -> dict[str, str]:
     classes = algorithms_of(uses)
     listed = reference.entries()[reference.ALGORITHMS]
     entries = {entry.defined_as: entry for entry in listed}
-    lines = [f'| algorithm | {_COLUMNS[0]}', f'| --- | --- {_COLUMNS[1]}']
+    lines = [f'| algorithm | description {_COLUMNS[0]}', f'| --- | --- {_COLUMNS[1]}']
     heads = {}
     for name, probe in PROBES.items():
         row = row_of(name, any(use.has_dataset and name in use.classes for use in uses))
@@ -418,7 +424,7 @@ def pages() -> dict[str, str]:
         lines.append(f"| {_link(name)} | {algorithm.split(' on ')[0]} {cells}")
         heads[name] = title, cells
     parts = [f'| {_link(name)} | {_first_sentence(entries[name])} |' for name in classes if name not in PROBES]
-    text = _HEAD + '\n'.join([*lines, _PARTS, '| part | |', '| --- | --- |', *parts])
+    text = _HEAD + '\n'.join([*lines, _PARTS, '| part | description |', '| --- | --- |', *parts])
     others = [entry for entry in listed if entry.defined_as not in classes]
     return {'algorithms.md': text + '\n',
             'reference/algorithms.md': reference.page_of(reference.ALGORITHMS, others).rstrip() + '\n',

@@ -50,7 +50,7 @@ PAGES = {
                          '(`suite_gym.load.gym_env_wrappers`) and of a whole batch '
                          '(`create_environment.batched_wrappers`). Wrappers of other packages are named by dotted '
                          'names. How to make one of your own is in [Write a conf file]'
-                         '(../write_a_conf.md#an-environment-of-your-own).', ('alfx.environments', )),
+                         '(../write_a_conf.md#custom-environments).', ('alfx.environments', )),
     'networks': Page('Networks', 'Networks, their layers, and what they prepare inputs with.',
                      ('alfx.networks', 'alfx.layers', 'alfx.nest', 'alfx.norm_layers', 'alfx.initializers',
                       'alfx.distributions')),
