@@ -46,7 +46,7 @@ PAGES = {
     'transformers': Page('Data transformers', 'Values of `TrainerConfig.data_transformer_ctor`, one or a list. They '
                          'transform observations and rewards before the algorithm receives them.', (_TRANSFORMERS, )),
     'environments': Page('Environments and wrappers', 'Functions that load environments '
-                         '(`create_environment.env_load_fn`), and their wrappers: wrappers of a single gymnasium environment '
+                         '(`create_environment.env_load_fn`), and wrappers: of a single gymnasium environment '
                          '(`suite_gym.load.gym_env_wrappers`) and of a whole batch '
                          '(`create_environment.batched_wrappers`). Wrappers of other packages are bound by '
                          'their import path. To write your own environment, see [Write a conf file]'
