@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from alfx import gin_utils
 from alfx.algorithms.algorithm import Algorithm, Loss
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.off_policy_algorithm import OffPolicyAlgorithm
 from alfx.algorithms.on_policy_algorithm import OnPolicyAlgorithm
 from alfx.algorithms.rl_algorithm import RLAlgorithm

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 
 from alfx import gin_utils
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.tensor_specs import SpecError
 from alfx.runs import building
 from alfx.runs import run_files

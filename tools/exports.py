@@ -26,7 +26,7 @@ import torch
 
 import alfx
 from alfx import context, gin_utils
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.runs import building
 from alfx.runs import exporting
 from alfx.runs.playing import load_for_play

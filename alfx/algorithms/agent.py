@@ -13,7 +13,7 @@ from alfx import context, nest
 from alfx.algorithms.actor_critic_algorithm import ActorCriticAlgorithm
 from alfx.algorithms.agent_helpers import AgentHelper
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.entropy_target_algorithm import EntropyTargetAlgorithm, NestedEntropyTargetAlgorithm
 from alfx.algorithms.intrinsic.intrinsic_reward import BatchRewards, IntrinsicRewardAlgorithm
 from alfx.algorithms.composition.policy_loss_addons import PolicyLossAddOns
@@ -503,7 +503,7 @@ class Agent(RLAlgorithm):
         self._helper.after_train_iter([part for part in self._parts() if part is not self._reward_weight_algorithm],
                                       experience, info)
         if self._reward_weight_algorithm is not None:
-            if experience is not None and self.learner.unrolls_end_with_bootstrap:  # each reward counts once
+            if experience is not None and self.unrolls_end_with_bootstrap:  # each reward counts once
                 experience, info = nest.map_structure(lambda x: x[:-1], (experience, info))
             self._helper.after_train_iter([self._reward_weight_algorithm], experience, info)
             self._rl_algorithm.set_reward_weights(self._reward_weight_algorithm.reward_weights)

@@ -1,7 +1,8 @@
-"""The base of all algorithms: what they are, what they store, their optimizers and checkpoints.
+"""Base class of all algorithms: specs, steps, losses, hooks, replay buffer, optimizers and checkpoints.
 
-An algorithm says what to compute. When is the business of :class:`~alfx.engine.learner.Learner`, to which the methods
-that train are handed on. Read next: :mod:`alfx.algorithms.rl_algorithm`.
+An algorithm defines what is computed. When it is computed is decided by :class:`~alfx.engine.learner.Learner`, which
+the documented training methods in :mod:`alfx.algorithms.documented_loops` forward to. Read next:
+:mod:`alfx.algorithms.rl_algorithm`.
 """
 import json
 import os
@@ -15,12 +16,16 @@ from torch import nn
 
 from alfx import context, nest
 from alfx.algorithms.algorithm_interface import AlgorithmInterface
+from alfx.algorithms.base.traceable_layers import has_traceable_prediction, is_traceable
 from alfx.algorithms.base.ownership import algorithms_in, assign_optimizers, describe_owners, optimizers_of
-from alfx.algorithms.config import TrainerConfig
-from alfx.data_structures import AlgStep, BatchInfo, Experience, LossInfo, TimeStep
-from alfx.engine.auxiliary_phase import PhaseSettings
+from alfx.algorithms.documented_loops import DocumentedLoops, make_learner, overridden_loops
+from alfx.config import TrainerConfig
+from alfx.data_structures import (AlgStep, BatchInfo, Experience, LossInfo, TimeStep, add_batch_info,
+                                  clear_batch_info)
+from alfx.engine.stored_unrolls import PhaseSettings, StoredUnrolls
 from alfx.engine.gradient_noise import GradientNoiseScale
 from alfx.engine.learner import Learner
+from alfx.engine.updater import Updater
 from alfx.engine.batch_sources import BatchSource
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError, configurable
@@ -32,7 +37,7 @@ from alfx.utils.checkpoint_utils import CheckpointError, extract_sub_state_dict_
 
 
 @configurable
-class Algorithm(AlgorithmInterface):
+class Algorithm(DocumentedLoops, AlgorithmInterface):
     """Base of all algorithms.
 
     Args:
@@ -67,6 +72,7 @@ class Algorithm(AlgorithmInterface):
         self._pre_loaded = False
         self._device: torch.device | None = None
         self._capabilities: Capabilities | None = None
+        self._updater: Updater | None = None
         self._learner: Learner | None = None
         self._gradient_noise_scale: GradientNoiseScale | None = None
         self._replay_buffer: ReplayBuffer | None = None
@@ -131,27 +137,35 @@ class Algorithm(AlgorithmInterface):
     @property
     def train_info_spec(self) -> NestedTensorSpec:
         """Spec of the info of ``train_step``; known from the first training step on, ``None`` before."""
-        return self.learner.train_info_spec
+        return self.learner.losses.train_info_spec
 
     @property
     def processed_experience_spec(self) -> NestedTensorSpec:
         """Spec of what ``preprocess_experience`` returned; known from the first training step on."""
-        return self.learner.processed_experience_spec
+        return self.learner.batches.processed_experience_spec
 
     def need_full_rollout_state(self) -> bool:
         """Whether ``rollout_step`` has to return all of the state that ``train_step`` needs."""
         return bool(nest.flatten(self._rollout_state_spec)) and (self.use_rollout_state or bool(self.on_policy))
 
-    def own_capabilities(self) -> Capabilities:
-        """What its class says of itself, see :class:`~alfx.engine.capabilities.Capabilities`; that of its parts is
-        joined to it.
+    @property
+    def updates_are_traceable(self) -> bool:
+        """Whether the code of an update is the same tensor operations every time; layers are checked separately."""
+        return True
 
-        A subclass that says nothing inherits all but ``traceable_update`` and ``traceable_prediction``: what it
-        changes only its author knows.
+    def own_capabilities(self) -> Capabilities:
+        """Capabilities of this algorithm without those of its parts, which are joined to them by rule.
+
+        A class of alfx has traceable updates unless :attr:`updates_are_traceable` is False or a layer draws numbers or
+        keeps statistics. A class from elsewhere does not have them unless it overrides this method,
+        because only its author knows what it changes.
         """
-        return Capabilities(trains_sequences_at_once=not nest.flatten(self._train_state_spec),
-                      trains_after_iteration=type(self).after_train_iter is not Algorithm.after_train_iter,
-                      has_offline_hooks=self._has_offline_hooks())
+        return Capabilities(
+            traceable_update=self.updates_are_traceable and is_traceable(self),
+            trains_sequences_at_once=not nest.flatten(self._train_state_spec),
+            trains_after_iteration=type(self).after_train_iter is not Algorithm.after_train_iter,
+            traceable_prediction=has_traceable_prediction(self),
+            has_offline_hooks=self._has_offline_hooks())
 
     _delegates_offline = True  # in a class itself: its offline hooks do nothing but call others
 
@@ -168,10 +182,9 @@ class Algorithm(AlgorithmInterface):
 
     def _joined_capabilities(self) -> Capabilities:
         own, acting = self.own_capabilities(), self.policy_algorithm
-        if 'own_capabilities' not in vars(type(self)):
+        if not type(self).__module__.startswith('alfx.') and 'own_capabilities' not in vars(type(self)):
             own = own._replace(traceable_update=False, traceable_prediction=False)
-        if any(getattr(type(self), name) is not getattr(Algorithm, name)
-               for name in ('update_with_gradient', 'train_from_unroll')):  # which a record would pass by
+        if overridden_loops(self).keys() & {'update_with_gradient', 'train_from_unroll'}:  # a graph would bypass them
             own = own._replace(traceable_update=False)
         return own.joined(list(self._capabilities_of_parts().values()), None if acting is None else acting.capabilities)
 
@@ -251,6 +264,24 @@ class Algorithm(AlgorithmInterface):
         """Apply the data transformer to experience ``[B, T, ...]`` from the replay buffer."""
         transformer = self.data_transformer
         return experience if transformer is None else transformer.transform_experience(experience)
+
+    def transform_batch(self, experience: Experience, batch_info: BatchInfo, buffer: Any) -> Experience:
+        """Move a batch ``[B, T, ...]`` from ``buffer`` to the device and apply the data transformer."""
+        if self.device.type != 'cpu':
+            experience = experience.to(self.device)
+        return clear_batch_info(self.transform_experience(add_batch_info(experience, batch_info, buffer)))
+
+    @property
+    def unrolls_end_with_bootstrap(self) -> bool:
+        """Whether an unroll ends with a step to bootstrap from, which is also the first step of the next unroll."""
+        config = self._config
+        return bool(self.on_policy) or (config is not None and (config.unroll_with_grad
+                                                                or config.trains_on_whole_unrolls))
+
+    @property
+    def stored_unrolls(self) -> StoredUnrolls | None:
+        """The unrolls that the auxiliary phase trains on; ``None`` without such a phase."""
+        return None
 
     def set_replay_buffer(self, num_envs: int, max_length: int, prioritized_sampling: bool = False) -> None:
         """Set the size of the replay buffer, which is built when the first experience is observed.
@@ -376,50 +407,6 @@ class Algorithm(AlgorithmInterface):
                                          for group in optimizer.param_groups for p in group['params']]
         return self._updated
 
-    # The update ------------------------------------------------------------------------------------------------
-
-    def update_with_gradient(self, loss_info: LossInfo, valid_masks: torch.Tensor | None = None, weight: float = 1.0,
-                             batch_info: BatchInfo | None = None) -> tuple[LossInfo, list[tuple[str, nn.Parameter]]]:
-        """One gradient update.
-
-        Args:
-            loss_info: ``loss`` is ``[T, B]``.
-            valid_masks: float32 ``[T, B]``: 0 for steps that are not to be trained on.
-            weight: factor of the loss.
-            batch_info: where the batch came from; its importance weights apply.
-
-        Returns:
-            The loss info with reduced losses, and ``(name, parameter)`` of what was updated.
-
-        Raises:
-            NonFiniteLossError: the loss is not finite; no parameter has been changed.
-        """
-        return self.learner.apply_gradients(loss_info, valid_masks, weight, batch_info)
-
-    def compute_gradients(self, loss_info: LossInfo, valid_masks: torch.Tensor | None = None, weight: float = 1.0,
-                          batch_info: BatchInfo | None = None) -> list[torch.Tensor | None]:
-        """The first half of :meth:`update_with_gradient`, with the same arguments; no parameter is changed.
-
-        Returns:
-            One gradient for each parameter of :meth:`optimized_parameters`, in that order, or ``None`` where the
-            loss does not depend on it. They are those of this process alone.
-
-        Raises:
-            NonFiniteLossError: the loss is not finite.
-        """
-        return self.learner.compute_gradients(loss_info, valid_masks, weight, batch_info)
-
-    def apply_gradient_list(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """The second half: averages the gradients over all processes, and makes the steps of the optimizers.
-
-        Args:
-            gradients: as :meth:`compute_gradients` returned them, here or for another copy of this algorithm.
-
-        Raises:
-            ValueError: they are more or fewer than the parameters, or have other shapes.
-        """
-        self.learner.apply_gradient_list(gradients)
-
     def observe_for_metrics(self, time_step: TimeStep) -> None:
         """Record a time step ``[B, ...]`` in the metrics; an algorithm without metrics does nothing."""
 
@@ -531,16 +518,6 @@ class Algorithm(AlgorithmInterface):
         """
         return None
 
-    def train_from_unroll(self, experience: Experience, train_info: NestedTensor) -> int:
-        """Train on an unroll ``[T, B, ...]``: directly if on-policy, else through the replay buffer."""
-        if self.on_policy:
-            return self.learner.train_from_unroll(experience, train_info)
-        self.observe_sequence_for_replay(experience._replace(rollout_info=train_info))
-        return self.train_from_replay_buffer()
-
-    def train_from_replay_buffer(self, update_global_counter: bool = False) -> int:
-        return self.learner.train_from_replay_buffer(update_global_counter)
-
     def summarize_train(self, experience: Experience, train_info: NestedTensor, loss_info: LossInfo,
                         params: list[tuple[str, nn.Parameter]]) -> None:
         """Write summaries after an update; called only in iterations that write them.
@@ -562,20 +539,6 @@ class Algorithm(AlgorithmInterface):
         with torch.no_grad():
             return {name: torch.stack([p.norm(1), p.norm(2), p.mean(), p.std(unbiased=False)]).cpu().numpy()
                     for name, p in self.named_parameters()}
-
-    def activate_ddp(self, rank: int) -> None:
-        """Train together with other processes from now on; called on the root algorithm, after ``finalize``.
-
-        Parameters and buffers get the values that they have in rank 0. The gradients of every update are averaged over
-        all ranks. See :mod:`alfx.engine.remote.data_parallel`.
-
-        Args:
-            rank: the number of this process among them.
-
-        Raises:
-            RuntimeError: this process has not joined any others, or has another number.
-        """
-        self.learner.join_ranks(rank, [part.learner for part in self.modules() if isinstance(part, Algorithm)])
 
     # Set-up ----------------------------------------------------------------------------------------------------
 
@@ -619,9 +582,9 @@ class Algorithm(AlgorithmInterface):
         self.preload_checkpoints()
         config = self._config
         if config is not None and config.summarize_gradient_noise_scale:  # its averages belong to the checkpoint
-            self._gradient_noise_scale = self.learner.noise_scale = GradientNoiseScale().to(self.device)
+            self._gradient_noise_scale = self.updater.noise_scale = GradientNoiseScale().to(self.device)
         if config is not None and config.enable_amp:
-            self.learner.use_mixed_precision([part.learner for part in self.modules() if isinstance(part, Algorithm)])
+            self.updater.use_mixed_precision([part.updater for part in self.modules() if isinstance(part, Algorithm)])
 
     @property
     def environment(self) -> Any:
@@ -629,10 +592,23 @@ class Algorithm(AlgorithmInterface):
         return None
 
     @property
+    def updater(self) -> Updater:
+        """Makes the gradient steps of this algorithm; created at the first use."""
+        if self._updater is None:
+            self._updater = Updater(self, self._config is not None and self._config.compile)
+        return self._updater
+
+    @property
     def learner(self) -> Learner:
-        """Decides when it collects and trains, and remembers what has to be remembered of that."""
+        """Runs training iterations of this algorithm; created at the first use.
+
+        Raises:
+            ValueError: this algorithm has no ``config``.
+        """
         if self._learner is None:
-            self._learner = Learner(self, self._config)
+            if self._config is None:
+                raise ValueError(f'{self._name}: a training iteration needs a TrainerConfig; pass config=')
+            self._learner = make_learner(self, self.updater, self._config)
         return self._learner
 
     @property
@@ -646,8 +622,9 @@ class Algorithm(AlgorithmInterface):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moving the module to another device, among others: forget which one it was."""
         self._device = None
-        if self._learner is not None:
-            self._learner.invalidate_caches()
+        for cached in (self._updater, self._learner):
+            if cached is not None:
+                cached.invalidate_caches()
         return super()._apply(fn, recurse)
 
     # Checkpoints ---------------------------------------------------------------------------------------------------

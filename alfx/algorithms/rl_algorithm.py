@@ -1,9 +1,7 @@
-"""The root of an iteration: an algorithm that outputs actions.
-
-``train_iter`` below is hop 3 of an iteration; what it does is in :class:`~alfx.engine.learner.Learner`.
-"""
+"""Base class of algorithms that output actions, one of which is the root of a run."""
 import math
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,12 +9,14 @@ from torch import nn
 
 from alfx import context, nest
 from alfx.algorithms.algorithm import Algorithm
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.data_structures import AlgStep, Experience, LossInfo, TimeStep, time_step_spec
 from alfx.engine import probe
-from alfx.engine.auxiliary_phase import AuxiliaryPhase, StoredUnrolls
-from alfx.engine.plan import Recorded
+from alfx.engine.stored_unrolls import StoredUnrolls
+from alfx.engine.updater import check_compilable
+from alfx.engine.batches import all_stored_experience
 from alfx.engine.minibatches import check_sequences
+from alfx.engine.plan import Recorded
 from alfx.experience_replayers.replay_buffer import ReplayBuffer
 from alfx.gin_utils import ConfError, check_value, configurable
 from alfx.gin_utils.value_checks import problem_at
@@ -98,6 +98,7 @@ class RLAlgorithm(Algorithm):
         self.register_buffer('_reward_weights', torch.ones(reward_spec.numel) if reward_spec.ndim else None)
         if reward_weights is not None:
             self.set_reward_weights(torch.as_tensor(reward_weights, dtype=torch.float32))
+        self._stored_unrolls: StoredUnrolls | None = None
         self._metrics = MetricSet(self._make_metrics() if env is not None else [])
         self.set_epsilon_greedy(None)
         self._played: tuple[Hashable, Recorded] | None = None  # what fast_predict_step does, of a prediction_graph_key
@@ -242,7 +243,7 @@ class RLAlgorithm(Algorithm):
         self._check_action_mask()
         self._prepare_auxiliary_phase()
         if self._config is not None and self._config.compile:
-            self.learner.check_compilable()
+            check_compilable(self, self.learner.has_traceable_updates)
         step_spec = time_step_spec(self._observation_spec, self._action_spec, self._reward_spec)
         if self._env is not None:
             step_spec = step_spec._replace(env_info=self._env.env_info_spec())
@@ -286,6 +287,11 @@ class RLAlgorithm(Algorithm):
                                         f'{type(acting).__name__} would take actions that are not valid',
                                         'leave it out, or choose an algorithm for discrete actions')])
 
+    @property
+    def stored_unrolls(self) -> StoredUnrolls | None:
+        """The unrolls that the auxiliary phase trains on; ``None`` without such a phase."""
+        return self._stored_unrolls
+
     def _prepare_auxiliary_phase(self) -> None:
         settings, config = self.auxiliary_phase, self._config
         if settings is None or config is None:
@@ -301,7 +307,6 @@ class RLAlgorithm(Algorithm):
         context_steps = 0 if self.data_transformer is None else self.data_transformer.stack_size - 1
         limit = int(config.replay_checkpoint_megabytes * 2**20 / context.num_ranks())
         self._stored_unrolls = StoredUnrolls(settings.interval * length, context_steps, limit)
-        self.learner.phase = AuxiliaryPhase(self.learner, self, settings, self._stored_unrolls, length)
 
     def load_offline_replay_buffer(self, untransformed_observation_spec: NestedTensorSpec) -> None:
         """Load the datasets of ``TrainerConfig.offline_buffer_dir``, each as a ring of a replay buffer.
@@ -327,7 +332,7 @@ class RLAlgorithm(Algorithm):
             datasets, spec, prioritized_sampling=config.priority_replay, name=f'{self._name}_offline_replay_buffer',
             keep_episodic_info=True if getattr(transformer, 'needs_episodic_info', False) else None)
         if transformer is not None and transformer.fits_offline_data:
-            transformer.fit(self.learner.all_offline_data)
+            transformer.fit(partial(all_stored_experience, self._offline_replay_buffer))
 
     def get_extra_state(self) -> dict[str, Any]:
         """As of ``Algorithm``, and which datasets it is trained on, with their priorities; not what they hold."""
@@ -375,28 +380,6 @@ class RLAlgorithm(Algorithm):
             modules: hold the parameters and buffers that it reads.
         """
         return Recorded(function, *modules, compiles=self._config is not None and self._config.compile)
-
-    # The iteration ---------------------------------------------------------------------------------------------
-
-    def train_iter(self) -> int:
-        """One iteration: unroll, train, ``after_train_iter``.
-
-        Returns:
-            The number of samples trained on, repeated ones counted each time.
-        """
-        return self.learner.iterate()
-
-    def unroll(self, unroll_length: int) -> Experience:
-        """Collect ``unroll_length`` steps of each environment, store them for replay, update the metrics.
-
-        On-policy, with ``unroll_with_grad``, and where each unroll is trained on as a whole and then dropped, one more
-        step follows that the environment does not see; values are bootstrapped from it.
-
-        Returns:
-            Experience ``[T, B, ...]`` or, with that step, ``[T + 1, B, ...]``; on-policy with transformed time steps,
-            otherwise as the environment gave them.
-        """
-        return self.learner.unroll(unroll_length)
 
     # Metrics and summaries -------------------------------------------------------------------------------------
 

@@ -46,9 +46,9 @@ def test_training_sees_the_recurrent_states_of_the_rollout_through_ends_of_episo
         unrolled = agent.unroll(8)
     assert (unrolled.time_step.step_type[1:] == StepType.FIRST).any()
     assert (unrolled.time_step.step_type[0] != StepType.FIRST).all()
-    experience = agent.learner.processed(*agent.replay_buffer.gather_all())
+    experience = agent.learner.batches.processed(*agent.replay_buffer.gather_all())
     experience = nest.map_structure(lambda x: x.transpose(0, 1), experience)
-    info = agent.learner.train_info(experience).rl
+    info = agent.learner.losses.train_info(experience).rl
     log_prob = info.action_distribution.log_prob(info.action)
     torch.testing.assert_close(log_prob[:-1], info.rollout_log_prob[:-1])  # the last one is only bootstrapped from
     if environment == 'recurrent':

@@ -219,8 +219,8 @@ class IntrinsicRewardContract:
         agent.train_iter()
         batch, _ = agent.replay_buffer.get_batch(6, 3)
         experience = nest.map_structure(lambda x: x.transpose(0, 1), batch)
-        at_once = agent.learner.train_info(experience).irm
+        at_once = agent.learner.losses.train_info(experience).irm
         agent._config.temporally_independent_train_step = False
-        one_by_one = agent.learner.train_info(experience).irm
+        one_by_one = agent.learner.losses.train_info(experience).irm
         for a, b in zip(nest.flatten(at_once), nest.flatten(one_by_one)):
             torch.testing.assert_close(a, b)

@@ -279,7 +279,7 @@ def test_a_reward_of_one_sign_warns_where_episodes_end(expert, caplog):
 
 def test_what_it_cannot_do_is_refused(expert, random_actions):
     for module, word in ((gail(''), 'demonstrations'), (gail(expert, reward_form='log'), 'reward_form'),
-                         (gail(expert, discriminator_network_cls=WIDE), 'one number'),
+                         (gail(expert, discriminator_network_cls=WIDE), 'scalar output'),
                          (gail('/nowhere'), '/nowhere'), (gail(random_actions), 'action')):
         with pytest.raises(ConfError, match=word):
             ppo_agent(module)

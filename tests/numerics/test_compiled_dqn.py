@@ -84,8 +84,8 @@ def test_compiled_updates_are_those_of_the_formulas(monkeypatch):
     agent = Agent(env.observation_spec(), env.action_spec(), env=env, config=config, rl_algorithm_cls=rl,
                   optimizer=Adam(lr=1e-2, betas=BETAS, eps=EPS, gradient_clipping=MAX_NORM, clip_by_global_norm=True))
     agent.finalize()
-    optimize = agent.learner.optimize
-    monkeypatch.setattr(agent.learner, 'optimize', compared)
+    optimize = agent.updater.optimize
+    monkeypatch.setattr(agent.updater, 'optimize', compared)
     for _ in range(8):
         agent.train_iter()
     assert counts == [1] * 128

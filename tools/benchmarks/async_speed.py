@@ -23,7 +23,7 @@ import gymnasium
 import torch
 
 from alfx import context, gin_utils
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.gin_utils import configurable
 from alfx.trainers.policy_trainer import RLTrainer
 

@@ -130,7 +130,7 @@ def run_alfx(workload: OffPolicyWorkload, steps: int, seed: int, compile: bool =
              precision: str | None = None) -> tuple[int, float]:
     """Run alfx as `python -m alfx.bin.train` does, with summaries, progress.csv and checkpoints."""
     from alfx import gin_utils
-    from alfx.algorithms.config import TrainerConfig
+    from alfx.config import TrainerConfig
     from alfx.trainers.policy_trainer import RLTrainer
 
     fields = {**dataclasses.asdict(workload), 'total': workload.warm_up + steps, 'seed': seed, 'compile': compile,

@@ -90,7 +90,7 @@ def run_bare(workload: OfflineWorkload, steps: int, seed: int) -> tuple[int, flo
 def run_alfx(workload: OfflineWorkload, steps: int, seed: int, compile: bool = False) -> tuple[int, float]:
     """Run alfx as `python -m alfx.bin.train` does, with summaries, progress.csv and checkpoints."""
     from alfx import gin_utils
-    from alfx.algorithms.config import TrainerConfig
+    from alfx.config import TrainerConfig
     from alfx.offline import dataset_folder
     from alfx.offline.dataset_episodes import Episodes
     from alfx.trainers.policy_trainer import RLTrainer

@@ -174,7 +174,7 @@ def run_alfx(workload: Any, steps: int, seed: int, bonus: str = '', compile: boo
     if isinstance(workload, OffPolicyWorkload):
         return benchmark_off_policy.run_alfx(workload, steps, seed, compile=compile)
     from alfx import gin_utils
-    from alfx.algorithms.config import TrainerConfig
+    from alfx.config import TrainerConfig
     from alfx.trainers.policy_trainer import RLTrainer
 
     batch_size = workload.num_envs * workload.unroll_length

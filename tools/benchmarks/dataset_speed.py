@@ -25,7 +25,7 @@ from bare_off_policy_loops import _mlp
 from benchmark_offline import _ACTION, _EPISODES, _LENGTH, _OBSERVATION, transitions
 
 from alfx import gin_utils, nest
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.data_structures import BasicRLInfo, Experience, time_step_spec
 from alfx.experience_replayers.batch_reader import BatchReader
 from alfx.experience_replayers.replay_buffer import ReplayBuffer

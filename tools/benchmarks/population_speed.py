@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from alfx import gin_utils
-from alfx.algorithms.config import TrainerConfig
+from alfx.config import TrainerConfig
 from alfx.algorithms.functional_particle_vi_algorithm import FuncParVIAlgorithm
 from alfx.metrics.metrics import EnvironmentSteps
 from alfx.optimizers import Adam

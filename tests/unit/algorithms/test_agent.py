@@ -132,7 +132,7 @@ def test_a_goal_generator_extends_the_observation_and_keeps_its_state(algorithm)
     for _ in range(2):
         agent.train_iter()
     # an episode lasts 5 steps: the state starts anew at its FIRST
-    assert agent.learner.cursor.state.goal_generator.count.max() <= 5
+    assert agent.learner.collector.position.state.goal_generator.count.max() <= 5
 
 
 class Watcher(Bonus):

@@ -183,7 +183,8 @@ def test_reward_weights_see_the_time_step_of_the_environment_in_evaluation_too()
     assert agent._reward_weight_algorithm.seen[-1] == agent._reward_weight_algorithm.seen[-2]
     assert torch.equal(step.state.rw, torch.ones(4))
     agent.train_iter()
-    assert agent.learner.cursor.state.rw.tolist() == [1.0] * 4  # six steps, of which the last began an episode
+    # six steps, of which the last began an episode
+    assert agent.learner.collector.position.state.rw.tolist() == [1.0] * 4
 
 
 def test_two_parts_that_share_a_network_train_it_with_the_optimizer_that_owns_it():

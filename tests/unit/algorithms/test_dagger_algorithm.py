@@ -78,12 +78,12 @@ def test_an_expert_with_parameters_is_not_trained_and_kept_in_the_checkpoint():
 
 
 def test_it_needs_an_expert_without_memory():
-    with pytest.raises(ConfError, match='nobody to ask'):
+    with pytest.raises(ConfError, match='needs an expert'):
         make_agent(expert=None)
     memory = partial(SacAlgorithm, actor_network_cls=partial(ActorDistributionRNNNetwork, fc_layer_params=(4, ),
                                                              lstm_hidden_size=(4, )),
                      critic_network_cls=partial(CriticRNNNetwork, lstm_hidden_size=(4, )))
-    with pytest.raises(ConfError, match='memory'):
+    with pytest.raises(ConfError, match='is recurrent'):
         make_agent(expert=memory)
 
 

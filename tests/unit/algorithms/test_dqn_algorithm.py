@@ -379,7 +379,7 @@ def test_other_actions_than_one_discrete_one_are_refused(spec):
     (dict(rollout_epsilon_greedy=1.5), 'rollout_epsilon_greedy'),
     (dict(epsilon_greedy=-0.1), 'epsilon_greedy'),
     (dict(num_atoms=51), 'v_min'),
-    (dict(v_min=0.0, v_max=1.0), 'num_atoms is not given'),
+    (dict(v_min=0.0, v_max=1.0), 'num_atoms is not; set num_atoms'),
     (dict(num_atoms=51, v_min=1.0, v_max=0.0), 'v_min < v_max'),
     (dict(num_atoms=1, v_min=0.0, v_max=1.0), 'at least 2'),
     (dict(reward_spec=TensorSpec((2, )), **C51), 'scalar reward'),
@@ -485,7 +485,7 @@ def test_steps_do_not_change_their_inputs(kind):
             assert torch.equal(old, new)
     experience = agent.unroll(5)
     copies = nest.map_structure(torch.clone, experience)
-    agent._rl_algorithm.calc_loss(agent.learner.train_info(experience).rl)
+    agent._rl_algorithm.calc_loss(agent.learner.losses.train_info(experience).rl)
     for old, new in zip(nest.flatten(copies), nest.flatten(experience)):
         assert torch.equal(old, new)
 
@@ -503,7 +503,7 @@ def test_a_checkpoint_restores_the_next_update(kind):
     experience = agent.unroll(5)
     for each in (agent, copy):
         torch.manual_seed(0)
-        loss_info = each.calc_loss(each.learner.train_info(experience))
+        loss_info = each.calc_loss(each.learner.losses.train_info(experience))
         each.update_with_gradient(loss_info)
         each.after_update(experience.time_step, AgentInfo())
     for a, b in zip(parameters(agent), parameters(copy)):

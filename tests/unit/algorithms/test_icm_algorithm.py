@@ -82,7 +82,7 @@ def test_a_model_with_outputs_of_another_size_is_refused(argument):
     (dict(hidden_size=0), 'hidden_size'),
     (dict(hidden_size=(8, 'a')), 'hidden_size'),
     (dict(reward_adapt_speed=-1.0), 'reward_adapt_speed'),
-    (dict(encoding_net=partial(LSTMEncodingNetwork, hidden_size=4)), 'encoding_net.*memory'),
+    (dict(encoding_net=partial(LSTMEncodingNetwork, hidden_size=4)), 'encoding_net.*is recurrent'),
 ])
 def test_arguments_that_do_not_fit_are_refused_by_name(arguments, message):
     with pytest.raises(ConfError, match=message):

@@ -96,8 +96,8 @@ def test_external_code_gets_a_copy_of_the_weights():
 
 
 @pytest.mark.parametrize('args, message', [
-    (dict(reward_spec=TensorSpec(())), 'reward_spec: expected several rewards, a spec of rank 1'),
-    (dict(reward_thresholds=[1.0]), 'reward_thresholds: expected 3 of them'),
+    (dict(reward_spec=TensorSpec(())), 'reward_spec: expected a multi-dimensional reward, a spec of rank 1'),
+    (dict(reward_thresholds=[1.0]), 'reward_thresholds: expected 3 thresholds'),
     (dict(reward_thresholds=[None] * 3), 'reward_thresholds: all are None'),
     (dict(init_weights=0.0), 'init_weights: expected a number above 0'),
     (dict(init_weights=[1.0, 2.0]), 'init_weights: expected a number above 0, or 3'),

@@ -137,9 +137,9 @@ def test_a_learned_reward_sees_where_a_step_began_and_where_it_led():
     for t in (1, 2):
         step = nest.map_structure(lambda x, t=t: x[t], inputs)
         torch.testing.assert_close(module.train_step(step, inputs.observation[t - 1]).info, at_once[t])
-    with pytest.raises(ValueError, match=r'observations before, of shape \[64, 2\], found \(\)'):
+    with pytest.raises(ValueError, match=r'previous observations, of shape \[64, 2\], as state, found \(\)'):
         module.compute_reward(after, torch.rand(64, 1), ())
-    with pytest.raises(ValueError, match=r'observations before, of shape \[64, 2\], found \(\)'):
+    with pytest.raises(ValueError, match=r'previous observations, of shape \[64, 2\], as state, found \(\)'):
         module.train_step(step)
 
 
@@ -319,7 +319,7 @@ def test_bad_rewards_and_terminations_are_refused_before_anything_is_trained():
         make(termination_fn='hoper')
     with pytest.raises(ValueError, match=r'reward_func: expected rewards of shape \[N\] = \[32\], found shape \[1\]'):
         make(lambda s, a: torch.ones(1)).predict_step(first(torch.zeros(2, 2)), make().get_initial_predict_state(2))
-    with pytest.raises(ConfError, match='planner_optimizer has nothing to own'):
+    with pytest.raises(ConfError, match='planner_optimizer has no parameters'):
         make(planner_optimizer=Adam())
 
 
@@ -428,9 +428,9 @@ def test_a_latent_planner_in_a_wrapper_is_connected_as_well():
 @pytest.mark.parametrize('learner_args, message', [
     (dict(absent=True), 'found none(.|\n)*@PredictiveRepresentationLearner'),
     (dict(decoder_ctor=partial(SimpleDecoder, decoder_net_ctor=partial(EncodingNetwork, fc_layer_params=(2, )),
-                               target_field='observation')), "decoder_ctor makes no decoder that predicts 'reward'"),
+                               target_field='observation')), "decoder_ctor creates no decoder of 'reward'"),
     (dict(encoding_net_ctor=partial(LSTMEncodingNetwork, hidden_size=(6, ))),
-     'dynamics_net_ctor.*state is that of the encoder'),
+     'dynamics_net_ctor.*starts with the state of the encoder'),
     (dict(postprocessor=FC(6, 3)), 'postprocessor')])
 def test_a_latent_planner_refuses_a_representation_that_it_cannot_plan_with(learner_args, message):
     with pytest.raises(ConfError, match=message):

@@ -173,7 +173,7 @@ def test_gradients_flow_through_time_within_an_unroll_but_not_into_the_next():
 
     # the memory is empty at step 0; a key matters as soon as there are two slots to choose from
     assert not reaches(0) and reaches(2)
-    assert all(not x.requires_grad for x in nest.flatten(agent.learner.cursor.state))
+    assert all(not x.requires_grad for x in nest.flatten(agent.learner.collector.position.state))
 
 
 def test_the_loss_is_the_sum_of_the_parts_with_their_weights():
@@ -250,11 +250,11 @@ def test_networks_and_constructors_are_taken_for_encoders_and_decoders():
     (dict(encoders={'a': encoder}), 'MerlinAlgorithm.encoders: expected the structure'),
     (dict(decoders=[decoder]), 'MerlinAlgorithm.decoders: expected the structure'),
     (dict(encoders=lambda input_tensor_spec: nn.Linear(5, 2)), 'mbp.encoders: expected a Network'),
-    (dict(encoders=partial(LSTMEncodingNetwork, hidden_size=3)), 'mbp.encoders: .*has memory'),
+    (dict(encoders=partial(LSTMEncodingNetwork, hidden_size=3)), 'mbp.encoders: .*is recurrent'),
     (dict(decoders=lambda input_tensor_spec, output_tensor_spec: nn.Linear(5, 2)), 'mbp.decoders: expected an algori'),
     (dict(decoders=lambda input_tensor_spec, output_tensor_spec: LSTMEncodingNetwork(
         input_tensor_spec, output_tensor_spec, last_layer_size=5, last_activation=identity)),
-     'mbp.decoders: .*has memory'),
+     'mbp.decoders: .*is recurrent'),
 ])
 def test_what_cannot_be_an_encoder_or_decoder_is_refused_by_name(args, message):
     with pytest.raises(ValueError, match=message):

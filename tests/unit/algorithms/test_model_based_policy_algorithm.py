@@ -99,7 +99,7 @@ def test_the_latest_imagined_transitions_are_kept_and_saved():
     for each in (store, other):
         experience, _ = each.get_batch(300, 2)
         assert set(experience.time_step[:, 0].tolist()) == set(range(24, 40))
-    with pytest.raises(ValueError, match='2 steps, found batch_length 3'):
+    with pytest.raises(ValueError, match='expected batch_length 2, found 3'):
         store.get_batch(4, 3)
 
 
@@ -268,7 +268,7 @@ def test_training_of_the_model_ends_when_what_is_held_out_gets_no_better(monkeyp
     (dict(model_optimizer=None), 'model_optimizer is not set'), (dict(num_rollouts=0), 'num_rollouts'),
     (dict(agent_args=dict(intrinsic_reward_module=partial(ICMAlgorithm, hidden_size=4))),
      'intrinsic_reward_module = ICMAlgorithm'),
-    (dict(environment='recurrent'), 'rl_algorithm_cls makes SacAlgorithm with memory'),
+    (dict(environment='recurrent'), 'rl_algorithm_cls creates a recurrent SacAlgorithm'),
     (dict(algorithm=on_policy), 'an on-policy algorithm')])
 def test_what_does_not_go_with_imagination_is_refused_before_the_first_step(arguments, message):
     with pytest.raises((ConfError, ValueError, TypeError), match=message):
@@ -282,5 +282,5 @@ def test_transformers_of_observations_are_refused_and_those_of_rewards_are_not()
     config.data_transformer = RewardScaling(0.1, env.observation_spec())
     agent._rl_algorithm.check_config(config)
     config.data_transformer = ObservationNormalizer(env.observation_spec())
-    with pytest.raises(ConfError, match='makes ObservationNormalizer'):
+    with pytest.raises(ConfError, match='creates ObservationNormalizer'):
         agent._rl_algorithm.check_config(config)

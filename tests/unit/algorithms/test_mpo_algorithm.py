@@ -402,7 +402,7 @@ def test_a_checkpoint_restores_the_next_update(environment):
     experience = nest.map_structure(lambda x: x.transpose(0, 1), experience)
     for one in (agent, copy):
         torch.manual_seed(4)
-        info = one.learner.train_info(experience)
+        info = one.learner.losses.train_info(experience)
         one.update_with_gradient(one.calc_loss(info))
         one.after_update(experience.time_step, info)
     assert all(torch.equal(a, b) for a, b in zip(agent.state_dict().values(), copy.state_dict().values())
@@ -568,7 +568,7 @@ def test_what_is_for_continuous_actions_is_refused_for_discrete_ones(arguments, 
 
 
 def test_several_iterations_of_the_m_step_need_networks_without_memory():
-    with pytest.raises(ConfError, match='memory'):
+    with pytest.raises(ConfError, match='recurrent'):
         make_agent('recurrent', mstep_iterations=2, actor_optimizer=Adam())
 
 

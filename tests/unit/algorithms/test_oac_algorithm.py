@@ -148,5 +148,5 @@ def test_what_cannot_explore_is_refused(args, message):
         OacAlgorithm(*SPECS, **args)
     with pytest.raises(ValueError, match='explore=False'):
         OacAlgorithm(SPECS[0], BoundedTensorSpec((), torch.int64, 0, 3))
-    with pytest.raises(ValueError, match='memory'):
+    with pytest.raises(ValueError, match='recurrent'):
         make_oac('recurrent')

@@ -90,7 +90,7 @@ def test_policies_that_cannot_be_compared_are_refused():
         addon.term(torch.randn(4, 3), distribution)
     with pytest.raises(ValueError, match='each of 1 actions'):
         addon.term(torch.randn(4, 3), {'a': distribution, 'b': distribution})
-    with pytest.raises(ValueError, match='has memory'):
+    with pytest.raises(ValueError, match='is recurrent'):
         AttractionToPolicy(OBSERVATION, CONTINUOUS, actor_network_ctor=ActorDistributionRNNNetwork)
 
 

@@ -120,7 +120,7 @@ def test_more_frames_than_there_are_are_refused():
     (dict(observation_clip_value=-1.0), 'observation_clip_value'),
     (dict(keep_stacked_frames=-1), 'keep_stacked_frames'),
     (dict(target_net=7), 'target_net.*found 7'),
-    (dict(target_net=partial(LSTMEncodingNetwork, hidden_size=4)), 'target_net.*memory'),
+    (dict(target_net=partial(LSTMEncodingNetwork, hidden_size=4)), 'target_net.*is recurrent'),
 ])
 def test_arguments_that_do_not_fit_are_refused_by_name(arguments, message):
     with pytest.raises(ConfError, match=message):

@@ -379,7 +379,7 @@ def test_actions_of_another_kind_are_refused(action_spec, message):
     (dict(num_critic_replicas=0), 'num_critic_replicas'),
     (dict(rollout_noise_correlation=1.0), 'rollout_noise_correlation'),
     (dict(action_spec=CHOICE, rollout_noise_correlation=0.5), 'rollout_noise_correlation'),
-    (dict(action_spec=CHOICE, prior_actor_ctor=UniformPriorActor), 'prior_actor_ctor is for continuous'),
+    (dict(action_spec=CHOICE, prior_actor_ctor=UniformPriorActor), 'prior_actor_ctor needs continuous'),
     (dict(prior_actor_ctor=UniformPriorActor, target_entropy=-1.0), 'target_kld_per_dim'),
     (dict(reproduce_locomotion=True, train_actor_on_last_step=False), 'train_actor_on_last_step'),
     (dict(target_entropy=(-1.0, -2.0)), 'mixed'),

@@ -182,10 +182,10 @@ def test_steps_at_which_an_episode_ended_do_not_count(monkeypatch):
     agent, _ = make(monkeypatch, 'actor-critic', 'discrete')
     experience = agent.unroll(6)  # episodes of 5 steps
     trac = agent._rl_algorithm
-    info = agent.learner.train_info(experience).rl
+    info = agent.learner.losses.train_info(experience).rl
     assert experience.time_step.is_last().any()
     seen = []
-    monkeypatch.setattr(trac, '_policies_now', lambda e: e.action_param._like(
+    monkeypatch.setattr(trac, '_current_policy', lambda e: e.action_param._like(
         e.action_param._param + 100.0 * (e.step_type == StepType.LAST).unsqueeze(-1) * torch.tensor([1.0, 0.0])))
     monkeypatch.setattr(trac, '_trusted_updater', None)
     trac.calc_loss(info)

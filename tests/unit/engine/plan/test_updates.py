@@ -97,7 +97,7 @@ def test_a_checkpoint_of_a_compiled_agent_fits_a_plain_one(never_played):
 def test_samples_are_read_into_several_places_for_compiled_updates_and_one_for_played_ones(never_played):
     plain, compiled = [make_agent(on, priority_replay=False) for on in (False, True)]
     train([plain, compiled], 2)
-    assert len(compiled.learner.reader.slots) == 3 and len(plain.learner.reader.slots) == 1
+    assert len(compiled.learner.batches.reader.slots) == 3 and len(plain.learner.batches.reader.slots) == 1
 
 
 @pytest.mark.compiles
@@ -152,7 +152,7 @@ def test_a_loaded_checkpoint_is_seen_by_the_record(played_at_once):
     for trained in (agent, other):
         trained.load_state_dict(state)
         trained._replay_buffer = agent.replay_buffer
-        trained.learner.unroll_if_due = lambda: None
+        trained.learner.collector.due = lambda trained_before: None
         torch.manual_seed(2)
         trained.train_iter()
     assert num_records(agent)
@@ -175,7 +175,7 @@ def test_a_copied_agent_trains_as_its_original():
     train([agent], 3)
     agents = agent, copy.deepcopy(agent)
     for each in agents:
-        each.learner.unroll_if_due = lambda: None
+        each.learner.collector.due = lambda trained_before: None
         torch.manual_seed(5)
         each.train_iter()
     assert_same_parameters(agents, **EXACT)
@@ -207,7 +207,7 @@ def test_a_subclass_has_to_say_again_that_its_update_is_fixed(played_at_once):
     agent = make_agent(algorithm_cls=Changing)
     assert not agent._rl_algorithm.capabilities.traceable_update
     train([agent], 3)
-    assert not isinstance(agent.learner.plan, TracedPlan)
+    assert not isinstance(agent.updater.plan(agent.learner.losses.collected), TracedPlan)
     with pytest.raises(ConfError, match='not the same operations'):
         make_agent(True, algorithm_cls=Changing)
 
@@ -509,7 +509,7 @@ class Gathering(Fixed):
 def in_ranks(agent):
     ranks = CountingRanks()
     context.set_ranks(ranks)
-    agent.learner.ranks = ranks
+    agent.updater.ranks = ranks
     return ranks
 
 
@@ -555,7 +555,7 @@ def test_a_batch_that_an_algorithm_keeps_is_not_overwritten(never_played):
     agent = make_agent(algorithm_cls=Keeping, priority_replay=False)
     kept = agent._rl_algorithm.kept = []
     train([agent], 4)
-    assert agent.learner.reader is not None and len(kept) == 12
+    assert agent.learner.batches.reader is not None and len(kept) == 12
     assert all(torch.equal(reward, at_that_time) for reward, at_that_time in kept)
 
 
@@ -583,6 +583,6 @@ def test_samples_read_into_one_memory_give_the_parameters_of_others(algorithm_cl
         for _ in range(4):
             agent.train_iter()
         assert num_records(agent)
-        assert (agent.learner.reader is not None) == (reuses and algorithm_cls is DqnAlgorithm)
+        assert (agent.learner.batches.reader is not None) == (reuses and algorithm_cls is DqnAlgorithm)
         made.append(agent)
     assert_same_parameters(made, **EXACT)
