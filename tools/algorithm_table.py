@@ -54,7 +54,7 @@ _RECURRENT = {'ActorDistributionNetwork': 'ActorDistributionRNNNetwork', 'ActorN
               'CriticNetwork': 'CriticRNNNetwork', 'EncodingNetwork': 'LSTMEncodingNetwork',
               'QNetwork': 'QRNNNetwork', 'ValueNetwork': 'ValueRNNNetwork'}
 _NETWORK = re.compile(r'^((?:\S*_)?network_(?:ctor|cls)) = (@(?:\w+/)?)(\w+)$')
-_REFUSED = re.compile(r'discrete action|continuous|one action|nested action|memory|without it')
+_REFUSED = re.compile(r'discrete action|continuous|one action|nested action|memory|recurrent|feed-forward|without it')
 _DATA = "TrainerConfig.offline_buffer_dir = 'data'"
 _STATE = 'TrainerConfig.use_rollout_state = True'
 

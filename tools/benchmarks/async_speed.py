@@ -109,12 +109,15 @@ class Run:
 
 def parts(run: Run) -> tuple[float, float]:
     """Return the milliseconds per iteration of a synchronous run: for acting and stepping, and for training."""
-    spent = [0.0, 0.0]
+    learner, spent = run.algorithm.learner, [0.0, 0.0]
     for _ in range(100):
         times = [time.perf_counter()]
-        run.algorithm._unroll_if_due()
+        due = learner.collector.due(trained_before=True)
+        if due is not None:
+            learner.collect(due)
+            learner.collector.settle(due)
         times.append(time.perf_counter())
-        run.algorithm.train_from_replay_buffer()
+        learner.train_from_replay(counts_updates=True)
         times.append(time.perf_counter())
         spent = [total + b - a for total, a, b in zip(spent, times, times[1:])]
     return spent[0] * 10, spent[1] * 10

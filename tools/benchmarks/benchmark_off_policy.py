@@ -140,8 +140,8 @@ def run_alfx(workload: OffPolicyWorkload, steps: int, seed: int, compile: bool =
         conf.write_text((_CONFS[workload.algorithm] + _COMMON).format(**fields))
         gin_utils.write_conf(f'{folder}/run', gin_utils.load(str(conf)))
         trainer = RLTrainer(TrainerConfig(root_dir=f'{folder}/run'))
-        algorithm = trainer.algorithm
-        train, clock = algorithm.train_from_replay_buffer, {'updates': 0, 'start': 0.0}
+        learner = trainer.algorithm.learner
+        train, clock = learner.train_from_replay, {'updates': 0, 'start': 0.0}
 
         def counted(*args: Any, **kwargs: Any) -> int:
             if not clock['start'] and trainer.current_env_steps() >= workload.warm_up:
@@ -151,6 +151,6 @@ def run_alfx(workload: OffPolicyWorkload, steps: int, seed: int, compile: bool =
                 clock['updates'] += steps_trained // (2 * workload.batch_size)
             return steps_trained
 
-        algorithm.train_from_replay_buffer = counted
+        learner.train_from_replay = counted
         trainer.train()
         return int(clock['updates']), time.perf_counter() - clock['start']

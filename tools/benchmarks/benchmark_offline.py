@@ -107,15 +107,16 @@ def run_alfx(workload: OfflineWorkload, steps: int, seed: int, compile: bool = F
                                      compile=compile, iterations=untimed + steps // 100))
         gin_utils.write_conf(f'{root}/run', gin_utils.load(str(conf)))
         trainer = RLTrainer(TrainerConfig(root_dir=f'{root}/run'))
-        train_iter, start = trainer.algorithm.train_iter, 0.0
+        learner, start = trainer.algorithm.learner, 0.0
+        run_iteration = learner.run_iteration
 
         def timed() -> int:
             nonlocal start
             if trainer.current_iterations() == untimed:
                 start = time.perf_counter()
-            return train_iter()
+            return run_iteration()
 
-        trainer.algorithm.train_iter = timed
+        learner.run_iteration = timed
         trainer.train()
         return steps // 100 * 100, time.perf_counter() - start
 

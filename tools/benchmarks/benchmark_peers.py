@@ -187,16 +187,17 @@ def run_alfx(workload: Any, steps: int, seed: int, bonus: str = '', compile: boo
         gin_utils.write_conf(f'{folder}/run', gin_utils.load(str(conf)))
         trainer = RLTrainer(TrainerConfig(root_dir=f'{folder}/run'))
         counter = trainer.current_iterations if workload.unit == 'iterations' else trainer.current_env_steps
-        train_iter, before, start = trainer.algorithm.train_iter, 0, time.perf_counter()
+        learner, before, start = trainer.algorithm.learner, 0, time.perf_counter()
+        run_iteration = learner.run_iteration
 
         def timed() -> int:
             nonlocal before, start
             if trainer.current_iterations() == untimed:
                 before, start = counter(), time.perf_counter()
-            return train_iter()
+            return run_iteration()
 
         if untimed:
-            trainer.algorithm.train_iter = timed
+            learner.run_iteration = timed
         trainer.train()
         return counter() - before, time.perf_counter() - start
 
