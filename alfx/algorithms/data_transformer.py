@@ -22,10 +22,11 @@ from alfx.algorithms.transformers.specs import ModuleWithSpecs
 from alfx.algorithms.transformers.normalization import (OFFLINE, episode_returns, exact_moments, make_normalizer,
                                                      make_reward_normalizer, plan_normalizing, update_condition)
 from alfx.data_structures import Experience, TimeStep, namedtuple
-from alfx.gin_utils import ConfError, configurable, register_function
+from alfx.gin_utils import ConfError, configurable, register_function, takes_arguments_of
 from alfx.gin_utils.value_checks import Count, Fraction, Positive, StepLimit, problem_at
 from alfx.tensor_specs import NestedTensor, NestedTensorSpec, TensorSpec
 from alfx.utils.normalizers import Normalizer
+from alfx.utils.renamed import warn_renamed
 
 FrameStackState = namedtuple('FrameStackState', ['steps', 'prev_frames'], default_value=())
 """State of :class:`FrameStacker`: ``steps`` int64 ``[B]``, number of steps seen of the episode; ``prev_frames``, a list
@@ -460,6 +461,16 @@ class SqilReward(SimpleDataTransformer):
         chosen = torch.where(is_offline, self._offline, self._online).to(reward.dtype)
         return time_step._replace(reward=chosen.reshape(*chosen.shape, *(1, ) * (reward.ndim - chosen.ndim))
                                   .expand_as(reward))
+
+
+@configurable
+class RewardBySource(SqilReward):
+    """Former name of :class:`SqilReward`; works up to alfx 0.10."""
+
+    @takes_arguments_of(SqilReward)
+    def __init__(self, **kwargs: Any) -> None:
+        warn_renamed('RewardBySource', 'SqilReward')
+        super().__init__(**kwargs)
 
 
 @configurable

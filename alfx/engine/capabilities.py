@@ -6,8 +6,10 @@ does not have to forward them.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from alfx.utils.renamed import FIELDS, warn_renamed
 
-class Capabilities(NamedTuple):
+
+class _Fields(NamedTuple):
     """Properties of an algorithm, declared by its class and joined with those of its parts.
 
     Attributes:
@@ -44,6 +46,19 @@ class Capabilities(NamedTuple):
     postprocesses_unrolls: bool = False
     has_offline_hooks: bool = False
 
+
+class Capabilities(_Fields):
+    __doc__ = _Fields.__doc__ or ''
+    __slots__ = ()
+
+    def _replace(self, **changes: bool) -> 'Capabilities':
+        """Return a copy with other values; former names of fields are accepted with a warning."""
+        for old, new in FIELDS.items():
+            if old in changes:
+                warn_renamed(f'Capabilities.{old}', new)
+                changes[new] = changes.pop(old)
+        return super()._replace(**changes)
+
     @property
     def needs_unroll_inputs(self) -> bool:
         """Return whether the transformed time steps of an unroll are needed besides its experience."""
@@ -57,13 +72,14 @@ class Capabilities(NamedTuple):
             acting: capabilities of the part that chooses the actions, if there is one.
         """
         everything = self, *parts
+        actors = self if acting is None else acting, self
         return Capabilities(**{name: all(getattr(x, name) for x in everything) for name in _ALL},
-                      **{name: any(getattr(x, name) for x in everything) for name in _ANY},
-                      **{name: all(getattr(x, name) for x in (self, acting) if x is not None) for name in _ACTING})
+                            **{name: any(getattr(x, name) for x in everything) for name in _ANY},
+                            **{name: all(getattr(x, name) for x in actors) for name in _ACTING})
 
 
 _ALL = ('traceable_update', 'trains_sequences_at_once')
 _ANY = ('needs_previous_step', 'bootstraps_sequences', 'trains_after_iteration', 'postprocesses_unrolls',
         'has_offline_hooks')
 _ACTING = ('recomputes_rollout_info', 'traceable_prediction')
-assert {*_ALL, *_ANY, *_ACTING} == set(Capabilities._fields), 'each trait has a rule'
+assert {*_ALL, *_ANY, *_ACTING} == set(Capabilities._fields), 'each capability has a rule'
