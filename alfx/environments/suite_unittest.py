@@ -14,10 +14,9 @@ import torch
 
 from alfx import nest
 from alfx.data_structures import StepType, TimeStep
-from alfx.environments.alf_environment import AlfEnvironment, select
+from alfx.environments.alf_environment import AlfEnvironment, check_action, select
 from alfx.environments.seeding import batch_seed
-from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, SpecError, TensorSpec,
-                               zeros_from_spec)
+from alfx.tensor_specs import (BoundedTensorSpec, NestedTensor, NestedTensorSpec, TensorSpec, zeros_from_spec)
 
 
 class ActionType(enum.Enum):
@@ -148,14 +147,6 @@ class UnittestEnv(AlfEnvironment):
         self._current = nest.map_structure(torch.clone, state['current'])
         self._t, self._signal = state['t'].clone(), state['signal'].clone()
         self._generator.set_state(state['generator'])
-
-
-def check_action(action: NestedTensor, spec: NestedTensorSpec, batch_size: int) -> None:
-    """Raise ``SpecError`` unless ``action`` has the structure and the shapes of ``spec``."""
-    found = [tuple(leaf.shape) for leaf in nest.flatten(action)]
-    expected = [(batch_size, *leaf.shape) for leaf in nest.flatten(spec)]
-    if found != expected:
-        raise SpecError(f'action: expected tensors of shapes {expected} (batch size first), found {found}')
 
 
 def _action_spec(action_type: ActionType) -> BoundedTensorSpec:
