@@ -310,7 +310,7 @@ class EnvironmentGroup:
                                        f'first: expected {self.spaces}, found {found}')
         return env
 
-    def at_work(self) -> str:
+    def current_call(self) -> str:
         """Return the environment that is running and the call it is in, for messages."""
         return f'environment {self._first + self._cursor} of {self.name!r} in {self._during}'
 
@@ -345,8 +345,7 @@ class EnvironmentGroup:
     # State, attributes and closing -----------------------------------------------------------------------------
 
     def get_states(self) -> list[Any]:
-        """Return ``(bytes, next step resets, ...)`` for each environment; ``None`` if its state cannot be saved exactly.
-        """
+        """Return ``(bytes, next step resets, ...)`` for each environment; ``None`` for one that cannot be saved."""
         states = [saved_state.capture(env) for env in self.envs]
         rest = zip(self._pending, self._seeds, self._base_seeds, self.restarts)
         return [None if state is None else (state, *more) for state, more in zip(states, rest)]
