@@ -347,9 +347,9 @@ def set_first_environment(number: int) -> None:
     """Set :func:`first_environment` permanently, before the environments are created."""
     _state.first_environment = number
 
-    """Context manager within which new or newly seeded environments are numbered from ``first``."""
+
 def environments_from(first: int) -> AbstractContextManager[None]:
-    """Context manager within which environments that are made or seeded are numbered from ``first``."""
+    """Context manager within which new or newly seeded environments are numbered from ``first``."""
     return _replaced('first_environment', first)
 
 
