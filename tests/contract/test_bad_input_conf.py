@@ -124,7 +124,7 @@ LATE_MISTAKES = {
     'an unroll larger than the memory': ('ppo_cart_pole', 'TrainerConfig.unroll_length = 1e9',
                                          'TrainerConfig.unroll_length asks for a buffer of 1,000,000,001 steps'),
     'an unroll on-policy': ('ac_cart_pole', 'TrainerConfig.unroll_length = 1e10', 'the observations of an unroll take'),
-    'a loss for another algorithm': ('ppo_cart_pole', 'PPOAlgorithm.loss_class = @TDLoss', '@TDLoss makes TDLoss'),
+    'a loss for another algorithm': ('ppo_cart_pole', 'PPOAlgorithm.loss_class = @TDLoss', '@TDLoss creates an instance of TDLoss'),
     'a scheduler for an optimizer': ('ppo_cart_pole', 'Agent.optimizer = @LinearScheduler()\n'
                                      'LinearScheduler.schedule = [(0, 1.0), (1, 2.0)]\n'
                                      "LinearScheduler.progress_type = 'percent'", 'expects an optimizer'),
