@@ -112,12 +112,12 @@ LATE_MISTAKES = {
     'sequences of one step for SARSA': ('sarsa_pendulum', 'TrainerConfig.mini_batch_length = 1', 'set it to 2'),
     'no priorities': ('sac_pendulum', 'TrainerConfig.priority_replay = True', 'set SacAlgorithm.calculate_priority = '),
     'actions in place of distributions': ('sac_pendulum', 'SacAlgorithm.actor_network_cls = @ActorNetwork',
-                                          'SacAlgorithm.actor_network_cls makes ActorNetwork, which gives actions; the '
+                                          'SacAlgorithm.actor_network_cls creates ActorNetwork, which returns actions; the '
                                           'algorithm needs distributions'),
     'distributions in place of actions': ('ddpg_pendulum', 'DdpgAlgorithm.actor_network_ctor = '
-                                          '@ActorDistributionNetwork', 'as @ActorNetwork does'),
+                                          '@ActorDistributionNetwork', 'for example @ActorNetwork'),
     'actions in place of distributions for PPO': ('ppo_pendulum', 'PPOAlgorithm.actor_network_ctor = @ActorNetwork',
-                                                  'as @ActorDistributionNetwork does'),
+                                                  'for example @ActorDistributionNetwork'),
     'a buffer larger than the memory': ('sac_pendulum', 'TrainerConfig.replay_buffer_length = 1e11',
                                         'TrainerConfig.replay_buffer_length asks for a buffer of 100,000,000,000 steps '
                                         'of 1 environment(s) of 48 bytes each, 4,800,000,000,000 bytes; there are'),

@@ -105,9 +105,9 @@ def test_wrong_chains_are_refused_by_name():
         layers.Sequential(layers.Identity(), output='c')
     with pytest.raises(ValueError, match="element '0' is no module"):
         layers.Sequential(3)
-    with pytest.raises(ValueError, match="may be called 'input'"):
+    with pytest.raises(ValueError, match="cannot be named 'input'"):
         layers.Sequential(input=layers.Identity())
-    with pytest.raises(ValueError, match="cannot be called 'forward'"):
+    with pytest.raises(ValueError, match="cannot be named 'forward'"):
         layers.Sequential(forward=layers.Identity())
     with pytest.raises(ValueError, match='at least one module'):
         layers.Sequential()
@@ -214,7 +214,7 @@ def test_random_crop_pads_with_zeros():
     crops = layers.RandomCrop(4, padding=1)(torch.ones(3, 2, 1, 4, 4))
     assert crops.shape == (3, 2, 1, 4, 4)
     assert set(crops.unique().tolist()) == {0.0, 1.0}
-    with pytest.raises(ValueError, match='cannot cut'):
+    with pytest.raises(ValueError, match='cannot crop'):
         layers.RandomCrop(5)(torch.ones(1, 1, 4, 4))
 
 

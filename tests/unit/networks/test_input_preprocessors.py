@@ -78,7 +78,7 @@ def test_a_preprocessor_that_does_not_know_its_input_says_so_when_it_is_called()
 
 
 def test_elsewhere_a_length_has_to_be_given():
-    with pytest.raises(ValueError, match='num_classes is not known'):
+    with pytest.raises(ValueError, match='num_classes is unknown'):
         OneHot()(torch.tensor([1]))
 
 

@@ -86,7 +86,7 @@ def test_parameters_of_another_length_are_refused(theta):
 
 def test_parameters_that_networks_share_are_refused():
     shared = FC(3, 3)
-    with pytest.raises(ValueError, match='shared between networks'):
+    with pytest.raises(ValueError, match='shares parameters between networks'):
         StackedParameters(Sequential(shared, shared))
     with pytest.raises(ValueError, match='give it parameters'):
         StackedParameters(network()).make_parallel(2)

@@ -106,7 +106,7 @@ def test_the_wrong_kind_of_action_is_refused_with_the_right_head():
         CategoricalProjectionNetwork(4, BoundedTensorSpec((2, ), torch.float32, -0.5, 1.0))
     with pytest.raises(SpecError, match='needs bounds'):
         CategoricalProjectionNetwork(4, TensorSpec((), torch.int64))
-    with pytest.raises(SpecError, match='too many for one logit each'):
+    with pytest.raises(SpecError, match='has too many for one logit each'):
         CategoricalProjectionNetwork(4, BoundedTensorSpec((), torch.int64, 0, 2**40))
     with pytest.raises(SpecError, match='NestedProjectionNetwork'):
         NormalProjectionNetwork(4, (BOX, BOX))
