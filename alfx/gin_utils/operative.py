@@ -45,7 +45,7 @@ def unused_bindings() -> list[locations.Binding]:
     a binding in an inner scope always overrode it. A macro is unused only if no statement uses it.
 
     Returns:
-        The bindings in the order written; each has a ``location`` (``file.gin:31``) and prints as it was written.
+        The bindings in the order written; each has a ``location`` (``file.gin:31``) and prints as in the conf.
     """
     return [binding for binding in _unused()
             if binding.selector != 'gin.macro' or not locations.is_mentioned(binding.scope)]

@@ -19,7 +19,7 @@ _MOST_FILES = 500  # per package; a larger folder is unlikely to be a package th
 
 
 class OwnFile(NamedTuple):
-    """A file of the user's code, as it was when it was imported.
+    """A file of the user's code, with its contents at the time of the import.
 
     Attributes:
         name: path relative to the folder that is searched for modules.

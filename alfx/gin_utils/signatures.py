@@ -34,7 +34,7 @@ def takes_arguments_of(parent: Callable, *, without: Sequence[str] = (), default
         parent: class or function whose arguments are forwarded.
         without: arguments of ``parent`` to leave out.
         defaults: arguments of ``parent`` with another default.
-        after: new argument -> the argument that it follows. Any other new argument follows the one before it.
+        after: new argument -> the argument that it follows. By default it follows the preceding argument.
 
     Returns:
         A decorator.

@@ -2,7 +2,7 @@
 
 Particles, the outputs of a hypernetwork and the members of a population are such parameters. The stacks of
 :mod:`alfx.layers.sequential` compute with them: a stack of ``n`` modules is created once and reads views of the given
-tensor instead of its own parameters, so gradients reach the tensor and nothing else is copied. Read next:
+tensor instead of parameters, so gradients reach the tensor and nothing else is copied. Read next:
 :mod:`alfx.layers.param_layers`, and :mod:`alfx.networks.param_networks` for networks.
 """
 import math

@@ -49,7 +49,7 @@ def test_what_the_simple_layers_compute():
         layers.GetFields('aa')(nested)
     with pytest.raises(ValueError, match='either field_nest or named fields'):
         layers.GetFields('a', b='c')
-    with pytest.raises(ValueError, match='no permutation'):
+    with pytest.raises(ValueError, match='not a permutation'):
         layers.Permute(0, 0)
 
 
@@ -103,7 +103,7 @@ def test_wrong_chains_are_refused_by_name():
         layers.Sequential(a=layers.Identity(), b=('aa', layers.Identity()))
     with pytest.raises(ValueError, match="output: there is no earlier result 'c'"):
         layers.Sequential(layers.Identity(), output='c')
-    with pytest.raises(ValueError, match="element '0' is no module"):
+    with pytest.raises(ValueError, match="element '0' is not a module"):
         layers.Sequential(3)
     with pytest.raises(ValueError, match="cannot be named 'input'"):
         layers.Sequential(input=layers.Identity())
