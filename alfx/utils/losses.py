@@ -345,7 +345,7 @@ class AsymmetricSimSiamLoss(nn.Module):
         proj_last_use_bn: use batch norm after the last layer of ``proj_net``.
         eps: minimum of the divisor in the normalization.
         fixed_weight_norm: must be False.
-        lr: learning rate of the default layers; ``None`` uses the one of the optimizer.
+        lr: learning rate of the default layers; ``None`` uses the learning rate of the optimizer.
         debug_summaries: log the loss and the standard deviation of the target projections.
         name: name of this loss and prefix of its summaries.
 

@@ -131,7 +131,7 @@ def softsign(x: Tensor) -> Tensor:
 
 @register_function(module='alfx.math')
 def softsign_(x: Tensor) -> Tensor:
-    """In-place softsign activation, see :class:`Softsign_`."""
+    """Softsign activation in place, see :class:`Softsign_`."""
     return Softsign_.apply(x)
 
 
